@@ -1,0 +1,109 @@
+"""What can go wrong, as users see it: one base class, a hint, an exit code for each kind.
+
+Commands raise; `cli.main` catches once, prints, and exits with `code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong in a file: `file:line: field: message`."""
+
+    message: str
+    file: str | None = None
+    line: int | None = None
+    field: str | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.file and self.line else self.file or ""
+        return ": ".join(part for part in (where, self.field, self.message) if part)
+
+
+class EnvbuildError(Exception):
+    """Base of everything a user can cause. `hint` says what to do; `faults` lists all that is wrong at once."""
+
+    code: ClassVar[int] = 1
+    kind: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, hint: str | None = None, faults: Iterable[Fault] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.faults = tuple(faults)
+
+    def document(self) -> dict[str, Any]:
+        """The value of `error` in `--json` output."""
+        return {
+            "code": self.code,
+            "kind": self.kind,
+            "message": self.message,
+            "hint": self.hint,
+            "faults": [asdict(fault) for fault in self.faults],
+        }
+
+
+class UsageError(EnvbuildError):
+    code, kind = 2, "usage"
+
+
+class ProfileError(EnvbuildError):
+    code, kind = 3, "profile"
+
+
+class FactsError(EnvbuildError):
+    code, kind = 3, "facts"
+
+
+class LockError(EnvbuildError):
+    code, kind = 3, "lock"
+
+
+class HashMismatch(EnvbuildError):
+    """A wheel or package is not the one that was locked."""
+
+    code, kind = 3, "hash"
+
+
+class NotProved(EnvbuildError):
+    """Built, but not proved here."""
+
+    code, kind = 4, "not-proved"
+
+
+class CheckFailed(EnvbuildError):
+    """A self-test, audit or verification says no."""
+
+    code, kind = 5, "check"
+
+
+class EngineError(EnvbuildError):
+    """No engine, an engine too old, or one that failed."""
+
+    code, kind = 6, "engine"
+
+
+class BuildError(EnvbuildError):
+    code, kind = 6, "build"
+
+
+class DiskError(EnvbuildError):
+    code, kind = 6, "disk"
+
+
+class NetworkError(EnvbuildError):
+    """An index, a mirror or a registry did not answer, or does not have what is asked for."""
+
+    code, kind = 7, "network"
+
+
+class OutOfDate(EnvbuildError):
+    code, kind = 8, "out-of-date"
+
+
+class Interrupted(EnvbuildError):
+    code, kind = 130, "interrupted"

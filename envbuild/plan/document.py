@@ -1,0 +1,183 @@
+"""YAML as data with the place of every value, read defensively: a profile may be hostile.
+
+No tags, no aliases (an alias bomb is a few hundred bytes), no duplicate keys, bounded size and depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+
+from envbuild.errors import EnvbuildError, Fault, ProfileError
+
+Path = tuple[str | int, ...]
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 30
+
+
+@dataclass(frozen=True)
+class Place:
+    file: str
+    line: int
+
+
+@dataclass
+class Document:
+    """`data` as plain dicts, lists and scalars; `places` maps the path of each value to file and line."""
+
+    file: str
+    data: dict[str, Any]
+    places: dict[Path, Place] = field(default_factory=dict)
+
+    def place(self, path: Path) -> Place:
+        """The place of `path`, or of the nearest enclosing value that has one."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, Place(self.file, 1))
+
+    def fault(self, path: Path, message: str) -> Fault:
+        place = self.place(path)
+        return Fault(message, place.file, place.line, field_name(path))
+
+
+def field_name(path: Path) -> str | None:
+    """("env", "A") -> "env.A"; ("apt", 0) -> "apt[0]"."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or None
+
+
+def read(file: FilePath, error: type[EnvbuildError] = ProfileError) -> Document:
+    """Read one YAML mapping.
+
+    Raises `error` with the file and line for anything unreadable.
+    """
+    name = display(file)
+    try:
+        raw = file.read_bytes()
+    except OSError as problem:
+        raise error(f"{name} cannot be read: {problem.strerror}") from problem
+    if len(raw) > MAX_BYTES:
+        raise error(f"{name} is larger than {MAX_BYTES} bytes")
+    try:
+        return parse(raw.decode("utf-8"), name, error)
+    except UnicodeDecodeError as problem:
+        raise error(f"{name} is not UTF-8", faults=[Fault(str(problem), name)]) from problem
+
+
+def parse(text: str, name: str, error: type[EnvbuildError] = ProfileError) -> Document:
+    try:
+        _refuse_aliases(text, name, error)
+        node = yaml.compose(text, Loader=yaml.CSafeLoader)
+    except yaml.MarkedYAMLError as problem:
+        line = problem.problem_mark.line + 1 if problem.problem_mark else None
+        raise error(f"{name} is not valid YAML", faults=[Fault(problem.problem or "syntax", name, line)]) from problem
+    except yaml.YAMLError as problem:
+        raise error(f"{name} is not valid YAML", faults=[Fault(str(problem).splitlines()[0], name)]) from problem
+    if not isinstance(node, yaml.MappingNode):
+        raise error(f"{name} is not a mapping of keys to values", hint="start from: envbuild show --help")
+    document = Document(name, {})
+    faults: list[Fault] = []
+    document.data = _value(node, (), document, faults)
+    if faults:
+        raise error(f"{name} is not a usable document", faults=faults)
+    return document
+
+
+def _refuse_aliases(text: str, name: str, error: type[EnvbuildError]) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        line = (event.start_mark.line if event.start_mark else 0) + 1
+        if isinstance(event, yaml.AliasEvent):
+            fault = Fault(f"alias *{event.anchor}: aliases are not supported", name, line)
+            raise error(f"{name} uses a YAML alias", hint="write the value out, or use extends:", faults=[fault])
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise error(f"{name} is nested too deeply", faults=[Fault(f"deeper than {MAX_DEPTH} levels", name, line)])
+
+
+_SCALARS = yaml.constructor.SafeConstructor()
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq")}
+
+
+def _value(node: yaml.Node, path: Path, document: Document, faults: list[Fault]) -> Any:
+    line = node.start_mark.line + 1
+    document.places.setdefault(path, Place(document.file, line))
+    if node.tag not in _TAGS:
+        faults.append(Fault(f"tag {node.tag} is not supported", document.file, line, field_name(path)))
+        return None
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, document, faults)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, (*path, i), document, faults) for i, item in enumerate(node.value)]
+    if node.tag.endswith(":timestamp"):
+        return node.value  # a date stays the text that was written
+    try:
+        return _SCALARS.construct_object(node)
+    except (ValueError, yaml.YAMLError):
+        faults.append(Fault(f"{node.value!r} is not a {node.tag.rpartition(':')[2]}", document.file, line))
+        return None
+
+
+def _mapping(node: yaml.MappingNode, path: Path, document: Document, faults: list[Fault]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        key = key_node.value
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+            faults.append(Fault("a key must be a plain word", document.file, line, field_name(path)))
+            continue
+        if key in result:
+            faults.append(Fault("given twice", document.file, line, field_name((*path, key))))
+            continue
+        document.places[(*path, key)] = Place(document.file, line)
+        result[key] = _value(value_node, (*path, key), document, faults)
+    return result
+
+
+def merge(parent: Document, child: Document) -> Document:
+    """`child` on top of `parent`: mappings merge key by key, everything else replaces. Places come along."""
+    merged = Document(child.file, {}, {(): child.place(())})
+
+    def copy(source: Document, path: Path, value: Any) -> Any:
+        merged.places[path] = source.place(path)
+        for inner, _ in _children(path, value):
+            merged.places[inner] = source.place(inner)
+        return value
+
+    def combine(path: Path, low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key in [*low, *(k for k in high if k not in low)]:
+            here = (*path, key)
+            if key not in high:
+                result[key] = copy(parent, here, low[key])
+            elif isinstance(high[key], dict) and isinstance(low.get(key), dict):
+                merged.places[here] = child.place(here)
+                result[key] = combine(here, low[key], high[key])
+            else:
+                result[key] = copy(child, here, high[key])
+        return result
+
+    merged.data = combine((), parent.data, child.data)
+    return merged
+
+
+def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key), inner
+        yield from _children((*path, key), inner)
+
+
+def display(file: FilePath) -> str:
+    """A path as messages show it: relative to the working folder where it lies below it."""
+    try:
+        return str(file.resolve().relative_to(FilePath.cwd()))
+    except ValueError:
+        return str(file)

@@ -1,0 +1,215 @@
+"""The lock: every file an image is made of, by name, version and sha256; no address, so any mirror serves it.
+
+The lock id is the sha256 of the canonical `content` alone. `inputs` says which wishes each part was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+
+from envbuild.errors import Fault, LockError, OutOfDate
+from envbuild.plan import document
+from envbuild.plan.debs import Deb
+from envbuild.plan.resolve import Plan
+from envbuild.plan.store import write_atomically
+from envbuild.plan.wheels import Wheel
+
+FORMAT = 1
+PARTS = ("base", "apt", "wheels", "environment")
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
+Token = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e\u00a0-\uffff]*$", max_length=2000)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Deb(_Model):
+    name: Word
+    version: Word
+    sha256: Sha256
+    bytes: int
+    path: Annotated[
+        str, StringConstraints(pattern=r"^pool(/[A-Za-z0-9_+~:-][A-Za-z0-9._+~:-]*)+\.deb$", max_length=400)
+    ]
+
+
+class _Wheel(_Model):
+    name: Word
+    version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$", max_length=100)]
+    file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$", max_length=250)]
+    sha256: Sha256
+    bytes: int
+    layer: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
+
+
+class _Base(_Model):
+    bootstrap: Word | None = None
+    image: Token | None = None
+    packages: list[_Deb] = []
+
+
+class _Content(_Model):
+    platform: Token
+    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
+    base: _Base
+    apt: list[_Deb]
+    wheels: list[_Wheel]
+    environment: dict[str, Token]
+
+
+class _File(_Model):
+    format: int
+    made: Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
+    id: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+    inputs: dict[str, str]
+    content: _Content
+
+
+@dataclass(frozen=True)
+class LockedWheel:
+    """A wheel, its size, and the layer it is installed in."""
+
+    wheel: Wheel
+    bytes: int
+    layer: str
+
+
+@dataclass(frozen=True)
+class Lock:
+    """`made` (UTC, 20261121T000000Z) only tells a snapshot archive where to look; it is not part of the id."""
+
+    made: str
+    inputs: Mapping[str, str]
+    platform: str
+    python: str
+    suite: str | None
+    image: str | None
+    base: tuple[Deb, ...]
+    apt: tuple[Deb, ...]
+    wheels: tuple[LockedWheel, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        base: dict[str, Any] = {"image": self.image}
+        if self.suite:
+            base = {"bootstrap": self.suite, "packages": [asdict(deb) for deb in self.base]}
+        return {
+            "platform": self.platform,
+            "python": self.python,
+            "base": base,
+            "apt": [asdict(deb) for deb in self.apt],
+            "wheels": [{**asdict(w.wheel), "bytes": w.bytes, "layer": w.layer} for w in self.wheels],
+            "environment": dict(self.environment),
+        }
+
+    @property
+    def id(self) -> str:
+        return f"sha256:{canonical_digest(self.content)}"
+
+    @property
+    def short(self) -> str:
+        """12 hex digits, as in the tag of the image."""
+        return self.id.removeprefix("sha256:")[:12]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {locked.wheel.name: locked.wheel.version for locked in self.wheels}
+
+    def stale(self, plan: Plan) -> list[str]:
+        """The parts whose wishes are no longer those it was made from."""
+        now = inputs(plan)
+        return [part for part in PARTS if self.inputs.get(part) != now[part]]
+
+
+def canonical_digest(value: Any) -> str:
+    """sha256 of the value as JSON with sorted keys, no spaces, UTF-8."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def inputs(plan: Plan) -> dict[str, str]:
+    wishes = plan.wishes
+    return {part: f"sha256:{canonical_digest(wishes[part])}" for part in PARTS}
+
+
+def read(file: Path) -> Lock | None:
+    """The lock in `file`, None if there is none.
+
+    Raises LockError if it is damaged, was edited by hand, or is of a later format.
+    """
+    if not file.exists():
+        return None
+    doc = document.read(file, LockError)
+    if doc.data.get("format") not in (None, FORMAT):
+        raise LockError(
+            f"{doc.file} has format {doc.data['format']}, this envbuild reads {FORMAT}", hint="use a newer envbuild"
+        )
+    try:
+        parsed = _File.model_validate(doc.data)
+    except ValidationError as error:
+        faults = [doc.fault(tuple(item["loc"]), item["msg"]) for item in error.errors()]
+        raise LockError(f"{doc.file} is damaged", hint=_AGAIN, faults=faults) from None
+    lock = _lock(parsed)
+    if lock.id != parsed.id:
+        fault = Fault("the id does not fit the content: edited by hand, or merged", doc.file, doc.place(("id",)).line)
+        raise LockError(f"{doc.file} is damaged", hint=_AGAIN, faults=[fault])
+    return lock
+
+
+_AGAIN = "remove the file and run: envbuild lock"
+
+
+def _lock(parsed: _File) -> Lock:
+    content = parsed.content
+    wheels = [w.model_dump() for w in content.wheels]
+    return Lock(
+        made=parsed.made,
+        inputs=parsed.inputs,
+        platform=content.platform,
+        python=content.python,
+        suite=content.base.bootstrap,
+        image=content.base.image,
+        base=tuple(Deb(**deb.model_dump()) for deb in content.base.packages),
+        apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
+        wheels=tuple(LockedWheel(bytes=w.pop("bytes"), layer=w.pop("layer"), wheel=Wheel(**w)) for w in wheels),
+        environment=content.environment,
+    )
+
+
+def write(lock: Lock, file: Path, name: str) -> None:
+    data = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs), "content": lock.content}
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=200, default_flow_style=False)
+    # one line an entry: a moved pin is a one-line diff
+    text = re.sub(r"(?m)^( +)- (name: .*(?:\n\1  \S.*)*)", _one_line, text)
+    write_atomically(file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
+
+
+def _one_line(match: re.Match[str]) -> str:
+    fields = [line.strip() for line in match[2].splitlines()]
+    return f"{match[1]}- {{{', '.join(fields)}}}"
+
+
+def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
+    """The lock, if it is what the plan asks for. Raises OutOfDate otherwise."""
+    name = document.display(file)
+    if lock is None:
+        raise OutOfDate(f"{name} is missing", hint=f"run: envbuild lock {plan.name}")
+    stale = lock.stale(plan)
+    if stale:
+        raise OutOfDate(
+            f"{name} is out of date: {', '.join(stale)} changed in the profile", hint=f"run: envbuild lock {plan.name}"
+        )
+    return lock

@@ -1,0 +1,138 @@
+"""Making a lock: only the parts whose wishes changed are looked up again, and in those what still fits is kept."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
+
+from packaging.utils import canonicalize_name
+
+from envbuild.errors import ProfileError, UsageError
+from envbuild.plan import debs, lock, wheels
+from envbuild.plan.debs import Deb
+from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.resolve import Plan
+
+# A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
+OWN_LAYER_BYTES = 20_000_000
+EVERYTHING = "*"
+BASE = "base"
+
+
+def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset()) -> Lock:
+    """The lock for `plan`, as near to `previous` as it can be.
+
+    `upgrade` names packages that may move to the newest version that fits; EVERYTHING all, BASE the Debian packages.
+
+    Raises ProfileError for what does not exist, NetworkError where an index or mirror does not answer.
+    """
+    _refuse_unknown(upgrade, previous)
+    everything = EVERYTHING in upgrade
+    stale = frozenset(lock.PARTS if previous is None or everything else previous.stale(plan))
+    base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
+    moved = {canonicalize_name(name) for name in upgrade}
+    if previous is not None and "wheels" not in stale and not moved - {BASE}:
+        locked = previous.wheels
+    else:
+        kept = {} if everything or previous is None else previous.versions
+        locked = _wheels(plan, {name: version for name, version in kept.items() if name not in moved})
+    made = Lock(
+        made=datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
+        inputs=lock.inputs(plan),
+        platform=plan.platform,
+        python=plan.python,
+        suite=plan.suite,
+        image=plan.image,
+        base=base,
+        apt=apt,
+        wheels=locked,
+        environment=plan.environment,
+    )
+    return previous if previous is not None and (made.id, made.inputs) == (previous.id, previous.inputs) else made
+
+
+def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
+    known = {BASE, EVERYTHING, *(previous.versions if previous else ())}
+    unknown = sorted(name for name in upgrade if canonicalize_name(name) not in known and name != EVERYTHING)
+    if unknown and previous is not None:
+        raise UsageError(
+            f"not in the lock, so nothing to upgrade: {', '.join(unknown)}", hint=f"locked: {', '.join(sorted(known))}"
+        )
+
+
+def _debs(
+    plan: Plan, previous: Lock | None, stale: frozenset[str], upgrade: bool
+) -> tuple[tuple[Deb, ...], tuple[Deb, ...]]:
+    """Packages of the base, and those of the late layer."""
+    if plan.suite is None:
+        return (), ()
+    if previous is not None and not upgrade and not stale & {"base", "apt"}:
+        return previous.base, previous.apt
+    if previous is not None and not upgrade and "base" not in stale:
+        try:
+            return previous.base, _beyond(debs.resolve(plan.suite, plan.apt, keep=previous.base), previous.base)
+        except ProfileError:
+            pass  # the mirror has moved on: the base is locked again with the new packages
+    base = debs.resolve(plan.suite, plan.base_packages)
+    late = _beyond(debs.resolve(plan.suite, plan.apt, keep=base), base) if plan.apt else ()
+    return tuple(base), late
+
+
+def _beyond(found: Sequence[Deb], base: Sequence[Deb]) -> tuple[Deb, ...]:
+    there = {deb.name for deb in base}
+    return tuple(deb for deb in found if deb.name not in there)
+
+
+def _wheels(plan: Plan, keep: dict[str, str]) -> tuple[LockedWheel, ...]:
+    resolved = wheels.resolve([*plan.core, *plan.packages], plan.python, plan.glibc, keep)
+    located = wheels.locate(resolved.versions, plan.python, plan.glibc)
+    sizes = wheels.sizes(located)
+    # What torch needs is shared by every profile with that torch; what the user added comes after it.
+    core = resolved.closure(name.partition("==")[0] for name in plan.core)
+    locked = [
+        LockedWheel(wheel, sizes[wheel], _layer(wheel.name, wheel.name in core, sizes[wheel])) for wheel in located
+    ]
+    order = {name: index for index, name in enumerate(_order(locked))}
+    return tuple(sorted(locked, key=lambda item: (order[item.layer], item.wheel.name)))
+
+
+SMALL, PACKAGES = "python", "packages"
+
+
+def _layer(name: str, core: bool, size: int) -> str:
+    """The layer of a wheel: its own if it is large, else one shared with the small ones of its kind."""
+    if name == "torch" or size >= OWN_LAYER_BYTES:
+        return name.replace("_", "-")
+    return SMALL if core else PACKAGES
+
+
+def _order(locked: Sequence[LockedWheel]) -> list[str]:
+    """Layers from what is shared and stable to what is this profile's: small, libraries, torch, the user's."""
+    names = {item.layer for item in locked}
+    last = [name for name in ("torch", PACKAGES) if name in names]
+    first = [SMALL] if SMALL in names else []
+    return [*first, *sorted(names - {*first, *last}), *last]
+
+
+def differences(before: Lock | None, after: Lock) -> Iterator[str]:
+    """What moved, a line each: `numpy 2.4.5 -> 2.4.6`."""
+    if before is None:
+        yield f"{len(after.wheels)} wheels, {len(after.base) + len(after.apt)} Debian packages"
+        return
+    yield from _moves(before.versions, after.versions)
+    yield from _moves(_versions(before), _versions(after))
+    for title, old, new in (("base image", before.image, after.image), ("python", before.python, after.python)):
+        if old != new:
+            yield f"{title} {old} -> {new}"
+    if before.environment != after.environment:
+        yield "environment"
+
+
+def _versions(locked: Lock) -> dict[str, str]:
+    return {deb.name: deb.version for deb in (*locked.base, *locked.apt)}
+
+
+def _moves(old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            yield f"{name} {old.get(name, '(new)')} -> {new.get(name, '(gone)')}"

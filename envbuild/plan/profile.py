@@ -1,0 +1,253 @@
+"""What a person writes: `profiles/<name>.yaml`, checked against a model, every fault at once with file and line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from envbuild import shipped
+from envbuild.errors import Fault, ProfileError
+from envbuild.plan import document
+from envbuild.plan.document import Document, display
+
+PLATFORM = "linux/amd64"
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_PRINTABLE = r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$"
+
+
+def _version(text: str) -> str:
+    try:
+        return str(Version(text))
+    except InvalidVersion:
+        raise ValueError(f"{text!r} is not a version (write it in full, as in 2.13.0)") from None
+
+
+def _requirement(text: str) -> str:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        raise ValueError(f"{text!r} is not a requirement (as in numpy>=2 or numpy==2.4.6)") from None
+    if requirement.url:
+        raise ValueError("an address cannot be locked: name a package that the index has")
+    if canonicalize_name(requirement.name) == "apex":
+        raise ValueError("the index's apex is an unrelated package; NVIDIA's is built from source")
+    return str(requirement)
+
+
+def _platform(text: str) -> str:
+    if text != PLATFORM:
+        raise ValueError(f"platform {text!r} is not supported: {PLATFORM} is")
+    return text
+
+
+Text = Annotated[str, StringConstraints(max_length=2000, pattern=_PRINTABLE)]
+Release = Annotated[str, StringConstraints(max_length=60, pattern=_PRINTABLE), AfterValidator(_version)]
+PackageSpec = Annotated[str, StringConstraints(max_length=300, pattern=_PRINTABLE), AfterValidator(_requirement)]
+# Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters.
+DebianPackage = Annotated[str, StringConstraints(max_length=100, pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+# The distribution's reference grammar, with a digest.
+ImageReference = Annotated[
+    str, StringConstraints(max_length=400, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}$")
+]
+VariableName = Annotated[str, StringConstraints(max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+ProbeName = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9]+(\.[a-z0-9_]+)?$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Base(_Model):
+    """The root file system: a Debian suite made by mmdebstrap, or an image by digest."""
+
+    bootstrap: Literal["bullseye", "bookworm", "trixie"] | None = Field(
+        None, description="Debian suite; its Python: bullseye 3.9, bookworm 3.11, trixie 3.13"
+    )
+    image: ImageReference | None = Field(None, description="image by digest: registry/name@sha256:...")
+
+    @model_validator(mode="after")
+    def _one(self) -> Base:
+        if (self.bootstrap is None) == (self.image is None):
+            raise ValueError("give one of bootstrap or image")
+        return self
+
+
+class SelfTest(_Model):
+    """What the image must pass in its container before it is called verified."""
+
+    level: Literal["quick", "standard", "full"] = "standard"
+    require: tuple[ProbeName, ...] = Field((), strict=False, description="probes that must pass; a skip is not a pass")
+    allow_tf32: bool = Field(False, description="torch's allow_tf32 flags while the probes run")
+    timeout: int = Field(900, ge=1, le=86400, description="seconds for the whole self-test")
+    memory_gb: float = Field(8, gt=0, strict=False, description="memory limit of the container, GiB")
+
+
+class Profile(_Model):
+    """A profile, after `extends` has been followed."""
+
+    description: Text = ""
+    platform: Annotated[str, AfterValidator(_platform)] = PLATFORM
+    base: Base
+    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
+    torch: Release
+    packages: tuple[PackageSpec, ...] = Field((), strict=False, description="further packages, as in requirements.txt")
+    apt: tuple[DebianPackage, ...] = Field((), strict=False, description="Debian packages, a late layer")
+    env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
+    selftest: SelfTest = SelfTest()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A profile's name, the file it was read from, and where each of its values stands."""
+
+    name: str
+    file: Path
+    profile: Profile
+    document: Document
+
+    @property
+    def project(self) -> Path:
+        """The folder that holds profiles/ and dockerfiles/; a shipped profile's results go to the working folder."""
+        if shipped.ROOT in self.file.parents and shipped.ROOT.name == "shipped":
+            return Path.cwd()
+        folder = self.file.parent
+        while folder.name in ("projects", "profiles"):
+            folder = folder.parent
+        return folder
+
+    @property
+    def lock_file(self) -> Path:
+        return self._beside("profiles", f"{self.name}.lock.yaml")
+
+    @property
+    def dockerfile(self) -> Path:
+        return self.project / "dockerfiles" / f"{self.name}.Dockerfile"
+
+    def _beside(self, folder: str, name: str) -> Path:
+        if self.project in self.file.parents:
+            return self.file.parent / name
+        return self.project / folder / name
+
+
+def load(name: str) -> Source:
+    """Find and read a profile by name or path.
+
+    Raises ProfileError with all faults, each with its file and line.
+    """
+    file = find(name)
+    merged = _extended(file, ())
+    merged.data.pop("extends", None)
+    try:
+        profile = Profile.model_validate(merged.data)
+    except ValidationError as error:
+        faults = sorted(_faults(error, merged), key=lambda fault: (fault.file or "", fault.line or 0))
+        raise ProfileError(f"profile {file.stem} is not valid", faults=faults) from None
+    return Source(file.stem, file, profile, merged)
+
+
+def _folders() -> Iterator[Path]:
+    """A user's own profiles come first."""
+    for root in dict.fromkeys((Path.cwd() / "profiles", shipped.PROFILES)):
+        yield root
+        yield root / "projects"
+
+
+def names() -> list[str]:
+    """Every profile that can be named, the shadowed ones once."""
+    found = {file.stem for folder in _folders() for file in folder.glob("*.yaml") if not file.stem.endswith(".lock")}
+    return sorted(found)
+
+
+def find(name: str, beside: Path | None = None) -> Path:
+    """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        file = (beside or Path.cwd()) / name
+        if not file.is_file():
+            raise ProfileError(f"there is no file {name}")
+        if not NAME.fullmatch(file.stem):
+            raise ProfileError(f"{file.stem!r} cannot name images: use lower case letters, digits and dashes")
+        return file
+    for folder in _folders():
+        if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    known = names()
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known profiles: {', '.join(known) or 'none'}"
+    raise ProfileError(f"there is no profile {name!r}", hint=hint)
+
+
+def _extended(file: Path, seen: tuple[Path, ...]) -> Document:
+    here = document.read(file)
+    parent = here.data.get("extends")
+    if parent is None:
+        return here
+    if not isinstance(parent, str):
+        raise ProfileError("extends: must name one profile", faults=[here.fault(("extends",), "not a name")])
+    try:
+        target = find(parent, file.parent).resolve()
+    except ProfileError as error:
+        fault = here.fault(("extends",), error.message)
+        raise ProfileError(error.message, hint=error.hint, faults=[fault]) from None
+    if target in (*seen, file.resolve()):
+        raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
+    return document.merge(_extended(target, (*seen, file.resolve())), here)
+
+
+_WORDS = {
+    "missing": "missing",
+    "string_type": "must be text: write it in quotes",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping of keys to values",
+    "dict_type": "must be a mapping of keys to values",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+}
+
+
+def _faults(error: ValidationError, merged: Document) -> Iterator[Fault]:
+    for item in error.errors():
+        path = tuple(part for part in item["loc"] if part != "[key]")
+        yield merged.fault(path, _message(item, path))
+
+
+def _message(item: Any, path: tuple[str | int, ...]) -> str:
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(str(path[-1]), _keys(path[:-1]), 1)
+        return "unknown key" + (f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(_keys(path[:-1]))})")
+    if kind == "string_pattern_mismatch":
+        return f"{item['input']!r} is not allowed here"
+    if kind == "value_error":
+        return str(item["ctx"]["error"])
+    return str(_WORDS.get(kind, item["msg"]))
+
+
+def _keys(path: tuple[str | int, ...]) -> list[str]:
+    if path == ("base",):
+        return sorted(Base.model_fields)
+    if path == ("selftest",):
+        return sorted(SelfTest.model_fields)
+    return sorted([*Profile.model_fields, "extends"])
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a profile as written: `extends` allowed, and nothing required beside it."""
+    result = Profile.model_json_schema()
+    result["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    result["title"] = "envbuild profile"
+    result["properties"]["extends"] = {"type": "string", "description": "the profile that this one builds on"}
+    required = result.pop("required")
+    result["anyOf"] = [{"required": ["extends"]}, {"required": required}]
+    return result
+
+
+__all__ = ["PLATFORM", "Base", "Profile", "SelfTest", "Source", "display", "find", "load", "names", "schema"]

@@ -1,0 +1,109 @@
+"""Profile and facts -> plan: every wish with the reason for it. Pure: no network, no clock, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from envbuild.errors import Fault, ProfileError
+from envbuild.plan import facts
+from envbuild.plan.profile import Profile, Source
+
+VENV = "/opt/venv"
+
+# HOME and the compilers' caches must be writable for any uid, also where the root file system is read-only: torch
+# looks the user's name up (pytorch/pytorch#140765), so one is given. A profile's own values win.
+ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor",
+    "TRITON_CACHE_DIR": "/tmp/triton",
+    "USER": "envbuild",
+    "VIRTUAL_ENV": VENV,
+}
+# pip lives in the environment, so that a child image's `RUN pip install` works.
+TOOLS = ("pip",)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is wanted, before anything is looked up. `suite` or `image` is the base."""
+
+    name: str
+    platform: str
+    python: str
+    glibc: str
+    suite: str | None
+    image: str | None
+    base_packages: tuple[str, ...]
+    apt: tuple[str, ...]
+    core: tuple[str, ...]
+    packages: tuple[str, ...]
+    environment: Mapping[str, str]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def wishes(self) -> dict[str, object]:
+        """What each part of a lock depends on; a part whose wishes did not change is not locked again."""
+        return {
+            "base": [self.platform, self.suite, self.image, list(self.base_packages)],
+            "apt": list(self.apt),
+            "wheels": [self.python, self.glibc, list(self.core), list(self.packages)],
+            "environment": dict(self.environment),
+        }
+
+
+# An image base says nothing of its C library before it is pulled; wheels are chosen for the oldest that torch takes.
+_IMAGE_GLIBC = "2.28"
+
+
+def resolve(source: Source) -> Plan:
+    """Raises ProfileError with every contradiction in the profile."""
+    profile = source.profile
+    suite = facts.suites()[profile.base.bootstrap] if profile.base.bootstrap else None
+    faults = list(_contradictions(source, profile, suite))
+    if faults:
+        raise ProfileError(f"profile {source.name} contradicts itself", faults=faults)
+    return Plan(
+        name=source.name,
+        platform=profile.platform,
+        python=profile.python,
+        glibc=suite.glibc if suite else _IMAGE_GLIBC,
+        suite=suite.name if suite else None,
+        image=profile.base.image,
+        base_packages=facts.base_packages() if suite else (),
+        apt=tuple(sorted(set(profile.apt))),
+        core=(*TOOLS, f"torch=={profile.torch}"),
+        packages=tuple(profile.packages),
+        environment=dict(sorted({**ENVIRONMENT, **profile.env}.items())),
+        reasons=_reasons(source, suite),
+    )
+
+
+def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None) -> list[Fault]:
+    found = []
+    where = source.document.fault
+    if suite and suite.python != profile.python:
+        fits = ", ".join(f"{s.name} {s.python}" for s in facts.suites().values())
+        found.append(where(("python",), f"{suite.name} carries Python {suite.python}, not {profile.python} ({fits})"))
+    if profile.apt and not suite:
+        found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))
+    return found
+
+
+def _reasons(source: Source, suite: facts.Suite | None) -> dict[str, str]:
+    def stated(*path: str) -> str:
+        place = source.document.place(path)
+        return f"{place.file}:{place.line}"
+
+    reasons = {
+        "python": f"{stated('python')}" + (f"; Debian {suite.name}'s own" if suite else ""),
+        "torch": stated("torch"),
+        "pip": "so that pip works in child images",
+    }
+    for index, text in enumerate(source.profile.packages):
+        reasons.setdefault(
+            text, f"{source.document.place(('packages', index)).file}:{source.document.place(('packages', index)).line}"
+        )
+    return reasons

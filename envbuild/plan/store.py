@@ -1,0 +1,78 @@
+"""Files by their sha256: what was fetched once is on the host for every profile, engine and rebuild."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild import settings
+from envbuild.errors import HashMismatch
+
+
+@dataclass(frozen=True)
+class Store:
+    """`<folder>/<sha256>/<file name>`; a file is there whole or not at all."""
+
+    folder: Path
+
+    def path(self, sha256: str, name: str) -> Path:
+        return self.folder / sha256 / name
+
+    def holds(self, sha256: str, name: str) -> bool:
+        return self.path(sha256, name).is_file()
+
+    @contextlib.contextmanager
+    def incoming(self) -> Iterator[Path]:
+        """A folder beside the stored files to download into; gone afterwards, whatever happened."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".incoming-") as folder:
+            yield Path(folder)
+
+    def put(self, file: Path, sha256: str, name: str) -> Path:
+        """Move `file` in after checking it. Raises HashMismatch, naming the file."""
+        found = digest(file)
+        if found != sha256:
+            raise HashMismatch(
+                f"{name} is not the file that was locked: sha256 {found}, locked {sha256}",
+                hint="a mirror serves another file under this name, or it was cut short; fetch it from a mirror you "
+                "trust, or lock again",
+            )
+        target = self.path(sha256, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+        return target
+
+
+def wheels() -> Store:
+    return Store(settings.cache_folder("wheels"))
+
+
+def debs() -> Store:
+    return Store(settings.cache_folder("debs"))
+
+
+def digest(file: Path) -> str:
+    """sha256 of a file's content, hex."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Write beside, flush to disk, then rename: a reader sees the old content or the new, never half."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

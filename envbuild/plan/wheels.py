@@ -1,0 +1,308 @@
+"""Wheels through uv: resolved and located as pip and uv are configured here, fetched into the store by sha256."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import sys
+import tempfile
+import tomllib
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import requests
+import uv
+from packaging.requirements import Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
+
+from envbuild.errors import NetworkError, ProfileError
+from envbuild.plan.store import Store
+from envbuild.process import Completed, run
+
+_SAFE_FILE = re.compile(r"[A-Za-z0-9_.+!-]+\.whl")
+_PARALLEL = 8
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One wheel file, wherever it is fetched from."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Versions by name, and who asked for each (names of distributions; "" is the profile itself)."""
+
+    versions: Mapping[str, str]
+    wanted_by: Mapping[str, frozenset[str]]
+
+    def closure(self, roots: Iterable[str]) -> frozenset[str]:
+        """`roots` and all that they need, directly or not."""
+        reached = set(roots)
+        while True:
+            more = {name for name, parents in self.wanted_by.items() if parents & reached} - reached
+            if not more:
+                return frozenset(reached)
+            reached |= more
+
+
+def uv_binary() -> Path:
+    return Path(uv.find_uv_bin())
+
+
+@cache
+def _pip_configuration() -> Mapping[str, str]:
+    """pip's own configuration, files and environment, as `pip config list` merges them; later lines win."""
+    done = _output([sys.executable, "-m", "pip", "config", "list"])
+    found: dict[str, str] = {}
+    for line in done.splitlines():
+        key, separator, value = line.partition("=")
+        if separator:
+            found[key.rpartition(".")[2]] = str(ast.literal_eval(value))
+    return found
+
+
+def _output(argv: Sequence[str]) -> str:
+    done = run(argv)
+    return done.stdout if done.code == 0 else ""
+
+
+@cache
+def _index_arguments() -> tuple[str, ...]:
+    """pip's indexes, find-links and trusted hosts as uv's options. What uv itself is configured with stays in force."""
+    pip = _pip_configuration()
+    arguments: list[str] = []
+    own_index = any(os.environ.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"))
+    if "index-url" in pip and not own_index:
+        arguments += ["--default-index", pip["index-url"]]
+    for address in pip.get("extra-index-url", "").split():
+        arguments += ["--index", address]
+    if "extra-index-url" in pip:
+        # pip takes the best version of all its indexes; uv would stop at the first that has the name.
+        arguments += ["--index-strategy", "unsafe-best-match"]
+    for place in pip.get("find-links", "").split():
+        arguments += ["--find-links", place]
+    for host in pip.get("trusted-host", "").split():
+        arguments += ["--allow-insecure-host", host]
+    if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        arguments.append("--no-index")
+    return tuple(arguments)
+
+
+def _environment() -> dict[str, str]:
+    certificate = _pip_configuration().get("cert")
+    return {"SSL_CERT_FILE": certificate} if certificate and "SSL_CERT_FILE" not in os.environ else {}
+
+
+def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
+    platform = f"x86_64-manylinux_{glibc.replace('.', '_')}"
+    return run(
+        [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--only-binary", ":all:",
+         "--python-version", python, "--python-platform", platform, *_index_arguments(), *options, "-"],
+        stdin="".join(f"{line}\n" for line in lines),
+        env=_environment(),
+    )  # fmt: skip
+
+
+def resolve(requirements: Sequence[str], python: str, glibc: str, keep: Mapping[str, str]) -> Resolved:
+    """Choose a version of everything that `requirements` need; versions in `keep` are preferred where they fit.
+
+    Raises ProfileError where no choice exists, NetworkError where an index does not answer or lacks a local build.
+    """
+    with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as folder:
+        output = Path(folder) / "requirements.txt"
+        output.write_text("".join(f"{name}=={version}\n" for name, version in keep.items()), encoding="utf-8")
+        done = _compile(requirements, python, glibc, "--annotation-style", "line", "--output-file", str(output))
+        if done.code:
+            raise _refused(requirements, done)
+        return _parse(output.read_text(encoding="utf-8"))
+
+
+def _parse(text: str) -> Resolved:
+    versions: dict[str, str] = {}
+    wanted_by: dict[str, frozenset[str]] = {}
+    for line in text.splitlines():
+        pin, _, via = line.partition("# via ")
+        if "==" not in pin:
+            continue
+        name, _, version = pin.strip().partition("==")
+        versions[canonicalize_name(name)] = version
+        parents = (parent.strip() for parent in via.split(","))
+        wanted_by[canonicalize_name(name)] = frozenset("" if parent.startswith("-") else parent for parent in parents)
+    return Resolved(versions, wanted_by)
+
+
+def _refused(requirements: Sequence[str], done: Completed) -> ProfileError | NetworkError:
+    """uv ends with 1 where the requirements cannot be met and with 2 where it could not ask."""
+    said = done.stderr.strip()
+    if done.code == 2:
+        return NetworkError("the package index did not answer", hint=said[:600])
+    local = [str(r) for r in map(Requirement, requirements) if any("+" in s.version for s in r.specifier)]
+    for requirement in local:
+        if f"no version of {requirement}" in said:
+            return NetworkError(
+                f"no configured index or find-links has {requirement}",
+                hint="a version with a local label (+...) is in no public index: name the folder or page that has it "
+                "in pip's find-links setting (pip config set global.find-links ...) or in UV_FIND_LINKS",
+            )
+    cause = said.partition("cause: ")[2] or said
+    return ProfileError("the packages cannot be resolved together", hint=cause[:1200])
+
+
+def locate(versions: Mapping[str, str], python: str, glibc: str) -> dict[Wheel, str]:
+    """The wheel file of each pinned version that fits the image, and the address it has right now.
+
+    Raises ProfileError for a version without a fitting wheel, NetworkError if an index does not answer.
+    """
+    pins = [f"{name}=={version}" for name, version in versions.items()]
+    done = _compile(pins, python, glibc, "--no-deps", "--format", "pylock.toml")
+    if done.code:
+        raise _refused(pins, done)
+    supported = tags(python, glibc)
+    found: dict[Wheel, str] = {}
+    for package in tomllib.loads(done.stdout)["packages"]:
+        best = _best(package.get("wheels", []), supported)
+        if best is None:
+            raise ProfileError(
+                f"{package['name']} {package['version']} has no wheel for Python {python}, glibc {glibc}, x86_64",
+                hint="choose a version that has one; envbuild builds nothing from sdists",
+            )
+        address = best["url"] if "url" in best else Path(best["path"]).resolve().as_uri()
+        file = _file_name(address)
+        wheel = Wheel(canonicalize_name(package["name"]), package["version"], file, best["hashes"]["sha256"])
+        found[wheel] = address
+    return found
+
+
+def tags(python: str, glibc: str) -> dict[Tag, int]:
+    """Tags of wheels that fit, best first: value is the rank (PEP 425, PEP 600)."""
+    major, minor = (int(part) for part in python.split("."))
+    libc = int(glibc.split(".")[1])
+    legacy = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
+    platforms: list[str] = []
+    for number in range(libc, 4, -1):
+        platforms += [f"manylinux_2_{number}_x86_64", *([legacy[number]] if number in legacy else [])]
+    platforms.append("linux_x86_64")
+    interpreter = f"cp{major}{minor}"
+    ordered = [*cpython_tags((major, minor), platforms=platforms)]
+    ordered += compatible_tags((major, minor), interpreter=interpreter, platforms=platforms)
+    return {tag: rank for rank, tag in reversed(list(enumerate(ordered)))}
+
+
+def _best(candidates: Sequence[dict[str, Any]], supported: Mapping[Tag, int]) -> dict[str, Any] | None:
+    ranked = []
+    for candidate in candidates:
+        try:
+            _, _, build, found = parse_wheel_filename(_file_name(str(candidate.get("url") or candidate.get("path"))))
+        except InvalidWheelFilename:
+            continue
+        ranks = [supported[tag] for tag in found if tag in supported]
+        if ranks:
+            # of two builds of one version the higher build number is newer (PEP 427)
+            ranked.append((min(ranks), tuple(-part if isinstance(part, int) else 0 for part in build), candidate))
+    return min(ranked, key=lambda item: item[:2])[2] if ranked else None
+
+
+def _file_name(address: str) -> str:
+    name = urllib.parse.unquote(urllib.parse.urlsplit(address).path).rpartition("/")[2]
+    if not _SAFE_FILE.fullmatch(name):
+        raise InvalidWheelFilename(f"{name!r} is not a wheel's file name")
+    return name
+
+
+def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
+    """Bytes of each file, by asking for its head. Raises NetworkError."""
+    session = _session()
+
+    def size(item: tuple[Wheel, str]) -> int:
+        _, address = item
+        local = _local(address)
+        if local:
+            return local.stat().st_size
+        answer = _ask(session, "HEAD", address)
+        return int(answer.headers.get("Content-Length", 0))
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        return dict(zip(addresses, pool.map(size, addresses.items()), strict=True))
+
+
+def fetch(wheels: Sequence[Wheel], python: str, glibc: str, store: Store, progress: Callable[[str, int], None]) -> int:
+    """Bring the wheels that the store lacks; returns how many. `progress` is told the file and the bytes that came.
+
+    Raises HashMismatch, naming the file; NetworkError if an index does not answer or no longer has a file.
+    """
+    missing = [wheel for wheel in wheels if not store.holds(wheel.sha256, wheel.file)]
+    if not missing:
+        return 0
+    addresses = {wheel.file: address for wheel, address in locate(
+        {wheel.name: wheel.version for wheel in missing}, python, glibc).items()}  # fmt: skip
+    gone = [wheel.file for wheel in missing if wheel.file not in addresses]
+    if gone:
+        raise NetworkError(f"the configured indexes no longer have {', '.join(gone)}", hint="lock again")
+    session = _session()
+    with store.incoming() as folder, ThreadPoolExecutor(_PARALLEL) as pool:
+
+        def bring(wheel: Wheel) -> None:
+            file = folder / wheel.sha256
+            _download(session, addresses[wheel.file], file, lambda count: progress(wheel.file, count))
+            store.put(file, wheel.sha256, wheel.file)
+
+        list(pool.map(bring, missing))
+    return len(missing)
+
+
+def _session() -> requests.Session:
+    """Proxies, netrc and certificates as requests finds them in the environment, as pip does."""
+    session = requests.Session()
+    certificate = _pip_configuration().get("cert")
+    if certificate:
+        session.verify = certificate
+    again = Retry(total=4, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=again, pool_maxsize=_PARALLEL))
+    return session
+
+
+def _ask(session: requests.Session, method: str, address: str) -> requests.Response:
+    try:
+        answer = session.request(
+            method, address, stream=True, timeout=60, allow_redirects=True, headers={"Accept-Encoding": "identity"}
+        )
+        answer.raise_for_status()
+    except requests.RequestException as error:
+        raise NetworkError(f"{_file_name(address)} cannot be fetched: {type(error).__name__}") from error
+    return answer
+
+
+def _download(session: requests.Session, address: str, file: Path, progress: Callable[[int], None]) -> None:
+    local = _local(address)
+    if local:
+        shutil.copyfile(local, file)
+        progress(file.stat().st_size)
+        return
+    try:
+        with _ask(session, "GET", address) as answer, file.open("wb") as stream:
+            for block in answer.iter_content(1 << 20):
+                stream.write(block)
+                progress(len(block))
+    except requests.RequestException as error:
+        raise NetworkError(f"{_file_name(address)} broke off: {type(error).__name__}") from error
+
+
+def _local(address: str) -> Path | None:
+    parts = urllib.parse.urlsplit(address)
+    return Path(urllib.parse.unquote(parts.path)) if parts.scheme == "file" else None

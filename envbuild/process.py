@@ -1,0 +1,119 @@
+"""The only module that starts host processes.
+
+Both pipes are drained at once (a child that writes much to stderr cannot deadlock), every child leads a process
+group of its own, and the whole group is ended on a time-out or an interruption.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from envbuild.errors import EnvbuildError
+
+_GRACE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Completed:
+    code: int
+    stdout: str
+    stderr: str
+
+
+class ProcessMissing(EnvbuildError):
+    """The program is not installed."""
+
+    code, kind = 6, "program"
+
+
+class ProcessTimeout(EnvbuildError):
+    code, kind = 6, "timeout"
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> Completed:
+    """Run a program to its end; the exit code is the caller's to judge.
+
+    `env` is added to this process' environment. `on_line` gets each line of stderr as it comes.
+
+    Raises ProcessMissing if the program is not there, ProcessTimeout after `timeout` seconds.
+    """
+    arguments = [str(part) for part in argv]
+    try:
+        child = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
+    out: list[str] = []
+    err: list[str] = []
+    readers = [
+        threading.Thread(target=_drain, args=(child.stdout, out, None), daemon=True),
+        threading.Thread(target=_drain, args=(child.stderr, err, on_line), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        if stdin is not None and child.stdin is not None:
+            _feed(child.stdin, stdin)
+        code = child.wait(timeout)
+    except subprocess.TimeoutExpired as error:
+        _end_group(child)
+        raise ProcessTimeout(f"{arguments[0]} took longer than {timeout:.0f} s and was stopped") from error
+    except BaseException:
+        _end_group(child)
+        raise
+    for reader in readers:
+        reader.join()
+    return Completed(code, "".join(out), "".join(err))
+
+
+def _drain(pipe: IO[str] | None, into: list[str], on_line: Callable[[str], None] | None) -> None:
+    assert pipe is not None
+    for line in pipe:
+        into.append(line)
+        if on_line:
+            on_line(line.rstrip("\n"))
+
+
+def _feed(pipe: IO[str], text: str) -> None:
+    try:
+        pipe.write(text)
+        pipe.close()
+    except BrokenPipeError:
+        pass  # the child ended without reading all; its exit code says why
+
+
+def _end_group(child: subprocess.Popen[str]) -> None:
+    """SIGTERM, so that tools such as mmdebstrap clean up after themselves, then SIGKILL."""
+    for number, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
+        try:
+            os.killpg(child.pid, number)
+            child.wait(patience)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,69 @@
+"""What a site sets once: `config.yaml` in the user's configuration folder, and the folders envbuild keeps things in."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import yaml
+
+from envbuild.errors import UsageError
+
+_APP = "envbuild"
+
+
+def config_file() -> Path:
+    return Path(platformdirs.user_config_dir(_APP)) / "config.yaml"
+
+
+def cache_folder(kind: str) -> Path:
+    """Things that can be made or fetched again: wheels, debs, bases."""
+    return _made(Path(platformdirs.user_cache_dir(_APP)) / kind)
+
+
+def state_folder(kind: str) -> Path:
+    """Things that cannot: evidence, build records. Kept until `prune`."""
+    return _made(Path(platformdirs.user_state_dir(_APP)) / kind)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+# Every setting there is; each a string.
+_KNOWN = {
+    "debian_mirror": "root of a Debian archive, where apt has none configured",
+    "debian_security_mirror": "root of the Debian security archive",
+    "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",
+}
+
+
+@cache
+def _settings() -> dict[str, Any]:
+    file = config_file()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    try:
+        data = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file} is not valid YAML: {error}") from error
+    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+        raise UsageError(f"{file} must map settings to text", hint=f"settings: {', '.join(_KNOWN)}")
+    unknown = sorted(set(data) - set(_KNOWN))
+    if unknown:
+        raise UsageError(f"{file}: unknown setting {', '.join(unknown)}", hint=f"settings: {', '.join(_KNOWN)}")
+    return data
+
+
+def setting(name: str) -> str | None:
+    """A site's value for one of the known settings, or None. Raises UsageError if the file is at fault."""
+    assert name in _KNOWN
+    value = _settings().get(name)
+    return str(value) if value is not None else None
