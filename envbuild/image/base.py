@@ -1,0 +1,111 @@
+"""The root file system: a tar made by mmdebstrap from the locked packages alone, the same byte for byte every time.
+
+mmdebstrap sees a local archive that holds exactly those packages, so nothing depends on what a mirror serves today.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from envbuild import settings
+from envbuild.errors import BuildError
+from envbuild.plan.debs import Deb
+from envbuild.plan.lock import Lock, canonical_digest
+from envbuild.plan.store import Store
+from envbuild.process import ProcessMissing, run
+
+# Every file of an image carries at most this time: 2024-01-01T00:00:00Z. Any fixed moment that zip files can hold does.
+SOURCE_DATE_EPOCH = 1704067200
+
+# Raised when the recipe below changes what a base holds, so that a cached one is not taken for the new.
+_RECIPE = 1
+
+# Run in the finished root ($1): what the host's name and resolver, the local archive, logs and caches left behind.
+_CLEAN = (
+    'rm -rf "$1"/etc/apt/sources.list "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/var/log/* "$1"/var/lib/apt/lists/* '
+    '"$1"/var/cache/apt/*.bin "$1"/var/cache/ldconfig/aux-cache "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old'
+)
+# Bytecode names the source's time, which is changed afterwards: it would never be used.
+_NO_BYTECODE = 'find "$1"/usr/lib -name __pycache__ -type d -prune -exec rm -rf {} +'
+
+
+def tar_file(lock: Lock) -> Path:
+    """Where the base of this lock lies once it is made."""
+    return settings.cache_folder("bases") / f"{_key(lock)}.tar"
+
+
+def _key(lock: Lock) -> str:
+    return canonical_digest([_RECIPE, SOURCE_DATE_EPOCH, lock.content["base"]])
+
+
+def make(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
+    """Make the base of `lock` from packages that `store` holds, or find it made already.
+
+    Raises ProcessMissing without mmdebstrap, BuildError if it fails.
+    """
+    target = tar_file(lock)
+    if target.is_file():
+        return target
+    assert lock.suite is not None
+    with tempfile.TemporaryDirectory(prefix="envbuild-base-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # mmdebstrap's download step may run as another user
+        _archive(folder, lock.suite, lock.base, store)
+        # beside the target, so that moving it into place is one step
+        made = target.with_name(f".{target.name}-{folder.name}")
+        try:
+            _bootstrap(lock.suite, lock.base, folder, made, on_line)
+            made.replace(target)
+        finally:
+            made.unlink(missing_ok=True)
+    return target
+
+
+def _archive(folder: Path, suite: str, debs: Sequence[Deb], store: Store) -> None:
+    """A flat Debian archive: the files, their index, and a Release that names the suite."""
+    stanzas = []
+    for deb in debs:
+        source = store.path(deb.sha256, deb.file)
+        shutil.copyfile(source, folder / deb.file)
+        control = run(["dpkg-deb", "--field", source]).stdout.strip()
+        stanzas.append(f"{control}\nFilename: ./{deb.file}\nSize: {deb.bytes}\nSHA256: {deb.sha256}\n")
+    index = "\n".join(stanzas).encode()
+    (folder / "Packages").write_bytes(index)
+    (folder / "Release").write_text(
+        f"Suite: {suite}\nCodename: {suite}\nSHA256:\n {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n",
+        encoding="utf-8",
+    )
+
+
+def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_line: Callable[[str], None]) -> None:
+    try:
+        done = run(
+            [
+                "mmdebstrap",
+                "--variant=essential",
+                "--architectures=amd64",
+                "--format=tar",
+                f"--include={','.join(deb.name for deb in debs)}",
+                "--aptopt=APT::Install-Recommends false",
+                f"--customize-hook={_CLEAN}",
+                f"--customize-hook={_NO_BYTECODE}",
+                suite,
+                target,
+                f"deb [trusted=yes] copy://{folder} ./",
+            ],
+            env={"SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            on_line=on_line,
+            timeout=1800,
+        )
+    except ProcessMissing as error:
+        raise ProcessMissing(
+            "mmdebstrap is not installed; a bootstrap base is made with it",
+            hint="install it (Debian: apt-get install mmdebstrap), or name an image: base in the profile",
+        ) from error
+    if done.code:
+        tail = "\n".join(done.stderr.strip().splitlines()[-12:])
+        raise BuildError("mmdebstrap could not make the base", hint=tail)

@@ -1,0 +1,165 @@
+"""Lock and Dockerfile -> image, by BuildKit; what was built for which lock is written down.
+
+The build record is what allows an image to be proved: the self-test's output can be forged by an image that controls
+its own Python, so only an image that this envbuild made from a lock may be called verified.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from envbuild import settings
+from envbuild.errors import BuildError, DiskError, EngineError
+from envbuild.image import base, dockerfile
+from envbuild.image.engine import Engine, Image, client_binary
+from envbuild.plan import store, wheels
+from envbuild.plan.lock import Lock
+from envbuild.process import run
+
+# Unpacked size over wheel size: 3.0 for torch 2.13.0+cpu, 1.5 to 2 for CUDA libraries; Debian packages 4.1 (measured).
+_WHEEL_UNPACKED, _DEB_UNPACKED = 3.0, 4.5
+
+
+@dataclass(frozen=True)
+class Record:
+    """One build: this Dockerfile and lock gave this image."""
+
+    image: str
+    handle: str
+    lock: str
+    dockerfile: str
+    layers: tuple[str, ...]
+    builder: str
+
+
+def repository(name: str) -> str:
+    return f"envbuild/{name}"
+
+
+def recorded(lock: Lock, text: str) -> Record | None:
+    """What was built from this lock with this Dockerfile, if anything."""
+    return _read(_record_file(lock.id, text))
+
+
+def records(image_id: str | None = None) -> Iterator[Record]:
+    """Every build record, or those of one image."""
+    for file in sorted(settings.state_folder("builds").glob("*.json")):
+        record = _read(file)
+        if record and image_id in (None, record.image):
+            yield record
+
+
+def _record_file(lock_id: str, text: str) -> Path:
+    key = store.text_digest(lock_id + "\n" + text)
+    return settings.state_folder("builds") / f"{key}.json"
+
+
+def _read(file: Path) -> Record | None:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        return Record(**{**data, "layers": tuple(data["layers"])})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # a damaged record proves nothing: the image is built again
+
+
+def needed_bytes(lock: Lock) -> int:
+    """Disk that a build takes in the engine: the context, what is unpacked of it, and the layers made of that."""
+    wheel_bytes = sum(locked.bytes for locked in lock.wheels)
+    deb_bytes = sum(deb.bytes for deb in (*lock.base, *lock.apt))
+    return int(wheel_bytes * (1 + _WHEEL_UNPACKED) + deb_bytes * (1 + 2 * _DEB_UNPACKED))
+
+
+def check_disk(engine: Engine, lock: Lock) -> None:
+    """Raises DiskError, with the figures, where the engine's disk cannot take the build."""
+    free = engine.free_bytes()
+    if free is None:
+        return
+    folder, available = free
+    needed = needed_bytes(lock)
+    if available < needed:
+        raise DiskError(
+            f"the build needs about {needed / 1e9:.1f} GB in {folder}, {available / 1e9:.1f} GB are free",
+            hint="free some: envbuild prune; docker buildx prune; docker image prune",
+        )
+
+
+def build(
+    engine: Engine, lock: Lock, name: str, text: str, *, no_cache: bool = False, on_line: Callable[[str], None]
+) -> Image:
+    """Build the image of a lock, tag it `envbuild/<name>:<12 hex of the lock id>`, and write the record.
+
+    Everything it is made of must be in the stores (`plan.fetch`). Raises DiskError before, BuildError if a step fails.
+    """
+    check_disk(engine, lock)
+    client = client_binary()
+    context = _context(lock, name)
+    with tempfile.TemporaryDirectory(prefix="envbuild-build-") as folder:
+        rendered, metadata = Path(folder) / "Dockerfile", Path(folder) / "metadata.json"
+        rendered.write_text(text, encoding="utf-8")
+        tag = f"{repository(name)}:{lock.short}"
+        done = run(
+            [client, "--host", engine.host, "buildx", "build",
+             "--file", rendered, "--metadata-file", metadata, "--tag", tag, "--load",
+             "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
+             *(["--no-cache"] if no_cache else []), context],
+            env={"SOURCE_DATE_EPOCH": str(base.SOURCE_DATE_EPOCH)},
+            on_line=on_line,
+        )  # fmt: skip
+        if done.code:
+            raise _failed(done.stderr)
+        image_id = json.loads(metadata.read_text(encoding="utf-8"))["containerimage.config.digest"]
+    image = engine.find(tag)
+    if image is None or image.id != image_id:
+        raise EngineError(f"{tag} is not the image that was just built ({image_id}): somebody moved the tag meanwhile")
+    record = Record(image.id, image.handle, lock.id, store.text_digest(text), image.layers, f"docker {engine.version}")
+    store.write_atomically(_record_file(lock.id, text), json.dumps(asdict(record), indent=1))
+    return image
+
+
+def _context(lock: Lock, name: str) -> Path:
+    """The build context, made of hard links to the stores; kept between builds, so that only changes are sent."""
+    folder = settings.cache_folder("contexts") / name
+    shutil.rmtree(folder, ignore_errors=True)
+    for part in ("bin", "debs", "wheels"):
+        (folder / part).mkdir(parents=True)
+    _link(wheels.uv_binary(), folder / "bin" / "uv")
+    shutil.copy2(dockerfile.INSTALLER, folder / "bin" / "install")
+    if lock.suite:
+        _link(base.tar_file(lock), folder / "base.tar")
+    for deb in lock.apt:
+        _link(store.debs().path(deb.sha256, deb.file), folder / "debs" / deb.file)
+    for locked in lock.wheels:
+        wheel = locked.wheel
+        target = folder / "wheels" / locked.layer / wheel.file
+        target.parent.mkdir(exist_ok=True)
+        _link(store.wheels().path(wheel.sha256, wheel.file), target)
+    return folder
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+def _failed(stderr: str) -> BuildError:
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "ERROR" in line or "error:" in line or "install:" in line]
+    if any("no space left on device" in line for line in lines):
+        return DiskErrorInBuild(
+            "the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune"
+        )
+    return BuildError("the image build failed", hint="\n".join((errors or lines)[-12:]))
+
+
+class DiskErrorInBuild(BuildError):
+    kind = "disk"

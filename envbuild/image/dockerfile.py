@@ -1,0 +1,81 @@
+"""Lock -> Dockerfile. Pure: the rendered text is committed, so that a moved pin is a readable diff."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jinja2
+
+from envbuild import shipped
+from envbuild.image.base import SOURCE_DATE_EPOCH
+from envbuild.plan.lock import Lock, LockedWheel
+
+TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"
+INSTALLER = shipped.DOCKERFILES / "install"
+
+# The engine's overlay store takes 127 layers at most; some are left to child images.
+MAX_LAYERS = 100
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_REFERENCE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Wheels that one RUN installs. `name` is also the folder of the build context that holds them."""
+
+    name: str
+    wheels: tuple[LockedWheel, ...]
+
+    @property
+    def requirements(self) -> list[str]:
+        return [f"{w.wheel.name}=={w.wheel.version} --hash=sha256:{w.wheel.sha256}" for w in self.wheels]
+
+
+def layers(lock: Lock) -> list[Layer]:
+    grouped = itertools.groupby(lock.wheels, key=lambda locked: locked.layer)
+    return [Layer(name, tuple(wheels)) for name, wheels in grouped]
+
+
+def render(lock: Lock, name: str) -> str:
+    """The Dockerfile of a lock. Nothing in a lock can add an instruction to it or reach a shell."""
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters.update(exec=_exec, variable=_variable, reference=_reference)
+    found = layers(lock)
+    assert len(found) + 3 <= MAX_LAYERS
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        name=name,
+        lock_id=lock.id,
+        epoch=str(SOURCE_DATE_EPOCH),
+        image=lock.image,
+        python=lock.python,
+        debs=[deb.file for deb in lock.apt],
+        layers=found,
+        environment=sorted(lock.environment.items()),
+    )
+
+
+def _exec(arguments: Sequence[str]) -> str:
+    """The JSON form of RUN, which no shell reads; an argument to a line."""
+    return "[" + ", \\\n     ".join(json.dumps(argument) for argument in arguments) + "]"
+
+
+def _variable(key: str, value: str) -> str:
+    """NAME="value" as ENV and LABEL take it: quotes, backslashes and the builder's own $ expansion are escaped."""
+    if not _VARIABLE.fullmatch(key) or _CONTROL.search(value):
+        raise ValueError(f"not a name and a one-line value: {key!r}, {value!r}")
+    escaped = re.sub(r"([\\\"$])", r"\\\1", value)
+    return f'{key}="{escaped}"'
+
+
+def _reference(text: str) -> str:
+    if not _REFERENCE.fullmatch(text):
+        raise ValueError(f"not an image by digest: {text!r}")
+    return text

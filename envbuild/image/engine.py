@@ -1,0 +1,204 @@
+"""The Docker Engine: found as docker's own client finds it, asked through its API; builds go through buildx."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.context
+import docker.errors
+import docker.tls
+import docker.utils
+import requests
+
+from envbuild.errors import EngineError
+from envbuild.process import ProcessMissing, run
+
+MINIMUM = (23, 0)
+_START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in the engine.
+
+    `id` is the sha256 of its configuration, the same in every engine and registry; `handle` is what this engine's API
+    calls it (on the containerd store that is the manifest's digest). `layers` are diff ids.
+    """
+
+    id: str
+    handle: str
+    layers: tuple[str, ...]
+    labels: Mapping[str, str]
+    environment: Mapping[str, str]
+    size: int
+
+
+class Engine:
+    """One connection. Everything raises EngineError if the engine goes away."""
+
+    def __init__(self) -> None:
+        """Raises EngineError if no engine answers, or one older than 23.0."""
+        self.host, tls = _endpoint()
+        try:
+            self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=120)
+            version = self.client.version()
+        except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+            raise EngineError(f"no Docker Engine answers at {self.host}", hint=_START) from error
+        self.version: str = version.get("Version", "")
+        self.platform = f"{version.get('Os')}/{version.get('Arch')}"
+        if _numbers(self.version) < MINIMUM:
+            raise EngineError(
+                f"the Docker Engine at {self.host} is {self.version}; 23.0 or newer is needed", hint="update the engine"
+            )
+
+    @cached_property
+    def _info(self) -> dict[str, Any]:
+        with asking():
+            info: dict[str, Any] = self.client.info()
+        return info
+
+    @cached_property
+    def containerd_store(self) -> bool:
+        return any("io.containerd.snapshotter" in str(item) for item in self._info.get("DriverStatus") or ())
+
+    def free_bytes(self) -> tuple[Path, int] | None:
+        """The engine's data folder and what is free there; None where it is not on this machine."""
+        folder = Path(self._info.get("DockerRootDir", ""))
+        if not self.host.startswith("unix://") or not folder.is_dir():
+            return None
+        return folder, shutil.disk_usage(folder).free
+
+    def find(self, reference: str) -> Image | None:
+        """The image of a tag, id or digest; None if the engine does not have it."""
+        with asking():
+            try:
+                found: dict[str, Any] = self.client.api.inspect_image(reference)  # type: ignore[no-untyped-call]
+            except docker.errors.ImageNotFound:
+                return None
+            except docker.errors.APIError as error:
+                if error.status_code == 400:  # not a reference at all
+                    return None
+                raise
+        config = found.get("Config") or {}
+        return Image(
+            id=self._image_id(found["Id"]),
+            handle=found["Id"],
+            layers=tuple((found.get("RootFS") or {}).get("Layers") or ()),
+            labels=config.get("Labels") or {},
+            environment=dict(item.partition("=")[::2] for item in config.get("Env") or ()),
+            size=found.get("Size", 0),
+        )
+
+    def _image_id(self, handle: str) -> str:
+        """The configuration's digest. On the containerd store only an export tells it."""
+        if not self.containerd_store:
+            return handle
+        with asking(), tarfile.open(None, "r|", fileobj=_Stream(self.client.api.get_image(handle))) as archive:
+            for member in archive:
+                if member.name == "manifest.json":
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    name = json.load(content)[0]["Config"]
+                    return f"sha256:{Path(name).stem}"
+        raise EngineError(f"the engine exports {handle} without a manifest")
+
+    def tag(self, image: Image, repository: str, tag: str) -> None:
+        with asking():
+            self.client.api.tag(image.handle, repository, tag)
+
+    def remove(self, reference: str) -> None:
+        """Remove a tag, and the image with its last one; nothing if a container uses it or it is gone."""
+        with asking():
+            try:
+                self.client.api.remove_image(reference)
+            except docker.errors.ImageNotFound:
+                return
+            except docker.errors.APIError as error:
+                if error.status_code != 409:
+                    raise
+
+    def tags(self, repository: str) -> dict[str, str]:
+        """Tag -> handle of every image of a repository."""
+        with asking():
+            listed = self.client.api.images(repository)
+        names = {name: item["Id"] for item in listed for name in item.get("RepoTags") or ()}
+        return {name.rpartition(":")[2]: handle for name, handle in names.items()}
+
+
+class asking:
+    """Turns what the client library raises into EngineError."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, docker.errors.DockerException | requests.RequestException):
+            text = getattr(error, "explanation", None) or str(error) or type(error).__name__
+            raise EngineError(f"the Docker Engine failed: {text}") from error
+
+
+class _Stream(io.RawIOBase):
+    """A file object over the blocks of an HTTP answer."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._buffer = b""
+
+    def read(self, size: int = -1) -> bytes:
+        while len(self._buffer) < size:
+            block = next(self._blocks, b"")
+            if not block:
+                break
+            self._buffer += block
+        result, self._buffer = self._buffer[:size], self._buffer[size:]
+        return result
+
+
+def _endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
+    """DOCKER_HOST, else the current docker context, else the default socket."""
+    if os.environ.get("DOCKER_HOST"):
+        parameters = docker.utils.kwargs_from_env()
+        return parameters.get("base_url") or os.environ["DOCKER_HOST"], parameters.get("tls") or None
+    try:
+        context = docker.context.ContextAPI.get_current_context()
+    except Exception as error:  # the library raises bare Exception for a damaged context
+        raise EngineError(f"the current docker context cannot be read: {error}", hint="docker context use") from error
+    if context is None:
+        raise EngineError("the current docker context does not exist", hint="docker context ls; docker context use")
+    return context.Host or "unix:///var/run/docker.sock", context.TLSConfig
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
+
+
+def client_binary() -> Path:
+    """A docker client with buildx: beside this Python first (the private engine's is linked there), then on PATH.
+
+    Raises EngineError if there is none.
+    """
+    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep)]
+    for folder in dict.fromkeys(folders):
+        program = shutil.which("docker", path=folder)
+        if not program:
+            continue
+        try:
+            if run([program, "buildx", "version"]).code == 0:
+                return Path(program)
+        except ProcessMissing:
+            continue
+    raise EngineError(
+        "no docker client with buildx is on PATH",
+        hint="install docker-buildx (or docker-buildx-plugin); in a checkout: make engine",
+    )
