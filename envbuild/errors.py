@@ -35,6 +35,7 @@ class EnvbuildError(Exception):
         self.message = message
         self.hint = hint
         self.faults = tuple(faults)
+        self.partial: dict[str, Any] = {}  # what a command had come to, for its `--json`
 
     def document(self) -> dict[str, Any]:
         """The value of `error` in `--json` output."""

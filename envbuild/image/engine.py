@@ -128,6 +128,22 @@ class Engine:
                 if error.status_code != 409:
                     raise
 
+    def images(self, prefix: str) -> list[tuple[str, str, int]]:
+        """(tag, handle, bytes) of every tagged image whose name begins with `prefix`."""
+        with asking():
+            listed = self.client.api.images()
+        return [
+            (name, item["Id"], item["Size"])
+            for item in listed
+            for name in item.get("RepoTags") or ()
+            if name.startswith(prefix)
+        ]
+
+    def used(self) -> set[str]:
+        """Handles of images that a container, running or not, was made from."""
+        with asking():
+            return {container["ImageID"] for container in self.client.api.containers(all=True)}
+
     def tags(self, repository: str) -> dict[str, str]:
         """Tag -> handle of every image of a repository."""
         with asking():

@@ -58,3 +58,9 @@ def advisories() -> tuple[Advisory, ...]:
         Advisory(row["id"], row["title"], row["severity"], row["signature"], row["remedy"], tuple(row["cite"]))
         for row in _read("advisories")["advisories"]
     )
+
+
+@cache
+def released_selftests() -> frozenset[str]:
+    """Ids (sha256:...) of self-tests whose evidence counts beside this tree's own."""
+    return frozenset(_read("selftests")["released"])

@@ -1,0 +1,106 @@
+"""The command line: groups of commands, loaded only when called; errors caught once, here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import click
+
+from envbuild.errors import EnvbuildError, Interrupted, UsageError
+
+# Short help stands here so that `--help` imports nothing else; a test holds it against each command's own.
+COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "Everyday": {
+        "make": "From a profile to a verified image.",
+        "build": "Build the image, without proof.",
+        "test": "Run the self-test in an image and report.",
+        "prove": "Self-test, evidence and the tag, for a built image.",
+        "status": "Verified or why not, recomputed.",
+        "prune": "Remove old images and caches.",
+    },
+    "Plan": {
+        "show": "Pins and the reason for each.",
+        "lock": "Pin every file by version and hash.",
+        "render": "Write the Dockerfile of a lock.",
+        "schema": "The JSON Schema of profiles.",
+    },
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [name for group in COMMANDS.values() for name in group]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(context):
+            return None
+        command = importlib.import_module(f"envbuild.commands.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, group in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(group.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="envbuild")
+def cli() -> None:
+    """From a GPU's name to a container image that is proved on that GPU.
+
+    \b
+    Exit codes: 0 done; 2 usage; 3 profile, lock or a file's hash; 4 built, not proved here; 5 a check failed;
+    6 engine, disk or build; 7 index, mirror or registry; 8 out of date; 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Run the command line; the process' only exit."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    wants_json = "--json" in sys.argv[1:]
+    try:
+        cli.main(standalone_mode=False)
+        code = 0
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except click.ClickException as error:
+        code = _report(UsageError(error.format_message(), hint=_usage_hint(error)), wants_json)
+    except (KeyboardInterrupt, click.Abort):
+        code = _report(Interrupted("interrupted; nothing was left behind"), wants_json)
+    except EnvbuildError as error:
+        code = _report(error, wants_json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: not our fault
+        code = 0
+    sys.exit(code)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _usage_hint(error: click.ClickException) -> str | None:
+    context = getattr(error, "ctx", None)
+    return f"see: {context.command_path} --help" if context else None
+
+
+def _report(error: EnvbuildError, wants_json: bool) -> int:
+    if wants_json:
+        document: dict[str, Any] = {**error.partial, "error": error.document()}
+        print(json.dumps(document, indent=2))
+        return error.code
+    lines = [f"error: {error.message}", *(f"  {fault}" for fault in error.faults)]
+    if error.hint:
+        lines += [
+            f"  {'hint: ' if index == 0 else '      '}{line}" for index, line in enumerate(error.hint.split("\n"))
+        ]
+    print("\n".join(lines), file=sys.stderr)
+    return error.code

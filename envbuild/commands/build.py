@@ -1,0 +1,22 @@
+import click
+
+from envbuild import pipeline
+from envbuild.commands.console import Console, emit, json_option
+from envbuild.steps import Options
+
+
+@click.command("build", short_help="Build the image, without proof.")
+@click.argument("name")
+@click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
+@click.option("--no-cache", is_flag=True, help="Build every layer again.")
+@json_option
+def command(name: str, locked: bool, no_cache: bool, as_json: bool) -> None:
+    """Build the image of a profile and tag it with its lock; no self-test, no evidence.
+
+    Example: envbuild build cpu
+    """
+    made = pipeline.build_only(name, Options(locked=locked, no_cache=no_cache), Console())
+    if as_json:
+        emit(made.document())
+    elif made.image:
+        click.echo(f"built {made.image.id}")

@@ -1,0 +1,60 @@
+"""What commands share: the `--json` switch, results on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from envbuild.steps import Step
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def json_option(function: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
+
+
+def emit(document: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(document, indent=2))
+
+
+class Console:
+    """Steps as lines on stderr; in a terminal the running one shows what it is at."""
+
+    def __init__(self) -> None:
+        self._live: Any = None
+        self._name = ""
+        if sys.stderr.isatty():
+            from rich.console import Console as Rich
+
+            self._rich = Rich(stderr=True, highlight=False)
+            self._live = self._rich.status("")
+
+    def begin(self, step: str) -> None:
+        self._name = step
+        if self._live:
+            self._live.update(step)
+            self._live.start()
+
+    def line(self, text: str) -> None:
+        if self._live:
+            from rich.markup import escape
+
+            self._live.update(f"{self._name}: {escape(text[:150])}")
+
+    def say(self, text: str) -> None:
+        click.echo(f"  {'':<13} {text}", err=True)
+
+    def end(self, step: Step) -> None:
+        if self._live:
+            self._live.stop()
+        done = "up to date" if step.cached else f"{step.seconds:6.2f} s"
+        click.echo(f"  {step.name:<13} {done:>10}  {step.note}", err=True)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()

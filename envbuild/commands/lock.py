@@ -1,0 +1,48 @@
+import click
+
+from envbuild.commands.console import emit, json_option
+from envbuild.errors import OutOfDate
+from envbuild.plan import lock, locking, profile, resolve
+from envbuild.plan.document import display
+
+
+@click.command("lock", short_help="Pin every file by version and hash.")
+@click.argument("names", nargs=-1)
+@click.option("--check", is_flag=True, help="Only say whether the locks fit their profiles; offline; exit 8 if not.")
+@click.option(
+    "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=locking.EVERYTHING, metavar="[NAME]",
+    help="Move this package to the newest version that fits (may be repeated); 'base' the Debian packages; "
+    "without NAME everything.",
+)  # fmt: skip
+@json_option
+def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_json: bool) -> None:
+    """Make the locks of profiles, changing only what must change; without a name, of all.
+
+    Example: envbuild lock cpu --upgrade numpy
+    """
+    found, stale = [], []
+    for name in names or profile.names():
+        source = profile.load(name)
+        plan = resolve.resolve(source)
+        before = lock.read(source.lock_file)
+        if check:
+            try:
+                after, changes = lock.current(before, plan, source.lock_file), []
+            except OutOfDate as error:
+                stale.append(error)
+                continue
+        else:
+            after = locking.make(plan, before, frozenset(upgrades))
+            changes = list(locking.differences(before, after)) if after is not before else []
+            if after is not before:
+                lock.write(after, source.lock_file, source.name)
+        found.append({"profile": source.name, "lock": after.id, "file": display(source.lock_file), "changes": changes})
+    if stale:
+        raise OutOfDate("; ".join(error.message for error in stale), hint=stale[0].hint)
+    if as_json:
+        emit({"locks": found})
+        return
+    for row in found:
+        click.echo(f"{row['profile']}: {row['lock']} {'' if row['changes'] else '(unchanged)'}".rstrip())
+        for change in row["changes"]:
+            click.echo(f"  {change}")

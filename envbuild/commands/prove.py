@@ -1,0 +1,20 @@
+import click
+
+from envbuild import pipeline
+from envbuild.commands.console import Console, emit, json_option
+
+
+@click.command("prove", short_help="Self-test, evidence and the tag, for a built image.")
+@click.argument("name")
+@click.option("--image", "reference", metavar="REF", help="Which image, if not the one of the current lock.")
+@json_option
+def command(name: str, reference: str | None, as_json: bool) -> None:
+    """Run the self-test in an image that envbuild built from the profile's lock, write evidence, move the tag.
+
+    Example: envbuild prove cpu
+    """
+    made = pipeline.prove(name, reference, Console())
+    if as_json:
+        emit(made.document())
+    elif made.image:
+        click.echo(f"{made.status} {made.image.id}")

@@ -1,0 +1,41 @@
+import click
+
+from envbuild.commands.console import emit, json_option
+from envbuild.errors import LockError, OutOfDate
+from envbuild.image import dockerfile
+from envbuild.plan import lock, profile
+from envbuild.plan.document import display
+from envbuild.plan.store import write_atomically
+
+
+@click.command("render", short_help="Write the Dockerfile of a lock.")
+@click.argument("names", nargs=-1)
+@click.option(
+    "--check", is_flag=True, help="Write nothing; exit 8 if a committed Dockerfile is not what its lock gives."
+)
+@json_option
+def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
+    """Write dockerfiles/NAME.Dockerfile from the lock of each profile; without a name, of all.
+
+    Example: envbuild render --check
+    """
+    rows, drifted = [], []
+    for name in names or profile.names():
+        source = profile.load(name)
+        locked = lock.read(source.lock_file)
+        if locked is None:
+            raise LockError(f"{display(source.lock_file)} is missing", hint=f"run: envbuild lock {source.name}")
+        text = dockerfile.render(locked, source.name)
+        same = source.dockerfile.is_file() and source.dockerfile.read_text(encoding="utf-8") == text
+        if not same and check:
+            drifted.append(display(source.dockerfile))
+        elif not same:
+            write_atomically(source.dockerfile, text)
+        rows.append({"profile": source.name, "file": display(source.dockerfile), "changed": not same})
+    if drifted:
+        raise OutOfDate(f"not what the lock gives: {', '.join(drifted)}", hint="run: envbuild render")
+    if as_json:
+        emit({"dockerfiles": rows})
+        return
+    for row in rows:
+        click.echo(f"{row['file']}{'' if row['changed'] else ' (unchanged)'}")

@@ -1,0 +1,64 @@
+"""What is old: images that no lock names, and cached files that no lock needs. Never a verified or a running image."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild import settings
+from envbuild.image import base
+from envbuild.image.engine import Engine
+from envbuild.plan.lock import Lock
+
+PREFIX = "envbuild/"
+KEPT_TAG = "verified"
+
+
+@dataclass(frozen=True)
+class Removable:
+    """An image tag or a cached file or folder, with its size in bytes."""
+
+    kind: str
+    name: str
+    bytes: int
+
+
+def images(engine: Engine, current: Iterable[Lock]) -> Iterator[Removable]:
+    """Tags of ours whose image is neither verified, nor in use by a container, nor that of a current lock."""
+    keep_tags = {lock.short for lock in current} | {KEPT_TAG}
+    listed = engine.images(PREFIX)
+    kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == KEPT_TAG} | engine.used()
+    for tag, handle, size in listed:
+        if handle not in kept and tag.rpartition(":")[2] not in keep_tags:
+            yield Removable("image", tag, size)
+
+
+def caches(current: Iterable[Lock]) -> Iterator[Removable]:
+    """Files in our caches that no current lock names, and what interrupted runs left."""
+    locks = list(current)
+    wheels = {locked.wheel.sha256 for lock in locks for locked in lock.wheels}
+    debs = {deb.sha256 for lock in locks for deb in (*lock.base, *lock.apt)}
+    bases = {base.tar_file(lock).name for lock in locks if lock.suite}
+    for kind, wanted in (("wheels", wheels), ("debs", debs), ("bases", bases), ("contexts", set[str]())):
+        for path in sorted(settings.cache_folder(kind).iterdir()):
+            if path.name not in wanted:
+                yield Removable(kind, str(path), _size(path))
+
+
+def remove(engine: Engine | None, items: Iterable[Removable]) -> None:
+    for item in items:
+        if item.kind == "image":
+            assert engine is not None
+            engine.remove(item.name)
+        elif Path(item.name).is_dir():
+            shutil.rmtree(item.name, ignore_errors=True)
+        else:
+            Path(item.name).unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -1,0 +1,121 @@
+"""`make` as a list of steps, each handing its value to the next; build, prove and test are parts of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from envbuild import settings
+from envbuild.errors import CheckFailed, EngineError, EnvbuildError
+from envbuild.image import build, dockerfile
+from envbuild.image.engine import Image
+from envbuild.plan import lock
+from envbuild.plan.lock import Lock
+from envbuild.plan.profile import Source
+from envbuild.proof import status
+from envbuild.steps import Made, Options, Progress, Session
+
+
+def make(name: str, options: Options, progress: Progress) -> Made:
+    """From a profile to a verified image. Raises what the steps raise; CheckFailed if the self-test fails."""
+    session = Session(name, options, progress)
+    with _alone(session):
+        source = session.load()
+        plan = session.resolve(source)
+        locked = session.lock(source, plan)
+        text = session.render(source, locked)
+        image = session.build(source, plan, locked, text)
+        if not session.proved_already(source, image, locked):
+            run = session.selftest(source, image, locked.versions, locked.python)
+            session.evidence(source, image, locked, run)
+            require_passed(session.made)
+        session.tag(source, image)
+    return session.made
+
+
+def build_only(name: str, options: Options, progress: Progress) -> Made:
+    """Layers and tags, no proof."""
+    session = Session(name, options, progress)
+    with _alone(session):
+        source = session.load()
+        plan = session.resolve(source)
+        locked = session.lock(source, plan)
+        session.build(source, plan, locked, session.render(source, locked))
+    return session.made
+
+
+def prove(name: str, reference: str | None, progress: Progress) -> Made:
+    """Test, evidence and the tag, for an image that was built from this lock. Raises CheckFailed for any other."""
+    session = Session(name, Options(locked=True), progress)
+    with _alone(session):
+        source, locked, image = _existing(session, reference)
+        if not any(record.lock == locked.id for record in build.records(image.id)):
+            raise CheckFailed(
+                f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
+                hint=f"its self-test output could be forged; build it: envbuild build {source.name}, "
+                "or only look: envbuild test",
+            )
+        session.made.image, session.made.lock = image, locked
+        run = session.selftest(source, image, locked.versions, locked.python)
+        session.evidence(source, image, locked, run)
+        require_passed(session.made)
+        session.tag(source, image)
+    return session.made
+
+
+def test(name: str, reference: str | None, progress: Progress) -> Made:
+    """Run the self-test and report; no evidence, no tag."""
+    session = Session(name, Options(locked=True), progress)
+    source, locked, image = _existing(session, reference)
+    session.made.image, session.made.lock = image, locked
+    session.selftest(source, image, locked.versions, locked.python)
+    return session.made
+
+
+def _existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
+    source = session.load()
+    plan = session.resolve(source)
+    locked = lock.current(lock.read(source.lock_file), plan, source.lock_file)
+    engine = session.connected()
+    if reference is None:
+        image = status.built(engine, locked, dockerfile.render(locked, source.name))
+        if image is None:
+            raise EngineError(f"{source.name} is not built", hint=f"run: envbuild build {source.name}")
+        return source, locked, image
+    image = engine.find(reference)
+    if image is None:
+        raise EngineError(f"the engine has no image {reference}", hint="docker image ls; docker pull")
+    return source, locked, image
+
+
+def require_passed(made: Made) -> None:
+    """Raises CheckFailed, naming every failure, unless the self-test passed."""
+    if made.run is None or made.run.passed:
+        return
+    failures = made.run.failures()
+    raise CheckFailed(
+        f"the self-test of {made.name} failed: " + "; ".join(f["probe"] or f["detail"] for f in failures),
+        hint="\n".join(f"{f['probe'] or 'run'}: {f['detail']}" for f in failures),
+    )
+
+
+@contextlib.contextmanager
+def _alone(session: Session) -> Iterator[None]:
+    """One process at a time makes a profile; a second one waits and says so. A failure carries what was made so far."""
+    name = Path(session.made.name).stem
+    file = FileLock(settings.state_folder("locks") / f"{name}.lock")
+    try:
+        file.acquire(timeout=0)
+    except Timeout:
+        session.progress.say(f"another envbuild is making {name}; waiting for it")
+        file.acquire()
+    try:
+        yield
+    except EnvbuildError as error:
+        error.partial = session.made.document()
+        raise
+    finally:
+        file.release()

@@ -1,0 +1,171 @@
+"""Evidence: an in-toto statement about one image on one GPU model, and the run record that it points at.
+
+On disk under the user's state folder, by image id; the statement is written last, so one that is there is whole.
+`verified` is computed from it every time, never stored.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild import settings
+from envbuild.image.engine import Image
+from envbuild.plan import facts
+from envbuild.plan.lock import Lock
+from envbuild.plan.store import write_atomically
+from envbuild.proof.job import TestRun, selftest_id
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
+CPU = "cpu"
+_LEVELS = ("quick", "standard", "full")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the evidence says of one GPU model ("cpu" where the profile names none).
+
+    `state`: proved, stale (the evidence is for another self-test or level, or lacks a probe), or missing.
+    """
+
+    model: str
+    state: str
+    evidence: Path | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What counts as a proof: this lock, these probes, this level or a higher one."""
+
+    lock: str
+    level: str
+    require: tuple[str, ...]
+
+
+def run_record(
+    name: str, image: Image, lock: Lock, run: TestRun, level: str, engine: str, finished: datetime.datetime
+) -> dict[str, Any]:
+    """Everything that was measured, in one document; named by the sha256 of its bytes."""
+    return {
+        "version": 1,
+        "profile": name,
+        "image": {"id": image.id, "layers": list(image.layers)},
+        "lock": lock.id,
+        "selftest": {"id": selftest_id(), "level": level},
+        "gpu": None,
+        "engine": engine,
+        "finished": finished.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "seconds": round(run.seconds, 3),
+        "start": dict(run.start),
+        "environment": dict(run.environment),
+        "results": [dict(result) for result in run.results],
+        "errors": list(run.errors),
+    }
+
+
+def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
+    """In-toto Statement v1 with test-result v0.1, as its schema has it; a probe that did not run is in no list."""
+    model = CPU
+    named = {
+        status: [f"{model}/{result['probe']}" for result in record["results"] if result["status"] == status]
+        for status in ("passed", "failed")
+    }
+    failed = bool(named["failed"] or record["errors"])
+    return {
+        "_type": STATEMENT,
+        "subject": [{"name": f"envbuild/{record['profile']}", "digest": {"sha256": _hex(record["image"]["id"])}}],
+        "predicateType": TEST_RESULT,
+        "predicate": {
+            "result": "FAILED" if failed else "PASSED",
+            "configuration": [
+                {"name": "lock", "digest": {"sha256": _hex(record["lock"])}},
+                {"name": "selftest", "digest": {"sha256": _hex(record["selftest"]["id"])}},
+                {"name": "run-record", "digest": {"sha256": record_digest}, "mediaType": "application/json"},
+            ],
+            "passedTests": [] if record["errors"] else named["passed"],
+            "failedTests": named["failed"],
+        },
+    }
+
+
+def save(record: Mapping[str, Any]) -> Path:
+    """Write the record, then the statement that points at it; returns the statement's path."""
+    text = json.dumps(record, indent=1, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    folder = _folder(record["image"]["id"])
+    write_atomically(folder / f"{digest}.record.json", text)
+    made = statement(record, digest)
+    path = folder / f"{digest}.statement.json"
+    write_atomically(path, json.dumps(made, indent=1, sort_keys=True))
+    return path
+
+
+def run_of(statement_file: Path, image_id: str) -> TestRun:
+    """The run that a proof's statement points at. Raises FileNotFoundError if it went away meanwhile."""
+    record = _read(statement_file, image_id)
+    if record is None:
+        raise FileNotFoundError(statement_file)
+    return TestRun(
+        tuple(record["results"]), record["environment"], record["start"], tuple(record["errors"]), record["seconds"]
+    )
+
+
+def _folder(image_id: str) -> Path:
+    return settings.state_folder("evidence") / _hex(image_id)
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
+
+
+def prove(image_id: str, wanted: Wanted, models: Sequence[str] = (CPU,)) -> list[Proof]:
+    """For each model the newest evidence that counts, else the nearest to it with the reason why it does not."""
+    found = [(path, record) for path in _folder(image_id).glob("*.statement.json") if (record := _read(path, image_id))]
+    found.sort(key=lambda item: item[1]["finished"], reverse=True)
+    return [_best(model, wanted, found) for model in models]
+
+
+def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+    stale = None
+    for path, record in found:
+        reason = _objection(record, wanted)
+        if reason is None:
+            return Proof(model, "proved", path, f"proved {record['finished']}")
+        stale = stale or Proof(model, "stale", path, reason)
+    return stale or Proof(model, "missing", None, "never proved")
+
+
+def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
+    """Why this evidence does not count, None if it does."""
+    if record["lock"] != wanted.lock:
+        return "proved for another lock"
+    failed = [result["probe"] for result in record["results"] if result["status"] == "failed"]
+    if failed or record["errors"]:
+        return f"the self-test failed: {', '.join(failed) or record['errors'][0]}"
+    if record["selftest"]["id"] not in {selftest_id(), *facts.released_selftests()}:
+        return "proved by an older self-test"
+    if _LEVELS.index(record["selftest"]["level"]) < _LEVELS.index(wanted.level):
+        return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
+    passed = {result["probe"] for result in record["results"] if result["status"] == "passed"}
+    missing = [name for name in wanted.require if name not in passed]
+    return f"required probes did not run: {', '.join(missing)}" if missing else None
+
+
+def _read(path: Path, image_id: str) -> dict[str, Any] | None:
+    """The record behind a statement; None unless the two, their names and the image fit together to the byte."""
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))
+        text = path.with_name(path.name.replace(".statement.", ".record.")).read_bytes()
+        record: dict[str, Any] = json.loads(text)
+        digest = hashlib.sha256(text).hexdigest()
+        whole = stated == statement(record, digest) and path.name == f"{digest}.statement.json"
+        return record if whole and record["image"]["id"] == image_id else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

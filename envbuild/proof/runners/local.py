@@ -1,0 +1,174 @@
+"""Runs a job in a container of the engine: no network, no capabilities, read-only, bounded, and always removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+import requests
+from docker.types import LogConfig
+
+from envbuild.errors import EngineError
+from envbuild.image.engine import Engine, asking
+from envbuild.proof.job import Job, RawOutput
+
+OWNER = "io.envbuild.owner"
+MAX_STDOUT = 64 << 20
+MAX_STDERR = 64 << 10
+# Nobody: what must run for any uid is tested as one that owns nothing.
+_USER = "65534:65534"
+
+
+def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
+    """Run the job to its end. `on_line` gets each whole line of its stdout as it comes.
+
+    Raises EngineError if the container cannot be started. The container is gone afterwards, also after an
+    interruption; one that a killed envbuild left behind is removed first.
+    """
+    sweep(engine)
+    name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
+    api: Any = engine.client.api
+    try:
+        with asking():
+            _create(api, name, job)
+            output = api.attach(name, stdout=True, stderr=True, stream=True, demux=True)
+            stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
+            begin = time.monotonic()
+            api.start(name)
+            return _follow(api, name, job, output, stdin, begin, on_line)
+    finally:
+        _remove(api, name)
+
+
+def _create(api: Any, name: str, job: Job) -> None:
+    limits = job.limits
+    host = api.create_host_config(
+        init=True,  # without it PID 1 survives its own SIGFPE
+        read_only=True,
+        network_mode="none",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        mem_limit=limits.memory,
+        memswap_limit=limits.memory,
+        shm_size=limits.shm,
+        pids_limit=limits.pids,
+        # Docker's tmpfs is noexec by default, which breaks dlopen of what torch compiles
+        tmpfs={"/tmp": f"exec,mode=1777,size={limits.tmp}"},
+        log_config=LogConfig(type="none"),  # nothing of an untrusted output stays on the engine's disk
+    )
+    api.create_container(
+        job.image,
+        command=list(job.argv[1:]),
+        entrypoint=[job.argv[0]],
+        user=_USER,
+        working_dir="/tmp",
+        stdin_open=True,
+        name=name,
+        network_disabled=True,
+        labels={OWNER: _owner()},
+        host_config=host,
+    )
+
+
+def _follow(
+    api: Any, name: str, job: Job, output: Iterator[tuple[bytes | None, bytes | None]], stdin: Any, begin: float,
+    on_line: Callable[[bytes], None],
+) -> RawOutput:  # fmt: skip
+    feeder = threading.Thread(target=_feed, args=(stdin, job.stdin), daemon=True)
+    feeder.start()
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        _kill(api, name)
+
+    alarm = threading.Timer(job.limits.timeout, expire)
+    alarm.daemon = True
+    alarm.start()
+    stdout, stderr, seen, too_long = bytearray(), bytearray(), 0, False
+    try:
+        for out, err in output:
+            stdout += out or b""
+            stderr = (stderr + (err or b""))[-MAX_STDERR:]
+            while (end := stdout.find(b"\n", seen)) >= 0:
+                on_line(bytes(stdout[seen:end]))
+                seen = end + 1
+            if len(stdout) > MAX_STDOUT:
+                too_long = True
+                _kill(api, name)
+                break
+        code = api.wait(name)["StatusCode"]
+        state = api.inspect_container(name)["State"]
+    finally:
+        alarm.cancel()
+    return RawOutput(
+        stdout=bytes(stdout),
+        stderr=stderr.decode(errors="replace"),
+        exit_code=None if expired.is_set() else code,
+        seconds=time.monotonic() - begin,
+        out_of_memory=bool(state.get("OOMKilled")),
+        timed_out=expired.is_set(),
+        too_long=too_long,
+    )
+
+
+def _feed(stdin: Any, payload: bytes) -> None:
+    """In a thread of its own: an image that never reads its stdin must not stop us."""
+    connection = getattr(stdin, "_sock", stdin)
+    with contextlib.suppress(OSError):
+        connection.sendall(payload)
+
+
+def _kill(api: Any, name: str) -> None:
+    with contextlib.suppress(docker.errors.DockerException, requests.RequestException):
+        api.kill(name)
+
+
+def _remove(api: Any, name: str) -> None:
+    try:
+        api.remove_container(name, force=True, v=True)
+    except docker.errors.NotFound:
+        pass  # it was never created
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise EngineError(f"container {name} could not be removed: {error}", hint=f"docker rm -f {name}") from error
+
+
+def sweep(engine: Engine) -> int:
+    """Remove containers whose envbuild process is gone (killed, or the machine restarted); returns how many."""
+    api: Any = engine.client.api
+    removed = 0
+    with asking():
+        for container in api.containers(all=True, filters={"label": OWNER}):
+            if _abandoned(container["Labels"][OWNER]):
+                _remove(api, container["Id"])
+                removed += 1
+    return removed
+
+
+def _owner() -> str:
+    """host:pid:start, the start of the process in ticks since boot: a pid alone may be another's by now."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def _abandoned(owner: str) -> bool:
+    host, pid, started = [*owner.rsplit(":", 2), "", ""][:3]
+    if host != socket.gethostname() or not pid.isdigit():
+        return False  # another machine's, which we cannot ask
+    return _started(int(pid)) != started
+
+
+def _started(pid: int) -> str | None:
+    """Field 22 of /proc/PID/stat (proc(5)), counted from behind the command's name, which may hold anything."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[19]

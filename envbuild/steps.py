@@ -1,0 +1,272 @@
+"""The steps of the pipeline: each does one thing, is timed, and says whether there was anything to do."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from envbuild.errors import EngineError, NotProved
+from envbuild.image import base, build, dockerfile
+from envbuild.image.engine import Engine, Image
+from envbuild.plan import debs, lock, locking, profile, resolve, store, wheels
+from envbuild.plan.document import display
+from envbuild.plan.lock import Lock
+from envbuild.plan.profile import Source
+from envbuild.plan.resolve import Plan
+from envbuild.proof import evidence, job, status
+from envbuild.proof.evidence import Proof
+from envbuild.proof.job import TestRun
+from envbuild.proof.runners import local
+
+T = TypeVar("T")
+
+
+class Progress(Protocol):
+    """Where a person sees what happens; nothing of it goes to stdout."""
+
+    def begin(self, step: str) -> None: ...
+    def line(self, text: str) -> None: ...
+    def say(self, text: str) -> None: ...
+    def end(self, step: Step) -> None: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """A finished step. `cached`: nothing had to be done."""
+
+    name: str
+    seconds: float
+    cached: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Options:
+    locked: bool = False
+    no_cache: bool = False
+    upgrade: frozenset[str] = frozenset()
+
+
+@dataclass
+class Made:
+    """What `make` and its parts came to; filled in as the steps go."""
+
+    name: str
+    steps: list[Step] = field(default_factory=list)
+    lock: Lock | None = None
+    image: Image | None = None
+    tags: list[str] = field(default_factory=list)
+    run: TestRun | None = None
+    evidence: Path | None = None
+    proofs: tuple[Proof, ...] = ()
+
+    @property
+    def status(self) -> str:
+        if self.run is not None and not self.run.passed:
+            return "failed"
+        proved = bool(self.proofs) and all(proof.state == "proved" for proof in self.proofs)
+        return "verified" if proved else "built"
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "profile": self.name,
+            "status": self.status,
+            "image": {"id": self.image.id, "tags": self.tags} if self.image else None,
+            "lock": self.lock.id if self.lock else None,
+            "gpu": None,
+            "evidence": str(self.evidence) if self.evidence else None,
+            "proofs": status.proofs_document(self.proofs),
+            "selftest": self.run.summary() if self.run else None,
+            "steps": [{"name": s.name, "seconds": round(s.seconds, 3), "cached": s.cached} for s in self.steps],
+        }
+
+
+class Session:
+    """One profile being made: the steps in the order they are called, with what each learned."""
+
+    def __init__(self, name: str, options: Options, progress: Progress) -> None:
+        self.options = options
+        self.progress = progress
+        self.made = Made(name)
+        self.engine: Engine | None = None
+
+    def step(self, name: str, work: Callable[[], tuple[T, bool, str]]) -> T:
+        """Run one step; `work` returns its value, whether there was nothing to do, and a note for the reader."""
+        self.progress.begin(name)
+        begin = time.monotonic()
+        value, cached, note = work()
+        done = Step(name, time.monotonic() - begin, cached, note)
+        self.made.steps.append(done)
+        self.progress.end(done)
+        return value
+
+    def connected(self) -> Engine:
+        self.engine = self.engine or Engine()
+        return self.engine
+
+    # the steps
+
+    def load(self) -> Source:
+        def work() -> tuple[Source, bool, str]:
+            source = profile.load(self.made.name)
+            self.made.name = source.name
+            return source, False, display(source.file)
+
+        return self.step("load profile", work)
+
+    def resolve(self, source: Source) -> Plan:
+        def work() -> tuple[Plan, bool, str]:
+            plan = resolve.resolve(source)
+            return plan, False, ", ".join([*plan.core[1:], *plan.packages[:4]])
+
+        return self.step("resolve", work)
+
+    def lock(self, source: Source, plan: Plan) -> Lock:
+        """The lock, current, and the packages of its base at hand."""
+
+        def work() -> tuple[Lock, bool, str]:
+            before = lock.read(source.lock_file)
+            if self.options.locked:
+                after = lock.current(before, plan, source.lock_file)
+            else:
+                after = locking.make(plan, before, self.options.upgrade)
+            after = self._base_at_hand(plan, after)
+            if after is not before:
+                lock.write(after, source.lock_file, source.name)
+                for change in locking.differences(before, after):
+                    self.progress.say(f"locked: {change}")
+            self.made.lock = after
+            return after, after is before, f"{after.short} {display(source.lock_file)}"
+
+        return self.step("lock", work)
+
+    def _base_at_hand(self, plan: Plan, found: Lock) -> Lock:
+        """Base packages that no mirror has any longer are locked again, unless --locked forbids it."""
+        if found.suite is None or (base.tar_file(found).is_file() and not found.apt):
+            return found
+        wanted = found.apt if base.tar_file(found).is_file() else (*found.base, *found.apt)
+        try:
+            debs.fetch(wanted, found.suite, store.debs(), found.made)
+            return found
+        except debs.Unavailable as gone:
+            if self.options.locked:
+                raise
+            self.progress.say(f"the base is locked again: {gone.message}")
+        again = locking.make(plan, found, frozenset({locking.BASE}))
+        debs.fetch((*again.base, *again.apt), found.suite, store.debs(), again.made)
+        return again
+
+    def render(self, source: Source, locked: Lock) -> str:
+        def work() -> tuple[str, bool, str]:
+            text = dockerfile.render(locked, source.name)
+            same = source.dockerfile.is_file() and source.dockerfile.read_text(encoding="utf-8") == text
+            if not same:
+                store.write_atomically(source.dockerfile, text)
+            return text, same, display(source.dockerfile)
+
+        return self.step("render", work)
+
+    def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
+        def work() -> tuple[Image, bool, str]:
+            engine = self.connected()
+            image = None if self.options.no_cache else status.built(engine, locked, text)
+            cached = image is not None
+            if image is None:
+                build.check_disk(engine, locked)
+                self._fetch(plan, locked)
+                image = build.build(
+                    engine, locked, source.name, text, no_cache=self.options.no_cache, on_line=self.progress.line
+                )
+            tag = f"{build.repository(source.name)}:{locked.short}"
+            if cached and engine.tags(build.repository(source.name)).get(locked.short) != image.handle:
+                engine.tag(image, build.repository(source.name), locked.short)
+            self.made.image = image
+            self.made.tags = [tag]
+            return image, cached, f"{tag} {image.size / 1e6:.0f} MB"
+
+        return self.step("build", work)
+
+    def _fetch(self, plan: Plan, locked: Lock) -> None:
+        wanted = [item.wheel for item in locked.wheels]
+        came: dict[str, int] = {}
+
+        def progress(file: str, count: int) -> None:
+            came[file] = came.get(file, 0) + count
+            self.progress.line(f"fetching {sum(came.values()) / 1e6:.0f} MB: {file}")
+
+        wheels.fetch(wanted, plan.python, plan.glibc, store.wheels(), progress)
+        if locked.suite:
+            base.make(locked, store.debs(), self.progress.line)
+
+    def selftest(self, source: Source, image: Image, versions: Mapping[str, str], python: str) -> TestRun:
+        def work() -> tuple[TestRun, bool, str]:
+            wanted = source.profile.selftest
+            prepared = job.make(image.handle, wanted, versions, python)
+            run = job.judge(
+                local.run(self.connected(), prepared, lambda line: self._tell(line, prepared.nonce)),
+                prepared.nonce,
+                wanted.require,
+            )
+            self.made.run = run
+            return run, False, counts(run)
+
+        return self.step("self-test", work)
+
+    def _tell(self, line: bytes, nonce: str) -> None:
+        found = job.frame(line, nonce)
+        if found and found[1].get("kind") == "probe":
+            self.progress.line(f"{found[1].get('probe')}: {found[1].get('status')}")
+
+    def proved_already(self, source: Source, image: Image, locked: Lock) -> bool:
+        """Whether the evidence on disk still proves this image; then the self-test need not run again."""
+        proofs = tuple(evidence.prove(image.id, status.wanted(source.profile, locked)))
+        if any(proof.state != "proved" or proof.evidence is None for proof in proofs):
+            return False
+
+        def work() -> tuple[TestRun, bool, str]:
+            assert proofs[0].evidence is not None
+            run = evidence.run_of(proofs[0].evidence, image.id)
+            return run, True, counts(run)
+
+        self.made.run = self.step("self-test", work)
+        self.made.proofs = self.step("evidence", lambda: (proofs, True, proofs[0].reason))
+        return True
+
+    def evidence(self, source: Source, image: Image, locked: Lock, run: TestRun) -> None:
+        def work() -> tuple[None, bool, str]:
+            now = datetime.datetime.now(datetime.UTC)
+            engine = f"docker {self.connected().version}"
+            record = evidence.run_record(source.name, image, locked, run, source.profile.selftest.level, engine, now)
+            self.made.evidence = evidence.save(record)
+            self.made.proofs = tuple(evidence.prove(image.id, status.wanted(source.profile, locked)))
+            return None, False, f"{self.made.evidence.name[:12]} unsigned"
+
+        self.step("evidence", work)
+
+    def tag(self, source: Source, image: Image) -> None:
+        """Publish the answer of the evidence, last."""
+        if self.made.status != "verified":
+            raise NotProved(
+                f"{source.name} is built and not proved", hint="; ".join(p.reason for p in self.made.proofs)
+            )
+
+        def work() -> tuple[None, bool, str]:
+            engine = self.connected()
+            repository = build.repository(source.name)
+            cached = engine.tags(repository).get(status.VERIFIED) == image.handle
+            if not cached:
+                engine.tag(image, repository, status.VERIFIED)
+            if engine.tags(repository).get(status.VERIFIED) != image.handle:
+                raise EngineError(f"{repository}:{status.VERIFIED} was moved by somebody else meanwhile")
+            self.made.tags.append(f"{repository}:{status.VERIFIED}")
+            return None, cached, f"{repository}:{status.VERIFIED}"
+
+        self.step("tag", work)
+
+
+def counts(run: TestRun) -> str:
+    return ", ".join(f"{len(run.by_status(s))} {s}" for s in ("passed", "failed", "skipped") if run.by_status(s))
