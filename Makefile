@@ -1,0 +1,57 @@
+# `make cpu` needs nothing but Debian, root and Python 3.11: it makes .venv, starts an engine if none answers, and runs
+# the main job. `make help` lists everything.
+PYTHON ?= python3
+BIN := .venv/bin
+TARGETS := help venv engine engine-stop test unit lint format bench clean
+PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
+CLASH := $(filter $(TARGETS),$(PROFILES))
+$(if $(CLASH),$(error a profile cannot be named like a target: $(CLASH)))
+
+.DEFAULT_GOAL := help
+.PHONY: $(TARGETS) $(PROFILES)
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  make <profile>    from a profile to a verified image: $(PROFILES)"
+
+$(PROFILES): venv engine
+	PATH="$(CURDIR)/$(BIN):$$PATH" envbuild make $@ --allow-unproved
+
+venv: .venv/.installed ## the virtual environment, .venv
+
+.venv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/.dev: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+engine: venv ## a Docker Engine: the one that answers, else a private one (Debian, root)
+	@scripts/engine start
+
+engine-stop: ## stop the private engine
+	@scripts/engine stop
+
+test: .venv/.dev engine ## every test, the end-to-end ones on a real engine included
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+unit: .venv/.dev ## the tests that need no engine
+	$(BIN)/python -m pytest tests/unit tests/selftest
+
+lint: .venv/.dev ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.dev ## let ruff format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev ## measure, side by side; results go to benchmarks/results
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/startup.py
+
+clean: ## remove .venv and what tools left in the tree; images and caches: envbuild prune
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
