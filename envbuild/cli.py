@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 import click
 
-from envbuild.errors import EnvbuildError, Interrupted, UsageError
+from envbuild.errors import DiskError, EnvbuildError, Interrupted, SystemFault, UsageError
 
 # Short help stands here so that `--help` imports nothing else; a test holds it against each command's own.
 COMMANDS: Mapping[str, Mapping[str, str]] = {
@@ -80,7 +81,17 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: not our fault
         code = 0
+    except OSError as error:
+        code = _report(_system_error(error), wants_json)
     sys.exit(code)
+
+
+def _system_error(error: OSError) -> EnvbuildError:
+    """A full disk, a folder that may not be written: no traceback for what a machine can do to us."""
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        return DiskError(f"{where}the disk is full", hint="free some: envbuild prune")
+    return SystemFault(f"{where}{error.strerror or error}")
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

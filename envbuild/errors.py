@@ -96,6 +96,12 @@ class DiskError(EnvbuildError):
     code, kind = 6, "disk"
 
 
+class SystemFault(EnvbuildError):
+    """The machine refuses something: a folder that may not be written, say."""
+
+    code, kind = 6, "system"
+
+
 class NetworkError(EnvbuildError):
     """An index, a mirror or a registry did not answer, or does not have what is asked for."""
 

@@ -62,7 +62,7 @@ def _state(locked: lock.Lock | None, plan: resolve.Plan) -> str:
 
 
 def _all(as_json: bool) -> None:
-    rows = []
+    rows: list[dict[str, str | None]] = []
     for name in profile.names():
         try:
             source = profile.load(name)

@@ -4,6 +4,7 @@ import click
 
 from envbuild import pipeline
 from envbuild.commands.console import Console, emit, json_option
+from envbuild.errors import CheckFailed
 from envbuild.steps import Made
 
 
@@ -24,7 +25,7 @@ def command(name: str, reference: str | None, as_json: bool) -> None:
             click.echo(line(result))
     try:
         pipeline.require_passed(made)
-    except pipeline.CheckFailed as failed:
+    except CheckFailed as failed:
         failed.partial = document(made)
         raise
 

@@ -77,18 +77,28 @@ def needed_bytes(lock: Lock) -> int:
     return int(wheel_bytes * (1 + _WHEEL_UNPACKED) + deb_bytes * (1 + 2 * _DEB_UNPACKED))
 
 
+def fetched_bytes(lock: Lock) -> int:
+    """What our own caches still have to take: wheels that are not there, and the base before it is made."""
+    here = store.wheels()
+    wheel_bytes = sum(w.bytes for w in lock.wheels if not here.holds(w.wheel.sha256, w.wheel.file))
+    made = base.tar_file(lock).is_file() or not lock.suite
+    return wheel_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
+
+
 def check_disk(engine: Engine, lock: Lock) -> None:
-    """Raises DiskError, with the figures, where the engine's disk cannot take the build."""
-    free = engine.free_bytes()
-    if free is None:
-        return
-    folder, available = free
-    needed = needed_bytes(lock)
-    if available < needed:
-        raise DiskError(
-            f"the build needs about {needed / 1e9:.1f} GB in {folder}, {available / 1e9:.1f} GB are free",
-            hint="free some: envbuild prune; docker buildx prune; docker image prune",
-        )
+    """Raises DiskError, with the figures, where a disk cannot take what is fetched and built."""
+    places = [(settings.cache_folder("wheels"), fetched_bytes(lock))]
+    if engine.data_folder:
+        places.append((engine.data_folder, needed_bytes(lock)))
+    for folder, _ in places:
+        device = folder.stat().st_dev
+        needed = sum(size for other, size in places if other.stat().st_dev == device)
+        available = shutil.disk_usage(folder).free
+        if available < needed:
+            raise DiskError(
+                f"the build needs about {needed / 1e9:.1f} GB in {folder}, {available / 1e9:.1f} GB are free",
+                hint="free some: envbuild prune; docker buildx prune; docker image prune",
+            )
 
 
 def build(
@@ -96,9 +106,12 @@ def build(
 ) -> Image:
     """Build the image of a lock, tag it `envbuild/<name>:<12 hex of the lock id>`, and write the record.
 
-    Everything it is made of must be in the stores (`plan.fetch`). Raises DiskError before, BuildError if a step fails.
+    Everything it is made of must be in the stores. Raises EngineError or BuildError.
     """
-    check_disk(engine, lock)
+    if engine.platform != lock.platform:
+        raise EngineError(
+            f"the engine is {engine.platform}, the image {lock.platform}", hint="use an engine of that kind"
+        )
     client = client_binary()
     context = _context(lock, name)
     with tempfile.TemporaryDirectory(prefix="envbuild-build-") as folder:
@@ -155,11 +168,9 @@ def _failed(stderr: str) -> BuildError:
     lines = [line for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line or "error:" in line or "install:" in line]
     if any("no space left on device" in line for line in lines):
-        return DiskErrorInBuild(
-            "the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune"
-        )
+        return DiskFull("the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune")
     return BuildError("the image build failed", hint="\n".join((errors or lines)[-12:]))
 
 
-class DiskErrorInBuild(BuildError):
+class DiskFull(BuildError):
     kind = "disk"

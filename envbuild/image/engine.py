@@ -72,12 +72,11 @@ class Engine:
     def containerd_store(self) -> bool:
         return any("io.containerd.snapshotter" in str(item) for item in self._info.get("DriverStatus") or ())
 
-    def free_bytes(self) -> tuple[Path, int] | None:
-        """The engine's data folder and what is free there; None where it is not on this machine."""
+    @property
+    def data_folder(self) -> Path | None:
+        """Where the engine keeps its images; None where that is not on this machine."""
         folder = Path(self._info.get("DockerRootDir", ""))
-        if not self.host.startswith("unix://") or not folder.is_dir():
-            return None
-        return folder, shutil.disk_usage(folder).free
+        return folder if self.host.startswith("unix://") and folder.is_dir() else None
 
     def find(self, reference: str) -> Image | None:
         """The image of a tag, id or digest; None if the engine does not have it."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import os
 import re
 import shutil
-import sys
 import tempfile
+import threading
 import tomllib
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +19,13 @@ import uv
 from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from requests.adapters import HTTPAdapter
-from urllib3.util.retry import Retry
 
 from envbuild.errors import NetworkError, ProfileError
+from envbuild.plan import index
 from envbuild.plan.store import Store
 from envbuild.process import Completed, run
 
 _SAFE_FILE = re.compile(r"[A-Za-z0-9_.+!-]+\.whl")
-_PARALLEL = 8
 
 
 @dataclass(frozen=True)
@@ -64,57 +59,13 @@ def uv_binary() -> Path:
     return Path(uv.find_uv_bin())
 
 
-@cache
-def _pip_configuration() -> Mapping[str, str]:
-    """pip's own configuration, files and environment, as `pip config list` merges them; later lines win."""
-    done = _output([sys.executable, "-m", "pip", "config", "list"])
-    found: dict[str, str] = {}
-    for line in done.splitlines():
-        key, separator, value = line.partition("=")
-        if separator:
-            found[key.rpartition(".")[2]] = str(ast.literal_eval(value))
-    return found
-
-
-def _output(argv: Sequence[str]) -> str:
-    done = run(argv)
-    return done.stdout if done.code == 0 else ""
-
-
-@cache
-def _index_arguments() -> tuple[str, ...]:
-    """pip's indexes, find-links and trusted hosts as uv's options. What uv itself is configured with stays in force."""
-    pip = _pip_configuration()
-    arguments: list[str] = []
-    own_index = any(os.environ.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"))
-    if "index-url" in pip and not own_index:
-        arguments += ["--default-index", pip["index-url"]]
-    for address in pip.get("extra-index-url", "").split():
-        arguments += ["--index", address]
-    if "extra-index-url" in pip:
-        # pip takes the best version of all its indexes; uv would stop at the first that has the name.
-        arguments += ["--index-strategy", "unsafe-best-match"]
-    for place in pip.get("find-links", "").split():
-        arguments += ["--find-links", place]
-    for host in pip.get("trusted-host", "").split():
-        arguments += ["--allow-insecure-host", host]
-    if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        arguments.append("--no-index")
-    return tuple(arguments)
-
-
-def _environment() -> dict[str, str]:
-    certificate = _pip_configuration().get("cert")
-    return {"SSL_CERT_FILE": certificate} if certificate and "SSL_CERT_FILE" not in os.environ else {}
-
-
 def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
     platform = f"x86_64-manylinux_{glibc.replace('.', '_')}"
     return run(
         [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--only-binary", ":all:",
-         "--python-version", python, "--python-platform", platform, *_index_arguments(), *options, "-"],
+         "--python-version", python, "--python-platform", platform, *options, "-"],
         stdin="".join(f"{line}\n" for line in lines),
-        env=_environment(),
+        env=index.uv_environment(),
     )  # fmt: skip
 
 
@@ -226,7 +177,7 @@ def _file_name(address: str) -> str:
 
 def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
     """Bytes of each file, by asking for its head. Raises NetworkError."""
-    session = _session()
+    session = index.session()
 
     def size(item: tuple[Wheel, str]) -> int:
         _, address = item
@@ -236,7 +187,7 @@ def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
         answer = _ask(session, "HEAD", address)
         return int(answer.headers.get("Content-Length", 0))
 
-    with ThreadPoolExecutor(_PARALLEL) as pool:
+    with ThreadPoolExecutor(index.PARALLEL) as pool:
         return dict(zip(addresses, pool.map(size, addresses.items()), strict=True))
 
 
@@ -253,42 +204,42 @@ def fetch(wheels: Sequence[Wheel], python: str, glibc: str, store: Store, progre
     gone = [wheel.file for wheel in missing if wheel.file not in addresses]
     if gone:
         raise NetworkError(f"the configured indexes no longer have {', '.join(gone)}", hint="lock again")
-    session = _session()
-    with store.incoming() as folder, ThreadPoolExecutor(_PARALLEL) as pool:
+    session = index.session()
+    stop = threading.Event()  # one failure, or Ctrl-C, ends the other downloads too
+    with store.incoming() as folder, ThreadPoolExecutor(index.PARALLEL) as pool:
 
         def bring(wheel: Wheel) -> None:
             file = folder / wheel.sha256
-            _download(session, addresses[wheel.file], file, lambda count: progress(wheel.file, count))
+            _download(session, addresses[wheel.file], file, stop, lambda count: progress(wheel.file, count))
+            if stop.is_set():
+                return
             store.put(file, wheel.sha256, wheel.file)
 
-        list(pool.map(bring, missing))
+        try:
+            list(pool.map(bring, missing))
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
     return len(missing)
-
-
-def _session() -> requests.Session:
-    """Proxies, netrc and certificates as requests finds them in the environment, as pip does."""
-    session = requests.Session()
-    certificate = _pip_configuration().get("cert")
-    if certificate:
-        session.verify = certificate
-    again = Retry(total=4, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, HTTPAdapter(max_retries=again, pool_maxsize=_PARALLEL))
-    return session
 
 
 def _ask(session: requests.Session, method: str, address: str) -> requests.Response:
     try:
+        # requests itself takes netrc where no credentials are given, and drops them when it is sent to another host
         answer = session.request(
-            method, address, stream=True, timeout=60, allow_redirects=True, headers={"Accept-Encoding": "identity"}
-        )
+            method, address, stream=True, timeout=60, allow_redirects=True,
+            headers={"Accept-Encoding": "identity"}, auth=index.credentials().get(urllib.parse.urlsplit(address).netloc),
+        )  # fmt: skip
         answer.raise_for_status()
     except requests.RequestException as error:
         raise NetworkError(f"{_file_name(address)} cannot be fetched: {type(error).__name__}") from error
     return answer
 
 
-def _download(session: requests.Session, address: str, file: Path, progress: Callable[[int], None]) -> None:
+def _download(
+    session: requests.Session, address: str, file: Path, stop: threading.Event, progress: Callable[[int], None]
+) -> None:
     local = _local(address)
     if local:
         shutil.copyfile(local, file)
@@ -297,6 +248,8 @@ def _download(session: requests.Session, address: str, file: Path, progress: Cal
     try:
         with _ask(session, "GET", address) as answer, file.open("wb") as stream:
             for block in answer.iter_content(1 << 20):
+                if stop.is_set():
+                    return
                 stream.write(block)
                 progress(len(block))
     except requests.RequestException as error:

@@ -126,7 +126,7 @@ def _hex(digest: str) -> str:
 
 
 def prove(image_id: str, wanted: Wanted, models: Sequence[str] = (CPU,)) -> list[Proof]:
-    """For each model the newest evidence that counts, else the nearest to it with the reason why it does not."""
+    """For each model the newest evidence that counts, else the newest with the reason why it does not."""
     found = [(path, record) for path in _folder(image_id).glob("*.statement.json") if (record := _read(path, image_id))]
     found.sort(key=lambda item: item[1]["finished"], reverse=True)
     return [_best(model, wanted, found) for model in models]
@@ -139,16 +139,23 @@ def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]
         if reason is None:
             return Proof(model, "proved", path, f"proved {record['finished']}")
         stale = stale or Proof(model, "stale", path, reason)
+        if _failed(record):
+            break  # what passed before it no longer counts
     return stale or Proof(model, "missing", None, "never proved")
+
+
+def _failed(record: Mapping[str, Any]) -> list[str]:
+    """The probes that failed, and the faults of the run."""
+    failed = [result["probe"] for result in record["results"] if result["status"] == "failed"]
+    return [*failed, *record["errors"]]
 
 
 def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
     """Why this evidence does not count, None if it does."""
     if record["lock"] != wanted.lock:
         return "proved for another lock"
-    failed = [result["probe"] for result in record["results"] if result["status"] == "failed"]
-    if failed or record["errors"]:
-        return f"the self-test failed: {', '.join(failed) or record['errors'][0]}"
+    if failed := _failed(record):
+        return f"the self-test failed: {', '.join(failed)}"
     if record["selftest"]["id"] not in {selftest_id(), *facts.released_selftests()}:
         return "proved by an older self-test"
     if _LEVELS.index(record["selftest"]["level"]) < _LEVELS.index(wanted.level):
