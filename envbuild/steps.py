@@ -66,7 +66,7 @@ class Made:
 
     @property
     def status(self) -> str:
-        if self.run is not None and not self.run.passed:
+        if self.image is None or (self.run is not None and not self.run.passed):
             return "failed"
         proved = bool(self.proofs) and all(proof.state == "proved" for proof in self.proofs)
         return "verified" if proved else "built"

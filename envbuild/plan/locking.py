@@ -29,13 +29,12 @@ def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset(
     _refuse_unknown(upgrade, previous)
     everything = EVERYTHING in upgrade
     stale = frozenset(lock.PARTS if previous is None or everything else previous.stale(plan))
-    base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
-    moved = {canonicalize_name(name) for name in upgrade}
-    if previous is not None and "wheels" not in stale and not moved - {BASE}:
-        locked = previous.wheels
-    else:
-        kept = {} if everything or previous is None else previous.versions
-        locked = _wheels(plan, {name: version for name, version in kept.items() if name not in moved})
+    try:
+        base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
+        locked = _locked_wheels(plan, previous, stale, upgrade)
+    except ProfileError as error:
+        said = f"{error.message} {error.hint}"
+        raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
     made = Lock(
         made=datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
         inputs=lock.inputs(plan),
@@ -49,6 +48,17 @@ def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset(
         environment=plan.environment,
     )
     return previous if previous is not None and (made.id, made.inputs) == (previous.id, previous.inputs) else made
+
+
+def _locked_wheels(
+    plan: Plan, previous: Lock | None, stale: frozenset[str], upgrade: frozenset[str]
+) -> tuple[LockedWheel, ...]:
+    moved = {canonicalize_name(name) for name in upgrade - {BASE, EVERYTHING}}
+    everything = EVERYTHING in upgrade
+    if previous is not None and "wheels" not in stale and not moved and not everything:
+        return previous.wheels
+    kept = {} if everything or previous is None else previous.versions
+    return _wheels(plan, {name: version for name, version in kept.items() if name not in moved})
 
 
 def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from packaging.requirements import Requirement
+
 from envbuild.errors import Fault, ProfileError
 from envbuild.plan import facts
+from envbuild.plan.document import Place
 from envbuild.plan.profile import Profile, Source
 
 VENV = "/opt/venv"
@@ -42,6 +46,7 @@ class Plan:
     packages: tuple[str, ...]
     environment: Mapping[str, str]
     reasons: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
 
     @property
     def wishes(self) -> dict[str, object]:
@@ -52,6 +57,12 @@ class Plan:
             "wheels": [self.python, self.glibc, list(self.core), list(self.packages)],
             "environment": dict(self.environment),
         }
+
+    def faults(self, said: str) -> list[Fault]:
+        """Where the profile asks for what `said`, a resolver's message, names."""
+        words = set(re.split(r"[^A-Za-z0-9+.-]+", said.replace("==", " ")))
+        named = [wish for wish in self.places if re.split(r"[^A-Za-z0-9+.-]", wish)[0] in words]
+        return [Fault(wish, self.places[wish].file, self.places[wish].line) for wish in named]
 
 
 # An image base says nothing of its C library before it is pulled; wheels are chosen for the oldest that torch takes.
@@ -78,6 +89,7 @@ def resolve(source: Source) -> Plan:
         packages=tuple(profile.packages),
         environment=dict(sorted({**ENVIRONMENT, **profile.env}.items())),
         reasons=_reasons(source, suite),
+        places=_places(source),
     )
 
 
@@ -92,18 +104,21 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
     return found
 
 
+def _places(source: Source) -> dict[str, Place]:
+    """Where each requirement and Debian package stands."""
+    profile, place = source.profile, source.document.place
+    found = {f"torch=={profile.torch}": place(("torch",))}
+    found |= {text: place(("packages", index)) for index, text in enumerate(profile.packages)}
+    found |= {text: place(("apt", index)) for index, text in enumerate(profile.apt)}
+    return found
+
+
 def _reasons(source: Source, suite: facts.Suite | None) -> dict[str, str]:
-    def stated(*path: str) -> str:
-        place = source.document.place(path)
+    def stated(place: Place) -> str:
         return f"{place.file}:{place.line}"
 
-    reasons = {
-        "python": f"{stated('python')}" + (f"; Debian {suite.name}'s own" if suite else ""),
-        "torch": stated("torch"),
+    return {
+        "python": stated(source.document.place(("python",))) + (f"; Debian {suite.name}'s own" if suite else ""),
         "pip": "so that pip works in child images",
+        **{Requirement(wish).name: stated(place) for wish, place in _places(source).items()},
     }
-    for index, text in enumerate(source.profile.packages):
-        reasons.setdefault(
-            text, f"{source.document.place(('packages', index)).file}:{source.document.place(('packages', index)).line}"
-        )
-    return reasons
