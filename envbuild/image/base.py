@@ -22,13 +22,15 @@ from envbuild.process import ProcessMissing, run
 SOURCE_DATE_EPOCH = 1704067200
 
 # Raised when the recipe below changes what a base holds, so that a cached one is not taken for the new.
-_RECIPE = 1
+RECIPE = 2
 
 # Run in the finished root ($1): what the host's name and resolver, the local archive, logs and caches left behind.
 _CLEAN = (
     'rm -rf "$1"/etc/apt/sources.list "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/var/log/* "$1"/var/lib/apt/lists/* '
     '"$1"/var/cache/apt/*.bin "$1"/var/cache/ldconfig/aux-cache "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old'
 )
+# The builder mounts these; where they were missing it would make and remove them, which shows in /etc of every layer.
+_MOUNT_POINTS = ': >"$1"/etc/resolv.conf; : >"$1"/etc/hosts'
 # Bytecode names the source's time, which is changed afterwards: it would never be used.
 _NO_BYTECODE = 'find "$1"/usr/lib -name __pycache__ -type d -prune -exec rm -rf {} +'
 
@@ -39,7 +41,7 @@ def tar_file(lock: Lock) -> Path:
 
 
 def _key(lock: Lock) -> str:
-    return canonical_digest([_RECIPE, SOURCE_DATE_EPOCH, lock.content["base"]])
+    return canonical_digest([RECIPE, SOURCE_DATE_EPOCH, lock.content["base"]])
 
 
 def make(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
@@ -92,6 +94,7 @@ def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_l
                 f"--include={','.join(deb.name for deb in debs)}",
                 "--aptopt=APT::Install-Recommends false",
                 f"--customize-hook={_CLEAN}",
+                f"--customize-hook={_MOUNT_POINTS}",
                 f"--customize-hook={_NO_BYTECODE}",
                 suite,
                 target,

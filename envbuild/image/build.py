@@ -19,7 +19,7 @@ from envbuild.errors import BuildError, DiskError, EngineError
 from envbuild.image import base, dockerfile
 from envbuild.image.engine import Engine, Image, client_binary
 from envbuild.plan import store, wheels
-from envbuild.plan.lock import Lock
+from envbuild.plan.lock import Lock, canonical_digest
 from envbuild.process import run
 
 # Unpacked size over wheel size: 3.0 for torch 2.13.0+cpu, 1.5 to 2 for CUDA libraries; Debian packages 4.1 (measured).
@@ -28,12 +28,12 @@ _WHEEL_UNPACKED, _DEB_UNPACKED = 3.0, 4.5
 
 @dataclass(frozen=True)
 class Record:
-    """One build: this Dockerfile and lock gave this image."""
+    """One build: this lock gave this image. `recipe` is the hash of all else that decides what is in it."""
 
     image: str
     handle: str
     lock: str
-    dockerfile: str
+    recipe: str
     layers: tuple[str, ...]
     builder: str
 
@@ -43,8 +43,8 @@ def repository(name: str) -> str:
 
 
 def recorded(lock: Lock, text: str) -> Record | None:
-    """What was built from this lock with this Dockerfile, if anything."""
-    return _read(_record_file(lock.id, text))
+    """What was built from this lock with this Dockerfile by this envbuild, if anything."""
+    return _read(_record_file(lock, text))
 
 
 def records(image_id: str | None = None) -> Iterator[Record]:
@@ -55,9 +55,14 @@ def records(image_id: str | None = None) -> Iterator[Record]:
             yield record
 
 
-def _record_file(lock_id: str, text: str) -> Path:
-    key = store.text_digest(lock_id + "\n" + text)
-    return settings.state_folder("builds") / f"{key}.json"
+def recipe(lock: Lock, text: str) -> str:
+    """sha256 over what an image is made of beside the lock's files: its Dockerfile, the installer, the base's recipe."""
+    installer = dockerfile.INSTALLER.read_text(encoding="utf-8")
+    return canonical_digest([lock.id, text, installer, base.RECIPE if lock.suite else None])
+
+
+def _record_file(lock: Lock, text: str) -> Path:
+    return settings.state_folder("builds") / f"{recipe(lock, text)}.json"
 
 
 def _read(file: Path) -> Record | None:
@@ -132,8 +137,8 @@ def build(
     image = engine.find(tag)
     if image is None or image.id != image_id:
         raise EngineError(f"{tag} is not the image that was just built ({image_id}): somebody moved the tag meanwhile")
-    record = Record(image.id, image.handle, lock.id, store.text_digest(text), image.layers, f"docker {engine.version}")
-    store.write_atomically(_record_file(lock.id, text), json.dumps(asdict(record), indent=1))
+    record = Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, f"docker {engine.version}")
+    store.write_atomically(_record_file(lock, text), json.dumps(asdict(record), indent=1))
     return image
 
 

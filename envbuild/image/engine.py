@@ -21,7 +21,9 @@ import docker.tls
 import docker.utils
 import requests
 
+from envbuild import settings
 from envbuild.errors import EngineError
+from envbuild.plan.store import write_atomically
 from envbuild.process import ProcessMissing, run
 
 MINIMUM = (23, 0)
@@ -100,9 +102,15 @@ class Engine:
         )
 
     def _image_id(self, handle: str) -> str:
-        """The configuration's digest. On the containerd store only an export tells it."""
+        """The configuration's digest. On the containerd store only an export tells it, so the answer is kept."""
         if not self.containerd_store:
             return handle
+        known = settings.cache_folder("image-ids") / handle.replace(":", "-")
+        if not known.is_file():
+            write_atomically(known, self._exported_id(handle))
+        return known.read_text(encoding="utf-8")
+
+    def _exported_id(self, handle: str) -> str:
         with asking(), tarfile.open(None, "r|", fileobj=_Stream(self.client.api.get_image(handle))) as archive:
             for member in archive:
                 if member.name == "manifest.json":

@@ -62,10 +62,6 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def text_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def write_atomically(file: Path, text: str) -> None:
     """Write beside, flush to disk, then rename: a reader sees the old content or the new, never half."""
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -226,11 +226,12 @@ def fetch(wheels: Sequence[Wheel], python: str, glibc: str, store: Store, progre
 
 def _ask(session: requests.Session, method: str, address: str) -> requests.Response:
     try:
-        # requests itself takes netrc where no credentials are given, and drops them when it is sent to another host
+        # requests takes netrc where no credentials are given, and drops them when it is sent to another host
+        given = index.credentials().get(urllib.parse.urlsplit(address).netloc)
+        whole = {"Accept-Encoding": "identity"}
         answer = session.request(
-            method, address, stream=True, timeout=60, allow_redirects=True,
-            headers={"Accept-Encoding": "identity"}, auth=index.credentials().get(urllib.parse.urlsplit(address).netloc),
-        )  # fmt: skip
+            method, address, stream=True, timeout=60, headers=whole, auth=given, allow_redirects=True
+        )
         answer.raise_for_status()
     except requests.RequestException as error:
         raise NetworkError(f"{_file_name(address)} cannot be fetched: {type(error).__name__}") from error
