@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from envbuild.steps import Step
+if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
+    from envbuild.steps import Step
 
 F = TypeVar("F", bound=Callable[..., Any])
 

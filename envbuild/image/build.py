@@ -56,7 +56,7 @@ def records(image_id: str | None = None) -> Iterator[Record]:
 
 
 def recipe(lock: Lock, text: str) -> str:
-    """sha256 over what an image is made of beside the lock's files: its Dockerfile, the installer, the base's recipe."""
+    """sha256 over all that decides what is in an image: lock, Dockerfile, installer, recipe of the base."""
     installer = dockerfile.INSTALLER.read_text(encoding="utf-8")
     return canonical_digest([lock.id, text, installer, base.RECIPE if lock.suite else None])
 

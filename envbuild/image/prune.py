@@ -14,6 +14,7 @@ from envbuild.plan.lock import Lock
 
 PREFIX = "envbuild/"
 KEPT_TAG = "verified"
+LOCK_LABEL = "io.envbuild.lock"
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,16 @@ class Removable:
 
 
 def images(engine: Engine, current: Iterable[Lock]) -> Iterator[Removable]:
-    """Tags of ours whose image is neither verified, nor in use by a container, nor that of a current lock."""
+    """Images of ours that are neither verified, nor in use by a container, nor those of a current lock."""
     keep_tags = {lock.short for lock in current} | {KEPT_TAG}
     listed = engine.images(PREFIX)
     kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == KEPT_TAG} | engine.used()
     for tag, handle, size in listed:
         if handle not in kept and tag.rpartition(":")[2] not in keep_tags:
             yield Removable("image", tag, size)
+    for name, handle, size in engine.untagged(LOCK_LABEL):
+        if handle not in kept:
+            yield Removable("image", name, size)
 
 
 def caches(current: Iterable[Lock]) -> Iterator[Removable]:
