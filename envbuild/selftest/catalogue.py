@@ -1,0 +1,18 @@
+"""Every probe, in the order in which they run."""
+
+from __future__ import annotations
+
+from envbuild.selftest.probes import attention, crash, gemm, libs, train
+from envbuild.selftest.registry import Probe
+
+PROBES: tuple[Probe, ...] = (
+    Probe("env.libs", "quick", "cpu", 120, libs.libs),
+    Probe("gemm.crash", "quick", "cpu", 120, crash.crash),
+    Probe("gemm.exact", "quick", "cpu", 60, gemm.exact),
+    Probe("gemm.accuracy", "quick", "cpu", 60, gemm.accuracy),
+    Probe("attention.math", "quick", "cpu", 120, attention.probe("math")),
+    Probe("attention.flash", "quick", "cpu", 120, attention.probe("flash")),
+    Probe("attention.efficient", "quick", "cuda", 120, attention.probe("efficient")),
+    Probe("attention.cudnn", "quick", "cuda", 120, attention.probe("cudnn")),
+    Probe("train.step", "standard", "cpu", 120, train.step),
+)

@@ -1,0 +1,151 @@
+"""A probe's own process: everything between the fork and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from envbuild.selftest.context import Context
+from envbuild.selftest.frames import ANNOUNCE, ENVIRONMENT, RESULT, encode, pack, write_all
+from envbuild.selftest.job import SETTINGS, Job
+from envbuild.selftest.outcome import FAILED, PASSED, SKIPPED, Outcome, ProbeFailure, Skip, tail
+from envbuild.selftest.registry import Probe
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The child's ends of its pipes: messages, the crash dump, and whatever libraries print."""
+
+    messages: int
+    dump: int
+    noise: int
+
+
+def main(probe: Probe, job: Job, ends: Ends, not_ours: Sequence[int] = ()) -> NoReturn:
+    """Run the probe and leave without Python's shutdown, which could crash or hang after the result is known."""
+    status = 70
+    try:
+        for fd in not_ours:
+            os.close(fd)
+        _settle(ends)
+        _limit_memory(job)
+        result = _result(probe, job, ends)
+        write_all(ends.messages, pack(RESULT, encode(result)))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+
+def _settle(ends: Ends) -> None:
+    """A session of its own (so that its whole group can be killed), default signals, no way to the real stdout."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(ends.noise, 1)
+    os.dup2(ends.noise, 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(file=ends.dump, all_threads=True)
+
+
+def _limit_memory(job: Job) -> None:
+    """Cap the address space at what is mapped and `memory_mb` more; not for CUDA, which reserves more than it uses."""
+    if job.memory_mb is None or job.device == "cuda":
+        return
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = mapped + (job.memory_mb << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _prepare(job: Job) -> None:
+    """Declare every precision flag, so that no default of a torch version decides what is tested."""
+    torch.set_num_threads(job.thread_count)
+    for name in SETTINGS:
+        setattr(torch.backends.cuda.matmul, name, job.settings.get(name, False))
+    torch.backends.cudnn.allow_tf32 = job.settings.get("allow_tf32", False)
+    if job.device == "cuda" and not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+        raise Skip(f"no GPU is visible to torch {torch.__version__} (built with {built})")
+
+
+def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:
+    context = Context(
+        job,
+        announce=lambda step: write_all(ends.messages, pack(ANNOUNCE, step.encode("utf-8"))),
+        environment=lambda document: write_all(ends.messages, pack(ENVIRONMENT, encode(document))),
+    )
+    begin = time.perf_counter()
+    outcome = _attempt(probe, job, context)
+    return dict(outcome.document(probe.name, probe.level), seconds=time.perf_counter() - begin)
+
+
+def _attempt(probe: Probe, job: Job, context: Context) -> Outcome:
+    try:
+        _prepare(job)
+        probe.function(context)
+    except Skip as skip:
+        return _outcome(context, SKIPPED, reason=str(skip))
+    except ProbeFailure as failure:
+        return _outcome(context, FAILED, failure.kind, failure.reason)
+    except SystemExit as error:
+        return _outcome(context, FAILED, "exit", f"the probe called exit({error.code})", _trace())
+    except BaseException as error:
+        kind = "oom" if _is_memory(error) else "exception"
+        return _outcome(context, FAILED, kind, _sentence(error), _trace())
+    if not context.faults:
+        return _outcome(context, PASSED)
+    first, more = context.faults[0], len(context.faults) - 1
+    context.at = first.step
+    reason = first.reason + (f" (and {more} more)" if more else "")
+    return _outcome(context, FAILED, first.kind, reason, "\n".join(fault.reason for fault in context.faults))
+
+
+def _outcome(
+    context: Context,
+    status: str,
+    failure: str | None = None,
+    reason: str | None = None,
+    detail: str | None = None,
+) -> Outcome:
+    return Outcome(
+        status=status,
+        reason=reason,
+        failure=failure,
+        at=context.at if status == FAILED else None,
+        detail=tail(detail or ""),
+        figures=[figure.document() for figure in context.figures],
+        traits=context.traits,
+    )
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Memory refused: Python's own error, CUDA's, or the one the CPU allocator raises as a RuntimeError."""
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _sentence(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return "{}: {}".format(type(error).__name__, lines[0] if lines else "no message")
+
+
+def _trace() -> str:
+    return traceback.format_exc()

@@ -1,0 +1,114 @@
+"""What a probe is given: the device, the level, and ways to say what it does and what it found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Callable
+
+import torch
+
+from envbuild.selftest.job import LEVELS, Job
+from envbuild.selftest.outcome import Figure
+
+_SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).replace("torch.", "")
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """A dtype as people write it in a step's name: bf16 for torch.bfloat16."""
+    name = dtype_name(dtype)
+    return _SHORT.get(name, name)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something a probe found wrong: its kind (one of outcome.FAILURES), in which step, and a sentence."""
+
+    kind: str
+    step: str | None
+    reason: str
+
+
+class Step:
+    """One announced step; `seconds` holds its length once left, the device's work included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = 0.0
+        self._device = device
+        self._begin = 0.0
+
+    def __enter__(self) -> Step:
+        self._begin = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.seconds = time.perf_counter() - self._begin
+
+
+class Context:
+    """The hands of a probe. It lives in the probe's own process only."""
+
+    def __init__(
+        self,
+        job: Job,
+        announce: Callable[[str], None] = lambda step: None,
+        environment: Callable[[Mapping[str, Any]], None] = lambda document: None,
+    ) -> None:
+        self.job = job
+        self.device = torch.device(job.device)
+        self.figures: list[Figure] = []
+        self.faults: list[Fault] = []
+        self.traits: dict[str, Any] = {}
+        self.at: str | None = None
+        self.send_environment = environment
+        self._announce = announce
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
+    def at_least(self, level: str) -> bool:
+        return LEVELS.index(self.job.level) >= LEVELS.index(level)
+
+    def step(self, name: str) -> Step:
+        """Announce a step before it begins, so that a process that dies has named it; `with` times it."""
+        self.at = name
+        self._announce(name)
+        return Step(self.device)
+
+    def fail(self, kind: str, reason: str) -> None:
+        """Note a fault and go on: the probe fails, and its later cases are still measured."""
+        self.faults.append(Fault(kind, self.at, reason))
+
+    def figure(
+        self,
+        case: str,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        error: float,
+        bound: float,
+        seconds: float,
+    ) -> Figure:
+        """Note a measured comparison; the caller judges it."""
+        figure = Figure(case, dtype_name(dtype), tuple(shape), float(error), float(bound), seconds)
+        self.figures.append(figure)
+        return figure
+
+    def unsupported(self, error: BaseException) -> None:
+        """Note that this torch has no kernel for the present step: among the traits, never silently left out."""
+        self.traits.setdefault("unsupported", {})[str(self.at)] = str(error).strip().splitlines()[0]
+
+
+def is_unsupported(error: RuntimeError) -> bool:
+    """torch's words where a device has no kernel of a dtype (fp16 on the CPU before torch 2.1, for one)."""
+    return isinstance(error, NotImplementedError) or "not implemented for" in str(error)

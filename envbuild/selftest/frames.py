@@ -1,0 +1,88 @@
+"""The two streams of the self-test: frames to the outside, messages from a probe's process to the harness.
+
+A frame is one line, `ENVBUILD <nonce> <seq> <crc32 of the JSON> <JSON>`; seq counts from 0. Whoever reads can tell a
+frame that is missing, doubled, cut or not of this run. A message is a kind, a length, a checksum and as many bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+MARK = "ENVBUILD"
+
+ANNOUNCE = b"A"  # the step that begins, as text
+ENVIRONMENT = b"E"  # the environment document so far, as JSON
+RESULT = b"R"  # the probe's result, as JSON; the last message
+_KINDS = (ANNOUNCE, ENVIRONMENT, RESULT)
+_HEADER = struct.Struct(">cII")
+_MESSAGE_LIMIT = 32 << 20
+
+Message = tuple[bytes, bytes]
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """Strict JSON in one line of ASCII; raises ValueError for NaN or infinity."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+class FrameWriter:
+    """Writes documents as the numbered frames of one run."""
+
+    def __init__(self, fd: int, nonce: str) -> None:
+        self._fd = fd
+        self._nonce = nonce
+        self._seq = 0
+
+    def __call__(self, document: Mapping[str, Any]) -> None:
+        body = encode(document)
+        head = f"{MARK} {self._nonce} {self._seq} {zlib.crc32(body):08x} "
+        write_all(self._fd, head.encode("ascii") + body + b"\n")
+        self._seq += 1
+
+
+def pack(kind: bytes, payload: bytes) -> bytes:
+    return _HEADER.pack(kind, len(payload), zlib.crc32(payload)) + payload
+
+
+class Unpacker:
+    """Takes a byte stream apart into messages. Stops for good at the first that is not whole."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._broken = False
+
+    def feed(self, data: bytes) -> list[Message]:
+        self._buffer += data
+        found: list[Message] = []
+        while not self._broken and len(self._buffer) >= _HEADER.size:
+            kind, length, crc = _HEADER.unpack_from(self._buffer)
+            end = _HEADER.size + length
+            if kind not in _KINDS or length > _MESSAGE_LIMIT:
+                self._broken = True
+            elif len(self._buffer) < end:
+                break
+            else:
+                payload = bytes(self._buffer[_HEADER.size : end])
+                self._broken = zlib.crc32(payload) != crc
+                if not self._broken:
+                    found.append((kind, payload))
+                    del self._buffer[:end]
+        if self._broken:
+            self._buffer = self._buffer[:1]  # nothing after it can be trusted, so nothing is kept
+        return found
+
+    @property
+    def cut(self) -> bool:
+        """True where bytes are left that make no whole message."""
+        return bool(self._buffer)

@@ -1,0 +1,53 @@
+"""Inputs that are the same on every machine, torch version and device: a hash of each element's index, on the host.
+
+No random number generator of torch is used, since those differ between devices. All values are exact in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_MASK = 0xFFFFFFFF
+
+
+def hashes(count: int, seed: int) -> torch.Tensor:
+    """`count` 32-bit hashes as int64, of (seed, 0), (seed, 1), ...
+
+    The mixing is "lowbias32" (Christopher Wellons, "Prospecting for hash functions", 2018). Products are taken modulo
+    2^64 and masked, which leaves their low 32 bits right whatever the sign.
+    """
+    x = (torch.arange(count, dtype=torch.int64) + (seed * 0x9E3779B9 & _MASK)) & _MASK
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
+    return x ^ (x >> 16)
+
+
+def ternary(shape: Sequence[int], seed: int, every: int = 4) -> torch.Tensor:
+    """float32 of {-1, 0, 1}, about one in `every` not zero: sums of their products are exact in every dtype."""
+    x = hashes(_size(shape), seed)
+    sign = 1 - 2 * (x & 1)
+    return (sign * ((x >> 1) % every == 0)).to(torch.float32).reshape(tuple(shape))
+
+
+def signs(count: int, seed: int) -> torch.Tensor:
+    """float32 of {-1, 1}."""
+    return (1 - 2 * (hashes(count, seed) & 1)).to(torch.float32)
+
+
+def uniform(shape: Sequence[int], seed: int) -> torch.Tensor:
+    """float32 in [0, 1), multiples of 2^-24."""
+    return ((hashes(_size(shape), seed) >> 8).to(torch.float32) * 2.0**-24).reshape(tuple(shape))
+
+
+def signed(shape: Sequence[int], seed: int) -> torch.Tensor:
+    """float32 in [-1, 1), multiples of 2^-23."""
+    return uniform(shape, seed) * 2 - 1
+
+
+def _size(shape: Sequence[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count

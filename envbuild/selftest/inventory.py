@@ -1,0 +1,213 @@
+"""Which shared libraries a process has mapped, which distribution brought each, and whether they are what it brought.
+
+A library's version is that of the distribution whose RECORD lists its path with its sha256; a library in no RECORD is
+unowned. Needs only the standard library; nothing is imported or loaded to find out.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from envbuild.selftest.machine import processors
+
+# What torch computes with: its own libraries, CUDA's, and the OpenMP and BLAS that wheels bring.
+_FAMILY = re.compile(
+    r"lib(torch|c10|caffe2|shm|cublas|cudnn|nccl|cudart|nvrtc|nvJitLink|cufft|curand|cusolver|cusparse|cupti|nvshmem"
+    r"|gomp|iomp5|openblas|scipy_openblas|mkl)[^/]*\.so"
+)
+# One copy of each may be mapped; and those of one group must come from one folder.
+_CUDA_GROUPS = {
+    "cublas": re.compile(r"libcublas(Lt)?\.so"),
+    "cudnn": re.compile(r"libcudnn[^/]*\.so"),
+    "nccl": re.compile(r"libnccl\.so"),
+    "cudart": re.compile(r"libcudart\.so"),
+    "nvrtc": re.compile(r"libnvrtc[^/]*\.so"),
+    "nvJitLink": re.compile(r"libnvJitLink\.so"),
+}
+_STEM = re.compile(r"^(.*?)(-[0-9a-f]{8})?\.so\b.*$")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A file as a distribution's RECORD lists it; `sha256` in hexadecimal, None where RECORD has none."""
+
+    owner: str
+    version: str
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library file. `owner` is "distribution==version" or "unowned"; `record` says whether its sha256 is the
+    one recorded, None for unowned. `sha256` is None where the mapped file is no longer there.
+    """
+
+    name: str
+    path: str
+    version: str | None
+    sha256: str | None
+    owner: str
+    record: bool | None
+
+    @property
+    def is_family(self) -> bool:
+        return _FAMILY.match(self.name) is not None
+
+    @property
+    def stem(self) -> str:
+        """The name without version and without the hash that auditwheel adds: libcublas of libcublas.so.12."""
+        return _STEM.sub(r"\1", self.name)
+
+    @property
+    def is_pythons_own(self) -> bool:
+        """True for a module of Python's standard library: no distribution brings those."""
+        return "/lib-dynload/" in self.path
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The libraries, and the installed distributions by normalised name."""
+
+    libraries: tuple[Library, ...]
+    distributions: Mapping[str, str]
+    recorded_stems: Mapping[str, str]  # the stem of every library in a RECORD, to its owner
+
+
+def normalise(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def mapped_paths(maps: str) -> tuple[str, ...]:
+    """The shared libraries in the text of a /proc/PID/maps, sorted, each once."""
+    paths = (line.split(None, 5)[5] for line in maps.splitlines() if len(line.split(None, 5)) == 6)
+    return tuple(sorted({path for path in paths if path.startswith("/") and ".so" in Path(path).name}))
+
+
+def mapped(pid: str = "self") -> tuple[str, ...]:
+    return mapped_paths(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape"))
+
+
+def found(roots: Iterable[str]) -> tuple[str, ...]:
+    """The shared libraries that lie under the folders, mapped or not, sorted."""
+    paths = (path for root in roots for path in Path(root).rglob("*.so*") if path.is_file())
+    return tuple(sorted({os.path.realpath(path) for path in paths}))
+
+
+def take(paths: Sequence[str], path_entries: Sequence[str] | None = None) -> Inventory:
+    """The inventory of these files, judged by the RECORDs of the distributions on `path_entries` (None: sys.path)."""
+    distributions: dict[str, str] = {}
+    records: dict[str, Recorded] = {}
+    for distribution in _distributions(path_entries):
+        name = normalise(str(distribution.metadata["Name"]))
+        if name in distributions:
+            continue  # shadowed: an import takes the first on the path
+        distributions[name] = distribution.version
+        for path, sha256 in _recorded(distribution):
+            records[path] = Recorded(name, distribution.version, sha256)
+    libraries = tuple(_library(path, sha256, records) for path, sha256 in zip(paths, _hashes(paths)))
+    stems = {_STEM.sub(r"\1", Path(path).name): record.owner for path, record in records.items()}
+    return Inventory(libraries, distributions, stems)
+
+
+def faults(inventory: Inventory) -> list[str]:
+    """What is wrong with mapped libraries of torch's family, a sentence each."""
+    family = [library for library in inventory.libraries if library.is_family]
+    wrong = [fault for library in family for fault in [_fault(library, inventory)] if fault]
+    for group, pattern in _CUDA_GROUPS.items():
+        members = [library for library in family if pattern.match(library.name)]
+        wrong += _copies(members)
+        folders = sorted({str(Path(library.path).parent) for library in members})
+        if len(folders) > 1:
+            wrong.append("{} is mapped from several folders: {}".format(group, ", ".join(folders)))
+    return wrong
+
+
+def _fault(library: Library, inventory: Inventory) -> str | None:
+    if library.record is False:
+        return f"{library.path} is not the file that {library.owner} recorded"
+    if library.record is not None:
+        return None
+    if "/site-packages/" in library.path or "/dist-packages/" in library.path:
+        return f"{library.path} stands in no distribution's RECORD"
+    owner = inventory.recorded_stems.get(library.stem)
+    if owner and any(pattern.match(library.name) for pattern in _CUDA_GROUPS.values()):
+        return f"{library.path} is mapped instead of the one that {owner} brought"
+    return None
+
+
+def _copies(members: Sequence[Library]) -> list[str]:
+    paths: dict[str, list[str]] = {}
+    for library in members:
+        paths.setdefault(library.stem, []).append(library.path)
+    return [
+        "{} is mapped {} times: {}".format(stem, len(copies), ", ".join(copies))
+        for stem, copies in paths.items()
+        if len(copies) > 1
+    ]
+
+
+def _distributions(path_entries: Sequence[str] | None) -> Iterator[metadata.Distribution]:
+    found_ = metadata.distributions() if path_entries is None else metadata.distributions(path=list(path_entries))
+    return (item for item in found_ if item.metadata["Name"])
+
+
+def _recorded(distribution: metadata.Distribution) -> Iterator[tuple[str, str | None]]:
+    """(real path, sha256 in hexadecimal or None) of each shared library in the distribution's RECORD."""
+    lines = (distribution.read_text("RECORD") or "").splitlines()
+    for row in csv.reader(line for line in lines if ".so" in line):
+        if ".so" not in Path(row[0]).name:
+            continue
+        algorithm, _, value = (row[1] if len(row) > 1 else "").partition("=")
+        sha256 = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex() if algorithm == "sha256" else None
+        yield os.path.realpath(str(distribution.locate_file(row[0]))), sha256
+
+
+def _library(path: str, sha256: str | None, records: Mapping[str, Recorded]) -> Library:
+    name = Path(path).name
+    recorded = records.get(path)
+    if recorded is None:
+        return Library(name, path, None, sha256, "unowned", None)
+    same = sha256 is not None and sha256 == recorded.sha256
+    return Library(name, path, recorded.version, sha256, f"{recorded.owner}=={recorded.version}", same)
+
+
+def _hashes(paths: Sequence[str]) -> list[str | None]:
+    """sha256 of each file, the biggest first and in parallel: hashlib lets go of the interpreter."""
+    by_size = sorted(paths, key=_size, reverse=True)
+    with ThreadPoolExecutor(max_workers=processors()) as pool:
+        done = dict(zip(by_size, pool.map(_sha256, by_size)))
+    return [done[path] for path in paths]
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
+
+
+def _sha256(path: str) -> str | None:
+    """None where the file is gone: the kernel then calls it "PATH (deleted)"."""
+    digest = hashlib.sha256()
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            for block in iter(lambda: file.read(_BLOCK), b""):
+                digest.update(block)
+    except OSError:
+        return None
+    return digest.hexdigest()

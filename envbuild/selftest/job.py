@@ -1,0 +1,169 @@
+"""The job document: what one run of the self-test is asked to do.
+
+The document comes from outside the container, so every field is checked and all faults are named at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envbuild.selftest.machine import processors
+
+VERSION = 1
+LEVELS = ("quick", "standard", "full")
+DEVICES = ("cpu", "cuda")
+SETTINGS = (
+    "allow_tf32",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+)
+_TOP_KEYS = ("version", "nonce", "level", "device", "probes", "require", "expect", "settings", "timeouts")
+_KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb"))
+_EXPECT_KEYS = frozenset(("distributions", "python", "gpus"))
+_NONCE = re.compile(r"[0-9a-f]{32}")
+
+
+class JobError(Exception):
+    """The job document is at fault; `faults` holds one sentence for each fault."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: which probes, on which device, against which expectations.
+
+    `probes` None means the level's probes and the required ones; a list means exactly those. `timeouts` are in seconds
+    and override a probe's own. `memory_mb` caps the address space a probe may add to what is mapped when it starts.
+    """
+
+    nonce: str
+    level: str = "quick"
+    device: str = "cpu"
+    probes: tuple[str, ...] | None = None
+    require: tuple[str, ...] = ()
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    python: str | None = None
+    gpus: tuple[str, ...] = ()
+    settings: Mapping[str, bool] = field(default_factory=dict)
+    timeouts: Mapping[str, float] = field(default_factory=dict)
+    threads: int | None = None
+    memory_mb: int | None = None
+
+    @property
+    def thread_count(self) -> int:
+        """The threads a probe computes with: as asked, else one for each processor there is for it."""
+        return self.threads or processors()
+
+
+class _Reader:
+    """Takes fields out of a JSON object and collects what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def fault(self, where: str, message: str) -> None:
+        self.faults.append(f"{where}: {message}")
+
+    def keys(self, where: str, document: Mapping[str, Any], known: frozenset[str]) -> None:
+        for key in sorted(set(map(str, document)) - known):
+            self.fault(where + key, "unknown key")
+
+    def choice(self, where: str, value: Any, allowed: tuple[str, ...]) -> str:
+        if value not in allowed:
+            self.fault(where, "one of {} expected, not {!r}".format(", ".join(allowed), value))
+        return str(value)
+
+    def mapping(self, where: str, value: Any) -> dict[str, Any]:
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.fault(where, f"a mapping expected, not {value!r}")
+            return {}
+        return {str(key): item for key, item in value.items()}
+
+    def names(self, where: str, value: Any, known: frozenset[str] | None = None) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.fault(where, f"a list of names expected, not {value!r}")
+            return ()
+        for name in value:
+            if known is not None and name not in known:
+                self.fault(where, f"unknown probe {name!r}")
+        return tuple(value)
+
+    def texts(self, where: str, value: Any) -> dict[str, str]:
+        found = self.mapping(where, value)
+        for key, item in found.items():
+            if not isinstance(item, str):
+                self.fault(f"{where}.{key}", f"a string expected, not {item!r}")
+        return {key: str(item) for key, item in found.items()}
+
+    def flags(self, where: str, value: Any, known: tuple[str, ...]) -> dict[str, bool]:
+        found = self.mapping(where, value)
+        self.keys(where + ".", found, frozenset(known))
+        for key, item in found.items():
+            if not isinstance(item, bool):
+                self.fault(f"{where}.{key}", f"true or false expected, not {item!r}")
+        return {key: bool(item) for key, item in found.items()}
+
+    def seconds(self, where: str, value: Any, known: frozenset[str]) -> dict[str, float]:
+        good: dict[str, float] = {}
+        for key, item in self.mapping(where, value).items():
+            number = isinstance(item, (int, float)) and not isinstance(item, bool)
+            if key not in known:
+                self.fault(where, f"unknown probe {key!r}")
+            elif not number or not math.isfinite(item) or item <= 0:
+                self.fault(f"{where}.{key}", f"seconds above zero expected, not {item!r}")
+            else:
+                good[key] = float(item)
+        return good
+
+    def count(self, where: str, value: Any) -> int | None:
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self.fault(where, f"a whole number above zero expected, not {value!r}")
+            return None
+        return value
+
+
+def parse(document: Any, known: frozenset[str]) -> Job:
+    """Check the document against the names of the known probes; raise JobError naming every fault."""
+    if not isinstance(document, dict):
+        raise JobError(["the job document is not a mapping"])
+    reader = _Reader()
+    reader.keys("", document, _KEYS)
+    if document.get("version") != VERSION:
+        reader.fault("version", "{} expected, not {!r}".format(VERSION, document.get("version")))
+    nonce = document.get("nonce")
+    if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
+        reader.fault("nonce", "32 lower-case hexadecimal digits expected")
+    expect = reader.mapping("expect", document.get("expect"))
+    reader.keys("expect.", expect, _EXPECT_KEYS)
+    python = expect.get("python")
+    if python is not None and not isinstance(python, str):
+        reader.fault("expect.python", f"a string expected, not {python!r}")
+    probes = document.get("probes")
+    job = Job(
+        nonce=str(nonce),
+        level=reader.choice("level", document.get("level", "quick"), LEVELS),
+        device=reader.choice("device", document.get("device", "cpu"), DEVICES),
+        probes=None if probes is None else reader.names("probes", probes, known),
+        require=reader.names("require", document.get("require", []), known),
+        distributions=reader.texts("expect.distributions", expect.get("distributions")),
+        python=python,
+        gpus=reader.names("expect.gpus", expect.get("gpus", [])),
+        settings=reader.flags("settings", document.get("settings"), SETTINGS),
+        timeouts=reader.seconds("timeouts", document.get("timeouts"), known),
+        threads=reader.count("threads", document.get("threads")),
+        memory_mb=reader.count("memory_mb", document.get("memory_mb")),
+    )
+    if reader.faults:
+        raise JobError(reader.faults)
+    return job

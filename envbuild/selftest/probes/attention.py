@@ -1,0 +1,198 @@
+"""attention.<backend>: each of torch's attention kernels, against what attention must be and against float64.
+
+Four problems lie in one batch, so that each kernel is called once for all: random values, compared with float64; V = 1,
+whose output is 1; q = 0, whose output is the mean of V; and q = k = 40, whose logits leave float16 where they are not
+scaled first, and whose output is again the mean of V, as all logits are equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest import bounds, inputs
+from envbuild.selftest.context import Context, is_unsupported, short_name
+from envbuild.selftest.outcome import Skip
+from envbuild.selftest.reference import Worst, compare
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DEPTHS = (64, 128)
+SHORT, LONG, LONG_CPU_QUICK = 128, 2925, 365  # 2925 is a video model's; neither long one is a multiple of a tile
+HEADS, HEADS_CPU = 2, 1
+PROBLEMS = ("random", "V=1", "q=0", "q=k=40")
+LARGE = 40.0
+
+_FLAGS = {"math": "enable_math", "flash": "enable_flash", "efficient": "enable_mem_efficient"}  # before torch 2.3
+_BACKENDS = {
+    "math": "MATH",
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+}
+_NO_KERNEL = ("No available kernel", "No viable backend", "No execution plans")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: queries, keys and values of (len(PROBLEMS), heads, length, depth)."""
+
+    dtype: torch.dtype
+    heads: int
+    length: int
+    depth: int
+    causal: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (len(PROBLEMS), self.heads, self.length, self.depth)
+
+    @property
+    def name(self) -> str:
+        size = "x".join(map(str, self.shape))
+        return f"{short_name(self.dtype)} {size}{' causal' if self.causal else ''}"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k and v as quantised to the case's dtype, on the host; v lies in [0, 1]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def probe(backend: str) -> Callable[[Context], None]:
+    """The probe of one backend: "math", "flash", "efficient" or "cudnn"."""
+
+    def attention(context: Context) -> None:
+        _run(context, backend)
+
+    attention.__doc__ = f"attention.{backend}: what attention must be, and float64, for lengths to {LONG}."
+    return attention
+
+
+def cases(context: Context) -> Iterator[Case]:
+    long = LONG_CPU_QUICK if context.on_cpu and not context.at_least("standard") else LONG
+    for dtype in DTYPES:
+        for depth in DEPTHS:
+            for length in (SHORT, long):
+                for causal in (False, True):
+                    yield Case(dtype, HEADS_CPU if context.on_cpu else HEADS, length, depth, causal)
+
+
+def make(case: Case) -> Inputs:
+    """q and k in [-1, 1) and v in [0, 1), then the problems' own values; all from counters."""
+    q, k = (inputs.signed(case.shape, seed) for seed in (31, 32))
+    v = inputs.uniform(case.shape, seed=33)
+    v[PROBLEMS.index("V=1")] = 1
+    q[PROBLEMS.index("q=0")] = 0
+    q[PROBLEMS.index("q=k=40")] = LARGE
+    k[PROBLEMS.index("q=k=40")] = LARGE
+    return Inputs(*(values.to(case.dtype) for values in (q, k, v)))
+
+
+def mean(v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Equal weights: the mean of v over its keys, or over those up to each query's place; float64, of v's shape."""
+    wide = v.to(torch.float64)
+    if not causal:
+        return wide.mean(dim=-2, keepdim=True).expand_as(wide)
+    places = torch.arange(1, wide.shape[-2] + 1, dtype=torch.float64)
+    return wide.cumsum(dim=-2) / places[:, None]
+
+
+def exact(data: Inputs, causal: bool) -> tuple[torch.Tensor, float]:
+    """softmax(q k^T / sqrt(d)) v in float64 for the random problem, and the largest sum of |q| |k| / sqrt(d)."""
+    q, k, v = (values[0].to(torch.float64) for values in (data.q, data.k, data.v))
+    scale = 1 / math.sqrt(q.shape[-1])
+    logits = q @ k.transpose(-1, -2) * scale
+    if causal:
+        ahead = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(diagonal=1)
+        logits = logits.masked_fill(ahead, -math.inf)
+    largest = float((q.norm(dim=-1).max() * k.norm(dim=-1).max()) * scale)  # Cauchy and Schwarz
+    return torch.softmax(logits, dim=-1) @ v, largest
+
+
+@contextlib.contextmanager
+def only(backend: str) -> Iterator[None]:
+    """Only this backend may be chosen; Skip where this torch has none of that name or no way to choose it."""
+    attention = getattr(torch.nn, "attention", None)
+    if attention is not None:
+        member = getattr(attention.SDPBackend, _BACKENDS[backend], None)
+        if member is None:
+            raise Skip(f"torch {torch.__version__} has no {backend} attention")
+        with attention.sdpa_kernel([member]):
+            yield
+        return
+    if backend not in _FLAGS:
+        raise Skip(f"torch {torch.__version__} has no {backend} attention")
+    with torch.backends.cuda.sdp_kernel(**{flag: name == backend for name, flag in _FLAGS.items()}):
+        yield
+
+
+def _run(context: Context, backend: str) -> None:
+    if context.on_cpu and backend != "math" and not hasattr(torch.nn, "attention"):
+        raise Skip(f"torch {torch.__version__} cannot choose a backend on the CPU")
+    if context.on_cpu:
+        context.traits["shapes"] = "cpu subset"
+    for case in cases(context):
+        data = make(case)
+        try:
+            with context.step(f"{backend} {case.name}") as step:
+                got = _attend(context, backend, data, case.causal)
+        except RuntimeError as error:
+            if not (is_unsupported(error) or any(words in str(error) for words in _NO_KERNEL)):
+                raise
+            context.unsupported(error)
+            continue
+        _judge(context, backend, case, data, got, step.seconds)
+    if not context.figures:
+        raise Skip(f"no {backend} attention on this device: {next(iter(context.traits['unsupported'].values()))}")
+
+
+def _attend(context: Context, backend: str, data: Inputs, causal: bool) -> torch.Tensor:
+    q, k, v = (values.to(context.device) for values in (data.q, data.k, data.v))
+    with only(backend):
+        result = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return result.cpu()
+
+
+def _judge(context: Context, backend: str, case: Case, data: Inputs, got: torch.Tensor, seconds: float) -> None:
+    equal = bounds.attention_floor(case.dtype, 0.0, case.depth, case.length)
+    if got.shape != case.shape or got.dtype != case.dtype:
+        context.fail("mismatch", f"{case.name}: output is {tuple(got.shape)} {got.dtype}")
+        return
+    reference, logit = exact(data, case.causal)
+    expected = torch.stack([reference, *(mean(v, case.causal) for v in data.v[1:])])
+    limits = (_random_bound(context, backend, case, data, reference, logit), equal, equal, equal)
+    mask = " causal" if case.causal else ""
+    for problem, values, wanted, limit in zip(PROBLEMS, got, expected, limits):
+        worst = compare(values, wanted, torch.tensor(limit, dtype=torch.float64))
+        context.figure(problem + mask, case.dtype, case.shape, worst.error, limit, seconds)
+        if worst.wrong:
+            context.fail(_kind(worst), f"{problem} {case.name}: {worst}")
+    low, high = float(data.v.min()) - equal, float(data.v.max()) + equal
+    if not bool(((got >= low) & (got <= high)).all()):
+        context.fail("bound", f"{case.name}: output leaves the range of V, {low:g} to {high:g}")
+
+
+def _random_bound(
+    context: Context, backend: str, case: Case, data: Inputs, reference: torch.Tensor, logit: float
+) -> float:
+    """Twice the error of the same-precision math path, within what rounding allows at least and at most."""
+    cap = bounds.attention_cap(case.dtype, logit, case.depth, case.length)
+    if backend == "math":
+        return cap
+    random = Inputs(*(values[:1] for values in (data.q, data.k, data.v)))
+    error = compare(_attend(context, "math", random, case.causal)[0], reference).error
+    floor = bounds.attention_floor(case.dtype, logit, case.depth, case.length)
+    return min(cap, max(floor, 2 * error if math.isfinite(error) else cap))
+
+
+def _kind(worst: Worst) -> str:
+    return "bound" if math.isfinite(worst.got) else "nonfinite"

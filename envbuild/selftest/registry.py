@@ -1,0 +1,20 @@
+"""What a probe is; and which there are, by catalogue order, in `envbuild.selftest.catalogue`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable
+
+if TYPE_CHECKING:
+    from envbuild.selftest.context import Context
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One check: `level` is the lowest that runs it, `needs` "cpu" (any device) or "cuda", `timeout` in seconds."""
+
+    name: str
+    level: str
+    needs: str
+    timeout: float
+    function: Callable[[Context], None]

@@ -1,0 +1,71 @@
+"""From how a probe's process ended to what that means: pure, so that every ending can be tested."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+from envbuild.selftest.frames import ANNOUNCE, ENVIRONMENT, RESULT
+from envbuild.selftest.outcome import DETAIL_LIMIT, FAILED, Outcome, tail
+from envbuild.selftest.watch import Ending
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def judge(ending: Ending, timeout: float) -> Outcome:
+    """The outcome of a probe. Only a process that left with status 0 after one whole result is believed."""
+    if ending.status is None:
+        return _failed(ending, "wedged", "could not be killed: the driver or the kernel holds the process")
+    if ending.timed_out:
+        return _failed(ending, "hang", f"no end after {timeout:g} s")
+    if os.WIFSIGNALED(ending.status):
+        return _signalled(ending, os.WTERMSIG(ending.status))
+    code = os.WEXITSTATUS(ending.status)
+    if code:
+        return _failed(ending, "exit", f"left with exit status {code}")
+    results = [payload for kind, payload in ending.messages if kind == RESULT]
+    if ending.cut or len(results) != 1:
+        what = "with a cut result" if ending.cut else f"with {len(results)} results instead of one"
+        return _failed(ending, "incomplete", "ended with status 0 " + what)
+    return _told(json.loads(results[0]), ending.seconds)
+
+
+def environment(ending: Ending) -> dict[str, Any] | None:
+    """The last environment document that the process sent, if any."""
+    documents = [payload for kind, payload in ending.messages if kind == ENVIRONMENT]
+    found: dict[str, Any] | None = json.loads(documents[-1]) if documents else None
+    return found
+
+
+def _signalled(ending: Ending, number: int) -> Outcome:
+    name = signal_name(number)
+    if number == signal.SIGKILL:  # the harness kills only after a time-out, which was judged before
+        return _failed(ending, "oom", "killed: out of memory or a limit", name)
+    return _failed(ending, "signal", f"died of {name}", name)
+
+
+def _failed(ending: Ending, failure: str, reason: str, signal_: str | None = None) -> Outcome:
+    steps = [payload for kind, payload in ending.messages if kind == ANNOUNCE]
+    half = DETAIL_LIMIT // 2 - 1
+    parts = (tail(ending.noise, half), tail(ending.dump, half))
+    return Outcome(
+        status=FAILED,
+        reason=reason,
+        failure=failure,
+        signal=signal_,
+        at=steps[-1].decode("utf-8", "replace") if steps else None,
+        detail="\n".join(part for part in parts if part) or None,
+        seconds=ending.seconds,
+    )
+
+
+def _told(result: dict[str, Any], seconds: float) -> Outcome:
+    fields = ("status", "reason", "failure", "at", "detail", "figures", "traits")
+    return Outcome(seconds=seconds, **{name: result[name] for name in fields})

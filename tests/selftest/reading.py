@@ -1,0 +1,61 @@
+"""Reads frames as a strict host would, and starts the self-test in processes of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+NONCE = "0123456789abcdef" * 2
+
+Frame = dict[str, Any]
+
+
+def refuse(name: str) -> float:
+    raise ValueError(f"not strict JSON: {name}")
+
+
+def read(data: bytes, nonce: str = NONCE) -> list[Frame]:
+    """The documents of a whole run; AssertionError for anything missing, doubled, cut, foreign or not strict."""
+    assert data.endswith(b"\n"), "cut"
+    frames = []
+    for seq, line in enumerate(data.decode("ascii").splitlines()):
+        mark, its_nonce, its_seq, crc, body = line.split(" ", 4)
+        assert (mark, its_nonce, its_seq) == ("ENVBUILD", nonce, str(seq))
+        assert crc == f"{zlib.crc32(body.encode('ascii')):08x}"
+        frames.append(json.loads(body, parse_constant=refuse))
+    assert frames[0]["kind"] == "start" and frames[-1]["kind"] == "end"
+    told = [frame["probe"] for frame in frames if frame["kind"] == "probe"]
+    assert told == frames[0]["probes"] and len(told) == frames[-1]["probes"]
+    return frames
+
+
+def outcomes(frames: list[Frame]) -> dict[str, Frame]:
+    return {frame["probe"]: frame for frame in frames if frame["kind"] == "probe"}
+
+
+def job(**fields: Any) -> Frame:
+    return {"version": 1, "nonce": NONCE, "level": "quick", "device": "cpu", **fields}
+
+
+def environment(**extra: str) -> dict[str, str]:
+    path = f"{ROOT}:{ROOT / 'tests'}"
+    return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path, **extra}
+
+
+def start(module: str, document: Frame, path: Path, **extra: str) -> "subprocess.Popen[bytes]":
+    """A harness over a module of fake probes, its frames in the file `path`."""
+    command = [sys.executable, "-m", "selftest.driver", f"selftest.{module}", json.dumps(document), str(path)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(**extra))
+
+
+def run(module: str, document: Frame, path: Path, **extra: str) -> tuple[list[Frame], int, bytes]:
+    """The frames, the exit status and what was printed to stderr; stdout must stay empty."""
+    with start(module, document, path, **extra) as process:
+        out, err = process.communicate(input=b"not for probes", timeout=120)
+    assert out == b"", out
+    return read(path.read_bytes()), process.returncode, err

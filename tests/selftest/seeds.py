@@ -1,0 +1,195 @@
+"""The real probes over wrong kernels: each seed patches torch in the probe's own process, then the probe runs."""
+
+import ctypes
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.catalogue import PROBES as REAL
+from envbuild.selftest.context import Context
+from envbuild.selftest.registry import Probe
+
+Kernel = Callable[..., torch.Tensor]
+Wrong = Callable[[Kernel], Kernel]
+
+
+def wrong_element(kernel: Kernel, dtype: torch.dtype, where: tuple[int, ...], by: float = 1.0) -> Kernel:
+    """The kernel, with one element off where the result has this dtype and is large enough to hold it."""
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(*args, **options)
+        fits = result.dim() == len(where) and all(i < n for i, n in zip(where, result.shape, strict=True))
+        if fits and result.dtype == dtype:
+            offset = torch.zeros_like(result)
+            offset[where] = by
+            result = result + offset
+        return result
+
+    return seeded
+
+
+def half_accumulation(kernel: Kernel) -> Kernel:
+    """float16 products summed in float16, 16 at a time as a tensor core does."""
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype != torch.float16:
+            return kernel(a, b)
+        total = torch.zeros(a.shape[0], b.shape[1])
+        for k in range(0, a.shape[1], 16):
+            total = (total + a[:, k : k + 16].float() @ b[k : k + 16].float()).half().float()
+        return total.half()
+
+    return seeded
+
+
+def tf32(kernel: Kernel) -> Kernel:
+    """float32 factors cut to TF32's 10 bits of fraction, though the job does not allow it."""
+
+    def cut(values: torch.Tensor) -> torch.Tensor:
+        return (values.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return kernel(cut(a), cut(b)) if a.dtype == torch.float32 else kernel(a, b)
+
+    return seeded
+
+
+def wrong_gradient(kernel: Kernel) -> Kernel:
+    """Linear whose weight gradient has one wrong element."""
+
+    def seeded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if weight.requires_grad and weight.shape[0] > 7 and weight.shape[1] > 9:
+            register: Any = weight.register_hook
+            register(lambda grad: wrong_element(lambda: grad, grad.dtype, (7, 9))())
+        return kernel(x, weight, bias)
+
+    return seeded
+
+
+def stale(kernel: Kernel) -> Kernel:
+    """Returns the output of the call before of the same shape and dtype."""
+    last: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(*args, **options)
+        before = last.get((result.shape, result.dtype), result)
+        last[result.shape, result.dtype] = result
+        return before
+
+    return seeded
+
+
+def attention_nan(kernel: Kernel) -> Kernel:
+    """One NaN, for one length, depth and dtype only."""
+
+    def seeded(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(q, *args, **options)
+        if q.shape[-2:] == (365, 128) and q.dtype == torch.bfloat16:
+            result[0, 0, 364, 127] = float("nan")
+        return result
+
+    return seeded
+
+
+def attention_own(kernel: Kernel, first: bool = True, causal: bool = True, dtype: torch.dtype | None = None) -> Kernel:
+    """Attention written out: scaled late where not `first`, unmasked where not `causal`, summed in `dtype`."""
+
+    def seeded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+        wide = [values.to(torch.float32) for values in (q, k, v)]
+        scale = q.shape[-1] ** -0.5
+        logits = (wide[0] * scale if first else wide[0]) @ wide[1].transpose(-1, -2)
+        logits = logits.to(q.dtype).float()
+        if is_causal and causal:
+            logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), float("-inf"))
+        weights = torch.softmax(logits if first else logits * scale, dim=-1)
+        if dtype is not None and q.dtype == dtype:
+            total = torch.zeros_like(wide[0])
+            for j in range(0, k.shape[-2], 16):
+                total = (total + weights[..., j : j + 16] @ wide[2][..., j : j + 16, :]).to(dtype).float()
+            return total.to(q.dtype)
+        return (weights @ wide[2]).to(q.dtype)
+
+    return seeded
+
+
+def noisy(kernel: Kernel) -> Kernel:
+    """Sums in another order each time, so to say: the last bits differ."""
+    count = iter(range(1 << 30))
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        return kernel(*args, **options) * (1 + 2.0**-22 * (next(count) % 3))
+
+    return seeded
+
+
+def nan_late(kernel: Kernel) -> Kernel:
+    """float32 turns to NaN after some calls."""
+    count = iter(range(1 << 30))
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(*args, **options)
+        return result * float("nan") if result.dtype == torch.float32 and next(count) > 15 else result
+
+    return seeded
+
+
+def flat(kernel: Kernel) -> Kernel:
+    """A loss without gradient in every dtype, as a broken backward would give: nothing is learnt."""
+    return lambda *args, **options: kernel(*args, **options).detach() + kernel(*args, **options) * 0
+
+
+def seeded(probe: str, module: Any, name: str, wrong: Wrong) -> Probe:
+    """The probe, named after the seed, with `module.name` made wrong."""
+    (real,) = (item for item in REAL if item.name == probe)
+
+    def function(context: Context) -> None:
+        setattr(module, name, wrong(getattr(module, name)))
+        real.function(context)
+
+    return Probe(f"{probe}:{wrong.__name__}", "quick", real.needs, real.timeout, function)
+
+
+def named(name: str, wrong: Wrong) -> Wrong:
+    wrong.__name__ = name
+    return wrong
+
+
+def foreign_library(context: Context) -> None:
+    """env.libs with a library mapped from a site-packages folder whose RECORD has other bytes."""
+    sys.path.append(os.environ["ENVBUILD_TEST_SITE"])
+    ctypes.CDLL(os.environ["ENVBUILD_TEST_LIBRARY"])
+    importlib.invalidate_caches()
+    REAL[0].function(context)
+
+
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+SDPA = "scaled_dot_product_attention"
+
+PROBES = (
+    seeded("gemm.exact", F, "linear", named("linear", lambda k: wrong_element(k, HALF, (12, 34)))),
+    seeded("gemm.exact", torch, "bmm", named("bmm", lambda k: wrong_element(k, BRAIN, (2, 66, 52), -1.0))),
+    seeded("gemm.exact", torch, "bmm", named("nan", lambda k: wrong_element(k, SINGLE, (1, 2, 3), float("nan")))),
+    seeded("gemm.exact", F, "linear", wrong_gradient),
+    seeded("gemm.exact", torch.Tensor, "addcmul_", named("host", lambda k: lambda t, a, b: k(t, a, b).add_(1))),
+    seeded("gemm.crash", torch, "matmul", named("matmul", lambda k: wrong_element(k, HALF, (63, 95)))),
+    seeded("gemm.crash", F, "linear", named("linear", lambda k: wrong_element(k, BRAIN, (1, 18431)))),
+    seeded("gemm.accuracy", torch, "mm", half_accumulation),
+    seeded("gemm.accuracy", torch, "mm", tf32),
+    seeded("gemm.accuracy", torch, "mm", named("inf", lambda k: wrong_element(k, HALF, (5, 6), float("inf")))),
+    seeded("attention.flash", F, SDPA, attention_nan),
+    seeded("attention.flash", F, SDPA, stale),
+    seeded("attention.math", F, SDPA, named("overflow", lambda k: attention_own(k, first=False))),
+    seeded("attention.math", F, SDPA, named("unmasked", lambda k: attention_own(k, causal=False))),
+    seeded("attention.math", F, SDPA, named("half", lambda k: attention_own(k, dtype=HALF))),
+    seeded("attention.math", F, SDPA, named("right", lambda k: attention_own(k))),
+    seeded("train.step", F, "mse_loss", noisy),
+    seeded("train.step", F, "mse_loss", nan_late),
+    seeded("train.step", F, "mse_loss", flat),
+    seeded("train.step", F, "gelu", named("right", lambda k: k)),
+    Probe("env.libs:foreign", "quick", "cpu", 60, foreign_library),
+)

@@ -1,0 +1,75 @@
+"""Inputs and references are the same everywhere: checked against Python's own integers."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from envbuild.selftest import inputs, reference
+from envbuild.selftest.probes import crash, gemm
+
+from . import golden
+
+
+def test_the_golden_hashes_are_those_of_python_integers() -> None:
+    assert golden.golden() == gemm.GOLDEN
+
+
+def test_the_probe_and_the_golden_results_mean_the_same_sizes() -> None:
+    assert (gemm.ROWS, gemm.INNER, gemm.COLUMNS) == (golden.ROWS, golden.INNER, golden.COLUMNS)
+    assert gemm.BATCH == (golden.BATCH, golden.BATCH_M, golden.BATCH_K, golden.BATCH_N)
+    assert all(size > 500 and size % 16 for size in (gemm.ROWS, gemm.INNER, gemm.COLUMNS))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**40])
+def test_hashes_are_lowbias32(seed: int) -> None:
+    expected = [golden.lowbias32((index + seed * 0x9E3779B9) % 2**32) for index in range(1000)]
+    assert inputs.hashes(1000, seed).tolist() == expected
+
+
+def test_ternary_has_the_density_asked_for() -> None:
+    values = inputs.ternary((400, 250), 7)
+    assert set(values.reshape(-1).tolist()) == {-1.0, 0.0, 1.0}
+    assert 0.24 < float(values.abs().mean()) < 0.26
+    assert abs(float(values.mean())) < 0.01
+
+
+def test_uniform_and_signed_are_dyadic_and_in_range() -> None:
+    for values, low in ((inputs.uniform((100, 1000), 1), 0.0), (inputs.signed((100, 1000), 1), -1.0)):
+        assert low <= float(values.min()) < low + 0.001 and 0.999 < float(values.max()) < 1
+        assert bool((values.double() * 2**24 == (values.double() * 2**24).round()).all())
+    assert 0.495 < float(inputs.uniform((100, 1000), 1).mean()) < 0.505
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 5.0])
+def test_compare_finds_the_one_wrong_element(wrong: float) -> None:
+    expected = torch.zeros(3, 4, 5)
+    got = expected.clone()
+    got[1, 2, 3] = wrong
+    got[0, 0, 0] = 0.25
+    worst = reference.compare(got, expected, torch.full((3, 4, 5), 0.5, dtype=torch.float64))
+    assert (worst.where, worst.wrong, worst.count) == ((1, 2, 3), 1, 60)
+
+
+def test_compare_refuses_another_shape() -> None:
+    with pytest.raises(ValueError):
+        reference.compare(torch.zeros(2, 3), torch.zeros(3, 2))
+
+
+def test_product_calls_no_gemm_and_keeps_the_thread_count() -> None:
+    torch.set_num_threads(2)
+    a, b = inputs.ternary((7, 9), 1).to(torch.int16), inputs.ternary((9, 5), 2).to(torch.int16)
+    assert reference.product(a, b).tolist() == golden.product(a.tolist(), b.tolist())
+    assert torch.get_num_threads() == 2
+
+
+def test_the_published_shapes_are_first_and_in_order() -> None:
+    shapes = [(gemm.m, gemm.k, gemm.n, gemm.dtype, gemm.linear) for gemm in crash.PUBLISHED[:3]]
+    assert shapes == [
+        (2, 1024, 18432, torch.bfloat16, True),
+        (64, 14688, 1536, torch.float16, False),
+        (8, 1024, 4096, torch.bfloat16, False),
+    ]
+    assert len(list(crash.sweep())) == 375
+    assert len({gemm.name for gemm in crash.sweep()}) == 375

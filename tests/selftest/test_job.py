@@ -1,0 +1,117 @@
+"""The job document: all its faults are named at once, and what is right is taken."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from envbuild.selftest.harness import plan
+from envbuild.selftest.job import JobError, parse
+from envbuild.selftest.machine import processors
+from envbuild.selftest.registry import Probe
+
+from .reading import job
+
+KNOWN = frozenset(("a", "b"))
+CATALOGUE = (
+    Probe("a", "quick", "cpu", 1, lambda context: None),
+    Probe("b", "standard", "cpu", 1, lambda context: None),
+    Probe("c", "full", "cuda", 1, lambda context: None),
+)
+
+
+def faults(document: Any) -> tuple[str, ...]:
+    with pytest.raises(JobError) as caught:
+        parse(document, KNOWN)
+    return caught.value.faults
+
+
+def test_the_least_document_is_enough() -> None:
+    parsed = parse({"version": 1, "nonce": "0" * 32}, KNOWN)
+    assert (parsed.level, parsed.device, parsed.probes, parsed.require) == ("quick", "cpu", None, ())
+    assert parsed.thread_count >= 1
+
+
+def test_every_field_is_taken() -> None:
+    parsed = parse(
+        job(
+            level="full",
+            device="cuda",
+            probes=["b"],
+            require=["a"],
+            expect={"distributions": {"torch": "2.3.1"}, "python": "3.11", "gpus": ["NVIDIA H20"]},
+            settings={"allow_tf32": True},
+            timeouts={"a": 3},
+            threads=3,
+            memory_mb=4096,
+        ),
+        KNOWN,
+    )
+    assert (parsed.level, parsed.device, parsed.probes, parsed.require) == ("full", "cuda", ("b",), ("a",))
+    assert (parsed.distributions, parsed.python, parsed.gpus) == ({"torch": "2.3.1"}, "3.11", ("NVIDIA H20",))
+    assert (parsed.settings, parsed.timeouts) == ({"allow_tf32": True}, {"a": 3.0})
+    assert (parsed.thread_count, parsed.memory_mb) == (3, 4096)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"version": 2}, "version: 1 expected, not 2"),
+        ({"nonce": "short"}, "nonce: 32 lower-case hexadecimal digits expected"),
+        ({"level": "deep"}, "level: one of quick, standard, full expected, not 'deep'"),
+        ({"level": ["quick"]}, "level: one of quick, standard, full expected, not ['quick']"),
+        ({"device": "tpu"}, "device: one of cpu, cuda expected, not 'tpu'"),
+        ({"probes": ["a", "x"]}, "probes: unknown probe 'x'"),
+        ({"probes": "a"}, "probes: a list of names expected, not 'a'"),
+        ({"require": ["y"]}, "require: unknown probe 'y'"),
+        ({"require": None}, "require: a list of names expected, not None"),
+        ({"expect": {"torch": "2"}}, "expect.torch: unknown key"),
+        ({"expect": {"distributions": {"torch": 2}}}, "expect.distributions.torch: a string expected, not 2"),
+        ({"expect": {"python": 3.11}}, "expect.python: a string expected, not 3.11"),
+        ({"settings": {"tf32": True}}, "settings.tf32: unknown key"),
+        ({"settings": {"allow_tf32": 1}}, "settings.allow_tf32: true or false expected, not 1"),
+        ({"timeouts": {"a": 0}}, "timeouts.a: seconds above zero expected, not 0"),
+        ({"timeouts": {"a": float("nan")}}, "timeouts.a: seconds above zero expected, not nan"),
+        ({"timeouts": {"x": 1}}, "timeouts: unknown probe 'x'"),
+        ({"timeouts": [1]}, "timeouts: a mapping expected, not [1]"),
+        ({"threads": 0}, "threads: a whole number above zero expected, not 0"),
+        ({"memory_mb": True}, "memory_mb: a whole number above zero expected, not True"),
+        ({"colour": "red"}, "colour: unknown key"),
+    ],
+)
+def test_a_fault_is_named(fields: dict[str, Any], fault: str) -> None:
+    assert faults(job(**fields)) == (fault,)
+
+
+def test_all_faults_are_named_at_once() -> None:
+    assert len(faults({"version": 0, "nonce": 1, "level": "x", "device": "y", "threads": "z", "extra": 1})) == 6
+
+
+@pytest.mark.parametrize("document", [None, [], "text", 1])
+def test_what_is_no_mapping_is_refused(document: Any) -> None:
+    assert faults(document) == ("the job document is not a mapping",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ["a"]),
+        ({"level": "standard"}, ["a", "b"]),
+        ({"level": "full"}, ["a", "b", "c"]),
+        ({"require": ["c"]}, ["a", "c"]),
+        ({"probes": ["b", "a"]}, ["a", "b"]),
+        ({"probes": ["b"], "require": ["a"]}, ["b"]),
+        ({"probes": []}, []),
+    ],
+)
+def test_the_plan_is_the_levels_and_the_required_or_those_named(fields: dict[str, Any], names: list[str]) -> None:
+    parsed = parse(job(**fields), frozenset("abc"))
+    assert [probe.name for probe in plan(CATALOGUE, parsed)] == names
+
+
+@pytest.mark.parametrize(("text", "least"), [("50000 100000", 1), ("100000 100000", 1), ("max 100000", 0), ("", 0)])
+def test_a_quota_limits_the_processors(tmp_path: Path, text: str, least: int) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert processors(tmp_path / "cpu.max") == (least or processors(tmp_path / "absent"))

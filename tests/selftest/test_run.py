@@ -1,0 +1,173 @@
+"""The self-test as it is used: from a zip, by module, with a job or without, on kernels that are right."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from .reading import ROOT, Frame, environment, job, outcomes, read
+
+pytest.importorskip("torch")
+
+QUICK = ["env.libs", "gemm.crash", "gemm.exact", "gemm.accuracy", "attention.math", "attention.flash"]
+PYTHON = ".".join(map(str, sys.version_info[:3]))
+ON_GPUS = ["attention.efficient", "attention.cudnn"]
+BOOTSTRAP = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+from envbuild.selftest.__main__ import main
+print("printed before")
+sys.exit(main(json.loads(sys.argv[2]), os.dup(1)))
+"""
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("zip") / "selftest.zip"
+    package = ROOT / "envbuild" / "selftest"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("envbuild/__init__.py", "")
+        for source in sorted(package.rglob("*.py")):
+            file.write(source, source.relative_to(ROOT))
+    return path
+
+
+def from_zip(archive: Path, document: Frame, folder: Path) -> "subprocess.CompletedProcess[bytes]":
+    """As in a container: no checkout, no home, nothing of envbuild but the zip."""
+    command = [sys.executable, "-c", BOOTSTRAP, str(archive), json.dumps(document)]
+    variables = {name: value for name, value in os.environ.items() if name not in ("HOME", "PYTHONPATH")}
+    return subprocess.run(command, capture_output=True, env=variables, cwd=folder, timeout=120)
+
+
+def module(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "envbuild.selftest", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), input=stdin, timeout=120)
+
+
+def clean(archive: Path, folder: Path) -> list[Frame]:
+    expect = {"python": PYTHON.rpartition(".")[0], "distributions": {"torch": metadata.version("torch")}}
+    document = job(expect=expect, require=["train.step"])
+    result = from_zip(archive, document, folder)
+    printed, _, framed = result.stdout.partition(b"ENVBUILD")
+    frames = read(b"ENVBUILD" + framed)
+    assert result.returncode == 0, [frame for frame in frames if frame.get("status") == "failed"]
+    assert printed in (b"", b"printed before\n")
+    return frames
+
+
+@pytest.fixture(scope="module")
+def frames(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Frame]:
+    return clean(archive, tmp_path_factory.mktemp("empty"))
+
+
+def test_right_kernels_pass(frames: list[Frame]) -> None:
+    told = outcomes(frames)
+    assert list(told) == [*QUICK, *ON_GPUS, "train.step"]
+    assert {name for name, frame in told.items() if frame["status"] == "passed"} == {*QUICK, "train.step"}
+    assert {told[name]["reason"] for name in ON_GPUS} == {"needs a GPU"}
+    end = frames[-1]
+    assert (end["passed"], end["failed"], end["skipped"]) == (7, 0, 2)
+
+
+def test_every_figure_is_whole_and_within(frames: list[Frame]) -> None:
+    figures = [figure for frame in frames if frame["kind"] == "probe" for figure in frame["figures"]]
+    assert len(figures) > 200
+    for figure in figures:
+        assert list(figure) == ["case", "dtype", "shape", "error", "bound", "ratio", "seconds"]
+        assert figure["error"] <= figure["bound"] and figure["ratio"] <= 1 and figure["seconds"] >= 0
+
+
+def test_what_the_cpu_leaves_out_is_declared(frames: list[Frame]) -> None:
+    told = outcomes(frames)
+    assert told["gemm.crash"]["traits"]["shapes"] == "cpu subset"
+    assert told["attention.flash"]["traits"]["shapes"] == "cpu subset"
+
+
+def test_the_libraries_are_told_once_and_are_torchs(frames: list[Frame]) -> None:
+    (told,) = (frame for frame in frames if frame["kind"] == "environment")
+    libraries = {library["name"]: library for library in told["libraries"]}
+    version = metadata.version("torch")
+    assert libraries["libtorch_cpu.so"]["owner"] == f"torch=={version}"
+    assert libraries["libtorch_cpu.so"]["record"] is True
+    assert told["distributions"]["torch"] == version
+    assert all(library["owner"] == "unowned" or library["sha256"] for library in libraries.values())
+
+
+def test_a_second_run_has_the_same_figures(archive: Path, tmp_path: Path, frames: list[Frame]) -> None:
+    def stable(run: list[Frame]) -> list[Frame]:
+        changing = {"seconds", "pid"}
+        return json.loads(  # type: ignore[no-any-return]
+            json.dumps(run), object_hook=lambda item: {k: v for k, v in item.items() if k not in changing}
+        )
+
+    assert stable(clean(archive, tmp_path)) == stable(frames)
+
+
+def test_other_versions_than_locked_fail(archive: Path, tmp_path: Path) -> None:
+    expect = {"distributions": {"torch": "9.9.9", "no-such-thing": "1"}, "python": "3.1"}
+    result = from_zip(archive, job(expect=expect, probes=["env.libs"]), tmp_path)
+    frame = outcomes(read(b"ENVBUILD" + result.stdout.partition(b"ENVBUILD")[2]))["env.libs"]
+    assert (result.returncode, frame["failure"]) == (5, "version")
+    assert frame["detail"].splitlines() == [
+        f"Python is {PYTHON}, locked is 3.1",
+        "no-such-thing is absent, locked is 1",
+        f"torch is {metadata.version('torch')}, locked is 9.9.9",
+    ]
+
+
+def test_a_bad_job_is_refused_with_all_its_faults() -> None:
+    result = module("--job", "-", stdin=json.dumps(job(level="deep", probes=["gemm.exat"])))
+    assert (result.returncode, result.stdout) == (3, "")
+    assert "level: " in result.stderr and "unknown probe 'gemm.exat'" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 1', "\0"])
+def test_a_job_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.json").write_text(text)
+    result = module("--job", str(tmp_path / "job.json"))
+    assert (result.returncode, result.stdout) == (3, "")
+
+
+def test_a_missing_job_is_refused(tmp_path: Path) -> None:
+    assert module("--job", str(tmp_path / "absent")).returncode == 3
+
+
+def test_a_bare_run_shows_a_table() -> None:
+    result = module("--probe", "gemm.exact", "--probe", "attention.cudnn")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[1].startswith("passed   gemm.exact")
+    assert lines[2].split() == ["skipped", "attention.cudnn", "0.00", "s", "needs", "a", "GPU"]
+    assert lines[3] == "1 passed, 0 failed, 1 skipped"
+
+
+def test_a_bare_run_as_json_is_one_document() -> None:
+    result = module("--probe", "gemm.accuracy", "--json")
+    document = json.loads(result.stdout)
+    assert [probe["status"] for probe in document["probes"]] == ["passed"]
+    assert document["end"]["passed"] == 1
+
+
+def test_the_list_names_every_probe() -> None:
+    names = [line.split()[0] for line in module("--list").stdout.splitlines()]
+    assert names == [*QUICK, *ON_GPUS, "train.step"]
+
+
+def test_a_gpu_that_is_not_there_is_a_skip_with_its_reason() -> None:
+    result = module("--device", "cuda", "--probe", "gemm.exact", "--json")
+    (probe,) = json.loads(result.stdout)["probes"]
+    if probe["status"] == "passed":
+        pytest.skip("there is a GPU")
+    assert probe["status"] == "skipped" and probe["reason"].startswith("no GPU is visible to torch")
+
+
+def test_the_self_test_imports_nothing_else_of_envbuild() -> None:
+    sources = [path.read_text() for path in (ROOT / "envbuild" / "selftest").rglob("*.py")]
+    lines = [line.split() for source in sources for line in source.splitlines()]
+    imports = [line[1] for line in lines if line[:1] in (["from"], ["import"]) and line[1].startswith("envbuild")]
+    assert imports and all(name.startswith("envbuild.selftest") for name in imports)

@@ -1,0 +1,79 @@
+"""Kernels made wrong as GPUs and libraries are wrong: the probe whose job it is must say so, and where."""
+
+import base64
+import hashlib
+import shutil
+import subprocess
+
+import pytest
+
+from .reading import Frame, job, outcomes, run
+
+pytest.importorskip("torch")
+
+WRONG = [
+    ("gemm.exact:linear", "mismatch", "Linear forward fp16: element [12, 34]"),
+    ("gemm.exact:bmm", "mismatch", "bmm bf16: element [2, 66, 52]"),
+    ("gemm.exact:nan", "mismatch", "bmm fp32: element [1, 2, 3] is nan"),
+    ("gemm.exact:wrong_gradient", "mismatch", "Linear grad weight fp32: element [7, 9]"),
+    ("gemm.exact:host", "mismatch", "the host's own integers are wrong"),
+    ("gemm.crash:matmul", "mismatch", "element [63, 95]"),
+    ("gemm.crash:linear", "mismatch", "element [1, 18431]"),
+    ("gemm.accuracy:half_accumulation", "bound", "mm uniform fp16: element"),
+    ("gemm.accuracy:tf32", "bound", "mm uniform fp32: element"),
+    ("gemm.accuracy:inf", "nonfinite", "mm uniform fp16: element [5, 6] is inf"),
+    ("attention.flash:attention_nan", "nonfinite", "random bf16 4x1x365x128: element [0, 364, 127] is nan"),
+    ("attention.flash:stale", "bound", "causal"),
+    ("attention.math:overflow", "nonfinite", "q=k=40 fp16"),
+    ("attention.math:unmasked", "bound", "causal"),
+    ("attention.math:half", "bound", "fp16"),
+    ("train.step:noisy", "mismatch", "two runs in deterministic mode differ"),
+    ("train.step:nan_late", "nonfinite", "the loss is not finite"),
+    ("train.step:flat", "bound", "the loss does not fall"),
+    ("env.libs:foreign", "mismatch", "libtorch_extra.so is not the file that torch-extra==1.0 recorded"),
+]
+RIGHT = ["attention.math:right", "train.step:right"]
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A site-packages folder with a library of torch's family that is not the one its RECORD lists."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs gcc")
+    site = tmp_path_factory.mktemp("venv") / "lib" / "site-packages"
+    library = site / "torch_extra" / "libtorch_extra.so"
+    record = site / "torch_extra-1.0.dist-info" / "RECORD"
+    library.parent.mkdir(parents=True)
+    record.parent.mkdir()
+    source = record.parent / "one.c"
+    source.write_text("int one(void) { return 1; }\n")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    value = base64.urlsafe_b64encode(hashlib.sha256(b"other").digest()).rstrip(b"=").decode()
+    record.write_text(f"torch_extra/libtorch_extra.so,sha256={value},5\n")
+    (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_extra\nVersion: 1.0\n")
+    return {"ENVBUILD_TEST_SITE": str(site), "ENVBUILD_TEST_LIBRARY": str(library)}
+
+
+@pytest.fixture(scope="module")
+def seeds(foreign: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
+    frames, status, _ = run("seeds", job(threads=2), tmp_path_factory.mktemp("seeds") / "frames", **foreign)
+    assert status == 5
+    return outcomes(frames)
+
+
+@pytest.mark.parametrize(("seed", "failure", "words"), WRONG)
+def test_a_wrong_kernel_is_caught_and_located(seeds: dict[str, Frame], seed: str, failure: str, words: str) -> None:
+    frame = seeds[seed]
+    assert (frame["status"], frame["failure"]) == ("failed", failure), frame
+    assert words in frame["reason"], frame["reason"]
+    assert frame["at"]
+
+
+@pytest.mark.parametrize("seed", RIGHT)
+def test_a_right_kernel_written_another_way_passes(seeds: dict[str, Frame], seed: str) -> None:
+    assert seeds[seed]["status"] == "passed", seeds[seed]["reason"]
+
+
+def test_no_seed_is_left_untested(seeds: dict[str, Frame]) -> None:
+    assert {seed for seed, _, _ in WRONG} | set(RIGHT) == set(seeds)
