@@ -1,0 +1,292 @@
+"""Advisories: known faults as data, and whether one holds in a situation. The rows are read by facts.py.
+
+Nothing here knows a version: every number stands in facts/advisories.yaml, whose head says what each key means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator
+from pydantic.dataclasses import dataclass
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+# verified: shown by a command or read in a primary source; reported: said by those who met it; inferred: follows from
+# verified facts by a step of our own; unconfirmed: one weak source.
+Status = Literal["verified", "reported", "inferred", "unconfirmed"]
+Sources = Annotated[tuple[str, ...], Field(min_length=1)]
+Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[01][0-9](-[0-3][0-9])?$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
+Text = Annotated[str, Field(min_length=1, max_length=600)]
+
+
+def _parsed(text: str) -> str:
+    Version(text)
+    return text
+
+
+def _specifier(text: str) -> str:
+    SpecifierSet(text)
+    return text
+
+
+Release = Annotated[str, AfterValidator(_parsed)]
+Specifier = Annotated[str, AfterValidator(_specifier)]
+Capability = Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Row:
+    """What every fact says of itself: where it is from, how sure it is, and of when."""
+
+    source: Sources
+    status: Status
+    as_of: Date
+
+
+@dataclasses.dataclass(frozen=True)
+class Versions:
+    """One or several PEP 440 specifiers: holds the versions that any of them takes, pre-releases too."""
+
+    any_of: tuple[SpecifierSet, ...]
+
+    def __contains__(self, version: object) -> bool:
+        try:
+            known = Version(str(version))
+        except InvalidVersion:
+            return False
+        return any(specifier.contains(known, prereleases=True) for specifier in self.any_of)
+
+    def __str__(self) -> str:
+        return " or ".join(str(specifier) for specifier in self.any_of)
+
+
+def _versions(value: Any) -> Versions:
+    if isinstance(value, Versions):
+        return value
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("must be a specifier in quotes, as in '>=12.4', or a list of them")
+    try:
+        return Versions(tuple(SpecifierSet(text) for text in texts))
+    except InvalidSpecifier as error:
+        raise ValueError(str(error)) from None
+
+
+# An unbounded repeat of a group or of the dot is what makes a regular expression slow on a hostile log.
+_SLOW = re.compile(r"(?<!\\)(?:\)[*+{]|\.[*+])|\\[1-9]")
+
+
+def _pattern(value: Any) -> re.Pattern[str]:
+    if isinstance(value, re.Pattern):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a regular expression in quotes")
+    if _SLOW.search(value):
+        raise ValueError("no repeated group, .* or .+: write a bounded gap, as in .{0,80}")
+    try:
+        return re.compile(value, re.IGNORECASE)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+
+
+Spec = Annotated[Versions, PlainValidator(_versions)]
+Pattern = Annotated[re.Pattern[str], PlainValidator(_pattern)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Datasheet:
+    """The maker's figures: dense TFLOP/s (no sparsity) by dtype, GB/s of memory. None: no source is recorded."""
+
+    tflops_fp32: float | None = None
+    tflops_tf32: float | None = None
+    tflops_fp16: float | None = None
+    tflops_bf16: float | None = None
+    tflops_fp8: float | None = None
+    gb_per_s: float | None = None
+    source: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Gpu(Row):
+    """A GPU model. `names` as the driver prints them, whole; `family`: the models that share a proof.
+
+    `first_cuda`, `last_cuda`: the toolkits whose compiler knows the card. What a torch wheel has code for is its arch
+    list's matter. `min_driver`: the card's own floor. `datacentre`: forward-compatibility libraries work.
+    """
+
+    id: Name
+    names: Annotated[tuple[Text, ...], Field(min_length=1)]
+    family: Name
+    compute_capability: Capability
+    memory_gb: tuple[int, ...]
+    features: frozenset[Literal["tf32", "bf16", "fp8"]]
+    first_cuda: Release
+    datacentre: bool
+    unconfirmed_names: tuple[Text, ...] = ()
+    see_also: tuple[Text, ...] = ()
+    sms: int | None = None
+    last_cuda: Release | None = None
+    min_driver: Release | None = None
+    datasheet: Datasheet = Field(default_factory=Datasheet)
+    note: Text | None = None
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        return (*self.names, *self.unconfirmed_names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What is known of a profile, an image or a machine; None, or a name that is absent, is unknown.
+
+    torch: the distribution's version (the index's CUDA builds have no local label there, though they import as
+    2.3.1+cu121). cuda: torch's. libraries: short name -> version. environment: words, see facts/advisories.yaml.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    torch: str | None = None
+    cuda: str | None = None
+    libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    distributions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    driver: str | None = None
+    gpu_count: int = 1
+    features: frozenset[str] = frozenset()
+    extensions: frozenset[str] = frozenset()
+    environment: frozenset[str] = frozenset()
+
+    @property
+    def build(self) -> str | None:
+        """torch's local label, "cpu" or "cu128"; "pypi" where it has none; None where torch is unknown."""
+        try:
+            return (Version(self.torch).local or "pypi") if self.torch else None
+        except InvalidVersion:
+            return None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Match:
+    """Conditions that must all hold; what is not stated does not matter. `without`: environment words not there."""
+
+    gpus: frozenset[str] = frozenset()
+    compute_capability: Spec | None = None
+    gpu_count: Spec | None = None
+    driver: Spec | None = None
+    torch: Spec | None = None
+    build: Literal["pypi"] | None = None
+    cuda_major: int | None = None
+    libraries: Mapping[str, Spec] = Field(default_factory=dict)
+    distributions: Mapping[str, Spec] = Field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+    extensions: frozenset[str] = frozenset()
+    environment: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
+
+    def holds(self, situation: Situation) -> bool:
+        return (
+            not (self._needs_cuda and situation.build == "cpu")
+            and ((not self.gpus and not self.compute_capability) or any(map(self._is_card, situation.gpus)))
+            and _within(self.gpu_count, str(situation.gpu_count))
+            and _within(self.driver, situation.driver)
+            and _within(self.torch, situation.torch)
+            and (self.build is None or self.build == situation.build)
+            and (self.cuda_major is None or _major(situation.cuda) == self.cuda_major)
+            and _all_within(self.libraries, situation.libraries)
+            and _all_within(self.distributions, {canonicalize_name(k): v for k, v in situation.distributions.items()})
+            and self.features <= situation.features
+            and self.extensions <= situation.extensions
+            and self.environment <= situation.environment
+            and self.without.isdisjoint(situation.environment)
+        )
+
+    @property
+    def states_nothing(self) -> bool:
+        return all(not getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "without")
+
+    @property
+    def _needs_cuda(self) -> bool:
+        return bool(self.gpus or self.compute_capability or self.driver or self.gpu_count)
+
+    def _is_card(self, card: Gpu) -> bool:
+        return (not self.gpus or card.id in self.gpus) and _within(self.compute_capability, card.compute_capability)
+
+
+def _within(wanted: Versions | None, version: str | None) -> bool:
+    return wanted is None or (version is not None and version in wanted)
+
+
+def _all_within(wanted: Mapping[str, Versions], known: Mapping[str, str]) -> bool:
+    return all(_within(versions, known.get(name)) for name, versions in wanted.items())
+
+
+def _major(version: str | None) -> int | None:
+    head = (version or "").partition(".")[0]
+    return int(head) if head.isdecimal() else None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Shows:
+    """How a fault looks. `patterns` are searched in single lines; `like`: advisories whose lines look the same."""
+
+    signals: tuple[Annotated[str, Field(pattern=r"^SIG[A-Z0-9]+$")], ...] = ()
+    exit_codes: tuple[int, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
+    examples: tuple[Text, ...] = ()
+    probes: tuple[Name, ...] = ()
+    like: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, config=STRICT)
+class Change:
+    """What to write into a profile: `pins` by short library name or distribution. Empty where there is nothing to."""
+
+    pins: Mapping[str, Spec] = Field(default_factory=dict)
+    torch: Spec | None = None
+    driver: Spec | None = None
+    env: Mapping[str, str] = Field(default_factory=dict)
+
+
+def _stating(match: Match) -> Match:
+    if match.states_nothing:
+        raise ValueError("states no condition; write [] where nothing in a situation tells")
+    return match
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Advisory(Row):
+    """A known fault. It holds where any of `match` does; `decidable`: a profile alone can tell.
+
+    `signature` is what a probe reports when it is met: keys of a probe's result.
+    """
+
+    id: Name
+    title: Text
+    severity: Literal["refuse", "warn", "note"]
+    match: tuple[Annotated[Match, AfterValidator(_stating)], ...]
+    decidable: bool
+    shows: Shows
+    remedy: Text
+    cite: Sources
+    change: Change = Field(default_factory=Change)
+    signature: Mapping[str, str] = Field(default_factory=dict)
+    caution: Text | None = None
+
+    def matches(self, result: Mapping[str, Any]) -> bool:
+        """Whether a probe's result is this fault's signature."""
+        return bool(self.signature) and all(result.get(key) == value for key, value in self.signature.items())
+
+    def holds(self, situation: Situation) -> bool:
+        return any(match.holds(situation) for match in self.match)
+
+
+def holding(known: Iterable[Advisory], situation: Situation) -> list[Advisory]:
+    """Those that hold, the severe ones first, else in the order of the data."""
+    rank = {"refuse": 0, "warn": 1, "note": 2}
+    return sorted((item for item in known if item.holds(situation)), key=lambda item: rank[item.severity])
