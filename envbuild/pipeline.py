@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from envbuild import settings
-from envbuild.errors import CheckFailed, EngineError, EnvbuildError
+from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved
 from envbuild.image import build, dockerfile
 from envbuild.image.engine import Image
 from envbuild.plan import lock
@@ -78,7 +78,7 @@ def test(name: str, reference: str | None, progress: Progress) -> Made:
 def _existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
     source = session.load()
     plan = session.resolve(source)
-    locked = lock.current(lock.read(source.lock_file), plan, source.lock_file)
+    locked = lock.current(lock.read(source.known_lock), plan, source.lock_file)
     engine = session.connected()
     if reference is None:
         image = status.built(engine, locked, dockerfile.render(locked, source.name))
@@ -92,8 +92,17 @@ def _existing(session: Session, reference: str | None) -> tuple[Source, Lock, Im
 
 
 def require_passed(made: Made) -> None:
-    """Raises CheckFailed, naming every failure, unless the self-test passed."""
-    if made.run is None or made.run.passed:
+    """Raises CheckFailed, naming every failure, unless the self-test passed; NotProved where a required probe could not
+    run."""
+    if made.run is None:
+        return
+    if made.run.passed:
+        if made.run.skipped_required:
+            reasons = {result["probe"]: result["reason"] for result in made.run.results}
+            raise NotProved(
+                f"{made.name} is built, and not proved: a required probe was skipped",
+                hint="\n".join(f"{name}: {reasons[name]}" for name in made.run.skipped_required),
+            )
         return
     failures = made.run.failures()
     raise CheckFailed(

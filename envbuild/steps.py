@@ -129,7 +129,7 @@ class Session:
         """The lock, current, and the packages of its base at hand."""
 
         def work() -> tuple[Lock, bool, str]:
-            before = lock.read(source.lock_file)
+            before = lock.read(source.known_lock)
             if self.options.locked:
                 after = lock.current(before, plan, source.lock_file)
             else:

@@ -24,7 +24,7 @@ def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_j
     for name in names or profile.names():
         source = profile.load(name)
         plan = resolve.resolve(source)
-        before = lock.read(source.lock_file)
+        before = lock.read(source.known_lock)
         if check:
             try:
                 after, changes = lock.current(before, plan, source.lock_file), []

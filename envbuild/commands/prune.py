@@ -40,7 +40,7 @@ def _locks() -> list[lock.Lock]:
     found = []
     for name in profile.names():
         try:
-            locked = lock.read(profile.load(name).lock_file)
+            locked = lock.read(profile.load(name).known_lock)
         except EnvbuildError as error:
             click.echo(f"left out: {error.message}", err=True)
             continue

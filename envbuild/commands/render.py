@@ -22,7 +22,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
     rows, drifted = [], []
     for name in names or profile.names():
         source = profile.load(name)
-        locked = lock.read(source.lock_file)
+        locked = lock.read(source.known_lock)
         if locked is None:
             raise LockError(f"{display(source.lock_file)} is missing", hint=f"run: envbuild lock {source.name}")
         text = dockerfile.render(locked, source.name)

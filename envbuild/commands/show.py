@@ -31,7 +31,7 @@ def command(name: str | None, as_json: bool) -> None:
 def _document(name: str) -> dict[str, Any]:
     source = profile.load(name)
     plan = resolve.resolve(source)
-    locked = lock.read(source.lock_file)
+    locked = lock.read(source.known_lock)
     pins: dict[str, str | None] = {
         "python": plan.python,
         "cuda": None,
@@ -68,7 +68,7 @@ def _all(as_json: bool) -> None:
             source = profile.load(name)
             plan = resolve.resolve(source)
             rows.append({"profile": name, "torch": source.profile.torch, "python": plan.python,
-                         "lock": _state(lock.read(source.lock_file), plan)})  # fmt: skip
+                         "lock": _state(lock.read(source.known_lock), plan)})  # fmt: skip
         except EnvbuildError as error:
             rows.append({"profile": name, "torch": None, "python": None, "lock": error.message})
     if as_json:

@@ -41,6 +41,6 @@ def command(name: str, as_json: bool) -> None:
 def compute(engine: Engine, name: str) -> Status:
     source = profile.load(name)
     plan = resolve.resolve(source)
-    locked = lock.read(source.lock_file)
+    locked = lock.read(source.known_lock)
     text = dockerfile.render(locked, source.name) if locked else ""
     return status.compute(engine, source.name, source.profile, locked, locked.stale(plan) if locked else [], text)

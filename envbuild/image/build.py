@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envbuild import settings
-from envbuild.errors import BuildError, DiskError, EngineError
+from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, HashMismatch, NetworkError
 from envbuild.image import base, dockerfile
 from envbuild.image.engine import Engine, Image, client_binary
 from envbuild.plan import store, wheels
@@ -132,7 +132,8 @@ def build(
             on_line=on_line,
         )  # fmt: skip
         if done.code:
-            raise _failed(done.stderr)
+            _blame_files(lock)
+            raise _failed(lock, done.stderr)
         image_id = json.loads(metadata.read_text(encoding="utf-8"))["containerimage.config.digest"]
     image = engine.find(tag)
     if image is None or image.id != image_id:
@@ -169,9 +170,35 @@ def _link(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _failed(stderr: str) -> BuildError:
+def _blame_files(lock: Lock) -> None:
+    """Raises HashMismatch if a stored file changed since it was fetched; it is removed, to be fetched again."""
+    wheel_files = [(store.wheels(), w.wheel.sha256, w.wheel.file) for w in lock.wheels]
+    deb_files = [(store.debs(), deb.sha256, deb.file) for deb in lock.apt]
+    for place, sha256, name in (*wheel_files, *deb_files):
+        path = place.path(sha256, name)
+        found = store.digest(path)
+        if found != sha256:
+            path.unlink()
+            raise HashMismatch(
+                f"{name} was damaged on this disk: sha256 {found}, locked {sha256}",
+                hint="it was removed and will be fetched again: run the same command once more",
+            )
+
+
+# What BuildKit says when it cannot get the base image, before any step has run.
+_REGISTRY = ("failed to resolve source metadata", "failed to authorize", "pull access denied", "failed to do request")
+
+
+def _failed(lock: Lock, stderr: str) -> EnvbuildError:
     lines = [line for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line or "error:" in line or "install:" in line]
+    if lock.image and any(text in line for line in errors for text in _REGISTRY):
+        said = errors[-1].partition("failed to solve: ")[2] or errors[-1]
+        host = lock.image.partition("/")[0]
+        return NetworkError(
+            f"the base image {lock.image} cannot be had from its registry",
+            hint=f"{said}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
+        )
     if any("no space left on device" in line for line in lines):
         return DiskFull("the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune")
     return BuildError("the image build failed", hint="\n".join((errors or lines)[-12:]))

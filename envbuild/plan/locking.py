@@ -36,7 +36,7 @@ def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset(
         said = f"{error.message} {error.hint}"
         raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
     made = Lock(
-        made=datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
+        made=_made(previous, base, apt),
         inputs=lock.inputs(plan),
         platform=plan.platform,
         python=plan.python,
@@ -48,6 +48,13 @@ def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset(
         environment=plan.environment,
     )
     return previous if previous is not None and (made.id, made.inputs) == (previous.id, previous.inputs) else made
+
+
+def _made(previous: Lock | None, base: tuple[Deb, ...], apt: tuple[Deb, ...]) -> str:
+    """When the Debian packages were locked: the moment that a snapshot archive is asked for."""
+    if previous is not None and (base, apt) == (previous.base, previous.apt):
+        return previous.made
+    return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def _locked_wheels(

@@ -129,6 +129,11 @@ class Source:
         return self._beside("profiles", f"{self.name}.lock.yaml")
 
     @property
+    def known_lock(self) -> Path:
+        """The lock to read: the project's own, else the one that was shipped beside the profile."""
+        return self.lock_file if self.lock_file.exists() else self.file.with_name(f"{self.name}.lock.yaml")
+
+    @property
     def dockerfile(self) -> Path:
         return self.project / "dockerfiles" / f"{self.name}.Dockerfile"
 

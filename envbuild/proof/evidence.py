@@ -132,6 +132,12 @@ def prove(image_id: str, wanted: Wanted, models: Sequence[str] = (CPU,)) -> list
     return [_best(model, wanted, found) for model in models]
 
 
+def ever_passed(image_id: str) -> bool:
+    """Whether any evidence, for whatever lock or self-test, says that this image passed."""
+    found = [_read(path, image_id) for path in _folder(image_id).glob("*.statement.json")]
+    return any(record is not None and not _failed(record) for record in found)
+
+
 def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
     stale = None
     for path, record in found:

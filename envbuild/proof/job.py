@@ -78,13 +78,17 @@ class RawOutput:
 
 @dataclass(frozen=True)
 class TestRun:
-    """A judged run. `errors` are faults of the run itself: with any of them nothing in it counts as passed."""
+    """A judged run. `errors` are faults of the run itself: with any of them nothing in it counts as passed.
+
+    `skipped_required`: probes that the profile requires and that could not run here; no failure, and no proof.
+    """
 
     results: tuple[Mapping[str, Any], ...]
     environment: Mapping[str, Any]
     start: Mapping[str, Any]
     errors: tuple[str, ...]
     seconds: float
+    skipped_required: tuple[str, ...] = ()
     log: str = field(default="", compare=False)
 
     def by_status(self, status: str) -> list[str]:
@@ -92,6 +96,7 @@ class TestRun:
 
     @property
     def passed(self) -> bool:
+        """No failure, and something ran."""
         return not self.errors and bool(self.by_status("passed")) and not self.by_status("failed")
 
     def failures(self) -> list[dict[str, Any]]:
@@ -170,7 +175,7 @@ def make(image: str, wanted: SelfTest, versions: Mapping[str, str], python: str,
 
 
 class _Frame(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True, defer_build=True)
 
 
 class _Probe(_Frame):
@@ -228,10 +233,10 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
         documents.append(found[1])
     results, shape = _results(documents)
     errors += shape
-    for name in require:
-        status = next((result["status"] for result in results if result["probe"] == name), "missing")
-        if status in ("skipped", "missing"):
-            errors.append(f"required probe {name} did not run: {status}")
+    if output.timed_out and documents:
+        results += _hung(documents[0], results, output.seconds)
+    ran = {result["probe"]: result["status"] for result in results}
+    errors += [f"required probe {name} is not among the results" for name in require if name not in ran]
     of_kind = {str(document.get("kind")): document for document in documents}
     return TestRun(
         results=tuple(results),
@@ -239,8 +244,17 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
         start=of_kind.get("start", {}),
         errors=tuple(dict.fromkeys(errors)),
         seconds=output.seconds,
+        skipped_required=tuple(name for name in require if ran.get(name) == "skipped"),
         log=output.stderr,
     )
+
+
+def _hung(start: Mapping[str, Any], results: Sequence[Mapping[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    """The probe that was running when the time for all of them was over, as a result of its own."""
+    planned = [name for name in start.get("probes", []) if isinstance(name, str)][len(results) :][:1]
+    reason = f"it did not end; the whole self-test was stopped after {seconds:.0f} s"
+    given = {"level": "", "status": "failed", "failure": "hang", "reason": reason, "signal": None, "at": None}
+    return [{"probe": name, **given, "detail": None, "figures": [], "seconds": 0.0, "traits": {}} for name in planned]
 
 
 def _ending(output: RawOutput) -> list[str]:

@@ -70,30 +70,28 @@ def compute(engine: Engine, name: str, profile: Profile, lock: Lock | None, stal
         if proof.state != "proved":
             reasons.append(f"{proof.model}: {proof.reason}")
             state = "out-of-date" if stale or proof.state == "stale" else "unproved"
-    moved = _moved(engine, tags, image, proved=all(proof.state == "proved" for proof in proofs))
-    if moved:
-        reasons.append(moved)
-        state = "tampered" if state == VERIFIED or "by hand" in moved else state
-    return Status(name, state, tuple(reasons), lock.id, image, names, proofs)
+    tag = _tag(engine, tags, image, proofs)
+    if tag == _BY_HAND:
+        state = "tampered"
+    elif tag and state == VERIFIED:
+        state = "unproved"
+    return Status(name, state, (*reasons, *([tag] if tag else [])), lock.id, image, names, proofs)
 
 
-def _moved(engine: Engine, tags: dict[str, str], image: Image, proved: bool) -> str | None:
+_BY_HAND = "the tag verified was moved by hand to an image that never passed"
+
+
+def _tag(engine: Engine, tags: dict[str, str], image: Image, proofs: tuple[Proof, ...]) -> str | None:
     """What is wrong with the tag `verified`, None if it is what the evidence says."""
     handle = tags.get(VERIFIED)
-    if handle == image.handle:
-        return None if proved else "the tag verified was moved by hand: this image is not proved"
+    proved = all(proof.state == "proved" for proof in proofs)
     if handle is None:
         return "the tag verified is missing" if proved else None
-    other = engine.find(handle)
-    # An older image of ours that was proved in its time stays tagged until the new one is proved.
-    earlier = list(build.records(other.id)) if other else []
-    if other and any(_once_proved(other, record.lock) for record in earlier):
-        return "the tag verified still names an earlier image" if proved else None
-    return "the tag verified was moved by hand to an image that is not proved"
-
-
-def _once_proved(image: Image, lock: str) -> bool:
-    return all(p.state == "proved" for p in evidence.prove(image.id, Wanted(lock, "quick", ())))
+    tagged = image if handle == image.handle else engine.find(handle)
+    # An image that passed in its time keeps the tag until its successor is proved.
+    if tagged is None or not evidence.ever_passed(tagged.id):
+        return _BY_HAND
+    return "the tag verified names an earlier image" if proved and handle != image.handle else None
 
 
 def _nothing(name: str, lock: str | None, reason: str, engine: Engine, tags: dict[str, str]) -> Status:

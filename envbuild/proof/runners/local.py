@@ -125,6 +125,7 @@ def _feed(stdin: Any, payload: bytes) -> None:
     connection = getattr(stdin, "_sock", stdin)
     with contextlib.suppress(OSError):
         connection.sendall(payload)
+        connection.shutdown(socket.SHUT_WR)  # an image that reads to the end of its input must see one
 
 
 def _kill(api: Any, name: str) -> None:

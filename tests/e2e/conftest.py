@@ -1,0 +1,86 @@
+"""One engine, one proved image and a few broken ones, shared by all end-to-end tests of a session."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .broken import Workshop
+from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, docker, handle, machine_cache
+
+
+@pytest.fixture(scope="session")
+def engine() -> None:
+    """Skips, saying so, where no engine answers."""
+    try:
+        docker("version")
+    except (AssertionError, FileNotFoundError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"no Docker Engine answers: {str(error).strip().splitlines()[-1]}")
+
+
+@pytest.fixture(scope="session")
+def run_id() -> str:
+    """In every name that is made in the engine: two sessions may run at once."""
+    return secrets.token_hex(3)
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Gone afterwards: pytest keeps its folders, and ours hold gigabytes."""
+    folder = tmp_path_factory.mktemp("e2e")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def images(engine: None, run_id: str) -> Iterator[None]:
+    """Removes every image and build context of this session at its end."""
+    yield
+    listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
+    ours = [name for name in listed if run_id in name]
+    if ours:
+        docker("image", "rm", "--force", *ours)
+    for folder in machine_cache("contexts").glob(f"*{run_id}*"):
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def project(workplace: Path) -> Project:
+    return Project.create(workplace / "quick")
+
+
+@pytest.fixture(scope="session")
+def quick(images: None, project: Project, run_id: str) -> Proved:
+    """The profile that most tests work with, made once from the locks that the checkout has."""
+    name = f"e2e-quick-{run_id}"
+    project.write(name, extends="cpu", env={"ODD": ODD}, selftest={"level": "quick", "require": list(REQUIRED)})
+    shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", project.lock(name))
+    made = project.run("make", name, "--no-cache", "--json")
+    assert made.code == 0, f"{made.stdout}\n{made.stderr}"
+    return Proved(project, name, made.document)
+
+
+@pytest.fixture(scope="session")
+def broken(quick: Proved, workplace: Path, run_id: str) -> Workshop:
+    return Workshop(quick.tag, f"envbuild-e2e/{run_id}", workplace / "broken")
+
+
+@pytest.fixture
+def verified(quick: Proved) -> Iterator[str]:
+    """What `verified` names; put back afterwards, as is the tag of the lock."""
+    before = handle(quick.tag)
+    assert before
+    yield before
+    for tag in (quick.tag, quick.verified):
+        docker("tag", before, tag)

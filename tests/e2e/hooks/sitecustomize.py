@@ -1,0 +1,62 @@
+"""Imported by the interpreter of an envbuild under test, by way of PYTHONPATH; does only what the environment asks for.
+
+E2E_HOLD    "STEP start" or "STEP write": stop when that step begins, or when it has a file half written
+E2E_HOLDING the file that says so; its removal lets the process go on
+E2E_FREE    what every disk is said to have free, in bytes
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60
+
+
+def hold(*_: object) -> None:
+    """Say that this process stands still, until it is released or interrupted."""
+    sign = Path(os.environ["E2E_HOLDING"])
+    sign.touch()
+    end = time.monotonic() + PATIENCE
+    while sign.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def hold_step(wanted: str, moment: str) -> None:
+    from envbuild.steps import Session
+
+    original: Any = Session.step
+
+    def step(self: Session, name: str, work: Callable[[], Any]) -> Any:
+        if name != wanted:
+            return original(self, name, work)
+        if moment == "write":
+            setattr(os, "fsync", hold)  # noqa: B010
+            return original(self, name, work)
+
+        def held() -> Any:
+            hold()
+            return work()
+
+        return original(self, name, held)
+
+    setattr(Session, "step", step)  # noqa: B010
+
+
+def pretend_free(count: int) -> None:
+    usage = shutil.disk_usage
+
+    def disk_usage(path: Any) -> Any:
+        return usage(path)._replace(free=count)
+
+    shutil.disk_usage = disk_usage
+
+
+if sys.orig_argv[1:3] == ["-m", "envbuild"]:
+    if "E2E_HOLD" in os.environ:
+        hold_step(*os.environ["E2E_HOLD"].rsplit(" ", 1))
+    if "E2E_FREE" in os.environ:
+        pretend_free(int(os.environ["E2E_FREE"]))

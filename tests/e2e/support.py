@@ -1,0 +1,312 @@
+"""What the end-to-end tests share: envbuild as a process in a scratch project, the engine through docker's client."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import platformdirs
+import yaml
+
+import envbuild
+
+PACKAGE = Path(envbuild.__file__).parent
+CHECKOUT = PACKAGE.parent
+HOOKS = Path(__file__).parent / "hooks"
+OWNER = "io.envbuild.owner"
+REQUIRED = ("env.libs", "gemm.crash", "gemm.exact", "gemm.accuracy", "attention.math")
+# Nothing a shell, a Dockerfile or a template may make something of.
+ODD = 'it\'s "quoted" $(touch /tmp/odd) $HOME `id` \\ {{ x }} # --flag'
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished command."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.stdout)
+        return found
+
+    @property
+    def error(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.document["error"]
+        return found
+
+    @property
+    def words(self) -> str:
+        """What a person reads of an error given as JSON."""
+        return f"{self.error['message']}\n{self.error['hint']}"
+
+
+def until(what: str, probe: Callable[[], T | None], seconds: float = 60) -> T:
+    """The first value of `probe` that is one; fails naming `what` if there is none in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = probe()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+class Running:
+    """A command under way."""
+
+    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        self._begin = time.monotonic()
+        self._texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self.process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # a background job of a shell has it ignored, and its children too
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        self._readers = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in self._texts]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str) -> None:
+        for line in getattr(self.process, name):
+            self._texts[name].append(line)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self._texts["stderr"])
+
+    def says(self, text: str, seconds: float = 60) -> None:
+        """Wait until it has written `text` to stderr."""
+        until(f"{text!r} on stderr", lambda: text in self.stderr or self._ended(text), seconds)
+
+    def _ended(self, text: str) -> bool:
+        if self.process.poll() is not None:
+            self._readers[1].join()
+            assert text in self.stderr, f"ended with {self.process.returncode} before: {text}\n{self.stderr}"
+        return False
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def interrupt(self) -> Result:
+        self.process.send_signal(signal.SIGINT)
+        return self.finish(30)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def finish(self, seconds: float = 240) -> Result:
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"not done within {seconds:g} s\n{self.stderr}") from None
+        took = time.monotonic() - self._begin
+        for reader in self._readers:
+            reader.join()
+        return Result(code, "".join(self._texts["stdout"]), self.stderr, took)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with profiles/ and dockerfiles/, and envbuild's own folders for it. `cache` None: this machine's."""
+
+    folder: Path
+    state: Path
+    config: Path
+    cache: Path | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def create(cls, root: Path) -> Project:
+        made = cls(root / "project", root / "state", root / "config")
+        for folder in (made.folder / "profiles", made.folder / "dockerfiles", made.state, made.config):
+            folder.mkdir(parents=True)
+        # pip and uv stay configured as they are; of envbuild's own settings there are none
+        own = Path(platformdirs.user_config_dir())
+        for entry in own.iterdir() if own.is_dir() else ():
+            if entry.name != "envbuild":
+                (made.config / entry.name).symlink_to(entry)
+        return made
+
+    def copy(self, root: Path) -> Project:
+        """The same project and state, to be damaged."""
+        made = replace(self, folder=root / "project", state=root / "state", config=root / "config")
+        for source, target in ((self.folder, made.folder), (self.state, made.state), (self.config, made.config)):
+            shutil.copytree(source, target, symlinks=True)
+        return made
+
+    def with_cache(self, root: Path, *private: str) -> Project:
+        """With a cache of its own whose parts are this machine's, but for the `private` ones, which start empty."""
+        cache = root / "cache"
+        own = cache / "envbuild"
+        own.mkdir(parents=True)
+        for kind in ("wheels", "debs", "bases"):
+            if kind in private:
+                (own / kind).mkdir()
+            else:
+                (own / kind).symlink_to(machine_cache(kind))
+        return replace(self, cache=cache)
+
+    def with_env(self, **extra: str) -> Project:
+        return replace(self, extra={**self.extra, **extra})
+
+    def cached(self, kind: str) -> Path:
+        return self.cache / "envbuild" / kind if self.cache else machine_cache(kind)
+
+    def profile(self, name: str) -> Path:
+        return self.folder / "profiles" / f"{name}.yaml"
+
+    def lock(self, name: str) -> Path:
+        return self.folder / "profiles" / f"{name}.lock.yaml"
+
+    def dockerfile(self, name: str) -> Path:
+        return self.folder / "dockerfiles" / f"{name}.Dockerfile"
+
+    def write(self, name: str, **keys: Any) -> None:
+        self.profile(name).write_text(yaml.safe_dump(keys, sort_keys=False), encoding="utf-8")
+
+    def change(self, name: str, **keys: Any) -> None:
+        before = yaml.safe_load(self.profile(name).read_text(encoding="utf-8"))
+        self.write(name, **{**before, **keys})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        folders = {"XDG_STATE_HOME": str(self.state), "XDG_CONFIG_HOME": str(self.config)}
+        if self.cache:
+            folders["XDG_CACHE_HOME"] = str(self.cache)
+        return {**os.environ, "PATH": path, **folders, **self.extra}
+
+    def start(self, *arguments: str, **env: str) -> Running:
+        argv = [sys.executable, "-m", "envbuild", *arguments]
+        return Running(argv, self.folder, {**self.environment, **env})
+
+    def run(self, *arguments: str, **env: str) -> Result:
+        return self.start(*arguments, **env).finish()
+
+    def hold(self, sign: Path, moment: str, *arguments: str) -> Running:
+        """Start a command that stops at `moment` ("STEP start" or "STEP write"), and wait until it does."""
+        running = self.start(*arguments, PYTHONPATH=python_path(HOOKS), E2E_HOLD=moment, E2E_HOLDING=str(sign))
+        until(f"{moment}\n{running.stderr}", lambda: sign.exists() or not running.alive())
+        assert sign.exists(), f"ended before: {moment}\n{running.stderr}"
+        return running
+
+    def half_written(self) -> list[Path]:
+        """Files that only an interrupted write can have left."""
+        return [path for root in (self.folder, self.state) for path in root.rglob(".*") if path.is_file()]
+
+    def statements(self) -> list[Path]:
+        return sorted((self.state / "envbuild" / "evidence").glob("*/*.statement.json"))
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A profile of a project that was made and verified; `document` is what make said."""
+
+    project: Project
+    name: str
+    document: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.document["image"]["id"])
+
+    @property
+    def tag(self) -> str:
+        """The tag that carries the lock's id."""
+        return str(self.document["image"]["tags"][0])
+
+    @property
+    def verified(self) -> str:
+        return f"envbuild/{self.name}:verified"
+
+    def copy(self, root: Path) -> Proved:
+        return replace(self, project=self.project.copy(root))
+
+    def records(self) -> list[Path]:
+        return sorted((self.project.state / "envbuild" / "builds").glob("*.json"))
+
+
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH with these folders first."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def path_without(folder: Path, *programs: str) -> str:
+    """PATH with everything that is on it now but these programs; `folder` holds the links."""
+    folder.mkdir()
+    for place in map(Path, os.environ["PATH"].split(os.pathsep)):
+        for file in place.iterdir() if place.is_dir() else ():
+            link = folder / file.name
+            if file.name not in programs and not link.is_symlink():
+                link.symlink_to(file)
+    return os.pathsep.join([str(Path(sys.executable).parent), str(folder)])
+
+
+def machine_cache(kind: str) -> Path:
+    folder = Path(platformdirs.user_cache_dir("envbuild")) / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def command(*argv: str | Path, stdin: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    """stdout of a command that must succeed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [str(part) for part in argv],
+        env={**os.environ, "PATH": path, **(env or {})},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, f"{' '.join(map(str, argv))}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def docker(*arguments: str | Path, stdin: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    return command("docker", *arguments, stdin=stdin, env=env)
+
+
+def inspect(reference: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(docker("inspect", reference))[0]
+    return found
+
+
+def handle(reference: str) -> str | None:
+    """What the engine calls the image; None if there is none of that name."""
+    listed = docker("image", "ls", "--no-trunc", "--format", "{{.ID}}", reference).split()
+    return listed[0] if listed else None
+
+
+def containers(pid: int) -> list[str]:
+    """Ids of the containers that the envbuild of this process id started."""
+    rows = docker("ps", "--all", "--no-trunc", "--format", f'{{{{.ID}}}} {{{{.Label "{OWNER}"}}}}').splitlines()
+    return [row.split()[0] for row in rows if f":{pid}:" in row]

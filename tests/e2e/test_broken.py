@@ -1,0 +1,104 @@
+"""Broken images are refused, each for the reason that it is broken for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from .broken import Workshop
+from .support import Proved, Result, handle, inspect
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def refused(quick: Proved, broken: Workshop) -> Any:
+    """Tests the image with a fault and gives the result, once it is clear that nothing was published."""
+
+    def run(fault: str, name: str = quick.name) -> Result:
+        before, statements = handle(quick.verified), quick.project.statements()
+        done = quick.project.run("test", name, "--image", broken.image(fault), "--json")
+        assert done.code == 5, f"{done.stdout}\n{done.stderr}"
+        assert handle(quick.verified) == before == inspect(quick.tag)["Id"]
+        assert quick.project.statements() == statements
+        return done
+
+    return run
+
+
+def failures(done: Result) -> dict[str, Mapping[str, Any]]:
+    return {str(item["probe"]): item for item in done.document["failures"]}
+
+
+def test_a_division_by_zero(refused: Any) -> None:
+    found = failures(refused("divides"))
+    assert (found["gemm.crash"]["signal"], found["gemm.crash"]["advisory"]) == ("SIGFPE", "cublas-hopper-fpe")
+    assert "died of SIGFPE" in found["gemm.crash"]["detail"]
+    assert "2x1024x18432" in found["gemm.crash"]["detail"]  # at the first published shape
+    assert set(found) == {"env.libs", "gemm.crash", "gemm.exact"}  # the rest ran on
+
+
+def test_a_segmentation_fault(refused: Any) -> None:
+    found = failures(refused("segfaults"))
+    assert (found["gemm.crash"]["signal"], found["gemm.crash"]["advisory"]) == ("SIGSEGV", None)
+    assert "died of SIGSEGV" in found["gemm.crash"]["detail"]
+
+
+@pytest.fixture(scope="module")
+def hung(quick: Proved, broken: Workshop) -> Result:
+    name = quick.name.replace("quick", "hang")
+    return strict(quick, broken, name, "hangs", timeout=10)
+
+
+def strict(quick: Proved, broken: Workshop, name: str, fault: str, **selftest: Any) -> Result:
+    """The self-test of a profile with other limits and the same lock."""
+    project = quick.project
+    project.write(name, extends=quick.name, selftest=selftest)
+    project.lock(name).write_bytes(project.lock(quick.name).read_bytes())
+    return project.run("test", name, "--image", broken.image(fault), "--json")
+
+
+def test_a_hang_ends_with_the_time_of_the_selftest(hung: Result) -> None:
+    assert hung.code == 5
+    assert hung.seconds < 20
+    assert "the self-test was stopped after 10 s" in hung.document["failures"][0]["detail"]
+
+
+@pytest.mark.xfail(strict=True, reason="a run that is stopped does not say which probe hung")
+def test_a_hang_names_the_probe(hung: Result) -> None:
+    assert "gemm.exact" in failures(hung)
+
+
+def test_no_memory_left(quick: Proved, broken: Workshop) -> None:
+    done = strict(quick, broken, quick.name.replace("quick", "memory"), "hogs", memory_gb=1)
+    found = failures(done)
+    assert done.code == 5
+    assert found["gemm.exact"]["signal"] == "SIGKILL"
+    assert "out of memory" in found["gemm.exact"]["detail"]
+
+
+def test_nan_from_attention(refused: Any) -> None:
+    found = failures(refused("nan"))
+    assert set(found) == {"attention.math", "attention.flash"}
+    assert "nonfinite" in found["attention.math"]["detail"]
+
+
+def test_one_wrong_element(refused: Any) -> None:
+    found = failures(refused("element"))
+    assert set(found) == {"gemm.exact"}
+    assert "mismatch" in found["gemm.exact"]["detail"] and "bmm" in found["gemm.exact"]["detail"]
+
+
+def test_another_torch_than_the_locked(refused: Any) -> None:
+    found = failures(refused("version"))
+    assert set(found) == {"env.libs"}
+    assert "version" in found["env.libs"]["detail"]
+    assert "torch is 2.12.1+cpu, locked is 2.13.0+cpu" in found["env.libs"]["detail"]
+
+
+def test_forged_frames(refused: Any) -> None:
+    done = refused("forged")
+    assert done.document["passed"] == 0
+    assert "not of this run" in done.document["failures"][0]["detail"]

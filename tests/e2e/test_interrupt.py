@@ -1,0 +1,111 @@
+"""Ctrl-C in every step of make: exit 130, no container, nothing half written, what was there before is there still."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .support import Proved, Result, Running, containers, docker, handle, inspect, until
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def here(quick: Proved, scratch: Path) -> Proved:
+    return quick.copy(scratch)
+
+
+def files(here: Proved) -> dict[Path, bytes]:
+    """Everything in the project and the state, but for the files that processes wait at."""
+    folders = (here.project.folder, here.project.state)
+    return {
+        path: path.read_bytes()
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".lock"
+    }
+
+
+def interrupt(running: Running, after: str | None) -> Result:
+    """Interrupt make, whose last finished step is `after`, and see that it left nothing."""
+    steps = [line.split("  ")[1] for line in running.stderr.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert (steps[-1] if steps else None) == after
+    ended = running.interrupt()
+    assert ended.code == 130, ended.stderr
+    assert ended.error["kind"] == "interrupted"
+    assert containers(running.pid) == []
+    return ended
+
+
+def children(pid: int) -> list[str]:
+    """The command lines of a process' children."""
+    ids = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return [(Path("/proc") / child / "cmdline").read_bytes().replace(b"\0", b" ").decode() for child in ids]
+
+
+@pytest.mark.parametrize(("step", "after"), [("load profile", None), ("resolve", "load profile")])
+def test_before_anything_is_written(here: Proved, scratch: Path, step: str, after: str | None) -> None:
+    before = files(here)
+    interrupt(here.project.hold(scratch / "sign", f"{step} start", "make", here.name, "--json"), after)
+    assert files(here) == before
+
+
+def test_while_the_lock_is_written(here: Proved, scratch: Path) -> None:
+    here.project.change(here.name, env={"NEW": "1"})
+    before = files(here)
+    interrupt(here.project.hold(scratch / "sign", "lock write", "make", here.name, "--json"), "resolve")
+    assert files(here) == before
+
+
+def test_while_the_dockerfile_is_written(here: Proved, scratch: Path) -> None:
+    here.project.dockerfile(here.name).unlink()
+    before = files(here)
+    interrupt(here.project.hold(scratch / "sign", "render write", "make", here.name, "--json"), "lock")
+    assert files(here) == before
+
+
+def test_during_the_build(here: Proved) -> None:
+    before, image = files(here), handle(here.tag)
+    running = here.project.start("make", here.name, "--no-cache", "--json")
+    until("a running build", lambda: any("buildx build" in line for line in children(running.pid)))
+    interrupt(running, "render")
+    assert files(here) == before
+    assert handle(here.tag) == image
+
+
+def test_while_the_build_record_is_written(here: Proved, scratch: Path) -> None:
+    (record,) = here.records()
+    record.unlink()
+    before = files(here)
+    interrupt(here.project.hold(scratch / "sign", "build write", "make", here.name, "--json"), "render")
+    assert files(here) == before
+
+
+def test_during_the_selftest(here: Proved) -> None:
+    shutil.rmtree(here.project.state / "envbuild" / "evidence")
+    before = files(here)
+    running = here.project.start("make", here.name, "--json")
+    until("a container of the self-test", lambda: containers(running.pid))
+    interrupt(running, "build")
+    assert files(here) == before
+
+
+def test_while_evidence_is_written_and_the_next_make_completes(here: Proved, scratch: Path) -> None:
+    shutil.rmtree(here.project.state / "envbuild" / "evidence")
+    interrupt(here.project.hold(scratch / "sign", "evidence write", "make", here.name, "--json"), "self-test")
+    assert here.project.statements() == []
+    assert here.project.half_written() == []
+    again = here.project.run("make", here.name, "--json")
+    assert (again.code, again.document["status"]) == (0, "verified")
+
+
+def test_before_the_tag_moves_and_the_next_make_moves_it(here: Proved, scratch: Path, verified: str) -> None:
+    docker("image", "rm", here.verified)
+    interrupt(here.project.hold(scratch / "sign", "tag start", "make", here.name, "--json"), "evidence")
+    assert handle(here.verified) is None
+    again = here.project.run("make", here.name, "--json")
+    assert again.code == 0
+    assert [step["name"] for step in again.document["steps"] if not step["cached"]][2:] == ["tag"]
+    assert inspect(here.verified)["Id"] == verified

@@ -1,0 +1,169 @@
+"""The happy path: one image, made, verified, used; twice the same; and what it takes to move `verified`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.plan import lock
+
+from .broken import Workshop
+from .support import ODD, Proved, docker, handle, inspect, machine_cache
+
+pytestmark = pytest.mark.engine
+
+
+def shape(value: Any) -> Any:
+    """Keys and types of a JSON value, numbers alike; a list is its first element's."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
+
+
+def test_make_gives_the_documented_document(quick: Proved) -> None:
+    assert shape(quick.document) == {
+        "profile": str,
+        "status": str,
+        "image": {"id": str, "tags": [str]},
+        "lock": str,
+        "gpu": type(None),
+        "evidence": str,
+        "proofs": [{"model": str, "state": str, "evidence": str}],
+        "selftest": {"passed": float, "failed": float, "skipped": float, "seconds": float, "failures": []},
+        "steps": [{"name": str, "seconds": float, "cached": bool}],
+    }
+    assert quick.document["status"] == "verified"
+    assert quick.document["image"]["tags"] == [f"envbuild/{quick.name}:{quick.document['lock'][7:19]}", quick.verified]
+    assert [step["name"] for step in quick.document["steps"]] == [
+        "load profile", "resolve", "lock", "render", "build", "self-test", "evidence", "tag",
+    ]  # fmt: skip
+    assert quick.document["proofs"][0]["state"] == "proved"
+    found = lock.read(quick.project.lock(quick.name))
+    assert found and found.id == quick.document["lock"]
+
+
+def test_the_evidence_is_of_this_image_and_its_record(quick: Proved) -> None:
+    statement_file = Path(quick.document["evidence"])
+    statement = json.loads(statement_file.read_text(encoding="utf-8"))
+    record_file = statement_file.with_name(statement_file.name.replace(".statement.", ".record."))
+    record = json.loads(record_file.read_text(encoding="utf-8"))
+    digests = {item["name"]: item["digest"]["sha256"] for item in statement["predicate"]["configuration"]}
+
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
+    assert statement["subject"] == [{"name": f"envbuild/{quick.name}", "digest": {"sha256": quick.id[7:]}}]
+    assert statement["predicate"]["result"] == "PASSED"
+    assert digests["run-record"] == hashlib.sha256(record_file.read_bytes()).hexdigest()
+    assert digests["lock"] == quick.document["lock"][7:]
+    assert record["image"]["layers"] == inspect(quick.tag)["RootFS"]["Layers"]
+
+
+def test_status_says_verified(quick: Proved) -> None:
+    said = quick.project.run("status", quick.name, "--json")
+    assert (said.code, said.document["status"]) == (0, "verified")
+    assert said.document["image"]["id"] == quick.id
+
+
+def test_a_second_make_has_nothing_to_do(quick: Proved) -> None:
+    again = quick.project.run("make", quick.name, "--json")
+    assert again.code == 0, again.stderr
+    assert again.seconds < 5
+    assert [step["name"] for step in again.document["steps"] if not step["cached"]] == ["load profile", "resolve"]
+    assert again.document["image"] == quick.document["image"]
+    assert again.document["evidence"] is None  # of this run
+    assert again.stderr.count("up to date") == 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--user", "4242"],
+        ["--read-only", "--tmpfs", "/tmp"],
+        ["--user", "4242", "--read-only", "--network", "none"],
+    ],
+    ids=" ".join,
+)
+def test_torch_runs_as_anybody(quick: Proved, options: list[str]) -> None:
+    said = docker("run", "--rm", *options, quick.verified, "python", "-c", "import torch; print(torch.ones(3).sum())")
+    assert said == "tensor(3.)\n"
+
+
+def test_what_the_image_says_of_itself(quick: Proved) -> None:
+    found = inspect(quick.verified)
+    environment = dict(item.partition("=")[::2] for item in found["Config"]["Env"])
+    assert found["Config"]["Labels"] == {"io.envbuild.lock": quick.document["lock"]}
+    assert environment["ODD"] == ODD  # to the letter: no shell and no template had a hand in it
+    assert environment["PATH"].startswith("/opt/venv/bin:")
+    assert (found["Config"]["User"], found["Config"]["Entrypoint"], found["Config"]["Cmd"]) == ("", None, ["python"])
+    assert f"{found['Os']}/{found['Architecture']}" == "linux/amd64"
+
+
+def test_no_address_and_no_path_of_the_host_is_in_the_image(quick: Proved) -> None:
+    """What is in neither the configuration nor the history cannot have been given with a credential."""
+    told = docker("history", "--no-trunc", quick.verified) + json.dumps(inspect(quick.verified)["Config"])
+    assert "://" not in told
+    assert str(machine_cache("wheels").parent) not in told
+    inside = docker("run", "--rm", quick.verified, "python", "-m", "pip", "config", "list")
+    assert inside == ""
+
+
+def test_a_second_build_from_nothing_gives_the_same_image(quick: Proved, scratch: Path) -> None:
+    """The fixture's was built without cache too, from a base that this machine has; here that is made again."""
+    project = quick.project.with_cache(scratch, "bases")
+    again = project.run("build", quick.name, "--no-cache", "--json")
+    assert again.code == 0, again.stdout
+    assert again.document["image"]["id"] == quick.id == inspect(quick.verified)["Id"]
+    (made,) = project.cached("bases").iterdir()
+    with made.open("rb") as new, (machine_cache("bases") / made.name).open("rb") as old:
+        assert hashlib.file_digest(new, "sha256").digest() == hashlib.file_digest(old, "sha256").digest()
+
+
+def test_a_failed_selftest_leaves_verified_where_it_was(
+    quick: Proved, broken: Workshop, verified: str, scratch: Path
+) -> None:
+    """The image of the lock is wrong, for which the build record has to be forged."""
+    here = quick.copy(scratch)
+    (record,) = here.records()
+    record.write_text(broken.record("forged", of=record), encoding="utf-8")
+    made = here.project.run("make", here.name, "--json")
+    assert made.code == 5
+    assert made.document["status"] == "failed"
+    assert handle(quick.verified) == verified
+    statement = json.loads(Path(made.document["evidence"]).read_text(encoding="utf-8"))
+    assert statement["predicate"]["result"] == "FAILED"
+    assert statement["predicate"]["passedTests"] == []
+
+
+def test_a_required_probe_that_cannot_run_here_proves_nothing(quick: Proved, verified: str, scratch: Path) -> None:
+    here = quick.copy(scratch)
+    here.project.change(here.name, selftest={"level": "quick", "require": ["attention.cudnn"]})
+    made = here.project.run("make", here.name, "--json")
+    assert "required probe attention.cudnn did not run: skipped" in made.words
+    assert made.code in (4, 5)
+    assert handle(quick.verified) == verified
+    assert here.project.run("status", here.name).code != 0
+
+
+def test_of_two_makes_at_once_one_waits(quick: Proved, scratch: Path) -> None:
+    first = quick.project.hold(scratch / "holding", "load profile start", "make", quick.name)
+    second = quick.project.start("make", quick.name)
+    second.says(f"another envbuild is making {quick.name}; waiting for it")
+    assert second.alive() and "load profile" not in second.stderr
+    (scratch / "holding").unlink()
+    assert (first.finish().code, second.finish().code) == (0, 0)
+
+
+def test_prove_refuses_an_image_that_envbuild_did_not_build(quick: Proved, broken: Workshop, verified: str) -> None:
+    before = quick.project.statements()
+    refused = quick.project.run("prove", quick.name, "--image", broken.image("forged"), "--json")
+    assert refused.code == 5
+    assert "was not built by this envbuild from the lock" in refused.error["message"]
+    assert handle(quick.verified) == verified
+    assert quick.project.statements() == before

@@ -1,0 +1,56 @@
+"""Every test has folders of its own and none of the machine's settings."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_FOREIGN = ("PIP_", "UV_", "DOCKER_", "XDG_", "ENVBUILD_", "SSL_")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC")
+_NUMBERS = itertools.count()
+_FIXED = ("envbuild.plan.facts", "envbuild.proof.job")
+
+
+def forget() -> None:
+    """Drop what the package remembers of the machine's configuration; the facts never change."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("envbuild.") and name not in _FIXED:
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    home = tmp_path_factory.getbasetemp() / f"home-{next(_NUMBERS)}"
+    home.mkdir()
+    for name in list(os.environ):
+        if name.startswith(_FOREIGN) or name in _PROXIES or name.lower() in _PROXIES:
+            monkeypatch.delenv(name)
+    for kind in ("CACHE", "STATE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("DOCKER_CONFIG", str(home / "docker"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    # shared, since uv asks each Python it finds only once; what it keeps of packages goes by their addresses
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "uv"))
+    monkeypatch.setenv("UV_NO_CONFIG", "1")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
+    forget()
+    yield
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder, and the working folder."""
+    folder = tmp_path / "project"
+    (folder / "profiles").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    return folder

@@ -1,0 +1,127 @@
+"""What of the base can be tested without mmdebstrap."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild import settings
+from envbuild.errors import BuildError
+from envbuild.image import base
+from envbuild.plan import store
+from envbuild.plan.lock import Lock
+from envbuild.process import Completed, ProcessMissing
+from unit.support import PROFILE, lock_for, plan_of
+
+
+class Tools:
+    """Stands in for dpkg-deb and mmdebstrap."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.options: dict[str, Any] = {}
+        self.answer: Completed | Exception = Completed(0, "", "")
+        self.archive: dict[str, str] = {}
+
+    def __call__(self, argv: Sequence[str | Path], **options: Any) -> Completed:
+        words = [str(word) for word in argv]
+        if words[0] == "dpkg-deb":
+            return Completed(0, f"Package: {Path(words[-1]).name.partition('_')[0]}\nVersion: 1\n\n", "")
+        self.words, self.options = words, options
+        folder = Path(words[-1].split()[2].removeprefix("copy://"))
+        self.archive = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+        Path(words[-2]).write_text("half", encoding="utf-8")
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> Tools:
+    found = Tools()
+    monkeypatch.setattr(base, "run", found)
+    return found
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    made = lock_for(plan_of(project, PROFILE))
+    for item in made.base:
+        path = store.debs().path(item.sha256, item.file)
+        path.parent.mkdir(parents=True)
+        path.write_text(item.name, encoding="utf-8")
+    return made
+
+
+def make(locked: Lock) -> Path:
+    return base.make(locked, store.debs(), lambda line: None)
+
+
+def leftovers() -> list[str]:
+    return [file.name for file in settings.cache_folder("bases").iterdir()]
+
+
+def test_a_base_is_one_of_its_packages_alone(locked: Lock) -> None:
+    same = dataclasses.replace(locked, apt=(), wheels=(), environment={}, made="20300101T000000Z", inputs={})
+    assert base.tar_file(same) == base.tar_file(locked)
+    for change in ({"suite": "trixie"}, {"base": locked.base[1:]}):
+        assert base.tar_file(dataclasses.replace(locked, **change)) != base.tar_file(locked)
+
+
+def test_a_changed_recipe_is_another_base(locked: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = base.tar_file(locked)
+    monkeypatch.setattr(base, "RECIPE", base.RECIPE + 1)
+    assert base.tar_file(locked) != before
+
+
+def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, tools: Tools) -> None:
+    assert make(locked) == base.tar_file(locked)
+    assert leftovers() == [base.tar_file(locked).name]
+    assert {"Packages", "Release"} | {item.file for item in locked.base} == set(tools.archive)
+    index = tools.archive["Packages"]
+    for item in locked.base:
+        assert f"Filename: ./{item.file}\nSize: {item.bytes}\nSHA256: {item.sha256}\n" in index
+    assert f"{hashlib.sha256(index.encode()).hexdigest()} {len(index)} Packages" in tools.archive["Release"]
+    assert "Codename: bookworm" in tools.archive["Release"]
+    assert tools.options["env"]["SOURCE_DATE_EPOCH"] == str(base.SOURCE_DATE_EPOCH)
+    assert f"--include={','.join(item.name for item in locked.base)}" in tools.words
+
+
+def test_a_base_is_made_once(locked: Lock, tools: Tools) -> None:
+    make(locked)
+    tools.words = []
+    make(locked)
+    assert tools.words == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (ProcessMissing("mmdebstrap is not installed or not on PATH"), ProcessMissing, "image: base"),
+        (Completed(25, "", "I: one\nE: the last word"), BuildError, "the last word"),
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+    ],
+)
+def test_a_failure_leaves_no_half_base(
+    locked: Lock, tools: Tools, answer: Any, kind: type[BaseException], words: str
+) -> None:
+    tools.answer = answer
+    if isinstance(answer, KeyboardInterrupt):
+        tools.answer = Completed(0, "", "")
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "replace", interrupted)
+            make(locked)
+    else:
+        with pytest.raises(kind) as caught:
+            make(locked)
+        assert words in str(getattr(caught.value, "hint", ""))
+    assert leftovers() == []

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from envbuild import settings
+from envbuild.errors import BuildError, DiskError, EngineError
+from envbuild.image import base, build, dockerfile
+from envbuild.image.engine import Engine, Image
+from envbuild.plan import store, wheels
+from envbuild.plan.lock import Lock
+from envbuild.process import Completed
+from unit.support import PROFILE, image_of, lock_for, plan_of
+
+IMAGE = image_of()
+
+
+class FakeEngine:
+    host, version, platform, data_folder = "unix:///fake.sock", "26.1.5", "linux/amd64", None
+
+    def __init__(self) -> None:
+        self.held: Image | None = IMAGE
+        self.asked: list[str] = []
+
+    def find(self, reference: str) -> Image | None:
+        self.asked.append(reference)
+        return self.held
+
+
+class Builder:
+    """Stands in for buildx: notes the command line and the Dockerfile, answers with an image id or a failure."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.env: Mapping[str, str] = {}
+        self.text = ""
+        self.answer = Completed(0, "", "")
+        self.image = IMAGE.id
+
+    def __call__(
+        self, argv: Sequence[str | Path], *, env: Mapping[str, str], on_line: Callable[[str], None]
+    ) -> Completed:
+        self.words, self.env = [str(word) for word in argv], env
+        self.text = Path(self.after("--file")).read_text(encoding="utf-8")
+        metadata = {"containerimage.config.digest": self.image}
+        Path(self.after("--metadata-file")).write_text(json.dumps(metadata), encoding="utf-8")
+        return self.answer
+
+    def after(self, option: str) -> str:
+        return self.words[self.words.index(option) + 1]
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    """A lock of which everything is in the stores."""
+    made = lock_for(plan_of(project, PROFILE))
+    for found, items in ((store.wheels(), [w.wheel for w in made.wheels]), (store.debs(), [*made.base, *made.apt])):
+        for item in items:
+            path = found.path(item.sha256, item.file)
+            path.parent.mkdir(parents=True)
+            path.write_text(item.name, encoding="utf-8")
+    base.tar_file(made).write_text("base", encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    found = Builder()
+    monkeypatch.setattr(build, "run", found)
+    monkeypatch.setattr(build, "client_binary", lambda: Path("/fake/docker"))
+    return found
+
+
+def built(locked: Lock, engine: FakeEngine | None = None, **options: Any) -> Image:
+    text = dockerfile.render(locked, "sample")
+    made = engine or FakeEngine()
+    return build.build(cast(Engine, made), locked, "sample", text, on_line=lambda line: None, **options)
+
+
+def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
+    text = dockerfile.render(locked, "sample")
+    assert build.recorded(locked, text) is None
+    assert built(locked) == IMAGE
+    record = build.recorded(locked, text)
+    assert record is not None
+    assert (record.image, record.handle, record.lock) == (IMAGE.id, IMAGE.handle, locked.id)
+    assert record.layers == IMAGE.layers
+    assert list(build.records(IMAGE.id)) == [record]
+    assert list(build.records(image_of("other").id)) == []
+
+
+def test_the_builder_is_told_all_that_makes_it_reproducible(locked: Lock, builder: Builder) -> None:
+    built(locked)
+    assert builder.words[:5] == ["/fake/docker", "--host", "unix:///fake.sock", "buildx", "build"]
+    assert {"--load", "--provenance=false", "--sbom=false"} <= set(builder.words)
+    assert "--no-cache" not in builder.words
+    assert builder.after("--platform") == "linux/amd64"
+    assert builder.after("--tag") == f"envbuild/sample:{locked.short}"
+    assert builder.env["SOURCE_DATE_EPOCH"] == "1704067200"
+    assert builder.text == dockerfile.render(locked, "sample")
+    built(locked, no_cache=True)
+    assert "--no-cache" in builder.words
+
+
+def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, builder: Builder) -> None:
+    stale = settings.cache_folder("contexts") / "sample" / "wheels" / "old"
+    stale.mkdir(parents=True)
+    built(locked)
+    folder = Path(builder.words[-1])
+    found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    wanted = {f"wheels/{w.layer}/{w.wheel.file}" for w in locked.wheels} | {f"debs/{deb.file}" for deb in locked.apt}
+    assert found == {"bin/uv", "bin/install", "base.tar", *wanted}
+    assert not stale.exists()
+    assert (folder / "bin" / "install").read_bytes() == dockerfile.INSTALLER.read_bytes()
+
+
+def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "a").write_text("x", encoding="utf-8")
+    build._link(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_text(encoding="utf-8") == "x"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "kind", "words"),
+    [
+        ("#9 [5/9] RUN\n#9 install: the base has no python3.11\nmore", "build", "the base has no python3.11"),
+        ("#9 ERROR: process did not complete successfully: exit code: 1", "build", "exit code: 1"),
+        ("write /x: no space left on device\nERROR: failed", "disk", "prune"),
+        ("something else", "build", "something else"),
+        ("", "build", ""),
+    ],
+)
+def test_a_failed_build_says_why_and_leaves_no_record(
+    locked: Lock, builder: Builder, stderr: str, kind: str, words: str
+) -> None:
+    builder.answer = Completed(1, "", stderr)
+    with pytest.raises(BuildError) as caught:
+        built(locked)
+    assert (caught.value.code, caught.value.kind) == (6, kind)
+    assert words in str(caught.value.hint)
+    assert list(build.records()) == []
+
+
+@pytest.mark.parametrize("held", [None, image_of("another")])
+def test_a_tag_that_names_another_image_is_not_recorded(locked: Lock, builder: Builder, held: Image | None) -> None:
+    engine = FakeEngine()
+    engine.held = held
+    with pytest.raises(EngineError, match="not the image that was just built"):
+        built(locked, engine)
+    assert list(build.records()) == []
+
+
+def test_an_engine_of_another_platform_is_refused(locked: Lock, builder: Builder) -> None:
+    engine = FakeEngine()
+    engine.platform = "linux/arm64"
+    with pytest.raises(EngineError, match="linux/arm64"):
+        built(locked, engine)
+    assert builder.words == []
+
+
+def test_a_record_is_of_one_lock_dockerfile_and_installer(
+    locked: Lock, builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built(locked)
+    text = dockerfile.render(locked, "sample")
+    assert build.recorded(locked, text) is not None
+    assert build.recorded(locked, text + "\n") is None
+    assert build.recorded(dataclasses.replace(locked, environment={}), text) is None
+    (tmp_path / "install").write_text("#!/bin/sh\n", encoding="utf-8")
+    monkeypatch.setattr(dockerfile, "INSTALLER", tmp_path / "install")
+    assert build.recorded(locked, text) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "5", "{}", '{"image": "x"}', '{"layers": 5}', "\x00", "null"])
+def test_a_damaged_record_is_none(locked: Lock, builder: Builder, content: str) -> None:
+    built(locked)
+    text = dockerfile.render(locked, "sample")
+    file = build._record_file(locked, text)
+    file.write_text(content, encoding="utf-8")
+    assert build.recorded(locked, text) is None
+    assert list(build.records()) == []
+
+
+def test_a_record_with_more_than_is_known_is_none(locked: Lock, builder: Builder) -> None:
+    built(locked)
+    file = build._record_file(locked, dockerfile.render(locked, "sample"))
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "more": 1}), encoding="utf-8")
+    assert list(build.records()) == []
+
+
+def test_the_disk_is_looked_at_before_with_figures(
+    locked: Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = SimpleNamespace(data_folder=tmp_path)
+    needed = build.needed_bytes(locked) + build.fetched_bytes(locked)
+    free = {"bytes": needed}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, free["bytes"]))
+    build.check_disk(cast(Engine, engine), locked)
+    free["bytes"] = needed - 1
+    with pytest.raises(DiskError, match=r"0\.8 GB .* 0\.8 GB are free") as caught:
+        build.check_disk(cast(Engine, engine), locked)
+    assert caught.value.code == 6
+
+
+def test_what_is_needed_grows_with_the_lock(locked: Lock) -> None:
+    assert build.needed_bytes(locked) > sum(w.bytes for w in locked.wheels) * 3
+    assert build.fetched_bytes(locked) == 0
+    shutil.rmtree(store.wheels().folder)
+    assert build.fetched_bytes(locked) == sum(w.bytes for w in locked.wheels)
+
+
+def test_uv_is_there() -> None:
+    assert wheels.uv_binary().is_file()

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from envbuild import settings
+from envbuild.image import base, prune
+from envbuild.image.engine import Engine
+from envbuild.plan import store
+from envbuild.plan.lock import Lock
+from unit.support import PROFILE, lock_for, plan_of
+
+
+class FakeEngine:
+    """Tags, containers and images without a name, as (tag or id, handle, bytes)."""
+
+    def __init__(self) -> None:
+        self.tagged: list[tuple[str, str, int]] = []
+        self.loose: list[tuple[str, str, int]] = []
+        self.running: set[str] = set()
+        self.removed: list[str] = []
+
+    def images(self, prefix: str) -> list[tuple[str, str, int]]:
+        return [item for item in self.tagged if item[0].startswith(prefix)]
+
+    def untagged(self, label: str) -> list[tuple[str, str, int]]:
+        return list(self.loose)
+
+    def used(self) -> set[str]:
+        return set(self.running)
+
+    def remove(self, reference: str) -> None:
+        self.removed.append(reference)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    return lock_for(plan_of(project, PROFILE))
+
+
+def old(engine: FakeEngine, *locks: Lock) -> list[str]:
+    return [item.name for item in prune.images(cast(Engine, engine), locks)]
+
+
+def test_only_what_nothing_needs_is_old(engine: FakeEngine, locked: Lock) -> None:
+    engine.tagged = [
+        ("envbuild/sample:0123456789ab", "h1", 10),
+        (f"envbuild/sample:{locked.short}", "h2", 10),
+        ("envbuild/sample:verified", "h3", 10),
+        ("envbuild/sample:ba9876543210", "h3", 10),  # the verified image under another name
+        ("envbuild/sample:111111111111", "h4", 10),  # in use
+        ("other/sample:0123456789ab", "h5", 10),
+    ]
+    engine.running = {"h4"}
+    assert old(engine, locked) == ["envbuild/sample:0123456789ab"]
+
+
+def test_an_image_in_use_stays_even_without_a_name(engine: FakeEngine, locked: Lock) -> None:
+    engine.loose = [("sha256:a", "h1", 10), ("sha256:b", "h2", 10)]
+    engine.running = {"h2"}
+    assert old(engine, locked) == ["sha256:a"]
+
+
+def test_without_locks_the_verified_image_still_stays(engine: FakeEngine, locked: Lock) -> None:
+    engine.tagged = [("envbuild/sample:verified", "h1", 10), ("envbuild/sample:0123456789ab", "h1", 10)]
+    assert old(engine) == []
+
+
+def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
+    wheel, deb = locked.wheels[0].wheel, locked.base[0]
+    for found, sha256, name in ((store.wheels(), wheel.sha256, wheel.file), (store.debs(), deb.sha256, deb.file)):
+        for digest in (sha256, "0" * 64):
+            found.path(digest, name).parent.mkdir()
+            found.path(digest, name).write_bytes(b"12345")
+        (found.folder / ".incoming-x").mkdir()
+    base.tar_file(locked).write_bytes(b"1234")
+    (settings.cache_folder("bases") / "old.tar").write_bytes(b"123")
+    removable = list(prune.caches([locked]))
+    names = {(item.kind, Path(item.name).name, item.bytes) for item in removable}
+    assert names == {
+        ("wheels", "0" * 64, 5), ("wheels", ".incoming-x", 0), ("debs", "0" * 64, 5), ("debs", ".incoming-x", 0),
+        ("bases", "old.tar", 3),
+    }  # fmt: skip
+    prune.remove(None, removable)
+    assert list(prune.caches([locked])) == []
+    assert store.wheels().holds(wheel.sha256, wheel.file)
+    assert store.debs().holds(deb.sha256, deb.file)
+    assert base.tar_file(locked).is_file()
+
+
+def test_evidence_and_records_are_no_caches(locked: Lock) -> None:
+    for kind in ("evidence", "builds"):
+        (settings.state_folder(kind) / "x").write_text("x", encoding="utf-8")
+    assert list(prune.caches([])) == []
+
+
+def test_images_are_removed_by_name(engine: FakeEngine, locked: Lock) -> None:
+    engine.tagged = [("envbuild/sample:0123456789ab", "h1", 10)]
+    prune.remove(cast(Engine, engine), prune.images(cast(Engine, engine), []))
+    assert engine.removed == ["envbuild/sample:0123456789ab"]
+
+
+def test_what_is_gone_already_is_no_fault(tmp_path: Path) -> None:
+    prune.remove(None, [prune.Removable("wheels", str(tmp_path / "gone"), 1)])
+
+
+def test_a_lock_with_another_environment_keeps_its_own_tag(engine: FakeEngine, locked: Lock) -> None:
+    other = dataclasses.replace(locked, environment={})
+    engine.tagged = [(f"envbuild/a:{locked.short}", "h1", 1), (f"envbuild/a:{other.short}", "h2", 1)]
+    assert old(engine, other) == [f"envbuild/a:{locked.short}"]

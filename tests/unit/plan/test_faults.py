@@ -1,0 +1,23 @@
+"""Golden folders of profiles at fault: what a person is told, word by word. A new folder is a new test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unit.regenerate import told
+
+FAULTS = Path(__file__).parent.parent.parent / "golden" / "faults"
+CASES = sorted(folder.name for folder in FAULTS.iterdir() if folder.is_dir())
+
+
+def test_there_are_cases() -> None:
+    assert len(CASES) >= 15
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_person_is_told(case: str) -> None:
+    expected = (FAULTS / case / "expected.txt").read_text(encoding="utf-8")
+    assert expected != "no fault\n"
+    assert told(FAULTS / case) == expected

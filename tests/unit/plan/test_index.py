@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.plan import index, wheels
+from envbuild.process import Completed
+from unit.conftest import forget
+from unit.support import Index, quick_pip, serving, write_wheel
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, *lines: str) -> dict[str, str]:
+    """What `pip config list` says, as uv's variables."""
+    said = Completed(0, "".join(f"{line}\n" for line in lines), "")
+    monkeypatch.setattr(index, "run", lambda argv: said)
+    forget()
+    return dict(index.uv_environment())
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], {}),
+        (["global.index-url='http://a.example/simple'"], {"UV_DEFAULT_INDEX": "http://a.example/simple"}),
+        (
+            ["global.extra-index-url='\\nhttp://a.example/s\\nhttp://b.example/s'"],
+            {"UV_INDEX": "http://a.example/s http://b.example/s", "UV_INDEX_STRATEGY": "unsafe-best-match"},
+        ),
+        (["global.find-links='/a\\nhttp://b.example/x'"], {"UV_FIND_LINKS": "/a,http://b.example/x"}),
+        (["global.trusted-host='a.example b.example:80'"], {"UV_INSECURE_HOST": "a.example b.example:80"}),
+        (["global.cert='/ca.pem'"], {"SSL_CERT_FILE": "/ca.pem"}),
+        (["global.no-index='false'"], {}),
+        (["global.index-url='http://g'", "install.index-url='http://i'"], {"UV_DEFAULT_INDEX": "http://i"}),
+        (["install.find-links='/i'", "global.find-links='/g'"], {"UV_FIND_LINKS": "/i"}),
+        ([":env:.index-url='http://e'", "install.index-url='http://i'"], {"UV_DEFAULT_INDEX": "http://e"}),
+        (["download.index-url='http://d'", "wheel.find-links='/w'"], {}),
+        (["no line of a setting"], {}),
+    ],
+)
+def test_what_pip_is_configured_with_is_uvs(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], expected: dict[str, str]
+) -> None:
+    assert configured(monkeypatch, *lines) == expected
+
+
+def test_pips_real_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://env.example/simple")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/a /b")
+    forget()
+    expected = {"UV_DEFAULT_INDEX": "http://env.example/simple", "UV_FIND_LINKS": "/a,/b"}
+    assert index.uv_environment() == expected
+
+
+@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX_URL"])
+def test_what_uv_is_configured_with_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "http://own.example/simple")
+    assert configured(monkeypatch, "global.index-url='http://pip.example/simple'") == {}
+
+
+def test_folders_of_both_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_FIND_LINKS", "/uv")
+    assert configured(monkeypatch, "global.find-links='/pip'") == {"UV_FIND_LINKS": "/uv,/pip"}
+
+
+def test_the_certificate_of_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/own.pem")
+    assert configured(monkeypatch, "global.cert='/pip.pem'") == {}
+
+
+def test_downloads_trust_pips_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    configured(monkeypatch, "global.cert='/pip.pem'")
+    assert index.session().verify == "/pip.pem"
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "pair"),
+    [
+        ("index-url='http://me:secret@a.example/simple'", "a.example", ("me", "secret")),
+        ("extra-index-url='http://x.example/s http://me:p%40@a.example:81/s'", "a.example:81", ("me", "p@")),
+        ("find-links='/f https://token@a.example/x'", "a.example", ("token", "")),
+    ],
+)
+def test_credentials_are_found_by_host(
+    monkeypatch: pytest.MonkeyPatch, line: str, host: str, pair: tuple[str, str]
+) -> None:
+    configured(monkeypatch, f"global.{line}")
+    assert index.credentials() == {host: pair}
+
+
+def test_the_best_version_of_all_indexes_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_wheel(tmp_path / "one", "alpha", "1.0")
+    write_wheel(tmp_path / "two", "alpha", "2.0")
+    write_wheel(tmp_path / "three", "alpha", "1.5")
+    quick_pip(monkeypatch)
+    with serving(Index(tmp_path / "one")) as one, serving(Index(tmp_path / "two")) as two:
+        for extra, best in ((two, one), (one, two)):
+            monkeypatch.setenv("PIP_INDEX_URL", best.address)
+            monkeypatch.setenv("PIP_EXTRA_INDEX_URL", extra.address)
+            monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "three"))
+            forget()
+            assert wheels.resolve(["alpha"], "3.11", "2.36", {}).versions == {"alpha": "2.0"}
+            assert wheels.resolve(["alpha<2"], "3.11", "2.36", {}).versions == {"alpha": "1.5"}

@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild import shipped
+from envbuild.errors import Fault, ProfileError
+from envbuild.plan import document, profile
+from unit.support import PROFILE, source_of, write_profile
+
+DIGEST = "0" * 64
+
+
+def faults_of(folder: Path, text: str) -> list[Fault]:
+    file = folder / "profiles" / "sample.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        profile.load("sample")
+    return list(caught.value.faults)
+
+
+GOOD = "base: {bootstrap: bookworm}\npython: '3.11'\ntorch: '2.13.0'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field", "words"),
+    [
+        (GOOD + "torh: 1\n", 4, "torh", "unknown key (did you mean torch?)"),
+        (GOOD + "zzzzzz: 1\n", 4, "zzzzzz", "unknown key (known: apt, base"),
+        (GOOD + "extend: cpu\n", 4, "extend", "did you mean extends?"),
+        (GOOD + "selftest:\n  levle: quick\n", 5, "selftest.levle", "did you mean level?"),
+        ("base: {bootstrap: bookworm, imge: x}\n" + GOOD[28:], 1, "base.imge", "did you mean image?"),
+        (GOOD.replace("'2.13.0'", "2.13"), 3, "torch", "must be text"),
+        (GOOD.replace("'3.11'", "3.11"), 2, "python", "must be text"),
+        (GOOD.replace("'2.13.0'", "[1]"), 3, "torch", "must be text"),
+        (GOOD.replace("'2.13.0'", ""), 3, "torch", "must be text"),
+        (GOOD.replace("'2.13.0'", "newest"), 3, "torch", "'newest' is not a version"),
+        (GOOD.replace("'2.13.0'", "2.13.0-"), 3, "torch", "is not a version"),
+        (GOOD.replace("'2.13.0'", "2.13.*"), 3, "torch", "is not a version"),
+        (GOOD.replace("torch: '2.13.0'\n", ""), 1, "torch", "missing"),
+        (GOOD + "packages: numpy\n", 4, "packages", "must be a list"),
+        (GOOD + "packages:\n- numpy\n- '???'\n", 6, "packages[1]", "is not a requirement"),
+        (GOOD + "packages: ['apex']\n", 4, "packages[0]", "unrelated package"),
+        (GOOD + "packages: ['APEX==0.1']\n", 4, "packages[0]", "unrelated package"),
+        (GOOD + "packages: ['x @ file:///etc/passwd']\n", 4, "packages[0]", "address"),
+        (GOOD + "packages: ['-r /etc/passwd']\n", 4, "packages[0]", "is not a requirement"),
+        (GOOD + "packages: ['--index-url=x']\n", 4, "packages[0]", "is not a requirement"),
+        (GOOD + "packages: [{numpy: 2}]\n", 4, "packages[0]", "must be text"),
+        (GOOD + "apt: [Less]\n", 4, "apt[0]", "'Less' is not allowed"),
+        (GOOD + "apt: [less, '--reinstall']\n", 4, "apt[1]", "not allowed"),
+        (GOOD + "apt: [less=590]\n", 4, "apt[0]", "not allowed"),
+        (GOOD + "env:\n  A B: x\n", 5, "env.A B", "not allowed"),
+        (GOOD + "env:\n  A: 1\n", 5, "env.A", "must be text"),
+        (GOOD + "env: [A=1]\n", 4, "env", "mapping"),
+        (GOOD + 'env:\n  A: "x\\ny"\n', 5, "env.A", "not allowed"),
+        (GOOD + "platform: linux/arm64\n", 4, "platform", "'linux/arm64' is not supported: linux/amd64 is"),
+        (GOOD + "selftest: {timeout: 0}\n", 4, "selftest.timeout", ""),
+        (GOOD + "selftest: {timeout: '900'}\n", 4, "selftest.timeout", "whole number"),
+        (GOOD + "selftest: {timeout: 1.5}\n", 4, "selftest.timeout", "whole number"),
+        (GOOD + "selftest: {allow_tf32: 'yes'}\n", 4, "selftest.allow_tf32", "true or false"),
+        (GOOD + "selftest: {level: hard}\n", 4, "selftest.level", "quick"),
+        (GOOD + "selftest: {memory_gb: -1}\n", 4, "selftest.memory_gb", ""),
+        (GOOD + "selftest: {memory_gb: .nan}\n", 4, "selftest.memory_gb", ""),
+        (GOOD + "selftest: {require: [Env.Libs]}\n", 4, "selftest.require[0]", "not allowed"),
+        (GOOD + "selftest: quick\n", 4, "selftest", "mapping"),
+        ("base: {}\n" + GOOD[28:], 1, "base", "give one of bootstrap or image"),
+        ("base: bookworm\n" + GOOD[28:], 1, "base", "mapping"),
+        ("base: {bootstrap: sid}\n" + GOOD[28:], 1, "base.bootstrap", "bookworm"),
+        ("base: {image: debian}\n" + GOOD[28:], 1, "base.image", "'debian' is not allowed"),
+        ("base: {image: 'debian:12@sha256:00'}\n" + GOOD[28:], 1, "base.image", "not allowed"),
+        (f"base: {{bootstrap: bookworm, image: 'debian@sha256:{DIGEST}'}}\n" + GOOD[28:], 1, "base", "give one of"),
+    ],
+)
+def test_a_fault_names_file_line_and_field(project: Path, text: str, line: int, field: str, words: str) -> None:
+    (fault,) = faults_of(project, text)
+    assert (fault.file, fault.line, fault.field) == ("profiles/sample.yaml", line, field)
+    assert words in fault.message
+
+
+@pytest.mark.xfail(strict=True, reason="memory_gb: .inf passes gt=0; job.make then raises OverflowError")
+def test_infinite_memory_is_refused(project: Path) -> None:
+    assert faults_of(project, GOOD + "selftest: {memory_gb: .inf}\n")
+
+
+def test_all_faults_come_at_once_in_the_order_of_the_file(project: Path) -> None:
+    text = "torhc: 1\nbase: {}\npython: 3.11\ntorch: new\napt: [Less]\nenv: {'1': x}\nselftest: {timeout: 0}\n"
+    assert [fault.line for fault in faults_of(project, text)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_shipped_profile_loads() -> None:
+    source = profile.load(str(shipped.PROFILES / "cpu.yaml"))
+    assert source.name == "cpu"
+    assert source.profile.base.bootstrap == "bookworm"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("sampel", "did you mean sample?"), ("qqqqqqqq", "known profiles: "), ("../sample", None), ("Sample", "sample")],
+)
+def test_an_unknown_name_is_refused(project: Path, name: str, hint: str | None) -> None:
+    write_profile(project, PROFILE)
+    with pytest.raises(ProfileError, match="there is no") as caught:
+        profile.load(name)
+    assert hint is None or hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "/",
+        "a\n",
+        "$(id)",
+        "--help",
+        "sample.lock",
+        "sämple",
+        "a" * 64,
+        "a\0b",
+        "a\0b.yaml",
+        "no/such.yaml",
+    ],
+)
+def test_an_odd_name_is_refused(project: Path, name: str) -> None:
+    write_profile(project, PROFILE)
+    with pytest.raises(ProfileError):
+        profile.load(name)
+
+
+@pytest.mark.xfail(strict=True, reason="Path.is_file raises OSError (ENAMETOOLONG) in profile.find")
+def test_a_path_too_long_for_the_file_system_is_refused(project: Path) -> None:
+    with pytest.raises(ProfileError):
+        profile.load("a" * 300 + ".yaml")
+
+
+@pytest.mark.parametrize("stem", ["Big", "a_b", "a b", "a.lock", "-a", "ä"])
+def test_a_file_whose_name_cannot_name_an_image_is_refused(project: Path, stem: str) -> None:
+    (project / f"{stem}.yaml").write_text(GOOD, encoding="utf-8")
+    with pytest.raises(ProfileError, match="cannot name images"):
+        profile.load(f"{stem}.yaml")
+
+
+def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None:
+    write_profile(project, {**PROFILE, "description": "mine"}, "cpu")
+    assert profile.load("cpu").profile.description == "mine"
+    assert profile.names().count("cpu") == 1
+
+
+def test_results_lie_beside_the_profile(project: Path) -> None:
+    source = source_of(project, PROFILE)
+    assert source.lock_file == project / "profiles" / "sample.lock.yaml"
+    assert source.dockerfile == project / "dockerfiles" / "sample.Dockerfile"
+    nested = write_profile(project, PROFILE)
+    target = project / "profiles" / "projects" / "inner.yaml"
+    target.parent.mkdir()
+    nested.rename(target)
+    inner = profile.load("inner")
+    assert inner.lock_file == target.with_name("inner.lock.yaml")
+    assert inner.dockerfile == project / "dockerfiles" / "inner.Dockerfile"
+
+
+# extends
+
+
+def test_a_child_changes_what_it_names_and_keeps_the_rest(project: Path) -> None:
+    write_profile(project, PROFILE, "parent")
+    write_profile(project, {"extends": "parent", "torch": "2.14.0", "env": {"MORE": "1"}}, "child")
+    found = profile.load("child").profile
+    assert found.torch == "2.14.0"
+    assert found.env == {"GREETING": "hello", "MORE": "1"}
+    assert found.packages == ("numpy",)
+
+
+def test_a_fault_in_a_parent_names_the_parents_file(project: Path) -> None:
+    (project / "profiles" / "parent.yaml").write_text("# first\n" + GOOD.replace("'2.13.0'", "new"), encoding="utf-8")
+    (project / "profiles" / "child.yaml").write_text("extends: parent\nenvv: {}\n", encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        profile.load("child")
+    places = {(fault.file, fault.line, fault.field) for fault in caught.value.faults}
+    assert places == {("profiles/parent.yaml", 4, "torch"), ("profiles/child.yaml", 2, "envv")}
+
+
+def test_a_child_may_name_its_parent_by_a_path_of_its_own_folder(project: Path) -> None:
+    write_profile(project, PROFILE, "parent")
+    write_profile(project, {"extends": "./parent.yaml"}, "child")
+    assert profile.load("child").profile.torch == "2.13.0+cpu"
+
+
+@pytest.mark.parametrize("links", [["a"], ["b", "a"], ["b", "c", "a"], ["b", "c", "b"]])
+def test_a_circle_is_refused_at_its_place(project: Path, links: list[str]) -> None:
+    for name, parent in zip("abc", links, strict=False):
+        (project / "profiles" / f"{name}.yaml").write_text(f"# x\nextends: {parent}\n", encoding="utf-8")
+    with pytest.raises(ProfileError, match="circle") as caught:
+        profile.load("a")
+    assert caught.value.faults[0].line == 2
+
+
+@pytest.mark.parametrize(
+    "parent", ["nosuch", "nosuch.yaml", "", "sub/nosuch.yaml", "$(id)", "a\nb", "../../../etc/passwd"]
+)
+def test_a_missing_parent_is_refused_at_its_place(project: Path, parent: str) -> None:
+    write_profile(project, {"description": "x", "extends": parent}, "child")
+    with pytest.raises(ProfileError) as caught:
+        profile.load("child")
+    (fault,) = caught.value.faults
+    assert (fault.file, fault.line, fault.field) == ("profiles/child.yaml", 3, "extends")
+
+
+@pytest.mark.parametrize("parent", [1, ["a"], {"a": 1}, True])
+def test_a_parent_that_is_no_name_is_refused(project: Path, parent: object) -> None:
+    write_profile(project, {"extends": parent}, "child")
+    with pytest.raises(ProfileError, match="must name one profile"):
+        profile.load("child")
+
+
+def test_a_long_chain_is_followed(project: Path) -> None:
+    write_profile(project, PROFILE, "p0")
+    for number in range(1, 50):
+        write_profile(project, {"extends": f"p{number - 1}", "env": {f"V{number}": "x"}}, f"p{number}")
+    assert len(profile.load("p49").profile.env) == 50
+
+
+# the schema
+
+
+def shipped_documents() -> Iterator[dict[str, Any]]:
+    for file in sorted(shipped.PROFILES.rglob("*.yaml")):
+        if not file.stem.endswith(".lock"):
+            yield document.read(file).data
+
+
+def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
+    """The part of JSON Schema that the profile's schema uses; anything else in it is an error of this test."""
+    known = {
+        "$ref", "$defs", "$schema", "title", "description", "default", "type", "properties", "required", "anyOf",
+        "enum", "const", "pattern", "items", "additionalProperties", "propertyNames", "minimum", "maximum",
+        "exclusiveMinimum", "maxLength", "patternProperties",
+    }  # fmt: skip
+    assert set(schema) <= known, set(schema) - known
+    kinds: dict[str, Any] = {
+        "string": str,
+        "object": dict,
+        "array": list,
+        "integer": int,
+        "number": (int, float),
+        "boolean": bool,
+    }
+    if "$ref" in schema and not conforms(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root):
+        return False
+    if "anyOf" in schema and not any(conforms(value, option, root) for option in schema["anyOf"]):
+        return False
+    kind = schema.get("type")
+    if kind == "null":
+        return value is None
+    if kind and not isinstance(value, kinds[kind]):
+        return False
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if isinstance(value, str):
+        return len(value) <= schema.get("maxLength", len(value)) and bool(re.search(schema.get("pattern", ""), value))
+    if isinstance(value, list):
+        return all(conforms(item, schema.get("items", {}), root) for item in value)
+    if isinstance(value, dict):
+        inner = schema.get("properties", {})
+        rest = schema.get("additionalProperties", True)
+        if not set(schema.get("required", ())) <= set(value) or (rest is False and set(value) - set(inner)):
+            return False
+        if not all(conforms(key, schema.get("propertyNames", {}), root) for key in value):
+            return False
+        for key, item in value.items():
+            fitting = [
+                option for pattern, option in schema.get("patternProperties", {}).items() if re.search(pattern, key)
+            ]
+            options = fitting or [inner.get(key, rest if isinstance(rest, dict) else {})]
+            if not all(conforms(item, option, root) for option in options):
+                return False
+        return True
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
+    return True
+
+
+def test_the_schema_accepts_every_shipped_profile() -> None:
+    schema = profile.schema()
+    found = list(shipped_documents())
+    assert found
+    assert all(conforms(data, schema, schema) for data in found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"torh": "1"},
+        pytest.param(
+            {"env": {"A B": "x"}},
+            marks=pytest.mark.xfail(strict=True, reason="env has patternProperties and no additionalProperties: false"),
+        ),
+        {"env": {"A": 1}},
+        {"torch": 2.13},
+        {"packages": "numpy"},
+        {"apt": ["Less"]},
+        {"base": {"bootstrap": "sid"}},
+        {"base": {"bootstrap": "bookworm", "other": 1}},
+        {"selftest": {"level": "hard"}},
+        {"selftest": {"unknown": 1}},
+        {"extends": 1},
+    ],
+)
+def test_the_schema_refuses_what_the_model_refuses(project: Path, change: dict[str, Any]) -> None:
+    schema = profile.schema()
+    data = {**copy.deepcopy(PROFILE), **change}
+    assert conforms(PROFILE, schema, schema)
+    assert not conforms(data, schema, schema)
+    with pytest.raises(ProfileError):
+        source_of(project, data)
+
+
+def test_the_schema_wants_a_parent_or_all_that_is_required() -> None:
+    schema = profile.schema()
+    assert conforms({"extends": "cpu"}, schema, schema)
+    assert not conforms({"torch": "1.0"}, schema, schema)
+
+
+def test_the_schema_is_one_that_a_validator_takes() -> None:
+    validator = pytest.importorskip("jsonschema").Draft202012Validator
+    validator.check_schema(profile.schema())
+    for data in shipped_documents():
+        validator(profile.schema()).validate(data)
+    assert not validator(profile.schema()).is_valid({**PROFILE, "torh": "1"})
+
+
+def test_the_schema_is_json() -> None:
+    assert json.loads(json.dumps(profile.schema())) == profile.schema()

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import ProfileError
+from envbuild.plan import facts, resolve
+from unit.support import PROFILE, plan_of, source_of
+
+IMAGE = f"registry.example/library/debian:12@sha256:{'a' * 64}"
+
+
+def test_a_bootstrap_profile_becomes_a_plan(project: Path) -> None:
+    plan = plan_of(project, PROFILE)
+    assert (plan.name, plan.platform, plan.suite, plan.image) == ("sample", "linux/amd64", "bookworm", None)
+    assert (plan.python, plan.glibc) == ("3.11", "2.36")
+    assert plan.core == ("pip", "torch==2.13.0+cpu")
+    assert plan.packages == ("numpy",)
+    assert plan.base_packages == facts.base_packages()
+
+
+def test_an_image_profile_becomes_a_plan(project: Path) -> None:
+    plan = plan_of(project, {**PROFILE, "base": {"image": IMAGE}, "apt": [], "python": "3.12"})
+    assert (plan.suite, plan.image, plan.glibc, plan.base_packages) == (None, IMAGE, "2.28", ())
+
+
+@pytest.mark.parametrize(("suite", "python"), [("bullseye", "3.9"), ("bookworm", "3.11"), ("trixie", "3.13")])
+def test_each_suite_goes_with_its_python(project: Path, suite: str, python: str) -> None:
+    assert plan_of(project, {**PROFILE, "base": {"bootstrap": suite}, "python": python}).suite == suite
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        (
+            {"python": "3.12"},
+            "python",
+            "bookworm carries Python 3.11, not 3.12 (bullseye 3.9, bookworm 3.11, trixie 3.13)",
+        ),
+        ({"base": {"bootstrap": "trixie"}}, "python", "trixie carries Python 3.13"),
+        ({"base": {"image": IMAGE}}, "apt", "need a bootstrap base"),
+    ],
+)
+def test_contradictions_name_their_place(project: Path, change: dict[str, Any], field: str, words: str) -> None:
+    source = source_of(project, {**PROFILE, **change})
+    with pytest.raises(ProfileError, match="contradicts") as caught:
+        resolve.resolve(source)
+    (fault,) = caught.value.faults
+    assert (fault.file, fault.field) == ("profiles/sample.yaml", field)
+    assert fault.line == source.document.place((field,)).line > 1
+    assert words in fault.message
+
+
+def test_a_profiles_own_environment_wins(project: Path) -> None:
+    plan = plan_of(project, {**PROFILE, "env": {"HOME": "/home/me", "A": "1"}})
+    assert plan.environment["HOME"] == "/home/me"
+    assert plan.environment["A"] == "1"
+    assert plan.environment["PATH"].startswith("/opt/venv/bin:")
+    assert list(plan.environment) == sorted(plan.environment)
+
+
+def test_debian_packages_are_a_set(project: Path) -> None:
+    assert plan_of(project, {**PROFILE, "apt": ["zip", "less", "zip"]}).apt == ("less", "zip")
+
+
+def test_every_pin_has_its_reason(project: Path) -> None:
+    plan = plan_of(project, PROFILE)
+    assert plan.reasons["torch"].startswith("profiles/sample.yaml:")
+    assert "Debian bookworm's own" in plan.reasons["python"]
+    assert plan.reasons["numpy"].startswith("profiles/sample.yaml:")
+    assert "child images" in plan.reasons["pip"]
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"description": "other"}, set()),
+        ({"selftest": {"level": "full"}}, set()),
+        ({"env": {"GREETING": "bye"}}, {"environment"}),
+        ({"torch": "2.14.0"}, {"wheels"}),
+        ({"packages": ["numpy", "scipy"]}, {"wheels"}),
+        ({"apt": ["less", "zip"]}, {"apt"}),
+        ({"base": {"bootstrap": "trixie"}, "python": "3.13"}, {"base", "wheels"}),
+        ({"base": {"image": IMAGE}, "apt": []}, {"base", "wheels", "apt"}),
+    ],
+)
+def test_a_wish_belongs_to_one_part(project: Path, change: dict[str, Any], parts: set[str]) -> None:
+    before = plan_of(project, PROFILE).wishes
+    after = plan_of(project, {**PROFILE, **change}).wishes
+    assert {part for part in before if before[part] != after[part]} == parts
+
+
+@pytest.mark.xfail(
+    strict=True, reason="resolve._reasons parses Debian packages as Python requirements: InvalidRequirement"
+)
+@pytest.mark.parametrize("name", ["g++", "libstdc++-14-dev", "libsigc++-2.0-0v5"])
+def test_a_debian_package_may_have_a_plus_in_its_name(project: Path, name: str) -> None:
+    assert plan_of(project, {**PROFILE, "apt": [name]}).apt == (name,)
+
+
+def test_where_a_wish_stands_is_found_in_what_a_resolver_says(project: Path) -> None:
+    plan = plan_of(project, {**PROFILE, "packages": ["numpy", "scipy>=1"], "apt": ["less"]})
+    (fault,) = plan.faults("Because there is no version of scipy and you require it")
+    assert (fault.file, fault.message) == ("profiles/sample.yaml", "scipy>=1")
+    assert [found.message for found in plan.faults("E: Unable to locate package less")] == ["less"]
+    assert plan.faults("nothing of that") == []

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import HashMismatch
+from envbuild.plan import store
+from envbuild.plan.store import Store
+from unit.support import sha
+
+
+def put(found: Store, content: str, name: str, digest: str | None = None) -> Path:
+    with found.incoming() as folder:
+        file = folder / "download"
+        file.write_text(content, encoding="utf-8")
+        return found.put(file, digest or sha(content), name)
+
+
+def test_a_file_is_kept_by_its_hash_and_name(tmp_path: Path) -> None:
+    found = Store(tmp_path / "wheels")
+    path = put(found, "content", "a.whl")
+    assert path == found.path(sha("content"), "a.whl") == tmp_path / "wheels" / sha("content") / "a.whl"
+    assert path.read_text(encoding="utf-8") == "content"
+    assert found.holds(sha("content"), "a.whl")
+    assert not found.holds(sha("content"), "b.whl")
+    assert not found.holds(sha("other"), "a.whl")
+
+
+def test_another_file_is_refused_by_name_and_nothing_stays(tmp_path: Path) -> None:
+    found = Store(tmp_path)
+    with pytest.raises(HashMismatch, match=r"a\.whl is not the file that was locked") as caught:
+        put(found, "spoiled", "a.whl", sha("content"))
+    assert sha("spoiled") in caught.value.message
+    assert sha("content") in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_download_leaves_nothing(tmp_path: Path) -> None:
+    found = Store(tmp_path)
+    with pytest.raises(KeyboardInterrupt), found.incoming() as folder:
+        (folder / "half").write_text("x", encoding="utf-8")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_under_a_files_name_is_not_the_file(tmp_path: Path) -> None:
+    found = Store(tmp_path)
+    found.path(sha("x"), "a.whl").mkdir(parents=True)
+    assert not found.holds(sha("x"), "a.whl")
+
+
+def test_writing_replaces_the_whole_file(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "a.txt"
+    store.write_atomically(file, "old, and longer")
+    store.write_atomically(file, "new")
+    assert file.read_text(encoding="utf-8") == "new"
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert [found.name for found in file.parent.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    file = tmp_path / "a.txt"
+    store.write_atomically(file, "old")
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((os, "fsync", fail) if failing == "fsync" else (Path, "replace", fail)))
+    with pytest.raises(KeyboardInterrupt):
+        store.write_atomically(file, "new")
+    assert file.read_text(encoding="utf-8") == "old"
+    assert [found.name for found in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_text_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    store.write_atomically(file, "old")
+    with pytest.raises(UnicodeEncodeError):
+        store.write_atomically(file, "\ud800")
+    assert file.read_text(encoding="utf-8") == "old"
+    assert [found.name for found in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_digests(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"content")
+    assert store.digest(file) == sha("content")

@@ -1,0 +1,46 @@
+"""Writes the golden folders' locks and Dockerfiles anew: `python -m unit.regenerate` in tests/. Look at the diff."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from envbuild.errors import ProfileError
+from envbuild.image import dockerfile
+from envbuild.plan import lock, profile, resolve
+from envbuild.plan.store import write_atomically
+from unit.support import lock_for
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def told(folder: Path) -> str:
+    """What a person is told of a profile at fault: the message, each fault, the hint."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        resolve.resolve(profile.load("profile.yaml"))
+    except ProfileError as error:
+        lines = [
+            error.message,
+            *(f"  {fault}" for fault in error.faults),
+            *([f"hint: {error.hint}"] if error.hint else []),
+        ]
+        return "\n".join(lines) + "\n"
+    finally:
+        os.chdir(before)
+    return "no fault\n"
+
+
+def main() -> None:
+    for file in sorted(GOLDEN.glob("*/profile.yaml")):
+        folder = file.parent
+        made = lock_for(resolve.resolve(profile.load(str(file))))
+        lock.write(made, folder / "lock.yaml", folder.name)
+        write_atomically(folder / "Dockerfile", dockerfile.render(made, folder.name))
+    for file in sorted(GOLDEN.glob("faults/*/profile.yaml")):
+        write_atomically(file.parent / "expected.txt", told(file.parent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""What tests share: plausible profiles and locks, tiny wheels, a simple index, the command line in this process."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from envbuild import cli
+from envbuild.image.engine import Image
+from envbuild.plan import index, locking, profile, resolve
+from envbuild.plan.debs import Deb
+from envbuild.plan.lock import Lock, LockedWheel, inputs
+from envbuild.plan.profile import Source
+from envbuild.plan.resolve import Plan
+from envbuild.plan.wheels import Wheel
+from envbuild.process import Completed
+
+MADE = "20261121T000000Z"
+
+PROFILE: dict[str, Any] = {
+    "description": "a harmless profile",
+    "base": {"bootstrap": "bookworm"},
+    "python": "3.11",
+    "torch": "2.13.0+cpu",
+    "packages": ["numpy"],
+    "apt": ["less"],
+    "env": {"GREETING": "hello"},
+    "selftest": {"level": "quick", "require": ["env.libs"]},
+}
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def as_yaml(data: Mapping[str, Any]) -> str:
+    """JSON, which is YAML too; odd characters escaped, and none as a surrogate, which YAML refuses."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    return re.sub("[\x7f-\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def write_profile(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Path:
+    """A profile as a file of a project."""
+    file = folder / "profiles" / f"{name}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(as_yaml(data), encoding="utf-8")
+    return file
+
+
+def source_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Source:
+    return profile.load(str(write_profile(folder, data, name)))
+
+
+def plan_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Plan:
+    return resolve.resolve(source_of(folder, data, name))
+
+
+def deb(name: str, version: str = "1.0-1", size: int = 1000) -> Deb:
+    file = f"{name}_{version.rpartition(':')[2]}_amd64.deb"
+    return Deb(name, version, sha(f"{name} {version}"), size, f"pool/main/{name[0]}/{name}/{file}")
+
+
+def wheel(name: str, version: str = "1.0", tag: str = "py3-none-any") -> Wheel:
+    return Wheel(name, version, f"{name.replace('-', '_')}-{version}-{tag}.whl", sha(f"{name} {version}"))
+
+
+def lock_for(plan: Plan, made: str = MADE) -> Lock:
+    """The lock that an index would give which has one version of everything: the one asked for, else 1.0."""
+    wheels = []
+    for text in (*plan.core, *plan.packages):
+        wanted = Requirement(text)
+        exact = [part.version for part in wanted.specifier if part.operator == "=="]
+        size = 200_000_000 if wanted.name == "torch" else 1_000_000
+        layer = "torch" if wanted.name == "torch" else locking.PACKAGES if text in plan.packages else locking.SMALL
+        wheels.append(LockedWheel(wheel(wanted.name, *exact[:1]), size, layer))
+    order = (locking.SMALL, "torch", locking.PACKAGES)
+    return Lock(
+        made=made,
+        inputs=inputs(plan),
+        platform=plan.platform,
+        python=plan.python,
+        suite=plan.suite,
+        image=plan.image,
+        base=tuple(deb(name, "1:2.3+deb12u1~x-4") for name in plan.base_packages),
+        apt=tuple(deb(name) for name in plan.apt),
+        wheels=tuple(sorted(wheels, key=lambda item: (order.index(item.layer), item.wheel.name))),
+        environment=plan.environment,
+    )
+
+
+def image_of(handle: str = "1") -> Image:
+    """An image as the engine would tell of it; on the classic store its handle is its id."""
+    identity = f"sha256:{sha(handle)}"
+    return Image(identity, identity, (f"sha256:{sha('layer')}",), {}, {}, 1_000_000)
+
+
+# wheels and an index
+
+
+def write_wheel(
+    folder: Path, name: str, version: str, requires: Sequence[str] = (), tag: str = "py3-none-any", content: str = ""
+) -> Path:
+    """A wheel that installs one module, small and valid."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        *(f"Requires-Dist: {r}" for r in requires),
+    ]
+    info = f"{stem.removesuffix(version)}{version.partition('-')[0]}.dist-info"
+    members = {
+        f"{name.replace('-', '_')}.py": content,
+        f"{info}/METADATA": "\n".join(lines) + "\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        f"{info}/RECORD": "",
+    }
+    members[f"{info}/METADATA"] = members[f"{info}/METADATA"].replace(version, version.partition("-")[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        for path, text in members.items():
+            archive.writestr(zipfile.ZipInfo(path), text)
+    return file
+
+
+@dataclass
+class Index:
+    """A simple index (PEP 503) of a folder of wheels, with faults on request."""
+
+    folder: Path
+    user: str = ""
+    password: str = ""
+    spoil: Mapping[str, bytes] = field(default_factory=dict)  # file name -> what is served instead
+    cut: frozenset[str] = frozenset()  # files of which half is sent
+    errors: dict[str, int] = field(default_factory=dict)  # file name -> how many times 500 is answered
+    asked: list[str] = field(default_factory=list)
+    port: int = 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/simple"
+
+    def with_credentials(self) -> str:
+        return self.address.replace("://", f"://{self.user}:{self.password}@")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    index: Index
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        index = self.index
+        index.asked.append(f"{self.command} {self.path}")
+        token = base64.b64encode(f"{index.user}:{index.password}".encode()).decode()
+        if index.user and self.headers.get("Authorization") != f"Basic {token}":
+            self._answer(401, b"who are you?", {"WWW-Authenticate": 'Basic realm="index"'})
+            return
+        kind, _, rest = self.path.strip("/").partition("/")
+        name = rest.strip("/")
+        if kind == "simple":
+            self._page(name)
+        else:
+            self._file(name)
+
+    def _page(self, name: str) -> None:
+        found = sorted(f for f in self.index.folder.iterdir() if f.name.partition("-")[0].replace("_", "-") == name)
+        if not found:
+            self._answer(404, b"no such project")
+            return
+        rows = [
+            f'<a href="/files/{file.name}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}">{file.name}</a>'
+            for file in found
+        ]
+        self._answer(200, "\n".join(rows).encode(), {"Content-Type": "text/html"})
+
+    def _file(self, name: str) -> None:
+        index = self.index
+        if index.errors.get(name, 0) > 0:
+            index.errors[name] -= 1
+            self._answer(500, b"try again")
+            return
+        if not (index.folder / name).is_file():
+            self._answer(404, b"no such file")
+            return
+        content = index.spoil.get(name, (index.folder / name).read_bytes())
+        self._answer(200, content, sent=len(content) // 2 if name in index.cut else None)
+
+    def _answer(
+        self, code: int, content: bytes, headers: Mapping[str, str] | None = None, sent: int | None = None
+    ) -> None:
+        self.send_response(code)
+        for key, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content[:sent])
+
+
+@contextlib.contextmanager
+def serving(index: Index) -> Iterator[Index]:
+    handler = type("Handler", (_Handler,), {"index": index})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    index.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield index
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def quick_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip config list` of the environment alone, without starting pip; one test of the index starts the real one."""
+
+    def listed(argv: Sequence[str]) -> Completed:
+        names = [name for name in os.environ if name.startswith("PIP_")]
+        lines = [f":env:.{name[4:].lower().replace('_', '-')}={os.environ[name]!r}\n" for name in names]
+        return Completed(0, "".join(lines), "")
+
+    monkeypatch.setattr(index, "run", listed)
+
+
+# the command line
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.stdout)
+        return found
+
+
+def envbuild(*arguments: str) -> Said:
+    """The command line in this process. What it does not catch, and a user would see as a traceback, is raised."""
+    before, handler = sys.argv, signal.getsignal(signal.SIGTERM)
+    out, err = io.StringIO(), io.StringIO()
+    sys.argv = ["envbuild", *arguments]
+    code: Any = None
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main()
+    except SystemExit as done:
+        code = done.code
+    finally:
+        sys.argv = before
+        signal.signal(signal.SIGTERM, handler)
+    return Said(int(code or 0), out.getvalue(), err.getvalue())

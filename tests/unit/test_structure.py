@@ -1,0 +1,188 @@
+"""The layers, held by tests: who may import whom, who may print, exit, or start a process."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import envbuild as package
+
+ROOT = Path(package.__file__).parent
+# Each line may import the lines below it and its own, never those above.
+LAYERS = (
+    ("cli", "commands", "__main__"),
+    ("pipeline", "steps"),
+    ("insight",),
+    ("proof",),
+    ("image",),
+    ("plan",),
+    ("settings", "shipped", "host", "process", "errors"),
+)
+LONG = 20  # lines; a shorter function may speak for itself
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {name_of(file): file for file in sorted(ROOT.rglob("*.py"))}
+SELFTEST = {name for name in FILES if name.startswith("envbuild.selftest")}
+REST = sorted(set(FILES) - SELFTEST)
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(FILES[name].read_text(encoding="utf-8"))
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node that runs: what stands under TYPE_CHECKING does not."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from statements(child)
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    found = set()
+    for node in statements(tree(name)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively"
+            assert node.module is not None
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {part if part in FILES else node.module for part in inner}
+    return frozenset(found)
+
+
+def own(name: str) -> set[str]:
+    return {found for found in imports(name) if found in FILES and found != "envbuild"}
+
+
+def layer(name: str) -> int:
+    part = name.split(".")[1]
+    return next(index for index, parts in enumerate(LAYERS) if part in parts)
+
+
+def calls(name: str) -> set[str]:
+    return {ast.unparse(node.func) for node in ast.walk(tree(name)) if isinstance(node, ast.Call)}
+
+
+@pytest.mark.parametrize("name", [name for name in REST if name != "envbuild"])
+def test_imports_go_one_way(name: str) -> None:
+    assert {other for other in own(name) if layer(other) < layer(name)} == set()
+
+
+def test_there_is_no_circle() -> None:
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail, name))
+        if name not in done:
+            for other in own(name):
+                visit(other, (*trail, name))
+            done.add(name)
+
+    for name in FILES:
+        visit(name, ())
+
+
+def test_nobody_imports_the_selftest() -> None:
+    assert {name for name in REST if own(name) & SELFTEST} == set()
+
+
+@pytest.mark.parametrize("name", sorted(SELFTEST))
+def test_the_selftest_imports_only_itself_torch_and_the_standard_library(name: str) -> None:
+    allowed = {*sys.stdlib_module_names, "torch"}
+    foreign = {found for found in imports(name) if found.split(".")[0] not in allowed and found not in SELFTEST}
+    assert foreign == set()
+
+
+@pytest.mark.parametrize("name", REST)
+def test_only_one_module_starts_processes(name: str) -> None:
+    starters = {"os.system", "os.popen", "os.fork", "pty.spawn", "os.posix_spawn"}
+    found = {c for c in calls(name) if c in starters or c.startswith(("os.exec", "os.spawn"))}
+    assert found == set()
+    assert name == "envbuild.process" or not imports(name) & {"subprocess", "multiprocessing", "pty"}
+
+
+@pytest.mark.parametrize("name", REST)
+def test_only_the_command_line_exits_and_prints(name: str) -> None:
+    exits = {"sys.exit", "exit", "quit", "os._exit", "SystemExit"}
+    assert name == "envbuild.cli" or not calls(name) & exits
+    prints = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
+    assert name == "envbuild.cli" or ".commands." in name or not calls(name) & prints
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.rglob("__init__.py")), ids=str)
+def test_init_files_are_empty(file: Path) -> None:
+    assert file.read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if FILES[name].name not in ("__init__.py", "__main__.py")])
+def test_what_is_long_or_a_module_says_what_it_is(name: str) -> None:
+    assert ".commands." in name or ast.get_docstring(tree(name)), "the module has no docstring"
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert node.end_lineno is not None
+            if node.end_lineno - node.lineno >= LONG:
+                assert ast.get_docstring(node), f"{node.name} has no docstring"
+
+
+ALONE = """
+import importlib, json, sys
+failed = {}
+for name in json.loads(sys.argv[1]):
+    for loaded in [m for m in sys.modules if m.split(".")[0] == "envbuild"]:
+        del sys.modules[loaded]
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        failed[name] = repr(error)
+print(json.dumps(failed))
+"""
+
+
+def alone(names: list[str]) -> dict[str, str]:
+    """Import each with nothing of the package loaded; other packages stay loaded from one to the next."""
+    command = [sys.executable, "-c", ALONE, json.dumps(names)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=ROOT.parent)
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_every_module_can_be_imported_alone() -> None:
+    assert alone([name for name in REST if not name.endswith("__main__")]) == {}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+def test_every_module_of_the_selftest_can_be_imported_alone() -> None:
+    assert alone(sorted(SELFTEST - {"envbuild.selftest.__main__"})) == {}
+
+
+HEAVY = ("torch", "docker", "pydantic", "jinja2", "requests", "yaml", "uv", "rich", "packaging", "filelock")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys, json\nfrom envbuild import cli\n"
+        f"sys.argv = ['envbuild', *{arguments!r}]\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT.parent, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
