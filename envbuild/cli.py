@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib
 import json
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -78,9 +77,6 @@ def main() -> None:
         code = _report(Interrupted("interrupted; nothing was left behind"), wants_json)
     except EnvbuildError as error:
         code = _report(error, wants_json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: not our fault
-        code = 0
     except OSError as error:
         code = _report(_system_error(error), wants_json)
     sys.exit(code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from filelock import FileLock, Timeout
 
@@ -12,7 +11,7 @@ from envbuild import settings
 from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved
 from envbuild.image import build, dockerfile
 from envbuild.image.engine import Image
-from envbuild.plan import lock
+from envbuild.plan import lock, profile
 from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Source
 from envbuild.proof import status
@@ -114,7 +113,7 @@ def require_passed(made: Made) -> None:
 @contextlib.contextmanager
 def _alone(session: Session) -> Iterator[None]:
     """One process at a time makes a profile; a second one waits and says so. A failure carries what was made so far."""
-    name = Path(session.made.name).stem
+    name = profile.find(session.made.name).stem
     file = FileLock(settings.state_folder("locks") / f"{name}.lock")
     try:
         file.acquire(timeout=0)

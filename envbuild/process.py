@@ -6,6 +6,7 @@ group of its own, and the whole group is ended on a time-out or an interruption.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -67,26 +68,25 @@ def run(
         )
     except FileNotFoundError as error:
         raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
+    except OSError as error:
+        raise ProcessMissing(f"{arguments[0]} cannot be started: {error.strerror}") from error
     out: list[str] = []
     err: list[str] = []
-    readers = [
+    threads = [
         threading.Thread(target=_drain, args=(child.stdout, out, None), daemon=True),
         threading.Thread(target=_drain, args=(child.stderr, err, on_line), daemon=True),
+        threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True),
     ]
-    for reader in readers:
-        reader.start()
+    for thread in threads:
+        thread.start()
     try:
-        if stdin is not None and child.stdin is not None:
-            _feed(child.stdin, stdin)
         code = child.wait(timeout)
+        for thread in threads:
+            thread.join(_GRACE_SECONDS)  # what the child left in the background may hold the pipes for ever
     except subprocess.TimeoutExpired as error:
-        _end_group(child)
         raise ProcessTimeout(f"{arguments[0]} took longer than {timeout:.0f} s and was stopped") from error
-    except BaseException:
+    finally:
         _end_group(child)
-        raise
-    for reader in readers:
-        reader.join()
     return Completed(code, "".join(out), "".join(err))
 
 
@@ -98,22 +98,20 @@ def _drain(pipe: IO[str] | None, into: list[str], on_line: Callable[[str], None]
             on_line(line.rstrip("\n"))
 
 
-def _feed(pipe: IO[str], text: str) -> None:
-    try:
+def _feed(pipe: IO[str] | None, text: str | None) -> None:
+    if pipe is None or text is None:
+        return
+    with contextlib.suppress(BrokenPipeError):  # a child that ends without reading all says why by its exit code
         pipe.write(text)
         pipe.close()
-    except BrokenPipeError:
-        pass  # the child ended without reading all; its exit code says why
 
 
 def _end_group(child: subprocess.Popen[str]) -> None:
-    """SIGTERM, so that tools such as mmdebstrap clean up after themselves, then SIGKILL."""
-    for number, patience in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
-        try:
-            os.killpg(child.pid, number)
-            child.wait(patience)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    """Nothing of the group stays: SIGTERM to a leader that still runs, so that it can clean up, then SIGKILL to all."""
+    with contextlib.suppress(ProcessLookupError):
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_GRACE_SECONDS)
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

@@ -52,9 +52,9 @@ def _settings() -> dict[str, Any]:
         raise UsageError(f"{file} cannot be read: {error}") from error
     try:
         data = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not valid YAML: {error}") from error
-    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+    if not isinstance(data, dict) or not all(isinstance(part, str) for item in data.items() for part in item):
         raise UsageError(f"{file} must map settings to text", hint=f"settings: {', '.join(_KNOWN)}")
     unknown = sorted(set(data) - set(_KNOWN))
     if unknown:

@@ -163,7 +163,7 @@ class Session:
     def render(self, source: Source, locked: Lock) -> str:
         def work() -> tuple[str, bool, str]:
             text = dockerfile.render(locked, source.name)
-            same = source.dockerfile.is_file() and source.dockerfile.read_text(encoding="utf-8") == text
+            same = store.holds_text(source.dockerfile, text)
             if not same:
                 store.write_atomically(source.dockerfile, text)
             return text, same, display(source.dockerfile)

@@ -5,7 +5,7 @@ from envbuild.errors import LockError, OutOfDate
 from envbuild.image import dockerfile
 from envbuild.plan import lock, profile
 from envbuild.plan.document import display
-from envbuild.plan.store import write_atomically
+from envbuild.plan.store import holds_text, write_atomically
 
 
 @click.command("render", short_help="Write the Dockerfile of a lock.")
@@ -26,7 +26,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
         if locked is None:
             raise LockError(f"{display(source.lock_file)} is missing", hint=f"run: envbuild lock {source.name}")
         text = dockerfile.render(locked, source.name)
-        same = source.dockerfile.is_file() and source.dockerfile.read_text(encoding="utf-8") == text
+        same = holds_text(source.dockerfile, text)
         if not same and check:
             drifted.append(display(source.dockerfile))
         elif not same:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jinja2
 
 from envbuild import shipped
+from envbuild.errors import LockError
 from envbuild.image.base import SOURCE_DATE_EPOCH
 from envbuild.plan.lock import Lock, LockedWheel
 
@@ -49,7 +50,10 @@ def render(lock: Lock, name: str) -> str:
     )
     environment.filters.update(exec=_exec, variable=_variable, reference=_reference)
     found = layers(lock)
-    assert len(found) + 3 <= MAX_LAYERS
+    if len(found) + 3 > MAX_LAYERS:
+        raise LockError(
+            f"the lock makes {len(found) + 3} layers; {MAX_LAYERS} is the most", hint="name fewer large packages"
+        )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
         lock_id=lock.id,

@@ -51,8 +51,9 @@ class Engine:
 
     def __init__(self) -> None:
         """Raises EngineError if no engine answers, or one older than 23.0."""
-        self.host, tls = _endpoint()
+        self.host = os.environ.get("DOCKER_HOST") or "the default socket"
         try:
+            self.host, tls = _endpoint()
             self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=120)
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
@@ -200,7 +201,9 @@ def _endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
         parameters = docker.utils.kwargs_from_env()
         return parameters.get("base_url") or os.environ["DOCKER_HOST"], parameters.get("tls") or None
     try:
-        context = docker.context.ContextAPI.get_current_context()
+        chosen = os.environ.get("DOCKER_CONTEXT")
+        api = docker.context.ContextAPI
+        context = api.get_context(chosen) if chosen else api.get_current_context()
     except Exception as error:  # the library raises bare Exception for a damaged context
         raise EngineError(f"the current docker context cannot be read: {error}", hint="docker context use") from error
     if context is None:

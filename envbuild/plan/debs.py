@@ -15,7 +15,7 @@ from pathlib import Path
 from envbuild import settings
 from envbuild.errors import NetworkError, ProfileError
 from envbuild.plan.store import Store
-from envbuild.process import ProcessMissing, run
+from envbuild.process import Completed, ProcessMissing, run
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _HELPER = "/usr/lib/apt/apt-helper"
@@ -68,7 +68,7 @@ def archives(suite: str) -> list[Archive]:
     if mirror:
         main = [Archive(mirror.rstrip("/"), suite), Archive(mirror.rstrip("/"), f"{suite}-updates")]
         return main + ([Archive(security.rstrip("/"), f"{suite}-security")] if security else [])
-    listed = _checked(run(["apt-get", "--print-uris", "update"]).stdout.splitlines())
+    listed = _checked(_apt("--print-uris", "update").stdout.splitlines())
     found = [Archive(root, f"{suite}{pocket}") for root, pocket in listed]
     if not any(archive.suite == suite for archive in found):
         raise NetworkError(
@@ -105,10 +105,7 @@ def resolve(suite: str, packages: Sequence[str], keep: Sequence[Deb] = ()) -> li
         _update(config)
         # `?essential` alone misses packages that are needed only once: apt resolves the rest.
         wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
-        done = run(
-            ["apt-get", "install", "--yes", "--no-install-recommends", "--print-uris", *wanted],
-            env={"APT_CONFIG": str(config), "LC_ALL": "C"},
-        )
+        done = _apt("install", "--yes", "--no-install-recommends", "--print-uris", *wanted, config=config)
         if done.code:
             raise _not_resolved(suite, done.stderr)
         debs = [_deb(line) for line in done.stdout.splitlines() if line.startswith("'")]
@@ -146,11 +143,16 @@ Acquire::Languages "none";
     return config
 
 
-def _update(config: Path) -> None:
+def _apt(*arguments: str, config: Path | None = None) -> Completed:
+    given = {"APT_CONFIG": str(config)} if config else {}
     try:
-        done = run(["apt-get", "--quiet", "update"], env={"APT_CONFIG": str(config), "LC_ALL": "C"}, timeout=600)
+        return run(["apt-get", *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
     except ProcessMissing as error:
         raise ProcessMissing(error.message, hint=_APT_HINT) from None
+
+
+def _update(config: Path) -> None:
+    done = _apt("--quiet", "update", config=config)
     # A third party's repository for the same suite is not signed by Debian: it is left out, the rest still counts.
     errors = [line for line in done.stderr.splitlines() if line.startswith("E:")]
     if done.code and not (errors and all("is not signed" in line for line in errors)):

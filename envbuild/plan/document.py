@@ -120,7 +120,7 @@ def _value(node: yaml.Node, path: Path, document: Document, faults: list[Fault])
         return node.value  # a date stays the text that was written
     try:
         return _SCALARS.construct_object(node)
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, KeyError, IndexError, yaml.YAMLError):
         faults.append(Fault(f"{node.value!r} is not a {node.tag.rpartition(':')[2]}", document.file, line))
         return None
 

@@ -53,11 +53,14 @@ def uv_environment() -> dict[str, str]:
         )
     if "trusted-host" in pip:
         found["UV_INSECURE_HOST"] = " ".join([*own.get("UV_INSECURE_HOST", "").split(), *pip["trusted-host"].split()])
-    if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        found["UV_NO_INDEX"] = "1"
     if "cert" in pip and "SSL_CERT_FILE" not in own:
         found["SSL_CERT_FILE"] = pip["cert"]
     return found
+
+
+def uv_options() -> list[str]:
+    """What of pip's configuration uv has no variable for."""
+    return ["--no-index"] if _pip().get("no-index", "").lower() in ("1", "true", "yes", "on") else []
 
 
 @cache

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from envbuild.errors import Fault, LockError, OutOfDate
 from envbuild.plan import document
 from envbuild.plan.debs import Deb
+from envbuild.plan.profile import ImageReference, Platform, Text, VariableName
 from envbuild.plan.resolve import Plan
 from envbuild.plan.store import write_atomically
 from envbuild.plan.wheels import Wheel
@@ -28,7 +28,6 @@ PARTS = ("base", "apt", "wheels", "environment")
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
-Token = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e\u00a0-\uffff]*$", max_length=2000)]
 
 
 class _Model(BaseModel):
@@ -54,19 +53,22 @@ class _Wheel(_Model):
     layer: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
 
 
-class _Base(_Model):
-    bootstrap: Word | None = None
-    image: Token | None = None
-    packages: list[_Deb] = []
+class _Bootstrap(_Model):
+    bootstrap: Word
+    packages: list[_Deb]
+
+
+class _Image(_Model):
+    image: ImageReference
 
 
 class _Content(_Model):
-    platform: Token
+    platform: Platform
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
-    base: _Base
+    base: _Bootstrap | _Image
     apt: list[_Deb]
     wheels: list[_Wheel]
-    environment: dict[str, Token]
+    environment: dict[VariableName, Text]
 
 
 class _File(_Model):
@@ -163,7 +165,7 @@ def read(file: Path) -> Lock | None:
         faults = [doc.fault(tuple(item["loc"]), item["msg"]) for item in error.errors()]
         raise LockError(f"{doc.file} is damaged", hint=_AGAIN, faults=faults) from None
     lock = _lock(parsed)
-    if lock.id != parsed.id:
+    if not lock.id == parsed.id == f"sha256:{canonical_digest(doc.data['content'])}":
         fault = Fault("the id does not fit the content: edited by hand, or merged", doc.file, doc.place(("id",)).line)
         raise LockError(f"{doc.file} is damaged", hint=_AGAIN, faults=[fault])
     return lock
@@ -173,33 +175,43 @@ _AGAIN = "remove the file and run: envbuild lock"
 
 
 def _lock(parsed: _File) -> Lock:
-    content = parsed.content
+    content, base = parsed.content, parsed.content.base
     wheels = [w.model_dump() for w in content.wheels]
     return Lock(
         made=parsed.made,
         inputs=parsed.inputs,
         platform=content.platform,
         python=content.python,
-        suite=content.base.bootstrap,
-        image=content.base.image,
-        base=tuple(Deb(**deb.model_dump()) for deb in content.base.packages),
+        suite=base.bootstrap if isinstance(base, _Bootstrap) else None,
+        image=base.image if isinstance(base, _Image) else None,
+        base=tuple(Deb(**deb.model_dump()) for deb in base.packages) if isinstance(base, _Bootstrap) else (),
         apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
         wheels=tuple(LockedWheel(bytes=w.pop("bytes"), layer=w.pop("layer"), wheel=Wheel(**w)) for w in wheels),
         environment=content.environment,
     )
 
 
+class _OneLine(dict[str, Any]):
+    """A mapping that is written on one line: a moved pin is then a one-line diff."""
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_Dumper.add_representer(
+    _OneLine, lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=True)
+)
+
+
 def write(lock: Lock, file: Path, name: str) -> None:
-    data = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs), "content": lock.content}
-    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=200, default_flow_style=False)
-    # one line an entry: a moved pin is a one-line diff
-    text = re.sub(r"(?m)^( +)- (name: .*(?:\n\1  \S.*)*)", _one_line, text)
+    content = lock.content
+    for holder, key in ((content, "apt"), (content, "wheels"), (content["base"], "packages")):
+        if key in holder:
+            holder[key] = [_OneLine(item) for item in holder[key]]
+    data = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs), "content": content}
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False)
     write_atomically(file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
-
-
-def _one_line(match: re.Match[str]) -> str:
-    fields = [line.strip() for line in match[2].splitlines()]
-    return f"{match[1]}- {{{', '.join(fields)}}}"
 
 
 def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:

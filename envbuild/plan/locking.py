@@ -83,16 +83,33 @@ def _debs(
     """Packages of the base, and those of the late layer."""
     if plan.suite is None:
         return (), ()
-    if previous is not None and not upgrade and not stale & {"base", "apt"}:
+    if previous is None or upgrade or "base" in stale:
+        base = tuple(debs.resolve(plan.suite, plan.base_packages))
+        return base, _late(plan, base, ())
+    if "apt" not in stale:
         return previous.base, previous.apt
-    if previous is not None and not upgrade and "base" not in stale:
-        try:
-            return previous.base, _beyond(debs.resolve(plan.suite, plan.apt, keep=previous.base), previous.base)
-        except ProfileError:
-            pass  # the mirror has moved on: the base is locked again with the new packages
-    base = debs.resolve(plan.suite, plan.base_packages)
-    late = _beyond(debs.resolve(plan.suite, plan.apt, keep=base), base) if plan.apt else ()
-    return tuple(base), late
+    try:
+        return previous.base, _late(plan, previous.base, previous.apt)
+    except ProfileError:
+        # the mirror has moved on, so the base is locked again too; if a wanted package is missing, this says so
+        base = tuple(debs.resolve(plan.suite, plan.base_packages))
+        return base, _late(plan, base, ())
+
+
+def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ...]:
+    """What `apt:` asks for beyond the base; of `kept`, what is still wanted stays as it is, where the mirror has it."""
+    assert plan.suite is not None
+    if not plan.apt:
+        return ()
+    wanted = _beyond(debs.resolve(plan.suite, plan.apt, keep=base), base)
+    before = {deb.name: deb for deb in kept}
+    same = [before[deb.name] for deb in wanted if deb.name in before]
+    if not same:
+        return wanted
+    try:
+        return _beyond(debs.resolve(plan.suite, plan.apt, keep=[*base, *same]), base)
+    except ProfileError:
+        return wanted
 
 
 def _beyond(found: Sequence[Deb], base: Sequence[Deb]) -> tuple[Deb, ...]:

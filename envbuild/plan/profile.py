@@ -49,6 +49,7 @@ def _platform(text: str) -> str:
     return text
 
 
+Platform = Annotated[str, AfterValidator(_platform)]
 Text = Annotated[str, StringConstraints(max_length=2000, pattern=_PRINTABLE)]
 Release = Annotated[str, StringConstraints(max_length=60, pattern=_PRINTABLE), AfterValidator(_version)]
 PackageSpec = Annotated[str, StringConstraints(max_length=300, pattern=_PRINTABLE), AfterValidator(_requirement)]
@@ -88,14 +89,16 @@ class SelfTest(_Model):
     require: tuple[ProbeName, ...] = Field((), strict=False, description="probes that must pass; a skip is not a pass")
     allow_tf32: bool = Field(False, description="torch's allow_tf32 flags while the probes run")
     timeout: int = Field(900, ge=1, le=86400, description="seconds for the whole self-test")
-    memory_gb: float = Field(8, gt=0, strict=False, description="memory limit of the container, GiB")
+    memory_gb: float = Field(
+        8, gt=0, le=100_000, strict=False, allow_inf_nan=False, description="memory limit of the container, GiB"
+    )
 
 
 class Profile(_Model):
     """A profile, after `extends` has been followed."""
 
     description: Text = ""
-    platform: Annotated[str, AfterValidator(_platform)] = PLATFORM
+    platform: Platform = PLATFORM
     base: Base
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
     torch: Release
@@ -174,6 +177,8 @@ def names() -> list[str]:
 
 def find(name: str, beside: Path | None = None) -> Path:
     """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
+    if len(name) > 1000:
+        raise ProfileError("the name of a profile is at most 63 characters long")
     if "/" in name or name.endswith((".yaml", ".yml")):
         file = (beside or Path.cwd()) / name
         if not file.is_file():
@@ -251,6 +256,7 @@ def schema() -> dict[str, Any]:
     result["title"] = "envbuild profile"
     result["properties"]["extends"] = {"type": "string", "description": "the profile that this one builds on"}
     required = result.pop("required")
+    result["properties"]["env"]["additionalProperties"] = False
     result["anyOf"] = [{"required": ["extends"]}, {"required": required}]
     return result
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from envbuild.errors import Fault, ProfileError
 from envbuild.plan import facts
@@ -114,11 +115,14 @@ def _places(source: Source) -> dict[str, Place]:
 
 
 def _reasons(source: Source, suite: facts.Suite | None) -> dict[str, str]:
-    def stated(place: Place) -> str:
+    def stated(*path: str | int) -> str:
+        place = source.document.place(path)
         return f"{place.file}:{place.line}"
 
+    packages = enumerate(source.profile.packages)
     return {
-        "python": stated(source.document.place(("python",))) + (f"; Debian {suite.name}'s own" if suite else ""),
+        "python": stated("python") + (f"; Debian {suite.name}'s own" if suite else ""),
         "pip": "so that pip works in child images",
-        **{Requirement(wish).name: stated(place) for wish, place in _places(source).items()},
+        "torch": stated("torch"),
+        **{canonicalize_name(Requirement(text).name): stated("packages", index) for index, text in packages},
     }

@@ -62,6 +62,11 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def holds_text(file: Path, text: str) -> bool:
+    """Whether a file is there with exactly this content."""
+    return file.is_file() and file.read_bytes() == text.encode()
+
+
 def write_atomically(file: Path, text: str) -> None:
     """Write beside, flush to disk, then rename: a reader sees the old content or the new, never half."""
     file.parent.mkdir(parents=True, exist_ok=True)

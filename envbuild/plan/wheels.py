@@ -25,6 +25,8 @@ from envbuild.plan import index
 from envbuild.plan.store import Store
 from envbuild.process import Completed, run
 
+# uv 0.13 knows no platform beyond manylinux_2_40; which file fits is judged by our own tags.
+_UV_NEWEST_GLIBC = 40
 _SAFE_FILE = re.compile(r"[A-Za-z0-9_.+!-]+\.whl")
 
 
@@ -60,10 +62,10 @@ def uv_binary() -> Path:
 
 
 def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
-    platform = f"x86_64-manylinux_{glibc.replace('.', '_')}"
+    platform = f"x86_64-manylinux_2_{min(int(glibc.partition('.')[2]), _UV_NEWEST_GLIBC)}"
     return run(
         [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--only-binary", ":all:",
-         "--python-version", python, "--python-platform", platform, *options, "-"],
+         "--python-version", python, "--python-platform", platform, *index.uv_options(), *options, "-"],
         stdin="".join(f"{line}\n" for line in lines),
         env=index.uv_environment(),
     )  # fmt: skip
@@ -97,11 +99,16 @@ def _parse(text: str) -> Resolved:
     return Resolved(versions, wanted_by)
 
 
+_UNAUTHORIZED = ("401 Unauthorized", "403 Forbidden", "lack of valid authentication")
+
+
 def _refused(requirements: Sequence[str], done: Completed) -> ProfileError | NetworkError:
-    """uv ends with 1 where the requirements cannot be met and with 2 where it could not ask."""
+    """uv ends with 1 where the requirements cannot be met or an index refuses it, with 2 where it could not ask."""
     said = done.stderr.strip()
     if done.code == 2:
         return NetworkError("the package index did not answer", hint=said[:600])
+    if any(words in said for words in _UNAUTHORIZED):
+        return NetworkError("the package index refuses its credentials, or wants some", hint=said[:600])
     local = [str(r) for r in map(Requirement, requirements) if any("+" in s.version for s in r.specifier)]
     for requirement in local:
         if f"no version of {requirement}" in said:
@@ -163,8 +170,8 @@ def _best(candidates: Sequence[dict[str, Any]], supported: Mapping[Tag, int]) ->
             continue
         ranks = [supported[tag] for tag in found if tag in supported]
         if ranks:
-            # of two builds of one version the higher build number is newer (PEP 427)
-            ranked.append((min(ranks), tuple(-part if isinstance(part, int) else 0 for part in build), candidate))
+            # of two builds of one version the higher build number is newer, none is the oldest (PEP 427)
+            ranked.append((min(ranks), -build[0] if build else 1, candidate))
     return min(ranked, key=lambda item: item[:2])[2] if ranked else None
 
 

@@ -12,7 +12,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from envbuild import settings
 from envbuild.image.engine import Image
@@ -25,6 +27,32 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 CPU = "cpu"
 _LEVELS = ("quick", "standard", "full")
+
+
+class _Part(BaseModel):
+    """What is read of a record must have its shape, whoever wrote it; the rest is only carried along."""
+
+    model_config = ConfigDict(extra="allow", strict=True, defer_build=True)
+
+
+class _Selftest(_Part):
+    id: str
+    level: Literal["quick", "standard", "full"]
+
+
+class _Result(_Part):
+    probe: str
+    status: Literal["passed", "failed", "skipped"]
+
+
+class _Record(_Part):
+    version: Literal[1]
+    lock: str
+    finished: Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+    seconds: float
+    selftest: _Selftest
+    results: list[_Result]
+    errors: list[str]
 
 
 @dataclass(frozen=True)
@@ -77,7 +105,7 @@ def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
         status: [f"{model}/{result['probe']}" for result in record["results"] if result["status"] == status]
         for status in ("passed", "failed")
     }
-    failed = bool(named["failed"] or record["errors"])
+    failed = bool(named["failed"] or record["errors"] or not named["passed"])
     return {
         "_type": STATEMENT,
         "subject": [{"name": f"envbuild/{record['profile']}", "digest": {"sha256": _hex(record["image"]["id"])}}],
@@ -151,9 +179,10 @@ def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]
 
 
 def _failed(record: Mapping[str, Any]) -> list[str]:
-    """The probes that failed, and the faults of the run."""
+    """The probes that failed, and the faults of the run; that nothing passed is one."""
     failed = [result["probe"] for result in record["results"] if result["status"] == "failed"]
-    return [*failed, *record["errors"]]
+    passed = any(result["status"] == "passed" for result in record["results"])
+    return [*failed, *record["errors"], *([] if passed else ["no probe passed"])]
 
 
 def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
@@ -176,9 +205,10 @@ def _read(path: Path, image_id: str) -> dict[str, Any] | None:
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
         text = path.with_name(path.name.replace(".statement.", ".record.")).read_bytes()
-        record: dict[str, Any] = json.loads(text)
+        record = json.loads(text)
+        _Record.model_validate(record)
         digest = hashlib.sha256(text).hexdigest()
         whole = stated == statement(record, digest) and path.name == f"{digest}.statement.json"
         return record if whole and record["image"]["id"] == image_id else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import secrets
 import zipfile
 import zlib
@@ -211,10 +212,19 @@ def frame(line: bytes, nonce: str) -> tuple[int, dict[str, Any]] | None:
     try:
         if int(parts[3], 16) != zlib.crc32(parts[4]):
             return None
-        document = json.loads(parts[4])
+        document = json.loads(parts[4], parse_constant=_refuse, parse_float=_finite)
         return (int(parts[2]), document) if isinstance(document, dict) else None
     except (ValueError, RecursionError):
         return None
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
 
 
 def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
@@ -235,6 +245,8 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
     errors += shape
     if output.timed_out and documents:
         results += _hung(documents[0], results, output.seconds)
+    if (output.exit_code == 5) != any(result["status"] == "failed" for result in results) and not errors:
+        errors.append(f"the self-test ended with exit code {output.exit_code}, which does not fit its results")
     ran = {result["probe"]: result["status"] for result in results}
     errors += [f"required probe {name} is not among the results" for name in require if name not in ran]
     of_kind = {str(document.get("kind")): document for document in documents}
