@@ -1,6 +1,6 @@
 """How fast the command line starts, beside the interpreter alone and other command lines, in one run.
 
-    python benchmarks/startup.py        writes benchmarks/results/startup.md
+python benchmarks/startup.py        writes benchmarks/results/startup.md
 """
 
 from __future__ import annotations

@@ -71,10 +71,13 @@ def main() -> None:
         code = 0
     except click.exceptions.Exit as done:
         code = done.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        code = UsageError.code
     except click.ClickException as error:
         code = _report(UsageError(error.format_message(), hint=_usage_hint(error)), wants_json)
     except (KeyboardInterrupt, click.Abort):
-        code = _report(Interrupted("interrupted; nothing was left behind"), wants_json)
+        code = _report(Interrupted("interrupted"), wants_json)
     except EnvbuildError as error:
         code = _report(error, wants_json)
     except OSError as error:

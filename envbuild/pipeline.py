@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from filelock import FileLock, Timeout
 
@@ -14,7 +14,6 @@ from envbuild.image.engine import Image
 from envbuild.plan import lock, profile
 from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Source
-from envbuild.proof import status
 from envbuild.steps import Made, Options, Progress, Session
 
 
@@ -51,7 +50,8 @@ def prove(name: str, reference: str | None, progress: Progress) -> Made:
     session = Session(name, Options(locked=True), progress)
     with _alone(session):
         source, locked, image = _existing(session, reference)
-        if not any(record.lock == locked.id for record in build.records(image.id)):
+        recipe = build.recipe(locked, dockerfile.render(locked, source.name))
+        if not any(record.recipe == recipe for record in build.records(image.id)):
             raise CheckFailed(
                 f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
                 hint=f"its self-test output could be forged; build it: envbuild build {source.name}, "
@@ -80,7 +80,7 @@ def _existing(session: Session, reference: str | None) -> tuple[Source, Lock, Im
     locked = lock.current(lock.read(source.known_lock), plan, source.lock_file)
     engine = session.connected()
     if reference is None:
-        image = status.built(engine, locked, dockerfile.render(locked, source.name))
+        image = build.built(engine, locked, dockerfile.render(locked, source.name))
         if image is None:
             raise EngineError(f"{source.name} is not built", hint=f"run: envbuild build {source.name}")
         return source, locked, image
@@ -104,26 +104,37 @@ def require_passed(made: Made) -> None:
             )
         return
     failures = made.run.failures()
+    probes = [f["probe"] for f in failures if f["probe"]]
     raise CheckFailed(
-        f"the self-test of {made.name} failed: " + "; ".join(f["probe"] or f["detail"] for f in failures),
-        hint="\n".join(f"{f['probe'] or 'run'}: {f['detail']}" for f in failures),
+        f"the self-test of {made.name} failed: {', '.join(probes) or failures[0]['detail']}",
+        hint="\n".join(f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures)
+        if probes or len(failures) > 1
+        else None,
     )
 
 
 @contextlib.contextmanager
 def _alone(session: Session) -> Iterator[None]:
-    """One process at a time makes a profile; a second one waits and says so. A failure carries what was made so far."""
+    """The profile is this process' own meanwhile. A failure carries what was made so far."""
     name = profile.find(session.made.name).stem
+    with alone(name, session.progress.say):
+        try:
+            yield
+        except EnvbuildError as error:
+            error.partial = {**session.made.document(), **error.partial}
+            raise
+
+
+@contextlib.contextmanager
+def alone(name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """One process at a time works on a profile; a second one waits and says so."""
     file = FileLock(settings.state_folder("locks") / f"{name}.lock")
     try:
         file.acquire(timeout=0)
     except Timeout:
-        session.progress.say(f"another envbuild is making {name}; waiting for it")
+        say(f"another envbuild is making {name}; waiting for it")
         file.acquire()
     try:
         yield
-    except EnvbuildError as error:
-        error.partial = session.made.document()
-        raise
     finally:
         file.release()

@@ -95,7 +95,8 @@ def _drain(pipe: IO[str] | None, into: list[str], on_line: Callable[[str], None]
     for line in pipe:
         into.append(line)
         if on_line:
-            on_line(line.rstrip("\n"))
+            with contextlib.suppress(Exception):  # whoever watches must not stop the pipe from being emptied
+                on_line(line.rstrip("\n"))
 
 
 def _feed(pipe: IO[str] | None, text: str | None) -> None:

@@ -24,7 +24,7 @@ def cache_folder(kind: str) -> Path:
 
 
 def state_folder(kind: str) -> Path:
-    """Things that cannot: evidence, build records. Kept until `prune`."""
+    """Things that cannot: evidence, build records. Never removed by envbuild."""
     return _made(Path(platformdirs.user_state_dir(_APP)) / kind)
 
 

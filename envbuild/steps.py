@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from envbuild.errors import EngineError, NotProved
+from envbuild.errors import EngineError, NotProved, OutOfDate
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.plan import debs, lock, locking, profile, resolve, store, wheels
@@ -32,6 +32,7 @@ class Progress(Protocol):
     def line(self, text: str) -> None: ...
     def say(self, text: str) -> None: ...
     def end(self, step: Step) -> None: ...
+    def abort(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,11 @@ class Session:
         """Run one step; `work` returns its value, whether there was nothing to do, and a note for the reader."""
         self.progress.begin(name)
         begin = time.monotonic()
-        value, cached, note = work()
+        try:
+            value, cached, note = work()
+        except BaseException:
+            self.progress.abort()
+            raise
         done = Step(name, time.monotonic() - begin, cached, note)
         self.made.steps.append(done)
         self.progress.end(done)
@@ -164,6 +169,11 @@ class Session:
         def work() -> tuple[str, bool, str]:
             text = dockerfile.render(locked, source.name)
             same = store.holds_text(source.dockerfile, text)
+            if self.options.locked and source.dockerfile.is_file() and not same:
+                raise OutOfDate(
+                    f"{display(source.dockerfile)} is not what the lock gives",
+                    hint=f"run: envbuild render {source.name}",
+                )
             if not same:
                 store.write_atomically(source.dockerfile, text)
             return text, same, display(source.dockerfile)
@@ -173,7 +183,7 @@ class Session:
     def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
         def work() -> tuple[Image, bool, str]:
             engine = self.connected()
-            image = None if self.options.no_cache else status.built(engine, locked, text)
+            image = None if self.options.no_cache else build.built(engine, locked, text)
             cached = image is not None
             if image is None:
                 build.check_disk(engine, locked)
@@ -217,13 +227,13 @@ class Session:
         return self.step("self-test", work)
 
     def _tell(self, line: bytes, nonce: str) -> None:
-        found = job.frame(line, nonce)
-        if found and found[1].get("kind") == "probe":
-            self.progress.line(f"{found[1].get('probe')}: {found[1].get('status')}")
+        told = job.told(line, nonce)
+        if told:
+            self.progress.line(told)
 
     def proved_already(self, source: Source, image: Image, locked: Lock) -> bool:
         """Whether the evidence on disk still proves this image; then the self-test need not run again."""
-        proofs = tuple(evidence.prove(image.id, status.wanted(source.profile, locked)))
+        proofs = tuple(evidence.prove(image.id, status.wanted(source.name, source.profile, locked)))
         if any(proof.state != "proved" or proof.evidence is None for proof in proofs):
             return False
 
@@ -240,9 +250,9 @@ class Session:
         def work() -> tuple[None, bool, str]:
             now = datetime.datetime.now(datetime.UTC)
             engine = f"docker {self.connected().version}"
-            record = evidence.run_record(source.name, image, locked, run, source.profile.selftest.level, engine, now)
+            record = evidence.run_record(image, status.wanted(source.name, source.profile, locked), run, engine, now)
             self.made.evidence = evidence.save(record)
-            self.made.proofs = tuple(evidence.prove(image.id, status.wanted(source.profile, locked)))
+            self.made.proofs = tuple(evidence.prove(image.id, status.wanted(source.name, source.profile, locked)))
             return None, False, f"{self.made.evidence.name[:12]} unsigned"
 
         self.step("evidence", work)

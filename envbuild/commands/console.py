@@ -56,6 +56,7 @@ class Console:
         done = "up to date" if step.cached else f"{step.seconds:6.2f} s"
         click.echo(f"  {step.name:<13} {done:>10}  {step.note}", err=True)
 
-    def close(self) -> None:
+    def abort(self) -> None:
+        """The step did not end: give the terminal back before an error is printed."""
         if self._live:
             self._live.stop()

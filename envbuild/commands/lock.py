@@ -1,7 +1,7 @@
 import click
 
 from envbuild.commands.console import emit, json_option
-from envbuild.errors import OutOfDate
+from envbuild.errors import Fault, OutOfDate, UsageError
 from envbuild.plan import lock, locking, profile, resolve
 from envbuild.plan.document import display
 
@@ -20,8 +20,10 @@ def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_j
 
     Example: envbuild lock cpu --upgrade numpy
     """
+    if check and upgrades:
+        raise UsageError("--check changes nothing, --upgrade does: give one of them")
     found, stale = [], []
-    for name in names or profile.names():
+    for name in names or profile.own_names():
         source = profile.load(name)
         plan = resolve.resolve(source)
         before = lock.read(source.known_lock)
@@ -38,11 +40,14 @@ def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_j
                 lock.write(after, source.lock_file, source.name)
         found.append({"profile": source.name, "lock": after.id, "file": display(source.lock_file), "changes": changes})
     if stale:
-        raise OutOfDate("; ".join(error.message for error in stale), hint=stale[0].hint)
+        faults = [Fault(error.message) for error in stale]
+        raise OutOfDate(f"{len(stale)} locks do not fit their profiles", hint="run: envbuild lock", faults=faults)
     if as_json:
         emit({"locks": found})
         return
     for row in found:
-        click.echo(f"{row['profile']}: {row['lock']} {'' if row['changes'] else '(unchanged)'}".rstrip())
+        click.echo(
+            f"{row['profile']}: {row['lock']} {'fits' if check else '' if row['changes'] else '(unchanged)'}".rstrip()
+        )
         for change in row["changes"]:
             click.echo(f"  {change}")

@@ -24,6 +24,9 @@ def command(name: str, locked: bool, no_cache: bool, allow_unproved: bool, as_js
             raise
         if as_json:
             emit(unproved.partial)
+        else:
+            click.echo(f"{unproved.message}\n  {unproved.hint}", err=True)
+            click.echo(f"built {unproved.partial['image']['id']}")
         return
     if as_json:
         emit(made.document())

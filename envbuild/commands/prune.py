@@ -1,7 +1,9 @@
+import contextlib
+
 import click
 
+from envbuild import pipeline
 from envbuild.commands.console import emit, json_option
-from envbuild.errors import EnvbuildError
 from envbuild.image import prune
 from envbuild.image.engine import Engine
 from envbuild.plan import lock, profile
@@ -13,18 +15,23 @@ from envbuild.proof.runners import local
 @click.option("--images-only", is_flag=True, help="Leave the caches of wheels, packages and bases alone.")
 @json_option
 def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
-    """Remove images and cached files that no current lock names; never a verified or a running image.
+    """Remove images of the profiles seen from here that no current lock names, and cached files that none needs.
 
+    Never a verified or a running image. A profile or lock that cannot be read stops it: what it needs is not known.
     Example: envbuild prune --dry-run
     """
     engine = Engine()
-    locks = _locks()
-    found = list(prune.images(engine, locks))
-    if not images_only:
-        found += prune.caches(locks)
-    if not dry_run:
-        local.sweep(engine)
-        prune.remove(engine, found)
+    with contextlib.ExitStack() as stack:
+        sources = {name: profile.load(name) for name in profile.names()}
+        for name in sources:
+            stack.enter_context(pipeline.alone(name, say))
+        locks = [locked for source in sources.values() if (locked := lock.read(source.known_lock))]
+        found = list(prune.images(engine, sources, locks))
+        if not images_only:
+            found += prune.caches(locks)
+        if not dry_run:
+            local.sweep(engine)
+            prune.remove(engine, found)
     total = sum(item.bytes for item in found)
     if as_json:
         rows = [{"kind": item.kind, "name": item.name, "bytes": item.bytes} for item in found]
@@ -35,15 +42,5 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
     click.echo(f"{'would free' if dry_run else 'freed'} up to {total / 1e9:.2f} GB")
 
 
-def _locks() -> list[lock.Lock]:
-    """The locks of all profiles seen from here; a damaged one keeps nothing from being pruned but itself."""
-    found = []
-    for name in profile.names():
-        try:
-            locked = lock.read(profile.load(name).known_lock)
-        except EnvbuildError as error:
-            click.echo(f"left out: {error.message}", err=True)
-            continue
-        if locked:
-            found.append(locked)
-    return found
+def say(text: str) -> None:
+    click.echo(text, err=True)

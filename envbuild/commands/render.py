@@ -20,7 +20,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
     Example: envbuild render --check
     """
     rows, drifted = [], []
-    for name in names or profile.names():
+    for name in names or profile.own_names():
         source = profile.load(name)
         locked = lock.read(source.known_lock)
         if locked is None:
@@ -28,7 +28,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
         text = dockerfile.render(locked, source.name)
         same = holds_text(source.dockerfile, text)
         if not same and check:
-            drifted.append(display(source.dockerfile))
+            drifted.append(f"{display(source.dockerfile)}{'' if source.dockerfile.exists() else ' (missing)'}")
         elif not same:
             write_atomically(source.dockerfile, text)
         rows.append({"profile": source.name, "file": display(source.dockerfile), "changed": not same})

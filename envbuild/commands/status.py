@@ -12,6 +12,7 @@ _KINDS: dict[str, type[EnvbuildError]] = {
     "unproved": NotProved,
     "missing": NotProved,
     "out-of-date": OutOfDate,
+    "failed": CheckFailed,
     "tampered": CheckFailed,
 }
 
@@ -22,7 +23,8 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 def command(name: str, as_json: bool) -> None:
     """Say whether a profile's image is verified, recomputed from its lock, image and evidence.
 
-    Exit 0 verified; 4 not built or not proved; 5 the tag was moved by hand; 8 proved for another lock or self-test.
+    Exit 0 verified; 4 not built or not proved; 5 the self-test failed or the tag was moved by hand; 8 proved for
+    another lock or self-test.
     Example: envbuild status cpu
     """
     found = compute(Engine(), name)
@@ -33,6 +35,8 @@ def command(name: str, as_json: bool) -> None:
             assert found.image is not None
             click.echo(f"{found.name}: verified {found.image.id} ({'; '.join(p.reason for p in found.proofs)})")
         return
+    if not as_json:
+        click.echo(f"{found.name}: {found.state}")
     error = _KINDS[found.state](f"{found.name} is not verified: {found.state}", hint="\n".join(found.reasons))
     error.partial = found.document()
     raise error

@@ -4,7 +4,7 @@ import click
 
 from envbuild import pipeline
 from envbuild.commands.console import Console, emit, json_option
-from envbuild.errors import CheckFailed
+from envbuild.errors import CheckFailed, NotProved
 from envbuild.steps import Made
 
 
@@ -18,16 +18,16 @@ def command(name: str, reference: str | None, as_json: bool) -> None:
     Example: envbuild test cpu --image myproject:latest
     """
     made = pipeline.test(name, reference, Console())
-    if as_json and made.run and made.run.passed:
-        emit(document(made))
-    elif not as_json and made.run:
+    if not as_json and made.run:
         for result in made.run.results:
             click.echo(line(result))
     try:
         pipeline.require_passed(made)
-    except CheckFailed as failed:
-        failed.partial = document(made)
+    except (CheckFailed, NotProved) as error:
+        error.partial = document(made)
         raise
+    if as_json:
+        emit(document(made))
 
 
 def document(made: Made) -> dict[str, Any]:

@@ -12,17 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from envbuild import settings
-from envbuild.errors import BuildError
+from envbuild.errors import BuildError, HashMismatch
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, canonical_digest
-from envbuild.plan.store import Store
+from envbuild.plan.store import Store, digest, write_atomically
 from envbuild.process import ProcessMissing, run
 
 # Every file of an image carries at most this time: 2024-01-01T00:00:00Z. Any fixed moment that zip files can hold does.
 SOURCE_DATE_EPOCH = 1704067200
-
-# Raised when the recipe below changes what a base holds, so that a cached one is not taken for the new.
-RECIPE = 2
 
 # Run in the finished root ($1): what the host's name and resolver, the local archive, logs and caches left behind.
 _CLEAN = (
@@ -35,13 +32,42 @@ _MOUNT_POINTS = ': >"$1"/etc/resolv.conf; : >"$1"/etc/hosts'
 _NO_BYTECODE = 'find "$1"/usr/lib -name __pycache__ -type d -prune -exec rm -rf {} +'
 
 
+_OPTIONS = (
+    "--variant=essential",
+    "--architectures=amd64",
+    "--format=tar",
+    "--aptopt=APT::Install-Recommends false",
+    f"--customize-hook={_CLEAN}",
+    f"--customize-hook={_MOUNT_POINTS}",
+    f"--customize-hook={_NO_BYTECODE}",
+)
+
+
 def tar_file(lock: Lock) -> Path:
     """Where the base of this lock lies once it is made."""
     return settings.cache_folder("bases") / f"{_key(lock)}.tar"
 
 
 def _key(lock: Lock) -> str:
-    return canonical_digest([RECIPE, SOURCE_DATE_EPOCH, lock.content["base"]])
+    return canonical_digest([recipe(), lock.content["base"]])
+
+
+def recipe() -> str:
+    """sha256 over what a base is made with, beside the packages."""
+    return canonical_digest([_OPTIONS, SOURCE_DATE_EPOCH])
+
+
+def checked(lock: Lock) -> Path:
+    """The base, still as it was made. Raises HashMismatch if not; it is removed then."""
+    target = tar_file(lock)
+    noted = target.with_suffix(".sha256")
+    if not noted.is_file() or noted.read_text(encoding="utf-8") != digest(target):
+        target.unlink()
+        raise HashMismatch(
+            f"the cached base {target.name} was damaged on this disk",
+            hint="it was removed and will be made again: run the same command once more",
+        )
+    return target
 
 
 def make(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
@@ -61,6 +87,7 @@ def make(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
         made = target.with_name(f".{target.name}-{folder.name}")
         try:
             _bootstrap(lock.suite, lock.base, folder, made, on_line)
+            write_atomically(target.with_suffix(".sha256"), digest(made))
             made.replace(target)
         finally:
             made.unlink(missing_ok=True)
@@ -71,6 +98,7 @@ def _archive(folder: Path, suite: str, debs: Sequence[Deb], store: Store) -> Non
     """A flat Debian archive: the files, their index, and a Release that names the suite."""
     stanzas = []
     for deb in debs:
+        store.check(deb.sha256, deb.file)
         source = store.path(deb.sha256, deb.file)
         shutil.copyfile(source, folder / deb.file)
         control = run(["dpkg-deb", "--field", source]).stdout.strip()
@@ -88,14 +116,8 @@ def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_l
         done = run(
             [
                 "mmdebstrap",
-                "--variant=essential",
-                "--architectures=amd64",
-                "--format=tar",
+                *_OPTIONS,
                 f"--include={','.join(deb.name for deb in debs)}",
-                "--aptopt=APT::Install-Recommends false",
-                f"--customize-hook={_CLEAN}",
-                f"--customize-hook={_MOUNT_POINTS}",
-                f"--customize-hook={_NO_BYTECODE}",
                 suite,
                 target,
                 f"deb [trusted=yes] copy://{folder} ./",

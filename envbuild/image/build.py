@@ -6,6 +6,8 @@ its own Python, so only an image that this envbuild made from a lock may be call
 
 from __future__ import annotations
 
+import errno
+import importlib.metadata
 import json
 import os
 import shutil
@@ -15,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envbuild import settings
-from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, HashMismatch, NetworkError
+from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
 from envbuild.image import base, dockerfile
 from envbuild.image.engine import Engine, Image, client_binary
 from envbuild.plan import store, wheels
@@ -42,9 +44,19 @@ def repository(name: str) -> str:
     return f"envbuild/{name}"
 
 
-def recorded(lock: Lock, text: str) -> Record | None:
-    """What was built from this lock with this Dockerfile by this envbuild, if anything."""
-    return _read(_record_file(lock, text))
+def recorded(lock: Lock, text: str) -> list[Record]:
+    """What was built from this lock with this Dockerfile by this envbuild, in whatever engine."""
+    wanted = recipe(lock, text)
+    return [record for record in records() if record.recipe == wanted]
+
+
+def built(engine: Engine, lock: Lock, text: str) -> Image | None:
+    """The image that was built from this lock and Dockerfile, if the engine still has it."""
+    for record in recorded(lock, text):
+        image = engine.find(record.handle)
+        if image and image.id == record.image:
+            return image
+    return None
 
 
 def records(image_id: str | None = None) -> Iterator[Record]:
@@ -56,13 +68,10 @@ def records(image_id: str | None = None) -> Iterator[Record]:
 
 
 def recipe(lock: Lock, text: str) -> str:
-    """sha256 over all that decides what is in an image: lock, Dockerfile, installer, recipe of the base."""
+    """sha256 over all that decides what is in an image: lock, Dockerfile, installers, recipe of the base."""
     installer = dockerfile.INSTALLER.read_text(encoding="utf-8")
-    return canonical_digest([lock.id, text, installer, base.RECIPE if lock.suite else None])
-
-
-def _record_file(lock: Lock, text: str) -> Path:
-    return settings.state_folder("builds") / f"{recipe(lock, text)}.json"
+    uv = importlib.metadata.version("uv")
+    return canonical_digest([lock.id, text, installer, uv, base.recipe() if lock.suite else None])
 
 
 def _read(file: Path) -> Record | None:
@@ -134,12 +143,17 @@ def build(
         if done.code:
             _blame_files(lock)
             raise _failed(lock, done.stderr)
-        image_id = json.loads(metadata.read_text(encoding="utf-8"))["containerimage.config.digest"]
+        image_id = json.loads(metadata.read_text(encoding="utf-8")).get("containerimage.config.digest")
     image = engine.find(tag)
     if image is None or image.id != image_id:
-        raise EngineError(f"{tag} is not the image that was just built ({image_id}): somebody moved the tag meanwhile")
+        raise EngineError(
+            f"{tag} is not the image that was just built ({image_id}): somebody moved the tag meanwhile, or this "
+            "buildx does not tell an image's id",
+            hint="run the same command again; buildx 0.10 or newer is needed",
+        )
     record = Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, f"docker {engine.version}")
-    store.write_atomically(_record_file(lock, text), json.dumps(asdict(record), indent=1))
+    file = settings.state_folder("builds") / f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
+    store.write_atomically(file, json.dumps(asdict(record), indent=1))
     return image
 
 
@@ -152,8 +166,9 @@ def _context(lock: Lock, name: str) -> Path:
     _link(wheels.uv_binary(), folder / "bin" / "uv")
     shutil.copy2(dockerfile.INSTALLER, folder / "bin" / "install")
     if lock.suite:
-        _link(base.tar_file(lock), folder / "base.tar")
+        _link(base.checked(lock), folder / "base.tar")
     for deb in lock.apt:
+        store.debs().check(deb.sha256, deb.file)  # uv checks the wheels in the build, nobody these
         _link(store.debs().path(deb.sha256, deb.file), folder / "debs" / deb.file)
     for locked in lock.wheels:
         wheel = locked.wheel
@@ -166,7 +181,9 @@ def _context(lock: Lock, name: str) -> Path:
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+            raise
         shutil.copy2(source, target)
 
 
@@ -175,14 +192,8 @@ def _blame_files(lock: Lock) -> None:
     wheel_files = [(store.wheels(), w.wheel.sha256, w.wheel.file) for w in lock.wheels]
     deb_files = [(store.debs(), deb.sha256, deb.file) for deb in lock.apt]
     for place, sha256, name in (*wheel_files, *deb_files):
-        path = place.path(sha256, name)
-        found = store.digest(path)
-        if found != sha256:
-            path.unlink()
-            raise HashMismatch(
-                f"{name} was damaged on this disk: sha256 {found}, locked {sha256}",
-                hint="it was removed and will be fetched again: run the same command once more",
-            )
+        if place.holds(sha256, name):
+            place.check(sha256, name)
 
 
 # What BuildKit says when it cannot get the base image, before any step has run.

@@ -57,7 +57,7 @@ class Engine:
             self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=120)
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineError(f"no Docker Engine answers at {self.host}", hint=_START) from error
+            raise EngineError(f"no Docker Engine answers at {self.host}", hint=f"{error}\n{_START}") from error
         self.version: str = version.get("Version", "")
         self.platform = f"{version.get('Os')}/{version.get('Arch')}"
         if _numbers(self.version) < MINIMUM:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild import settings
 from envbuild.image import base
+from envbuild.image.build import records, repository
 from envbuild.image.engine import Engine
 from envbuild.plan.lock import Lock
 
+_DAY = 24 * 3600
 PREFIX = "envbuild/"
 KEPT_TAG = "verified"
 LOCK_LABEL = "io.envbuild.lock"
@@ -26,16 +29,19 @@ class Removable:
     bytes: int
 
 
-def images(engine: Engine, current: Iterable[Lock]) -> Iterator[Removable]:
-    """Images of ours that are neither verified, nor in use by a container, nor those of a current lock."""
+def images(engine: Engine, names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
+    """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock."""
+    repositories = {repository(name) for name in names}
+    made = {record.handle for record in records()}
     keep_tags = {lock.short for lock in current} | {KEPT_TAG}
     listed = engine.images(PREFIX)
     kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == KEPT_TAG} | engine.used()
     for tag, handle, size in listed:
-        if handle not in kept and tag.rpartition(":")[2] not in keep_tags:
+        mine = tag.rpartition(":")[0] in repositories
+        if mine and handle not in kept and tag.rpartition(":")[2] not in keep_tags:
             yield Removable("image", tag, size)
     for name, handle, size in engine.untagged(LOCK_LABEL):
-        if handle not in kept:
+        if handle in made and handle not in kept:  # a child image inherits the label, and is not ours
             yield Removable("image", name, size)
 
 
@@ -44,10 +50,11 @@ def caches(current: Iterable[Lock]) -> Iterator[Removable]:
     locks = list(current)
     wheels = {locked.wheel.sha256 for lock in locks for locked in lock.wheels}
     debs = {deb.sha256 for lock in locks for deb in (*lock.base, *lock.apt)}
-    bases = {base.tar_file(lock).name for lock in locks if lock.suite}
+    bases = {base.tar_file(lock).with_suffix(end).name for lock in locks if lock.suite for end in (".tar", ".sha256")}
     for kind, wanted in (("wheels", wheels), ("debs", debs), ("bases", bases), ("contexts", set[str]())):
         for path in sorted(settings.cache_folder(kind).iterdir()):
-            if path.name not in wanted:
+            # what begins with a dot is on its way in, unless it is old
+            if path.name not in wanted and (not path.name.startswith(".") or time.time() - path.stat().st_mtime > _DAY):
                 yield Removable(kind, str(path), _size(path))
 
 

@@ -202,21 +202,39 @@ def fetch(debs: Sequence[Deb], suite: str, store: Store, timestamp: str | None) 
 
 
 # What apt says of a file that an archive no longer has, or has another one under its name.
-_GONE = ("404", "File not found", "Hash Sum mismatch")
+_GONE = re.compile(r"(404  Not Found.*|File not found.*|Hash Sum mismatch)$")
+_SUMMARY = "E: Download Failed"
+
+
+def _without_credentials(root: str, netrc: Path) -> str:
+    """The root's address without user and password, which go into a file for apt: a command line is everybody's."""
+    parts = urllib.parse.urlsplit(root)
+    if not parts.username:
+        return root
+    host = parts.netloc.rpartition("@")[2]
+    netrc.touch(mode=0o600)
+    netrc.write_text(f"machine {parts.scheme}://{host}\nlogin {parts.username}\npassword {parts.password or ''}\n")
+    return urllib.parse.urlunsplit(parts._replace(netloc=host))
 
 
 def _from_root(root: str, debs: Sequence[Deb], store: Store) -> list[Deb]:
     """The packages that this root did not give."""
     with store.incoming() as folder:
         arguments: list[str] = []
+        netrc = folder / "auth.conf"
+        open_root = _without_credentials(root, netrc)
         for deb in debs:
-            address = f"{root}/{urllib.parse.quote(deb.path)}"
+            address = f"{open_root}/{urllib.parse.quote(deb.path)}"
             arguments += [address, str(folder / deb.sha256), f"SHA256:{deb.sha256}"]
-        done = run([_HELPER, "-o", "Acquire::Retries=3", "download-file", *arguments], env={"LC_ALL": "C"})
-        failures = [line for line in done.stderr.splitlines() if line.startswith("E: Failed to fetch")]
-        silent = [line for line in failures if not any(reason in line for reason in _GONE)]
-        if silent:
-            raise NetworkError(f"{root} does not answer", hint=silent[0].removeprefix("E: "))
+        own = ["-o", f"Dir::Etc::netrc={netrc}"] if netrc.is_file() else []  # else apt's own stays in force
+        done = run(
+            [_HELPER, "-o", "Acquire::Retries=3", *own, "download-file", *arguments], env={"LC_ALL": "C"}, timeout=3600
+        )
+        failures = [line for line in done.stderr.splitlines() if line.startswith("E: ") and line != _SUMMARY]
+        other = [line for line in failures if not _GONE.search(line)]
+        if done.code and (other or not failures):
+            said = other[0] if other else done.stderr.strip()[-300:]
+            raise NetworkError(f"{open_root} does not give its packages", hint=said.removeprefix("E: "))
         for deb in debs:
             if (folder / deb.sha256).is_file():
                 store.put(folder / deb.sha256, deb.sha256, deb.file)

@@ -81,7 +81,7 @@ def parse(text: str, name: str, error: type[EnvbuildError] = ProfileError) -> Do
     except yaml.YAMLError as problem:
         raise error(f"{name} is not valid YAML", faults=[Fault(str(problem).splitlines()[0], name)]) from problem
     if not isinstance(node, yaml.MappingNode):
-        raise error(f"{name} is not a mapping of keys to values", hint="start from: envbuild show --help")
+        raise error(f"{name} is not a mapping of keys to values", hint="it must hold `key: value` lines")
     document = Document(name, {})
     faults: list[Fault] = []
     document.data = _value(node, (), document, faults)

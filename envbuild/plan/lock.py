@@ -171,7 +171,7 @@ def read(file: Path) -> Lock | None:
     return lock
 
 
-_AGAIN = "remove the file and run: envbuild lock"
+_AGAIN = "bring back the committed file (git checkout), or remove it to pin everything anew: envbuild lock NAME"
 
 
 def _lock(parsed: _File) -> Lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
 from packaging.utils import canonicalize_name
@@ -72,9 +73,9 @@ def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
     known = {BASE, EVERYTHING, *(previous.versions if previous else ())}
     unknown = sorted(name for name in upgrade if canonicalize_name(name) not in known and name != EVERYTHING)
     if unknown and previous is not None:
-        raise UsageError(
-            f"not in the lock, so nothing to upgrade: {', '.join(unknown)}", hint=f"locked: {', '.join(sorted(known))}"
-        )
+        near = difflib.get_close_matches(unknown[0], known - {EVERYTHING}, 1)
+        hint = f"did you mean {near[0]}?" if near else "write the profile first: envbuild lock cpu --upgrade numpy"
+        raise UsageError(f"not in the lock, so nothing to upgrade: {', '.join(unknown)}", hint=hint)
 
 
 def _debs(

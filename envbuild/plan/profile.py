@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -171,8 +171,17 @@ def _folders() -> Iterator[Path]:
 
 def names() -> list[str]:
     """Every profile that can be named, the shadowed ones once."""
-    found = {file.stem for folder in _folders() for file in folder.glob("*.yaml") if not file.stem.endswith(".lock")}
-    return sorted(found)
+    return _names(_folders())
+
+
+def own_names() -> list[str]:
+    """The profiles of the working folder, for commands that write; all where it has none."""
+    return _names([Path.cwd() / "profiles", Path.cwd() / "profiles" / "projects"]) or names()
+
+
+def _names(folders: Iterable[Path]) -> list[str]:
+    files = {file.stem for folder in folders for file in folder.glob("*.yaml")}
+    return sorted(name for name in files if not name.endswith(".lock"))
 
 
 def find(name: str, beside: Path | None = None) -> Path:

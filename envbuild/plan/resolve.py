@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import Fault, ProfileError
-from envbuild.plan import facts
+from envbuild.plan import facts, probes
 from envbuild.plan.document import Place
 from envbuild.plan.profile import Profile, Source
 
@@ -27,6 +28,8 @@ ENVIRONMENT = {
     "USER": "envbuild",
     "VIRTUAL_ENV": VENV,
 }
+# A base image may have set these for itself.
+_UNSET = {"PYTHONHOME": "", "PYTHONPATH": ""}
 # pip lives in the environment, so that a child image's `RUN pip install` works.
 TOOLS = ("pip",)
 
@@ -88,10 +91,13 @@ def resolve(source: Source) -> Plan:
         apt=tuple(sorted(set(profile.apt))),
         core=(*TOOLS, f"torch=={profile.torch}"),
         packages=tuple(profile.packages),
-        environment=dict(sorted({**ENVIRONMENT, **profile.env}.items())),
+        environment=dict(sorted({**ENVIRONMENT, **({} if suite else _UNSET), **profile.env}.items())),
         reasons=_reasons(source, suite),
         places=_places(source),
     )
+
+
+_PYTHONS_OWN = {"PYTHONPATH", "PYTHONHOME"}
 
 
 def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None) -> list[Fault]:
@@ -100,6 +106,16 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
     if suite and suite.python != profile.python:
         fits = ", ".join(f"{s.name} {s.python}" for s in facts.suites().values())
         found.append(where(("python",), f"{suite.name} carries Python {suite.python}, not {profile.python} ({fits})"))
+    for index, name in enumerate(profile.selftest.require):
+        probe = probes.known().get(name)
+        if probe is None:
+            near = difflib.get_close_matches(name, probes.known(), 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(probes.known())}"
+            found.append(where(("selftest", "require", index), f"there is no probe {name!r} ({hint})"))
+        elif probe.needs == "cuda":
+            found.append(where(("selftest", "require", index), f"{name} needs a GPU; this profile is for the CPU"))
+    for name in _PYTHONS_OWN & set(profile.env):
+        found.append(where(("env", name), "this would put other packages before those that are locked and tested"))
     if profile.apt and not suite:
         found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))
     return found

@@ -47,6 +47,17 @@ class Store:
         file.replace(target)
         return target
 
+    def check(self, sha256: str, name: str) -> None:
+        """Raises HashMismatch if a stored file is no longer what was put there; it is removed."""
+        path = self.path(sha256, name)
+        found = digest(path)
+        if found != sha256:
+            path.unlink()
+            raise HashMismatch(
+                f"{name} was damaged on this disk: sha256 {found}, locked {sha256}",
+                hint="it was removed and will be fetched again: run the same command once more",
+            )
+
 
 def wheels() -> Store:
     return Store(settings.cache_folder("wheels"))

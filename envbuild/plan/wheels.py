@@ -8,7 +8,7 @@ import tempfile
 import threading
 import tomllib
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,8 +121,10 @@ def _refused(requirements: Sequence[str], done: Completed) -> ProfileError | Net
     return ProfileError("the packages cannot be resolved together", hint=cause[:1200])
 
 
-def locate(versions: Mapping[str, str], python: str, glibc: str) -> dict[Wheel, str]:
-    """The wheel file of each pinned version that fits the image, and the address it has right now.
+def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collection[str] = ()) -> dict[Wheel, str]:
+    """The wheel file of each pinned version that fits the image best, and the address it has right now.
+
+    A file whose sha256 is in `locked` is taken before a better one: an index may get more files for a version.
 
     Raises ProfileError for a version without a fitting wheel, NetworkError if an index does not answer.
     """
@@ -133,7 +135,9 @@ def locate(versions: Mapping[str, str], python: str, glibc: str) -> dict[Wheel, 
     supported = tags(python, glibc)
     found: dict[Wheel, str] = {}
     for package in tomllib.loads(done.stdout)["packages"]:
-        best = _best(package.get("wheels", []), supported)
+        offered = package.get("wheels", [])
+        same = [wheel for wheel in offered if wheel.get("hashes", {}).get("sha256") in locked]
+        best = _best(same or offered, supported)
         if best is None:
             raise ProfileError(
                 f"{package['name']} {package['version']} has no wheel for Python {python}, glibc {glibc}, x86_64",
@@ -192,7 +196,10 @@ def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
         if local:
             return local.stat().st_size
         answer = _ask(session, "HEAD", address)
-        return int(answer.headers.get("Content-Length", 0))
+        length = answer.headers.get("Content-Length", "")
+        if not length.isdigit():
+            raise NetworkError(f"the index does not say how long {_file_name(address)} is")
+        return int(length)
 
     with ThreadPoolExecutor(index.PARALLEL) as pool:
         return dict(zip(addresses, pool.map(size, addresses.items()), strict=True))
@@ -206,8 +213,8 @@ def fetch(wheels: Sequence[Wheel], python: str, glibc: str, store: Store, progre
     missing = [wheel for wheel in wheels if not store.holds(wheel.sha256, wheel.file)]
     if not missing:
         return 0
-    addresses = {wheel.file: address for wheel, address in locate(
-        {wheel.name: wheel.version for wheel in missing}, python, glibc).items()}  # fmt: skip
+    found = locate({w.name: w.version for w in missing}, python, glibc, {w.sha256 for w in missing})
+    addresses = {wheel.file: address for wheel, address in found.items()}
     gone = [wheel.file for wheel in missing if wheel.file not in addresses]
     if gone:
         raise NetworkError(f"the configured indexes no longer have {', '.join(gone)}", hint="lock again")

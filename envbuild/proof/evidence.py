@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from envbuild import settings
 from envbuild.image.engine import Image
 from envbuild.plan import facts
-from envbuild.plan.lock import Lock
 from envbuild.plan.store import write_atomically
 from envbuild.proof.job import TestRun, selftest_id
 
@@ -38,6 +37,8 @@ class _Part(BaseModel):
 class _Selftest(_Part):
     id: str
     level: Literal["quick", "standard", "full"]
+    require: list[str]
+    settings: dict[str, bool]
 
 
 class _Result(_Part):
@@ -47,10 +48,12 @@ class _Result(_Part):
 
 class _Record(_Part):
     version: Literal[1]
+    profile: str
     lock: str
     finished: Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
     seconds: float
     selftest: _Selftest
+    before: list[str]
     results: list[_Result]
     errors: list[str]
 
@@ -59,34 +62,46 @@ class _Record(_Part):
 class Proof:
     """What the evidence says of one GPU model ("cpu" where the profile names none).
 
-    `state`: proved, stale (the evidence is for another self-test or level, or lacks a probe), or missing.
+    `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or says no), or missing.
+    `failed`: the self-test said no, and nothing since then said yes.
     """
 
     model: str
     state: str
     evidence: Path | None
     reason: str
+    failed: bool = False
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What counts as a proof: this lock, these probes, this level or a higher one."""
+    """What counts as a proof: this lock, these probes, this level or a higher one, these settings of torch."""
 
+    profile: str
     lock: str
     level: str
     require: tuple[str, ...]
+    settings: Mapping[str, bool]
 
 
-def run_record(
-    name: str, image: Image, lock: Lock, run: TestRun, level: str, engine: str, finished: datetime.datetime
-) -> dict[str, Any]:
-    """Everything that was measured, in one document; named by the sha256 of its bytes."""
+def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished: datetime.datetime) -> dict[str, Any]:
+    """Everything that was measured, in one document; named by the sha256 of its bytes.
+
+    `before`: the records of this image that were there already. A later pass outweighs a failure that it names there;
+    no clock decides.
+    """
     return {
         "version": 1,
-        "profile": name,
+        "profile": wanted.profile,
         "image": {"id": image.id, "layers": list(image.layers)},
-        "lock": lock.id,
-        "selftest": {"id": selftest_id(), "level": level},
+        "lock": wanted.lock,
+        "selftest": {
+            "id": selftest_id(),
+            "level": wanted.level,
+            "require": list(wanted.require),
+            "settings": dict(wanted.settings),
+        },
+        "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
         "gpu": None,
         "engine": engine,
         "finished": finished.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -105,13 +120,14 @@ def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
         status: [f"{model}/{result['probe']}" for result in record["results"] if result["status"] == status]
         for status in ("passed", "failed")
     }
-    failed = bool(named["failed"] or record["errors"] or not named["passed"])
+    missing = [name for name in record["selftest"]["require"] if f"{model}/{name}" not in named["passed"]]
+    result = "FAILED" if failures(record) else "WARNED" if missing else "PASSED"
     return {
         "_type": STATEMENT,
         "subject": [{"name": f"envbuild/{record['profile']}", "digest": {"sha256": _hex(record["image"]["id"])}}],
         "predicateType": TEST_RESULT,
         "predicate": {
-            "result": "FAILED" if failed else "PASSED",
+            "result": result,
             "configuration": [
                 {"name": "lock", "digest": {"sha256": _hex(record["lock"])}},
                 {"name": "selftest", "digest": {"sha256": _hex(record["selftest"]["id"])}},
@@ -155,30 +171,56 @@ def _hex(digest: str) -> str:
 
 def prove(image_id: str, wanted: Wanted, models: Sequence[str] = (CPU,)) -> list[Proof]:
     """For each model the newest evidence that counts, else the newest with the reason why it does not."""
-    found = [(path, record) for path in _folder(image_id).glob("*.statement.json") if (record := _read(path, image_id))]
-    found.sort(key=lambda item: item[1]["finished"], reverse=True)
+    found = _all(image_id)
     return [_best(model, wanted, found) for model in models]
 
 
-def ever_passed(image_id: str) -> bool:
-    """Whether any evidence, for whatever lock or self-test, says that this image passed."""
-    found = [_read(path, image_id) for path in _folder(image_id).glob("*.statement.json")]
-    return any(record is not None and not _failed(record) for record in found)
+def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
+    """Whether this image was once proved as profile `name`, for one of `locks`, by whatever self-test."""
+    return any(
+        record["profile"] == name and record["lock"] in locks and _result(record) == "PASSED"
+        for _, record in _all(image_id)
+    )
+
+
+def _all(image_id: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Every whole piece of evidence on an image, the newest first."""
+    paths = _folder(image_id).glob("*.statement.json")
+    found = [(path, record) for path in paths if (record := _read(path, image_id))]
+    return sorted(found, key=lambda item: str(item[1]["finished"]), reverse=True)
+
+
+def _result(record: Mapping[str, Any]) -> str:
+    return str(statement(record, "")["predicate"]["result"])
 
 
 def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+    denials = {_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
     stale = None
     for path, record in found:
         reason = _objection(record, wanted)
-        if reason is None:
+        later = [denials[digest] for digest in denials if digest not in record["before"]]
+        if reason is None and not later:
             return Proof(model, "proved", path, f"proved {record['finished']}")
-        stale = stale or Proof(model, "stale", path, reason)
-        if _failed(record):
-            break  # what passed before it no longer counts
+        if reason is None:
+            path, said = later[0]
+            return Proof(model, "stale", path, f"the self-test failed since: {', '.join(said)}", failed=True)
+        stale = stale or Proof(model, "stale", path, reason, failed=bool(failures(record)))
     return stale or Proof(model, "missing", None, "never proved")
 
 
-def _failed(record: Mapping[str, Any]) -> list[str]:
+def _denial(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
+    """What speaks against the image: probes that failed, whoever ran them; faults of a run only for its own profile."""
+    if record["profile"] == wanted.profile:
+        return failures(record)
+    return [result["probe"] for result in record["results"] if result["status"] == "failed"]
+
+
+def _digest(statement_file: Path) -> str:
+    return statement_file.name.partition(".")[0]
+
+
+def failures(record: Mapping[str, Any]) -> list[str]:
     """The probes that failed, and the faults of the run; that nothing passed is one."""
     failed = [result["probe"] for result in record["results"] if result["status"] == "failed"]
     passed = any(result["status"] == "passed" for result in record["results"])
@@ -189,10 +231,12 @@ def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
     """Why this evidence does not count, None if it does."""
     if record["lock"] != wanted.lock:
         return "proved for another lock"
-    if failed := _failed(record):
+    if failed := failures(record):
         return f"the self-test failed: {', '.join(failed)}"
     if record["selftest"]["id"] not in {selftest_id(), *facts.released_selftests()}:
         return "proved by an older self-test"
+    if record["selftest"]["settings"] != dict(wanted.settings):
+        return "proved with other settings of torch"
     if _LEVELS.index(record["selftest"]["level"]) < _LEVELS.index(wanted.level):
         return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
     passed = {result["probe"] for result in record["results"] if result["status"] == "passed"}

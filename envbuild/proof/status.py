@@ -17,7 +17,7 @@ VERIFIED = "verified"
 
 @dataclass(frozen=True)
 class Status:
-    """`state`: verified, unproved, out-of-date, missing or tampered; `reasons` say why, each with what to do."""
+    """`state`: verified, unproved, failed, out-of-date, missing or tampered; `reasons` say why."""
 
     name: str
     state: str
@@ -42,57 +42,49 @@ def proofs_document(proofs: tuple[Proof, ...]) -> list[dict[str, Any]]:
     return [{"model": p.model, "state": p.state, "evidence": str(p.evidence) if p.evidence else None} for p in proofs]
 
 
-def wanted(profile: Profile, lock: Lock) -> Wanted:
-    return Wanted(lock.id, profile.selftest.level, profile.selftest.require)
-
-
-def built(engine: Engine, lock: Lock, text: str) -> Image | None:
-    """The image that was built from this lock and Dockerfile, if the engine still has it."""
-    record = build.recorded(lock, text)
-    image = engine.find(record.handle) if record else None
-    return image if record and image and image.id == record.image else None
+def wanted(name: str, profile: Profile, lock: Lock) -> Wanted:
+    selftest = profile.selftest
+    return Wanted(name, lock.id, selftest.level, selftest.require, {"allow_tf32": selftest.allow_tf32})
 
 
 def compute(engine: Engine, name: str, profile: Profile, lock: Lock | None, stale: list[str], text: str) -> Status:
     """`stale`: the parts of the lock that no longer fit the profile; `text`: the Dockerfile of the lock."""
     repository = build.repository(name)
     tags = engine.tags(repository)
-    if lock is None:
-        return _nothing(name, None, "never locked; run: envbuild make " + name, engine, tags)
-    image = built(engine, lock, text)
-    if image is None:
-        return _nothing(name, lock.id, f"not built for its lock; run: envbuild make {name}", engine, tags)
-    proofs = tuple(evidence.prove(image.id, wanted(profile, lock)))
-    names = tuple(f"{repository}:{tag}" for tag, handle in sorted(tags.items()) if handle == image.handle)
+    image = build.built(engine, lock, text) if lock else None
+    proofs = tuple(evidence.prove(image.id, wanted(name, profile, lock))) if lock and image else ()
     reasons = [f"{part} changed in the profile since it was locked" for part in stale]
-    state = "out-of-date" if stale else VERIFIED
-    for proof in proofs:
-        if proof.state != "proved":
-            reasons.append(f"{proof.model}: {proof.reason}")
-            state = "out-of-date" if stale or proof.state == "stale" else "unproved"
-    tag = _tag(engine, tags, image, proofs)
-    if tag == _BY_HAND:
-        state = "tampered"
-    elif tag and state == VERIFIED:
-        state = "unproved"
-    return Status(name, state, (*reasons, *([tag] if tag else [])), lock.id, image, names, proofs)
+    reasons += [f"{proof.model}: {proof.reason}" for proof in proofs if proof.state != "proved"]
+    if image is None:
+        state = "missing"
+        reasons.append(f"{'not built for its lock' if lock else 'never locked'}; run: envbuild make {name}")
+    elif any(proof.failed for proof in proofs):
+        state = "failed"
+    elif stale or any(proof.state == "stale" for proof in proofs):
+        state = "out-of-date"
+    else:
+        state = "unproved" if reasons else VERIFIED
+    tag = _tag(engine, name, tags, image, proved=state == VERIFIED)
+    if tag:
+        reasons.append(tag)
+        state = "tampered" if tag == _BY_HAND else "unproved" if state == VERIFIED else state
+    names = tuple(f"{repository}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
+    return Status(name, state, tuple(reasons), lock.id if lock else None, image, names, proofs)
 
 
-_BY_HAND = "the tag verified was moved by hand to an image that never passed"
+_BY_HAND = (
+    "the tag verified was moved by hand: there is no evidence here that its image was ever proved for this profile"
+)
 
 
-def _tag(engine: Engine, tags: dict[str, str], image: Image, proofs: tuple[Proof, ...]) -> str | None:
+def _tag(engine: Engine, name: str, tags: dict[str, str], image: Image | None, proved: bool) -> str | None:
     """What is wrong with the tag `verified`, None if it is what the evidence says."""
     handle = tags.get(VERIFIED)
-    proved = all(proof.state == "proved" for proof in proofs)
     if handle is None:
         return "the tag verified is missing" if proved else None
-    tagged = image if handle == image.handle else engine.find(handle)
-    # An image that passed in its time keeps the tag until its successor is proved.
-    if tagged is None or not evidence.ever_passed(tagged.id):
+    tagged = image if image and handle == image.handle else engine.find(handle)
+    locks = {record.lock for record in build.records(tagged.id)} if tagged else set()
+    # An image that was proved in its time keeps the tag until its successor is.
+    if tagged is None or not evidence.ever_proved(tagged.id, name, locks):
         return _BY_HAND
-    return "the tag verified names an earlier image" if proved and handle != image.handle else None
-
-
-def _nothing(name: str, lock: str | None, reason: str, engine: Engine, tags: dict[str, str]) -> Status:
-    return Status(name, "missing", (reason,), lock, None, (), ())
+    return "the tag verified names an earlier image" if proved and tagged != image else None

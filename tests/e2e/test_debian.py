@@ -50,7 +50,6 @@ def aged(quick: Proved, scratch: Path) -> Aged:
     return Aged(project, here.name, then, file, found.made)
 
 
-@pytest.mark.xfail(strict=True, reason="`made` moves with every part that is locked again, though the base stays")
 def test_made_tells_when_the_packages_were_locked(quick: Proved) -> None:
     """A snapshot archive is asked for that time; later it may no longer have them."""
     before = lock.read(CHECKOUT / "profiles" / "cpu.lock.yaml")

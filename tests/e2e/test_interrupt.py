@@ -30,8 +30,13 @@ def files(here: Proved) -> dict[Path, bytes]:
 
 def interrupt(running: Running, after: str | None) -> Result:
     """Interrupt make, whose last finished step is `after`, and see that it left nothing."""
-    steps = [line.split("  ")[1] for line in running.stderr.splitlines() if line.startswith("  ") and line[2] != " "]
-    assert (steps[-1] if steps else None) == after
+
+    def finished() -> list[str]:
+        lines = running.stderr.splitlines(keepends=True)
+        return [line.split("  ")[1] for line in lines if line.startswith("  ") and line[2] != " " and line[-1] == "\n"]
+
+    # what it wrote just before it stopped may be on its way still
+    until(f"{after} as the last finished step", lambda: finished()[-1:] == ([after] if after else []), 5)
     ended = running.interrupt()
     assert ended.code == 130, ended.stderr
     assert ended.error["kind"] == "interrupted"

@@ -151,10 +151,11 @@ def name(private: Project, registry: Registry, run_id: str) -> str:
 
 def test_without_a_login_it_says_so(private: Project, name: str, registry: Registry) -> None:
     done = private.run("build", name, "--json", DOCKER_CONFIG=str(registry.stranger))
-    print(done.stdout)
-    assert done.code in (6, 7)
-    assert registry.host in done.words
+    assert (done.code, done.error["kind"]) == (7, "network")
+    assert registry.base in done.error["message"]
     assert "401" in done.words or "authoriz" in done.words or "authentication" in done.words
+    assert f"docker login {registry.host}" in done.error["hint"]
+    assert [step["name"] for step in done.document["steps"]] == ["load profile", "resolve", "lock", "render"]
 
 
 def test_with_a_login_it_is_made_and_verified(private: Project, name: str, registry: Registry) -> None:

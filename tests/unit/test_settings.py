@@ -33,14 +33,9 @@ def test_a_setting_is_read() -> None:
         "a: [\n",
         "a: !!python/object:os.system x\n",
         b"a: \xff\n",
-        pytest.param("1: x\n", marks=pytest.mark.xfail(strict=True, reason="joining a key that is no text: TypeError")),
-        pytest.param(
-            "debian_mirror: 2024-99-99\n",
-            marks=pytest.mark.xfail(strict=True, reason="ValueError of a date not caught"),
-        ),
-        pytest.param(
-            "a: " + "[" * 5000, marks=pytest.mark.xfail(strict=True, reason="RecursionError of safe_load not caught")
-        ),
+        "1: x\n",
+        "debian_mirror: 2024-99-99\n",
+        "a: " + "[" * 600,  # deeper than Python goes
     ],
 )
 def test_a_file_at_fault_is_named(text: str | bytes) -> None:

@@ -155,13 +155,20 @@ def sweep(engine: Engine) -> int:
 
 
 def _owner() -> str:
-    """host:pid:start, the start of the process in ticks since boot: a pid alone may be another's by now."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+    """place:pid:start, the start of the process in ticks since boot: a pid alone may be another's by now."""
+    return f"{_place()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def _place() -> str:
+    """Where a pid means this process: the machine, and in a container its own pid namespace. A boot ends both."""
+    machine = Path("/etc/machine-id")
+    known = machine.read_text(encoding="ascii").strip() if machine.is_file() else ""
+    return f"{socket.gethostname()}/{known}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _abandoned(owner: str) -> bool:
-    host, pid, started = [*owner.rsplit(":", 2), "", ""][:3]
-    if host != socket.gethostname() or not pid.isdigit():
+    place, pid, started = [*owner.rsplit(":", 2), "", ""][:3]
+    if place != _place() or not pid.isdigit():
         return False  # another machine's, which we cannot ask
     return _started(int(pid)) != started
 

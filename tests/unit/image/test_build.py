@@ -7,20 +7,23 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from envbuild import settings
-from envbuild.errors import BuildError, DiskError, EngineError
+from envbuild.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.plan import store, wheels
+from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock
+from envbuild.plan.wheels import Wheel
 from envbuild.process import Completed
-from unit.support import PROFILE, image_of, lock_for, plan_of
+from unit.support import PROFILE, image_of, lock_for, plan_of, sha
 
 IMAGE = image_of()
+T = TypeVar("T", Wheel, Deb)
 
 
 class FakeEngine:
@@ -60,15 +63,31 @@ class Builder:
 
 @pytest.fixture
 def locked(project: Path) -> Lock:
-    """A lock of which everything is in the stores."""
-    made = lock_for(plan_of(project, PROFILE))
-    for found, items in ((store.wheels(), [w.wheel for w in made.wheels]), (store.debs(), [*made.base, *made.apt])):
-        for item in items:
-            path = found.path(item.sha256, item.file)
-            path.parent.mkdir(parents=True)
-            path.write_text(item.name, encoding="utf-8")
+    """A lock of which everything is in the stores, whole: each file holds its own name."""
+    plain = lock_for(plan_of(project, PROFILE))
+    made = dataclasses.replace(
+        plain,
+        wheels=tuple(dataclasses.replace(w, wheel=whole(w.wheel)) for w in plain.wheels),
+        base=tuple(map(whole, plain.base)),
+        apt=tuple(map(whole, plain.apt)),
+    )
+    for path, item in [*wheel_files(made), *deb_files(made)]:
+        path.parent.mkdir(parents=True)
+        path.write_text(item.name, encoding="utf-8")
     base.tar_file(made).write_text("base", encoding="utf-8")
     return made
+
+
+def whole(item: T) -> T:
+    return dataclasses.replace(item, sha256=sha(item.name))
+
+
+def wheel_files(made: Lock) -> list[tuple[Path, Wheel]]:
+    return [(store.wheels().path(w.wheel.sha256, w.wheel.file), w.wheel) for w in made.wheels]
+
+
+def deb_files(made: Lock) -> list[tuple[Path, Deb]]:
+    return [(store.debs().path(deb.sha256, deb.file), deb) for deb in (*made.base, *made.apt)]
 
 
 @pytest.fixture
@@ -151,6 +170,88 @@ def test_a_failed_build_says_why_and_leaves_no_record(
     assert (caught.value.code, caught.value.kind) == (6, kind)
     assert words in str(caught.value.hint)
     assert list(build.records()) == []
+
+
+@pytest.mark.parametrize("kind", ["wheel", "deb"])
+def test_a_failed_build_names_a_file_that_changed_on_disk_and_removes_it(
+    locked: Lock, builder: Builder, kind: str
+) -> None:
+    builder.answer = Completed(1, "", "#9 ERROR: process did not complete successfully: exit code: 1")
+    path, item = (wheel_files(locked) if kind == "wheel" else deb_files(locked))[-1]
+    path.write_text("spoiled", encoding="utf-8")
+    with pytest.raises(HashMismatch) as caught:
+        built(locked)
+    assert (caught.value.code, caught.value.kind) == (3, "hash")
+    assert item.file in caught.value.message
+    assert item.sha256 in caught.value.message and sha("spoiled") in caught.value.message
+    assert "fetched again" in str(caught.value.hint)
+    assert not path.exists()
+    assert all(other.exists() for other, _ in [*wheel_files(locked), *deb_files(locked)] if other != path)
+    assert list(build.records()) == []
+
+
+@pytest.mark.xfail(strict=True, reason="_blame_files: FileNotFoundError hides why the build failed")
+def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: Builder) -> None:
+    """As another envbuild's prune leaves it."""
+    builder.answer = Completed(1, "", "#9 ERROR: exit code: 1")
+    original = builder.__call__
+
+    def pruned(*arguments: Any, **options: Any) -> Completed:
+        wheel_files(locked)[0][0].unlink()
+        return original(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "run", pruned)
+        with pytest.raises(BuildError) as caught:
+            built(locked)
+    assert "exit code: 1" in str(caught.value.hint)
+
+
+def test_files_are_not_read_again_where_the_build_went_well(locked: Lock, builder: Builder) -> None:
+    path, _ = wheel_files(locked)[0]
+    path.write_text("spoiled", encoding="utf-8")  # the installer in the image refuses it
+    assert built(locked) == IMAGE
+
+
+SOLVE = "ERROR: failed to solve: "
+HOST = "registry.example:5000"
+
+
+def on_image(locked: Lock) -> Lock:
+    return dataclasses.replace(locked, suite=None, image=f"{HOST}/debian@sha256:{'a' * 64}", base=(), apt=())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"{HOST}/debian@sha256:aa: failed to resolve source metadata for {HOST}/debian@sha256:aa: not found",
+        f"{HOST}/debian@sha256:aa: failed to authorize: failed to fetch oauth token: 401 Unauthorized",
+        "pull access denied, repository does not exist or may require authorization",
+        f'failed to do request: Head "https://{HOST}/v2/debian": tls: failed to verify certificate',
+    ],
+)
+def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(locked: Lock, builder: Builder, said: str) -> None:
+    builder.answer = Completed(1, "", f"#2 [internal] load metadata\n#2 ERROR: {said}\n{SOLVE}{said}\n")
+    on_base = on_image(locked)
+    with pytest.raises(NetworkError) as caught:
+        built(on_base)
+    assert (caught.value.code, caught.value.kind) == (7, "network")
+    assert str(on_base.image) in caught.value.message
+    assert str(caught.value.hint).splitlines()[0] == said
+    assert f"docker login {HOST};" in str(caught.value.hint)
+    assert list(build.records()) == []
+
+
+def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: Builder) -> None:
+    builder.answer = Completed(1, "", f"{SOLVE}failed to authorize")
+    with pytest.raises(BuildError):
+        built(locked)
+
+
+def test_on_an_image_other_failures_are_the_builds(locked: Lock, builder: Builder) -> None:
+    builder.answer = Completed(1, "", "#9 ERROR: process did not complete successfully: exit code: 1")
+    with pytest.raises(BuildError, match="build failed"):
+        built(on_image(locked))
 
 
 @pytest.mark.parametrize("held", [None, image_of("another")])

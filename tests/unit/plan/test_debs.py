@@ -121,9 +121,6 @@ def test_a_sites_mirror_comes_before_apts(apt: Apt) -> None:
     assert apt.asked == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="debs.archives starts apt first, and its ProcessMissing has no hint; only _update adds it"
-)
 def test_without_apt_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> Completed:
         raise ProcessMissing("apt-get is not installed or not on PATH")

@@ -47,7 +47,6 @@ def test_a_fault_names_file_and_line(text: str, line: int, words: str) -> None:
     assert words in str(error.faults[0])
 
 
-@pytest.mark.xfail(strict=True, reason="PyYAML raises KeyError or IndexError; document._value catches ValueError only")
 @pytest.mark.parametrize("text", ["a: !!bool maybe\n", "a: !!int ''\n", "a: !!float ''\n"])
 def test_a_value_that_does_not_fit_its_tag_is_a_fault(text: str) -> None:
     assert refused(text).faults

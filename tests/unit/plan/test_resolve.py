@@ -92,9 +92,6 @@ def test_a_wish_belongs_to_one_part(project: Path, change: dict[str, Any], parts
     assert {part for part in before if before[part] != after[part]} == parts
 
 
-@pytest.mark.xfail(
-    strict=True, reason="resolve._reasons parses Debian packages as Python requirements: InvalidRequirement"
-)
 @pytest.mark.parametrize("name", ["g++", "libstdc++-14-dev", "libsigc++-2.0-0v5"])
 def test_a_debian_package_may_have_a_plus_in_its_name(project: Path, name: str) -> None:
     assert plan_of(project, {**PROFILE, "apt": [name]}).apt == (name,)

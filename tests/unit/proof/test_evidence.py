@@ -86,18 +86,15 @@ def test_of_a_run_with_a_fault_nothing_passed(locked: Lock) -> None:
     assert (predicate["result"], predicate["passedTests"]) == ("FAILED", [])
 
 
-@pytest.mark.xfail(strict=True, reason="statement looks for failures only: a run in which all was skipped is PASSED")
 def test_a_run_in_which_nothing_passed_did_not_pass(locked: Lock) -> None:
     run = passed_run(probe("env.libs", "skipped"))
     assert evidence.statement(record_of(locked, run), "d" * 64)["predicate"]["result"] == "FAILED"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="_objection: a run in which all was skipped proves, so the next make says verified"
-)
 def test_a_run_in_which_nothing_passed_proves_nothing(locked: Lock) -> None:
     evidence.save(record_of(locked, passed_run(probe("env.libs", "skipped"))))
-    assert state(locked, require=())[0] != "proved"
+    assert state(locked, require=()) == ("stale", "the self-test failed: no probe passed")
+    assert not evidence.ever_passed(IMAGE.id)
 
 
 # what is on disk
@@ -213,17 +210,23 @@ def test_a_record_that_is_none_is_not_counted(locked: Lock, record: object) -> N
     assert state(locked)[0] == "missing"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="evidence.prove trusts the shape of a record whose statement fits: KeyError and others"
-)
+UNSEEN = pytest.mark.xfail(strict=True, reason="_Record does not look at image: AttributeError in _hex, a traceback")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"finished": None},
         {"selftest": {"id": selftest_id(), "level": "turbo"}},
         {"selftest": {"id": selftest_id()}},
-        {"image": {"id": 5}},
-        {"image": {"id": {"a": "b"}}},
+        {"seconds": None},
+        {"version": 2},
+        {"finished": "2026-11-30T12:00:00+01:00"},
+        {"results": [{"probe": "env.libs"}]},
+        {"results": [{"probe": "env.libs", "status": "PASSED"}]},
+        {"errors": None},
+        {"lock": None},
+        *(pytest.param({"image": {"id": value}}, marks=UNSEEN) for value in (5, {"a": "b"})),
     ],
 )
 def test_a_record_of_another_shape_is_not_counted(locked: Lock, change: dict[str, Any]) -> None:
@@ -307,6 +310,25 @@ def test_a_later_failure_takes_an_earlier_proof_away(locked: Lock) -> None:
     evidence.save(record_of(locked, day=0))
     evidence.save(record_of(locked, failed_run(), day=1))
     assert state(locked) == ("stale", "the self-test failed: gemm.crash")
+
+
+@pytest.mark.parametrize("run", ["failed", "skipped"])
+def test_what_passed_before_a_failure_does_not_count_behind_a_stale_run_either(locked: Lock, run: str) -> None:
+    evidence.save(record_of(locked, day=0))
+    evidence.save(record_of(locked, passed_run(probe("env.libs", run)), day=1))
+    evidence.save(record_of(locked, selftest={"id": f"sha256:{'0' * 64}", "level": "full"}, day=2))
+    assert state(locked) == ("stale", "proved by an older self-test")
+    assert evidence.ever_passed(IMAGE.id)
+
+
+def test_whether_an_image_ever_passed_is_asked_of_whole_evidence_alone(locked: Lock) -> None:
+    assert not evidence.ever_passed(IMAGE.id)
+    evidence.save(record_of(locked, failed_run()))
+    assert not evidence.ever_passed(IMAGE.id)
+    path = evidence.save(record_of(locked, day=1, selftest={"id": f"sha256:{'0' * 64}", "level": "quick"}))
+    assert evidence.ever_passed(IMAGE.id)
+    path.write_text("{", encoding="utf-8")
+    assert not evidence.ever_passed(IMAGE.id)
 
 
 def test_a_proof_after_a_failure_counts(locked: Lock) -> None:
