@@ -77,9 +77,9 @@ def run(
         threading.Thread(target=_drain, args=(child.stderr, err, on_line), daemon=True),
         threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True),
     ]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         code = child.wait(timeout)
         for thread in threads:
             thread.join(_GRACE_SECONDS)  # what the child left in the background may hold the pipes for ever

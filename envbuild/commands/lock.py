@@ -38,7 +38,8 @@ def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_j
             changes = list(locking.differences(before, after)) if after is not before else []
             if after is not before:
                 lock.write(after, source.lock_file, source.name)
-        found.append({"profile": source.name, "lock": after.id, "file": display(source.lock_file), "changes": changes})
+        file = display(source.known_lock)
+        found.append({"profile": source.name, "lock": after.id, "file": file, "changes": changes})
     if stale:
         faults = [Fault(error.message) for error in stale]
         raise OutOfDate(f"{len(stale)} locks do not fit their profiles", hint="run: envbuild lock", faults=faults)

@@ -53,7 +53,7 @@ def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset(
 
 def _made(previous: Lock | None, base: tuple[Deb, ...], apt: tuple[Deb, ...]) -> str:
     """When the Debian packages were locked: the moment that a snapshot archive is asked for."""
-    if previous is not None and (base, apt) == (previous.base, previous.apt):
+    if previous is not None and base == previous.base and set(apt) <= set(previous.apt):
         return previous.made
     return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
 

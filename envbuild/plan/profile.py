@@ -186,11 +186,13 @@ def _names(folders: Iterable[Path]) -> list[str]:
 
 def find(name: str, beside: Path | None = None) -> Path:
     """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
-    if len(name) > 1000:
-        raise ProfileError("the name of a profile is at most 63 characters long")
     if "/" in name or name.endswith((".yaml", ".yml")):
         file = (beside or Path.cwd()) / name
-        if not file.is_file():
+        try:
+            there = file.is_file()
+        except OSError as error:  # longer than any name can be
+            raise ProfileError(f"{name[:60]}... names no file: {error.strerror}") from error
+        if not there:
             raise ProfileError(f"there is no file {name}")
         if not NAME.fullmatch(file.stem):
             raise ProfileError(f"{file.stem!r} cannot name images: use lower case letters, digits and dashes")

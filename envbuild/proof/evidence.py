@@ -46,8 +46,13 @@ class _Result(_Part):
     status: Literal["passed", "failed", "skipped"]
 
 
+class _Image(_Part):
+    id: str
+
+
 class _Record(_Part):
     version: Literal[1]
+    image: _Image
     profile: str
     lock: str
     finished: Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
@@ -196,7 +201,7 @@ def _result(record: Mapping[str, Any]) -> str:
 
 def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
     denials = {_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
-    stale = None
+    denied = stale = None
     for path, record in found:
         reason = _objection(record, wanted)
         later = [denials[digest] for digest in denials if digest not in record["before"]]
@@ -204,9 +209,12 @@ def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]
             return Proof(model, "proved", path, f"proved {record['finished']}")
         if reason is None:
             path, said = later[0]
-            return Proof(model, "stale", path, f"the self-test failed since: {', '.join(said)}", failed=True)
-        stale = stale or Proof(model, "stale", path, reason, failed=bool(failures(record)))
-    return stale or Proof(model, "missing", None, "never proved")
+            denied = denied or Proof(
+                model, "stale", path, f"the self-test failed since: {', '.join(said)}", failed=True
+            )
+        else:
+            stale = stale or Proof(model, "stale", path, reason, failed=bool(failures(record)))
+    return denied or stale or Proof(model, "missing", None, "never proved")
 
 
 def _denial(record: Mapping[str, Any], wanted: Wanted) -> list[str]:

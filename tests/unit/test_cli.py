@@ -150,7 +150,6 @@ def test_a_failure_has_its_exit_code_and_one_document(
     assert all(set(fault) == {"file", "line", "field", "message"} for fault in error["faults"])
 
 
-@pytest.mark.xfail(strict=True, reason="a path of 300 characters is an OSError in profile.find: exit 6, not 3")
 def test_a_path_too_long_is_the_profiles_fault(project: Path) -> None:
     assert envbuild("show", "a" * 300 + ".yaml").code == 3
 
@@ -277,7 +276,6 @@ def test_the_shipped_lock_is_good_in_an_empty_folder(locked: Lock, elsewhere: Pa
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="lock names the project's own file although the shipped lock is the one")
 def test_lock_names_the_file_that_it_means(elsewhere: Path) -> None:
     (row,) = envbuild("lock", "sample", "--json").document["locks"]
     assert (elsewhere / row["file"]).is_file()

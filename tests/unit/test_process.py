@@ -155,7 +155,6 @@ def test_an_interruption_ends_the_child(tmp_path: Path) -> None:
     assert gone(tmp_path / "pid")
 
 
-@pytest.mark.xfail(strict=True, reason="run starts its threads before its try: an interruption there leaves the child")
 def test_an_interruption_at_the_very_start_ends_the_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(thread: threading.Thread) -> None:
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text(encoding="utf-8"):

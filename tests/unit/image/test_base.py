@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from envbuild import settings
-from envbuild.errors import BuildError
+from envbuild.errors import BuildError, HashMismatch
 from envbuild.image import base
 from envbuild.plan import store
 from envbuild.plan.lock import Lock
 from envbuild.process import Completed, ProcessMissing
-from unit.support import PROFILE, lock_for, plan_of
+from unit.support import PROFILE, lock_for, plan_of, sha
 
 
 class Tools:
@@ -50,7 +50,8 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> Tools:
 
 @pytest.fixture
 def locked(project: Path) -> Lock:
-    made = lock_for(plan_of(project, PROFILE))
+    plain = lock_for(plan_of(project, PROFILE))
+    made = dataclasses.replace(plain, base=tuple(dataclasses.replace(d, sha256=sha(d.name)) for d in plain.base))
     for item in made.base:
         path = store.debs().path(item.sha256, item.file)
         path.parent.mkdir(parents=True)
@@ -63,7 +64,7 @@ def make(locked: Lock) -> Path:
 
 
 def leftovers() -> list[str]:
-    return [file.name for file in settings.cache_folder("bases").iterdir()]
+    return sorted(file.name for file in settings.cache_folder("bases").iterdir())
 
 
 def test_a_base_is_one_of_its_packages_alone(locked: Lock) -> None:
@@ -75,13 +76,16 @@ def test_a_base_is_one_of_its_packages_alone(locked: Lock) -> None:
 
 def test_a_changed_recipe_is_another_base(locked: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     before = base.tar_file(locked)
-    monkeypatch.setattr(base, "RECIPE", base.RECIPE + 1)
+    monkeypatch.setattr(base, "_OPTIONS", (*base._OPTIONS, "--verbose"))
     assert base.tar_file(locked) != before
 
 
 def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, tools: Tools) -> None:
     assert make(locked) == base.tar_file(locked)
-    assert leftovers() == [base.tar_file(locked).name]
+    made = base.tar_file(locked)
+    assert leftovers() == [made.with_suffix(".sha256").name, made.name]
+    assert made.with_suffix(".sha256").read_text(encoding="utf-8") == store.digest(made)
+    assert base.checked(locked) == made
     assert {"Packages", "Release"} | {item.file for item in locked.base} == set(tools.archive)
     index = tools.archive["Packages"]
     for item in locked.base:
@@ -97,6 +101,31 @@ def test_a_base_is_made_once(locked: Lock, tools: Tools) -> None:
     tools.words = []
     make(locked)
     assert tools.words == []
+
+
+@pytest.mark.parametrize("change", ["tar", "note", "no note"])
+def test_a_base_that_is_not_as_it_was_made_is_removed(locked: Lock, tools: Tools, change: str) -> None:
+    made = make(locked)
+    noted = made.with_suffix(".sha256")
+    if change == "no note":
+        noted.unlink()
+    else:
+        (made if change == "tar" else noted).write_text("spoiled", encoding="utf-8")
+    with pytest.raises(HashMismatch, match="damaged") as caught:
+        base.checked(locked)
+    assert caught.value.code == 3
+    assert not made.exists()
+    make(locked)
+    assert base.checked(locked) == made
+
+
+def test_a_package_that_changed_on_disk_gets_into_no_base(locked: Lock, tools: Tools) -> None:
+    item = locked.base[-1]
+    path = store.debs().path(item.sha256, item.file)
+    path.write_text("spoiled", encoding="utf-8")
+    with pytest.raises(HashMismatch, match=item.name):
+        make(locked)
+    assert (tools.words, path.exists(), leftovers()) == ([], False, [])
 
 
 @pytest.mark.parametrize(

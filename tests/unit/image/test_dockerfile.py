@@ -379,7 +379,10 @@ def lock_fields() -> list[str]:
     for part in ("base.packages", "apt"):
         wanted += [f"content.{part}.0.{name}" for name in ("name", "version", "sha256", "path")]
     wanted += [f"content.wheels.0.{name}" for name in ("name", "version", "file", "sha256", "layer")]
-    return [*wanted, *(f"content.environment.{name}" for name in (*resolve.ENVIRONMENT, "GREETING"))]
+    return [
+        *wanted,
+        *(f"content.environment.{name}" for name in (*resolve.ENVIRONMENT, "GREETING", "PYTHONHOME", "PYTHONPATH")),
+    ]
 
 
 def test_the_walk_finds_every_text_of_a_lock(project: Path) -> None:

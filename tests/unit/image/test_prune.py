@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from envbuild import settings
-from envbuild.image import base, prune
+from envbuild.image import base, build, prune
 from envbuild.image.engine import Engine
 from envbuild.plan import store
 from envbuild.plan.lock import Lock
@@ -47,7 +49,13 @@ def locked(project: Path) -> Lock:
 
 
 def old(engine: FakeEngine, *locks: Lock) -> list[str]:
-    return [item.name for item in prune.images(cast(Engine, engine), locks)]
+    return [item.name for item in prune.images(cast(Engine, engine), ["sample", "a"], locks)]
+
+
+def record(handle: str) -> None:
+    made = build.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
+    file = settings.state_folder("builds") / f"{handle.replace(':', '-')}.json"
+    file.write_text(json.dumps(dataclasses.asdict(made)), encoding="utf-8")
 
 
 def test_only_what_nothing_needs_is_old(engine: FakeEngine, locked: Lock) -> None:
@@ -58,13 +66,16 @@ def test_only_what_nothing_needs_is_old(engine: FakeEngine, locked: Lock) -> Non
         ("envbuild/sample:ba9876543210", "h3", 10),  # the verified image under another name
         ("envbuild/sample:111111111111", "h4", 10),  # in use
         ("other/sample:0123456789ab", "h5", 10),
+        ("envbuild/other:0123456789ab", "h6", 10),  # a profile that is not seen from here
     ]
     engine.running = {"h4"}
     assert old(engine, locked) == ["envbuild/sample:0123456789ab"]
 
 
 def test_an_image_in_use_stays_even_without_a_name(engine: FakeEngine, locked: Lock) -> None:
-    engine.loose = [("sha256:a", "h1", 10), ("sha256:b", "h2", 10)]
+    engine.loose = [("sha256:a", "h1", 10), ("sha256:b", "h2", 10), ("sha256:c", "a child image's", 10)]
+    record("h1")
+    record("h2")
     engine.running = {"h2"}
     assert old(engine, locked) == ["sha256:a"]
 
@@ -80,8 +91,11 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
         for digest in (sha256, "0" * 64):
             found.path(digest, name).parent.mkdir()
             found.path(digest, name).write_bytes(b"12345")
-        (found.folder / ".incoming-x").mkdir()
+        for name in (".incoming-x", ".incoming-now"):
+            (found.folder / name).mkdir()
+        os.utime(found.folder / ".incoming-x", (0, 0))
     base.tar_file(locked).write_bytes(b"1234")
+    base.tar_file(locked).with_suffix(".sha256").touch()
     (settings.cache_folder("bases") / "old.tar").write_bytes(b"123")
     removable = list(prune.caches([locked]))
     names = {(item.kind, Path(item.name).name, item.bytes) for item in removable}
@@ -93,7 +107,8 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
     assert list(prune.caches([locked])) == []
     assert store.wheels().holds(wheel.sha256, wheel.file)
     assert store.debs().holds(deb.sha256, deb.file)
-    assert base.tar_file(locked).is_file()
+    assert base.tar_file(locked).is_file() and base.tar_file(locked).with_suffix(".sha256").is_file()
+    assert (store.wheels().folder / ".incoming-now").is_dir()
 
 
 def test_evidence_and_records_are_no_caches(locked: Lock) -> None:
@@ -104,7 +119,7 @@ def test_evidence_and_records_are_no_caches(locked: Lock) -> None:
 
 def test_images_are_removed_by_name(engine: FakeEngine, locked: Lock) -> None:
     engine.tagged = [("envbuild/sample:0123456789ab", "h1", 10)]
-    prune.remove(cast(Engine, engine), prune.images(cast(Engine, engine), []))
+    prune.remove(cast(Engine, engine), prune.images(cast(Engine, engine), ["sample"], []))
     assert engine.removed == ["envbuild/sample:0123456789ab"]
 
 

@@ -83,7 +83,7 @@ def test_every_pin_has_its_reason(project: Path) -> None:
         ({"packages": ["numpy", "scipy"]}, {"wheels"}),
         ({"apt": ["less", "zip"]}, {"apt"}),
         ({"base": {"bootstrap": "trixie"}, "python": "3.13"}, {"base", "wheels"}),
-        ({"base": {"image": IMAGE}, "apt": []}, {"base", "wheels", "apt"}),
+        ({"base": {"image": IMAGE}, "apt": []}, {"base", "wheels", "apt", "environment"}),
     ],
 )
 def test_a_wish_belongs_to_one_part(project: Path, change: dict[str, Any], parts: set[str]) -> None:

@@ -10,12 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from envbuild import settings
 from envbuild.image import build, dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Source
 from envbuild.plan.store import write_atomically
-from envbuild.proof import evidence, status
+from envbuild.proof import evidence, job, status
 from envbuild.proof.job import selftest_id
 from envbuild.proof.status import Status
 from unit.proof.runs import passed_run, probe
@@ -44,6 +45,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.engine = FakeEngine()
         self.source: Source = source_of(folder, PROFILE)
+        self.first = self.source.profile
         self.lock = lock_for(plan_of(folder, PROFILE))
         self.text = dockerfile.render(self.lock, "sample")
         self.stale: list[str] = []
@@ -52,14 +54,20 @@ class World:
         made = lock or self.lock
         text = dockerfile.render(made, "sample")
         record = build.Record(image.id, image.handle, made.id, build.recipe(made, text), image.layers, "docker")
-        write_atomically(build._record_file(made, text), json.dumps(dataclasses.asdict(record)))
+        file = settings.state_folder("builds") / f"{record.recipe}-{image.id[7:19]}.json"
+        write_atomically(file, json.dumps(dataclasses.asdict(record)))
         self.engine.held[image.handle] = image
         self.engine.tagged[made.short] = image.handle
         return image
 
     def proved(self, image: Image, lock: Lock | None = None, **changes: Any) -> None:
-        record = evidence.run_record("sample", image, lock or self.lock, passed_run(), "quick", "docker", DAY)
-        evidence.save({**record, **changes})
+        record = self.record(image, passed_run(), lock)
+        evidence.save({**record, **changes, "selftest": {**record["selftest"], **changes.get("selftest", {})}})
+
+    def record(self, image: Image, run: job.TestRun, lock: Lock | None = None) -> dict[str, Any]:
+        """As the profile first asked for it."""
+        wanted = status.wanted("sample", self.first, lock or self.lock)
+        return evidence.run_record(image, wanted, run, "docker", DAY)
 
     def verified(self, image: Image) -> None:
         self.engine.tagged["verified"] = image.handle
@@ -116,7 +124,9 @@ def test_a_tag_alone_makes_nothing_built(world: World) -> None:
     world.engine.held[image.handle] = image
     world.engine.tagged = {world.lock.short: image.handle, "verified": image.handle}
     world.proved(image)
-    assert world.status().state == "missing"
+    found = world.status()
+    assert (found.state, found.image) == ("tampered", None)
+    assert "not built" in found.reasons[0] and "moved by hand" in found.reasons[1]
 
 
 def test_built_and_not_proved_is_unproved(world: World) -> None:
@@ -134,11 +144,19 @@ def test_the_tag_alone_is_no_proof(world: World) -> None:
 
 def test_a_failed_run_is_no_proof(world: World) -> None:
     image = world.built(image_of())
-    run = passed_run(probe("env.libs", "failed"))
-    evidence.save(evidence.run_record("sample", image, world.lock, run, "quick", "docker", DAY))
+    run = passed_run(probe("gemm.crash"), probe("env.libs", "failed"))
+    evidence.save(world.record(image, run))
     found = world.status()
-    assert found.state != "verified"
-    assert "self-test failed: env.libs" in found.reasons[0]
+    assert (found.state, found.reasons) == ("failed", ("cpu: the self-test failed: env.libs",))
+
+
+def test_a_failure_after_a_proof_is_a_failure_though_the_tag_stays(world: World) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    evidence.save(world.record(image, passed_run(probe("gemm.crash"), probe("env.libs", "failed"))))
+    found = world.status()
+    assert (found.state, found.reasons) == ("failed", ("cpu: the self-test failed since: env.libs",))
 
 
 def test_a_changed_profile_is_out_of_date(world: World) -> None:
@@ -183,7 +201,7 @@ def test_a_tag_that_was_set_in_its_time_is_out_of_date_and_not_moved_by_hand(
 def test_a_tag_on_an_image_that_only_failed_was_moved_by_hand(world: World) -> None:
     image = world.built(image_of())
     run = passed_run(probe("env.libs", "failed"))
-    evidence.save(evidence.run_record("sample", image, world.lock, run, "quick", "docker", DAY))
+    evidence.save(world.record(image, run))
     world.verified(image)
     found = world.status()
     assert found.state == "tampered"
@@ -263,5 +281,8 @@ def test_a_damaged_build_record_proves_nothing(world: World) -> None:
     image = world.built(image_of())
     world.proved(image)
     world.verified(image)
-    build._record_file(world.lock, world.text).write_text("{}", encoding="utf-8")
-    assert world.status().state == "missing"
+    for file in settings.state_folder("builds").iterdir():
+        file.write_text("{}", encoding="utf-8")
+    found = world.status()
+    assert (found.state, found.image) == ("tampered", None)
+    assert "not built" in found.reasons[0]
