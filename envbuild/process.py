@@ -81,12 +81,12 @@ def run(
         for thread in threads:
             thread.start()
         code = child.wait(timeout)
-        for thread in threads:
-            thread.join(_GRACE_SECONDS)  # what the child left in the background may hold the pipes for ever
     except subprocess.TimeoutExpired as error:
         raise ProcessTimeout(f"{arguments[0]} took longer than {timeout:.0f} s and was stopped") from error
     finally:
         _end_group(child)
+    for thread in threads:
+        thread.join(_GRACE_SECONDS)  # what left the group may hold the pipes for ever
     return Completed(code, "".join(out), "".join(err))
 
 

@@ -42,7 +42,11 @@ def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_j
         found.append({"profile": source.name, "lock": after.id, "file": file, "changes": changes})
     if stale:
         faults = [Fault(error.message) for error in stale]
-        raise OutOfDate(f"{len(stale)} locks do not fit their profiles", hint="run: envbuild lock", faults=faults)
+        raise OutOfDate(
+            f"not what the profile asks for: {len(stale)} of {len(stale) + len(found)} locks",
+            hint=stale[0].hint,
+            faults=faults,
+        )
     if as_json:
         emit({"locks": found})
         return

@@ -55,6 +55,14 @@ def wrong(*arguments, **keys):
     return result
 F.scaled_dot_product_attention = wrong
 """,
+    "flashless": """
+attention = F.scaled_dot_product_attention
+def without_flash(*arguments, **keys):
+    if not torch.backends.cuda.math_sdp_enabled():
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return attention(*arguments, **keys)
+F.scaled_dot_product_attention = without_flash
+""",
     "element": """
 product = torch.bmm
 def bmm(*arguments, **keys):

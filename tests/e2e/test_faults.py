@@ -152,11 +152,16 @@ def test_a_file_that_changed_on_disk_is_named_and_gets_into_no_image(here: Prove
 def test_a_stale_lock(here: Proved) -> None:
     here.project.change(here.name, packages=["numpy", "wheel"])
     before = here.project.lock(here.name).read_bytes()
-    for arguments in (["make", "--locked"], ["build", "--locked"], ["lock", "--check"]):
-        done = here.project.run(*arguments, here.name, "--json")
+    for verb in ("make", "build"):
+        done = here.project.run(verb, "--locked", here.name, "--json")
         assert (done.code, done.error["kind"]) == (8, "out-of-date")
         assert "wheels changed in the profile" in done.error["message"]
         assert f"envbuild lock {here.name}" in done.error["hint"]
+    done = here.project.run("lock", "--check", here.name, "--json")
+    assert (done.code, done.error["kind"]) == (8, "out-of-date")
+    (fault,) = done.error["faults"]
+    assert here.name in fault["message"] and "wheels changed in the profile" in fault["message"]
+    assert "envbuild lock" in done.error["hint"]
     assert here.project.lock(here.name).read_bytes() == before
 
 

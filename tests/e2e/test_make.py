@@ -141,17 +141,35 @@ def test_a_failed_selftest_leaves_verified_where_it_was(
     assert statement["predicate"]["passedTests"] == []
 
 
-def test_a_required_probe_that_cannot_run_here_proves_nothing(quick: Proved, verified: str, scratch: Path) -> None:
+def test_a_required_probe_that_cannot_run_here_proves_nothing(
+    quick: Proved, broken: Workshop, verified: str, scratch: Path
+) -> None:
+    """The image's torch has no flash attention, for which the build record has to be forged."""
     here = quick.copy(scratch)
-    here.project.change(here.name, selftest={"level": "quick", "require": ["attention.cudnn"]})
+    here.project.change(here.name, selftest={"level": "quick", "require": ["env.libs", "attention.flash"]})
+    (record,) = here.records()
+    record.write_text(broken.record("flashless", of=record), encoding="utf-8")
     made = here.project.run("make", here.name, "--json")
     assert (made.code, made.error["kind"], made.document["status"]) == (4, "not-proved", "built")
     assert "a required probe was skipped" in made.error["message"]
-    assert made.error["hint"] == "attention.cudnn: needs a GPU"
+    assert made.error["hint"].startswith("attention.flash: no flash attention on this device: ")
     assert made.document["selftest"]["failures"] == []
     assert made.document["selftest"]["passed"] > 0
+    statement = json.loads(Path(made.document["evidence"]).read_text(encoding="utf-8"))
+    assert statement["predicate"]["result"] == "WARNED"
     assert handle(quick.verified) == verified
-    assert here.project.run("status", here.name).code != 0
+    said = here.project.run("status", here.name, "--json")
+    assert said.code != 0
+    assert "required probes did not run: attention.flash" in said.words
+
+
+def test_a_probe_that_this_profile_can_never_run_may_not_be_required(quick: Proved, scratch: Path) -> None:
+    here = quick.copy(scratch)
+    here.project.change(here.name, selftest={"level": "quick", "require": ["attention.cudnn"]})
+    made = here.project.run("make", here.name, "--json")
+    assert (made.code, made.error["kind"]) == (3, "profile")
+    assert [fault["field"] for fault in made.error["faults"]] == ["selftest.require[0]"]
+    assert "attention.cudnn needs a GPU" in made.error["faults"][0]["message"]
 
 
 def test_of_two_makes_at_once_one_waits(quick: Proved, scratch: Path) -> None:
