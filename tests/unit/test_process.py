@@ -122,7 +122,8 @@ def test_a_child_left_in_the_background_is_waited_for_a_moment_and_ended(
     """It holds the pipes, for ever if need be."""
     monkeypatch.setattr(process, "_GRACE_SECONDS", 0.1)
     begin = time.monotonic()
-    done = run(["sh", "-c", f"echo out; sh -c 'echo $$ >{tmp_path}/pid; exec sleep 60' & exit 3"], timeout=20)
+    left = f"sh -c 'echo $$ >{tmp_path}/pid; exec sleep 60' & until test -s {tmp_path}/pid; do sleep 0.01; done"
+    done = run(["sh", "-c", f"echo out; {left}; exit 3"], timeout=20)
     assert (done.code, done.stdout) == (3, "out\n")
     assert time.monotonic() - begin < 5
     assert gone(tmp_path / "pid")
