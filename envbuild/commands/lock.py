@@ -36,7 +36,7 @@ def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_j
         else:
             after = locking.make(plan, before, frozenset(upgrades))
             changes = list(locking.differences(before, after)) if after is not before else []
-            if after is not before:
+            if after is not before or not source.lock_file.exists():  # a shipped profile's lock is written here
                 lock.write(after, source.lock_file, source.name)
         file = display(source.known_lock)
         found.append({"profile": source.name, "lock": after.id, "file": file, "changes": changes})
