@@ -10,6 +10,7 @@ import tempfile
 import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from envbuild import settings
@@ -99,6 +100,12 @@ def resolve(suite: str, packages: Sequence[str], keep: Sequence[Deb] = ()) -> li
 
     Raises ProfileError for a package that the suite does not have, NetworkError if the mirrors do not answer.
     """
+    return list(_resolve(suite, tuple(packages), tuple(keep)))
+
+
+@cache
+def _resolve(suite: str, packages: tuple[str, ...], keep: tuple[Deb, ...]) -> tuple[Deb, ...]:
+    """Once for all profiles that are locked together: most share their base."""
     with tempfile.TemporaryDirectory(prefix="envbuild-apt-") as folder:
         state = Path(folder)
         config = _configure(state, archives(suite))
@@ -109,7 +116,7 @@ def resolve(suite: str, packages: Sequence[str], keep: Sequence[Deb] = ()) -> li
         if done.code:
             raise _not_resolved(suite, done.stderr)
         debs = [_deb(line) for line in done.stdout.splitlines() if line.startswith("'")]
-    return sorted(debs, key=lambda deb: deb.name)
+    return tuple(sorted(debs, key=lambda deb: deb.name))
 
 
 def _configure(state: Path, sources: Sequence[Archive]) -> Path:

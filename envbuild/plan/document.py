@@ -143,7 +143,7 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document, faults: lis
 
 def merge(parent: Document, child: Document) -> Document:
     """`child` on top of `parent`: mappings merge key by key, everything else replaces. Places come along."""
-    merged = Document(child.file, {}, {(): child.place(())})
+    merged = Document(child.file, {}, {(): child.places.get((), parent.place(()))})
 
     def copy(source: Document, path: Path, value: Any) -> Any:
         merged.places[path] = source.place(path)

@@ -222,8 +222,10 @@ def suites() -> Mapping[str, Suite]:
 
 
 @cache
-def base_packages() -> tuple[str, ...]:
-    return tuple(_read("debian").data["packages"])
+def base_packages(gpu: bool = False) -> tuple[str, ...]:
+    """What a base holds; for a GPU also what torch needs at run time: a compiler, headers, RDMA libraries."""
+    data = _read("debian").data
+    return (*data["packages"], *(data["gpu_packages"] if gpu else ()))
 
 
 @cache

@@ -62,12 +62,19 @@ class _Image(_Model):
     image: ImageReference
 
 
+class _Override(_Model):
+    name: Word
+    version: Word
+    replaces: Text
+
+
 class _Content(_Model):
     platform: Platform
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
     base: _Bootstrap | _Image
     apt: list[_Deb]
     wheels: list[_Wheel]
+    overrides: list[_Override] = []
     environment: dict[VariableName, Text]
 
 
@@ -89,6 +96,15 @@ class LockedWheel:
 
 
 @dataclass(frozen=True)
+class Overridden:
+    """A library whose version replaces what torch's metadata asks for; the image's torch metadata says the new one."""
+
+    name: str
+    version: str
+    replaces: str
+
+
+@dataclass(frozen=True)
 class Lock:
     """`made` (UTC, 20261121T000000Z) only tells a snapshot archive where to look; it is not part of the id."""
 
@@ -102,6 +118,7 @@ class Lock:
     apt: tuple[Deb, ...]
     wheels: tuple[LockedWheel, ...]
     environment: Mapping[str, str]
+    overrides: tuple[Overridden, ...] = ()
 
     @property
     def content(self) -> dict[str, Any]:
@@ -114,6 +131,7 @@ class Lock:
             "base": base,
             "apt": [asdict(deb) for deb in self.apt],
             "wheels": [{**asdict(w.wheel), "bytes": w.bytes, "layer": w.layer} for w in self.wheels],
+            **({"overrides": [asdict(o) for o in self.overrides]} if self.overrides else {}),
             "environment": dict(self.environment),
         }
 
@@ -187,6 +205,7 @@ def _lock(parsed: _File) -> Lock:
         base=tuple(Deb(**deb.model_dump()) for deb in base.packages) if isinstance(base, _Bootstrap) else (),
         apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
         wheels=tuple(LockedWheel(bytes=w.pop("bytes"), layer=w.pop("layer"), wheel=Wheel(**w)) for w in wheels),
+        overrides=tuple(Overridden(**o.model_dump()) for o in content.overrides),
         environment=content.environment,
     )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import ProfileError, UsageError
 from envbuild.plan import debs, lock, wheels
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.lock import Lock, LockedWheel, Overridden
 from envbuild.plan.resolve import Plan
 
 # A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
@@ -46,6 +47,7 @@ def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset(
         base=base,
         apt=apt,
         wheels=locked,
+        overrides=tuple(Overridden(o.distribution, o.version, o.torch_asks) for o in plan.choice.overrides),
         environment=plan.environment,
     )
     return previous if previous is not None and (made.id, made.inputs) == (previous.id, previous.inputs) else made
@@ -119,32 +121,36 @@ def _beyond(found: Sequence[Deb], base: Sequence[Deb]) -> tuple[Deb, ...]:
 
 
 def _wheels(plan: Plan, keep: dict[str, str]) -> tuple[LockedWheel, ...]:
-    resolved = wheels.resolve([*plan.core, *plan.packages], plan.python, plan.glibc, keep)
+    resolved = wheels.resolve(
+        [*plan.core, *plan.packages], plan.python, plan.glibc, keep, plan.constraints, plan.overrides
+    )
     located = wheels.locate(resolved.versions, plan.python, plan.glibc)
     sizes = wheels.sizes(located)
     # What torch needs is shared by every profile with that torch; what the user added comes after it.
-    core = resolved.closure(name.partition("==")[0] for name in plan.core)
+    core = resolved.closure(Requirement(wish).name for wish in plan.core)
+    overridden = {override.distribution for override in plan.choice.overrides}
     locked = [
-        LockedWheel(wheel, sizes[wheel], _layer(wheel.name, wheel.name in core, sizes[wheel])) for wheel in located
+        LockedWheel(wheel, sizes[wheel], _layer(wheel.name, wheel.name in core, sizes[wheel], wheel.name in overridden))
+        for wheel in located
     ]
-    order = {name: index for index, name in enumerate(_order(locked))}
+    order = {name: index for index, name in enumerate(_order(locked, overridden))}
     return tuple(sorted(locked, key=lambda item: (order[item.layer], item.wheel.name)))
 
 
 SMALL, PACKAGES = "python", "packages"
 
 
-def _layer(name: str, core: bool, size: int) -> str:
-    """The layer of a wheel: its own if it is large, else one shared with the small ones of its kind."""
-    if name == "torch" or size >= OWN_LAYER_BYTES:
+def _layer(name: str, core: bool, size: int, overridden: bool = False) -> str:
+    """The layer of a wheel: its own if it is large or overridden, else one shared with the small ones of its kind."""
+    if name == "torch" or overridden or size >= OWN_LAYER_BYTES:
         return name.replace("_", "-")
     return SMALL if core else PACKAGES
 
 
-def _order(locked: Sequence[LockedWheel]) -> list[str]:
-    """Layers from what is shared and stable to what is this profile's: small, libraries, torch, the user's."""
+def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = ()) -> list[str]:
+    """Layers from shared and stable to this profile's own: small, libraries, torch, overrides, the user's."""
     names = {item.layer for item in locked}
-    last = [name for name in ("torch", PACKAGES) if name in names]
+    last = [name for name in ("torch", "triton", *sorted(overridden), PACKAGES) if name in names]
     first = [SMALL] if SMALL in names else []
     return [*first, *sorted(names - {*first, *last}), *last]
 

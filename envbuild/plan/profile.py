@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from envbuild import shipped
 from envbuild.errors import Fault, ProfileError
-from envbuild.plan import document
+from envbuild.plan import document, requirements
 from envbuild.plan.document import Document, display
 
 PLATFORM = "linux/amd64"
@@ -60,6 +69,8 @@ ImageReference = Annotated[
     str, StringConstraints(max_length=400, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}$")
 ]
 VariableName = Annotated[str, StringConstraints(max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+GpuId = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+LibraryName = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 ProbeName = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9]+(\.[a-z0-9_]+)?$")]
 
 
@@ -82,6 +93,39 @@ class Base(_Model):
         return self
 
 
+class Pin(_Model):
+    """A library's version where it is not the one that torch asks for, with the reason."""
+
+    version: Release
+    reason: Text = ""
+
+
+def _pin(value: Any) -> Any:
+    """`cublas: 12.4.5.8` is short for `cublas: {version: 12.4.5.8}`."""
+    return {"version": value} if isinstance(value, str) else value
+
+
+class Compat(_Model):
+    """NVIDIA's forward-compatibility libraries, as an archive; used only where the driver is older."""
+
+    url: Annotated[str, StringConstraints(max_length=1000, pattern=r"^(https?|file)://[!-~]+$")]
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Driver(_Model):
+    """What the profile counts on at run time."""
+
+    minimum: Release | None = Field(None, description="the oldest driver of the fleet; default: what CUDA needs")
+    compat: Compat | None = None
+
+
+class Accept(_Model):
+    """A refusal that this profile takes on itself."""
+
+    advisory: Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=600, pattern=_PRINTABLE)]
+
+
 class SelfTest(_Model):
     """What the image must pass in its container before it is called verified."""
 
@@ -102,6 +146,17 @@ class Profile(_Model):
     base: Base
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
     torch: Release
+    gpus: tuple[GpuId, ...] = Field((), strict=False, description="GPU models, by id; none: the CPU")
+    gpu_count: int = Field(1, ge=1, le=100000, description="most GPUs that work together in one job")
+    cuda: Annotated[str, StringConstraints(pattern=r"^[0-9]{2}\.[0-9]{1,2}$")] | None = Field(
+        None, description="as a check: must be what this torch is built for"
+    )
+    pins: dict[LibraryName, Annotated[Pin, BeforeValidator(_pin)]] = Field(
+        default_factory=dict, description="versions that differ from torch's own: cublas, cudnn, nccl, ..."
+    )
+    driver: Driver = Driver()
+    features: tuple[Literal["fp8", "bf16", "tf32"], ...] = Field((), strict=False, description="what the project uses")
+    accept: tuple[Accept, ...] = Field((), strict=False, description="refusals taken on, each with a reason")
     packages: tuple[PackageSpec, ...] = Field((), strict=False, description="further packages, as in requirements.txt")
     apt: tuple[DebianPackage, ...] = Field((), strict=False, description="Debian packages, a late layer")
     env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
@@ -146,20 +201,49 @@ class Source:
         return self.project / folder / name
 
 
-def load(name: str) -> Source:
-    """Find and read a profile by name or path.
+def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> Source:
+    """Find and read a profile by name or path; `pins` (library, torch or python -> version) replace its own.
+
+    `wanted` is a project's requirements.txt or pyproject.toml: its packages join the profile's, under the name
+    `<profile>-<folder of the file>`, whose lock and Dockerfile go to the working folder.
 
     Raises ProfileError with all faults, each with its file and line.
     """
     file = find(name)
     merged = _extended(file, ())
     merged.data.pop("extends", None)
+    if pins:
+        merged = document.merge(merged, _pinned(pins))
+    if wanted:
+        _require(merged, wanted)
     try:
         profile = Profile.model_validate(merged.data)
     except ValidationError as error:
         faults = sorted(_faults(error, merged), key=lambda fault: (fault.file or "", fault.line or 0))
         raise ProfileError(f"profile {file.stem} is not valid", faults=faults) from None
+    if wanted:
+        folder = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
+        return Source(f"{file.stem}-{folder or 'project'}"[:63], Path.cwd() / "profiles" / file.name, profile, merged)
     return Source(file.stem, file, profile, merged)
+
+
+def _require(merged: Document, wanted: Path) -> None:
+    """Put a project's requirements behind the profile's packages, each with its own place."""
+    packages = merged.data.setdefault("packages", [])
+    if isinstance(packages, list):
+        for text, place in requirements.read(wanted):
+            merged.places[("packages", len(packages))] = place
+            packages.append(text)
+
+
+def _pinned(pins: Mapping[str, str]) -> Document:
+    """What `--pin` asks for, as a document on top of the profile."""
+    own = {name: version for name, version in pins.items() if name in ("torch", "python", "cuda")}
+    libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
+    data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
+    places: dict[document.Path, document.Place] = {(name,): document.Place("--pin", 1) for name in data}
+    places |= {("pins", name): document.Place("--pin", 1) for name in libraries}
+    return Document("--pin", data, places)
 
 
 def _folders() -> Iterator[Path]:
@@ -253,11 +337,19 @@ def _message(item: Any, path: tuple[str | int, ...]) -> str:
 
 
 def _keys(path: tuple[str | int, ...]) -> list[str]:
-    if path == ("base",):
-        return sorted(Base.model_fields)
-    if path == ("selftest",):
-        return sorted(SelfTest.model_fields)
-    return sorted([*Profile.model_fields, "extends"])
+    """The known keys of the mapping at `path`."""
+    model: type[BaseModel] = Profile
+    for part in path:
+        field = model.model_fields.get(str(part))
+        model = (_models(field.annotation) if field else None) or model  # a list's index, a mapping's key: its values
+    return sorted([*model.model_fields, *(["extends"] if model is Profile else [])])
+
+
+def _models(annotation: Any) -> type[BaseModel] | None:
+    """The model within a type such as tuple[Accept, ...] or dict[str, Pin]."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_models, get_args(annotation))), None)
 
 
 def schema() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import Fault, ProfileError
 from envbuild.plan import facts, probes
+from envbuild.plan.choice import Choice, choose
 from envbuild.plan.document import Place
 from envbuild.plan.profile import Profile, Source
 
@@ -48,7 +49,10 @@ class Plan:
     apt: tuple[str, ...]
     core: tuple[str, ...]
     packages: tuple[str, ...]
+    constraints: tuple[str, ...]
+    overrides: tuple[str, ...]
     environment: Mapping[str, str]
+    choice: Choice
     reasons: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
 
@@ -58,7 +62,13 @@ class Plan:
         return {
             "base": [self.platform, self.suite, self.image, list(self.base_packages)],
             "apt": list(self.apt),
-            "wheels": [self.python, self.glibc, list(self.core), list(self.packages)],
+            "wheels": [
+                self.python,
+                self.glibc,
+                list(self.core),
+                list(self.packages),
+                *([list(self.constraints), list(self.overrides)] if self.constraints or self.overrides else []),
+            ],
             "environment": dict(self.environment),
         }
 
@@ -77,9 +87,13 @@ def resolve(source: Source) -> Plan:
     """Raises ProfileError with every contradiction in the profile."""
     profile = source.profile
     suite = facts.suites()[profile.base.bootstrap] if profile.base.bootstrap else None
-    faults = list(_contradictions(source, profile, suite))
+    choice = choose(source)
+    faults = [*_contradictions(source, profile, suite), *choice.faults]
     if faults:
-        raise ProfileError(f"profile {source.name} contradicts itself", faults=faults)
+        refusal = ProfileError(f"profile {source.name} is refused", faults=faults)
+        refusal.partial = {"profile": source.name, "advisories": choice.states}
+        raise refusal
+    overridden = {override.distribution for override in choice.overrides}
     return Plan(
         name=source.name,
         platform=profile.platform,
@@ -87,14 +101,25 @@ def resolve(source: Source) -> Plan:
         glibc=suite.glibc if suite else _IMAGE_GLIBC,
         suite=suite.name if suite else None,
         image=profile.base.image,
-        base_packages=facts.base_packages() if suite else (),
+        base_packages=facts.base_packages(bool(choice.gpus)) if suite else (),
         apt=tuple(sorted(set(profile.apt))),
-        core=(*TOOLS, f"torch=={profile.torch}"),
+        core=(*TOOLS, _torch(profile)),
         packages=tuple(profile.packages),
-        environment=dict(sorted({**ENVIRONMENT, **({} if suite else _UNSET), **profile.env}.items())),
-        reasons=_reasons(source, suite),
+        constraints=tuple(f"{name}=={version}" for name, version in choice.pinned.items() if name not in overridden),
+        overrides=tuple(f"{name}=={choice.pinned[name]}" for name in sorted(overridden)),
+        environment=dict(
+            sorted({**ENVIRONMENT, **({} if suite else _UNSET), **choice.environment, **profile.env}.items())
+        ),
+        choice=choice,
+        reasons=_reasons(source, suite, choice),
         places=_places(source),
     )
+
+
+def _torch(profile: Profile) -> str:
+    """2.13.0 alone also takes a 2.13.0+cpu that find-links may offer (PEP 440): a GPU's torch is named exactly."""
+    exact = "===" if profile.gpus and "+" not in profile.torch else "=="
+    return f"torch{exact}{profile.torch}"
 
 
 _PYTHONS_OWN = {"PYTHONPATH", "PYTHONHOME"}
@@ -112,7 +137,7 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
             near = difflib.get_close_matches(name, probes.known(), 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(probes.known())}"
             found.append(where(("selftest", "require", index), f"there is no probe {name!r} ({hint})"))
-        elif probe.needs == "cuda":
+        elif probe.needs == "cuda" and not profile.gpus:
             found.append(where(("selftest", "require", index), f"{name} needs a GPU; this profile is for the CPU"))
     for name in _PYTHONS_OWN & set(profile.env):
         found.append(where(("env", name), "this would put other packages before those that are locked and tested"))
@@ -124,13 +149,13 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
 def _places(source: Source) -> dict[str, Place]:
     """Where each requirement and Debian package stands."""
     profile, place = source.profile, source.document.place
-    found = {f"torch=={profile.torch}": place(("torch",))}
+    found = {_torch(profile): place(("torch",))}
     found |= {text: place(("packages", index)) for index, text in enumerate(profile.packages)}
     found |= {text: place(("apt", index)) for index, text in enumerate(profile.apt)}
     return found
 
 
-def _reasons(source: Source, suite: facts.Suite | None) -> dict[str, str]:
+def _reasons(source: Source, suite: facts.Suite | None, choice: Choice) -> dict[str, str]:
     def stated(*path: str | int) -> str:
         place = source.document.place(path)
         return f"{place.file}:{place.line}"
@@ -141,4 +166,17 @@ def _reasons(source: Source, suite: facts.Suite | None) -> dict[str, str]:
         "pip": "so that pip works in child images",
         "torch": stated("torch"),
         **{canonicalize_name(Requirement(text).name): stated("packages", index) for index, text in packages},
+        **_libraries(source, choice),
     }
+
+
+def _libraries(source: Source, choice: Choice) -> dict[str, str]:
+    """Why each CUDA library has its version: torch's metadata, or a pin of the profile."""
+    overrides = {override.library: override for override in choice.overrides}
+    found = dict.fromkeys(choice.libraries, f"torch {source.profile.torch} asks for it")
+    for name in source.profile.pins:
+        place = source.document.place(("pins", name))
+        found[name] = f"{place.file}:{place.line}"
+        if name in overrides:
+            found[name] += f", overriding torch's {overrides[name].torch_asks}: {overrides[name].reason}"
+    return found

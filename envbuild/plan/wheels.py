@@ -71,15 +71,29 @@ def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Co
     )  # fmt: skip
 
 
-def resolve(requirements: Sequence[str], python: str, glibc: str, keep: Mapping[str, str]) -> Resolved:
+def resolve(
+    requirements: Sequence[str],
+    python: str,
+    glibc: str,
+    keep: Mapping[str, str],
+    constraints: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> Resolved:
     """Choose a version of everything that `requirements` need; versions in `keep` are preferred where they fit.
+
+    `overrides` replace what any package asks for, `constraints` only narrow it.
 
     Raises ProfileError where no choice exists, NetworkError where an index does not answer or lacks a local build.
     """
     with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as folder:
         output = Path(folder) / "requirements.txt"
         output.write_text("".join(f"{name}=={version}\n" for name, version in keep.items()), encoding="utf-8")
-        done = _compile(requirements, python, glibc, "--annotation-style", "line", "--output-file", str(output))
+        options = ["--annotation-style", "line", "--output-file", str(output)]
+        for option, lines in (("--constraint", constraints), ("--override", overrides)):
+            file = Path(folder) / f"{option.lstrip('-')}.txt"
+            file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            options += [option, str(file)] if lines else []
+        done = _compile(requirements, python, glibc, *options)
         if done.code:
             raise _refused(requirements, done)
         return _parse(output.read_text(encoding="utf-8"))

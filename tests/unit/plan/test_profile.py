@@ -32,7 +32,7 @@ GOOD = "base: {bootstrap: bookworm}\npython: '3.11'\ntorch: '2.13.0'\n"
     ("text", "line", "field", "words"),
     [
         (GOOD + "torh: 1\n", 4, "torh", "unknown key (did you mean torch?)"),
-        (GOOD + "zzzzzz: 1\n", 4, "zzzzzz", "unknown key (known: apt, base"),
+        (GOOD + "zzzzzz: 1\n", 4, "zzzzzz", "unknown key (known: accept, apt, base"),
         (GOOD + "extend: cpu\n", 4, "extend", "did you mean extends?"),
         (GOOD + "selftest:\n  levle: quick\n", 5, "selftest.levle", "did you mean level?"),
         ("base: {bootstrap: bookworm, imge: x}\n" + GOOD[28:], 1, "base.imge", "did you mean image?"),
@@ -271,7 +271,7 @@ def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     known = {
         "$ref", "$defs", "$schema", "title", "description", "default", "type", "properties", "required", "anyOf",
         "enum", "const", "pattern", "items", "additionalProperties", "propertyNames", "minimum", "maximum",
-        "exclusiveMinimum", "maxLength", "patternProperties",
+        "exclusiveMinimum", "maxLength", "minLength", "patternProperties",
     }  # fmt: skip
     assert set(schema) <= known, set(schema) - known
     kinds: dict[str, Any] = {
@@ -294,7 +294,8 @@ def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     if "enum" in schema and value not in schema["enum"]:
         return False
     if isinstance(value, str):
-        return len(value) <= schema.get("maxLength", len(value)) and bool(re.search(schema.get("pattern", ""), value))
+        fits = schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
+        return fits and bool(re.search(schema.get("pattern", ""), value))
     if isinstance(value, list):
         return all(conforms(item, schema.get("items", {}), root) for item in value)
     if isinstance(value, dict):
@@ -365,3 +366,9 @@ def test_the_schema_is_one_that_a_validator_takes() -> None:
 
 def test_the_schema_is_json() -> None:
     assert json.loads(json.dumps(profile.schema())) == profile.schema()
+
+
+def test_the_committed_schema_is_the_models() -> None:
+    """Editors read the file; `envbuild schema > profiles/profile.schema.json` writes it."""
+    committed = json.loads((shipped.PROFILES / "profile.schema.json").read_text(encoding="utf-8"))
+    assert committed == profile.schema()

@@ -1,0 +1,236 @@
+"""What a profile's GPUs and torch mean: CUDA, the libraries torch brings, overrides of its pins, advisories. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.errors import Fault
+from envbuild.plan import facts
+from envbuild.plan.advisories import Advisory, Situation
+from envbuild.plan.document import Path
+from envbuild.plan.facts import Gpu, TorchRelease
+from envbuild.plan.profile import Profile, Source
+
+STATES = {"refuse": "refused", "warn": "warned", "note": "noted"}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """An advisory that holds for this profile. `state`: refused, accepted, warned or noted."""
+
+    advisory: Advisory
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Override:
+    """A pin of torch's own metadata that this profile replaces."""
+
+    library: str
+    distribution: str
+    version: str
+    torch_asks: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What follows from GPUs, torch and pins. `libraries`: short name -> version, as far as facts know."""
+
+    gpus: tuple[Gpu, ...]
+    cuda: str | None
+    libraries: Mapping[str, str]
+    pinned: Mapping[str, str]
+    overrides: tuple[Override, ...]
+    driver: str | None
+    environment: Mapping[str, str]
+    advice: tuple[Advice, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def states(self) -> list[dict[str, str]]:
+        """Every advisory that holds, as `--json` shows it."""
+        return [
+            {"id": a.advisory.id, "state": a.state, "reason": a.reason, "remedy": a.advisory.remedy}
+            for a in self.advice
+        ]
+
+
+def choose(source: Source) -> Choice:
+    """Never raises: what contradicts is in `faults`, for all of it to be shown at once."""
+    profile = source.profile
+    faults: list[Fault] = []
+    gpus = tuple(_gpus(source, faults))
+    release = facts.torch_release(profile.torch)
+    faults += _torch(source, gpus, release)
+    pinned, overrides = _pins(source, release, faults)
+    libraries = {
+        **(facts.libraries_of(release) if release else {}),
+        **{k: profile.pins[k].version for k in profile.pins},
+    }
+    driver = _driver(source, release)
+    situation = Situation(
+        gpus=gpus,
+        torch=profile.torch,
+        cuda=release.cuda if release else None,
+        libraries=libraries,
+        distributions=_exact(profile),
+        driver=driver,
+        gpu_count=profile.gpu_count,
+        features=frozenset(profile.features),
+    )
+    advice = tuple(_advice(profile, situation))
+    faults += _refusals(source, advice)
+    cuda = release.cuda if release else None
+    return Choice(gpus, cuda, libraries, pinned, overrides, driver, _environment(gpus), advice, tuple(faults))
+
+
+def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
+    for index, name in enumerate(source.profile.gpus):
+        found = facts.gpus().get(name)
+        if found:
+            yield found
+            continue
+        near = difflib.get_close_matches(name, facts.gpus(), 3, 0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(facts.gpus())}"
+        faults.append(source.document.fault(("gpus", index), f"there is no GPU {name!r} in the facts ({hint})"))
+
+
+def _torch(source: Source, gpus: tuple[Gpu, ...], release: TorchRelease | None) -> Iterator[Fault]:
+    """What of torch itself does not fit: its CUDA, its Python, its kernels."""
+    profile, fault = source.profile, source.document.fault
+    if gpus and Version(profile.torch).local == "cpu":
+        yield fault(("torch",), f"torch {profile.torch} has no GPU code; {gpus[0].id} needs a CUDA build")
+        return
+    if release is None:
+        if profile.cuda and Version(profile.torch).local != f"cu{profile.cuda.replace('.', '')}":
+            yield fault(("cuda",), f"the facts do not know what CUDA torch {profile.torch} is built for")
+        return
+    if profile.cuda and profile.cuda != release.cuda:
+        yield fault(("cuda",), f"torch {release.version} is built for CUDA {release.cuda}, not {profile.cuda}")
+    if profile.python not in release.pythons:
+        names = ", ".join(release.pythons)
+        yield fault(("python",), f"torch {release.version} has no wheel for Python {profile.python} (it has: {names})")
+    for gpu in gpus:
+        if release.kernels(gpu.compute_capability) is None and not _accepts(profile, _NO_KERNEL):
+            fits = _fitting(gpu)
+            yield fault(
+                ("torch",),
+                f"torch {release.version} has no kernels for {gpu.id} (capability {gpu.compute_capability}): its "
+                f"wheel has {', '.join(release.arch_list)} ({release.arch_source[0]}); use torch {fits}",
+            )
+
+
+# A profile that takes either of these on builds torch, or gets it, with the missing architecture.
+_NO_KERNEL = frozenset({"no-kernel-image-blackwell", "volta-dropped"})
+
+
+def _accepts(profile: Profile, ids: frozenset[str]) -> bool:
+    return any(item.advisory in ids for item in profile.accept)
+
+
+def _fitting(gpu: Gpu) -> str:
+    """Which releases have code for a card: "2.8.0 to 2.10.0"."""
+    fits = [r.version for r in facts.torch_releases().values() if r.kernels(gpu.compute_capability) == "compiled"]
+    fits.sort(key=Version)
+    return f"{fits[0]} to {fits[-1]}" if fits else "(none is known)"
+
+
+def _pins(
+    source: Source, release: TorchRelease | None, faults: list[Fault]
+) -> tuple[dict[str, str], tuple[Override, ...]]:
+    """Distribution -> version of every pin, and which of them replace torch's own."""
+    pinned: dict[str, str] = {}
+    overrides = []
+    asked = {**release.expands_to, **release.pins} if release else {}
+    for name, pin in source.profile.pins.items():
+        distribution = facts.distribution_of(name, release.cuda) if release else None
+        if distribution is None:
+            faults.append(source.document.fault(("pins", name), _unknown_pin(name, release)))
+            continue
+        pinned[distribution] = pin.version
+        wanted = asked.get(distribution)
+        if wanted is not None and not SpecifierSet(wanted).contains(pin.version, prereleases=True):
+            overrides.append(Override(name, distribution, pin.version, wanted, pin.reason or "set in the profile"))
+    return pinned, tuple(overrides)
+
+
+def _unknown_pin(name: str, release: TorchRelease | None) -> str:
+    if release is None:
+        return "only a torch that the facts know can have its libraries pinned"
+    known = [row for row in facts.libraries() if facts.distribution_of(row, release.cuda)]
+    near = difflib.get_close_matches(name, known, 1)
+    return f"no such library for CUDA {release.cuda}" + (
+        f" (did you mean {near[0]}?)" if near else f" ({', '.join(known)})"
+    )
+
+
+def _driver(source: Source, release: TorchRelease | None) -> str | None:
+    """The oldest driver the image must run on: declared, else what this CUDA's minor-version compatibility needs."""
+    declared = source.profile.driver.minimum
+    return declared or (facts.driver_minimum(release.cuda).compatible if release and source.profile.gpus else None)
+
+
+def _environment(gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    """What the driver's container toolkit and a fleet of unequal cards need."""
+    if not gpus:
+        return {}
+    capabilities = sorted({gpu.compute_capability for gpu in gpus}, key=Version)
+    found = {
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        "TORCH_CUDA_ARCH_LIST": ";".join(capabilities),
+    }
+    if len({"tf32" in gpu.features for gpu in gpus}) > 1:
+        found["NVIDIA_TF32_OVERRIDE"] = "0"  # ranks must compute in the same precision, or their gradients differ
+    return found
+
+
+def _exact(profile: Profile) -> dict[str, str]:
+    """Versions of packages that the profile itself pins exactly; others are known once locked."""
+    found: dict[str, str] = {}
+    for text in profile.packages:
+        name, _, version = text.partition("==")
+        if version and not set(version) & set(",*; "):
+            found[canonicalize_name(name)] = version
+    return found
+
+
+def _advice(profile: Profile, situation: Situation) -> Iterator[Advice]:
+    accepted = {item.advisory: item.reason for item in profile.accept}
+    for advisory in facts.matching(situation):
+        if not advisory.decidable:
+            continue
+        if advisory.severity != "note" and advisory.id in accepted:
+            yield Advice(advisory, "accepted", accepted[advisory.id])
+        else:
+            yield Advice(advisory, STATES[advisory.severity], advisory.title)
+
+
+def _refusals(source: Source, advice: tuple[Advice, ...]) -> Iterator[Fault]:
+    ids = {item.id for item in facts.advisories()}
+    for index, item in enumerate(source.profile.accept):
+        if item.advisory not in ids:
+            near = difflib.get_close_matches(item.advisory, ids, 1)
+            said = f"there is no advisory {item.advisory!r}" + (f" (did you mean {near[0]}?)" if near else "")
+            yield source.document.fault(("accept", index, "advisory"), said)
+    for given in advice:
+        if given.state == "refused":
+            fact = given.advisory
+            text = f"{fact.id}: {fact.title}. {fact.remedy} ({', '.join(fact.cite[:3])})"
+            yield source.document.fault(_blamed(source, fact), text)
+
+
+def _blamed(source: Source, advisory: Advisory) -> Path:
+    """The line of the profile that a refusal is about: the pin it names, else torch."""
+    for name in advisory.change.pins:
+        if ("pins", name) in source.document.places:
+            return ("pins", name)
+    return ("torch",)

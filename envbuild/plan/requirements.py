@@ -1,0 +1,75 @@
+"""A project's own requirement file, each requirement with the line it stands on."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from envbuild.errors import Fault, ProfileError
+from envbuild.plan.document import Place, display
+
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_HASH = re.compile(r"\s--hash[= ]\S+")
+_INCLUDE = re.compile(r"^(-r|--requirement)[= ]?\s*(\S+)$")
+MAX_BYTES = 1_000_000
+
+
+def read(file: Path) -> list[tuple[str, Place]]:
+    """What a requirements.txt (with its -r includes) or the dependencies of a pyproject.toml ask for.
+
+    Hashes are dropped: the lock makes its own. Raises ProfileError, naming each line that cannot be locked.
+    """
+    faults: list[Fault] = []
+    found = list(_pyproject(file) if file.suffix == ".toml" else _lines(file, (), faults))
+    if faults:
+        raise ProfileError(f"{display(file)} holds what cannot be locked", faults=faults)
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ProfileError(f"{display(file)} is larger than {MAX_BYTES} bytes")
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{display(file)} cannot be read: {error}") from error
+
+
+def _lines(file: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Iterator[tuple[str, Place]]:
+    name = display(file)
+    number, waiting = 0, ""
+    for count, raw in enumerate(_text(file).splitlines(), 1):
+        number = number if waiting else count
+        waiting += _COMMENT.sub("", raw)
+        if waiting.endswith("\\"):
+            waiting = waiting[:-1]
+            continue
+        line, waiting = _HASH.sub("", waiting).strip(), ""
+        include = _INCLUDE.match(line)
+        if include:
+            target = (file.parent / include[2]).resolve()
+            if target in (*seen, file.resolve()):
+                faults.append(Fault("includes itself", name, number))
+            else:
+                yield from _lines(target, (*seen, file.resolve()), faults)
+        elif line.startswith("-"):
+            faults.append(Fault(f"option {line.split()[0]} is not taken from here: {_ELSEWHERE}", name, number))
+        elif line:
+            yield line, Place(name, number)
+
+
+_ELSEWHERE = "indexes and find-links are pip's and uv's configuration, editable installs belong into a child image"
+
+
+def _pyproject(file: Path) -> Iterator[tuple[str, Place]]:
+    text = _text(file)
+    try:
+        dependencies = tomllib.loads(text).get("project", {}).get("dependencies", [])
+    except (tomllib.TOMLDecodeError, AttributeError) as error:
+        raise ProfileError(f"{display(file)} is not a usable pyproject.toml: {error}") from error
+    lines = text.splitlines()
+    for item in dependencies if isinstance(dependencies, list) else []:
+        number = next((count for count, line in enumerate(lines, 1) if str(item) in line), 1)
+        yield str(item), Place(display(file), number)
