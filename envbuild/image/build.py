@@ -69,9 +69,9 @@ def records(image_id: str | None = None) -> Iterator[Record]:
 
 def recipe(lock: Lock, text: str) -> str:
     """sha256 over all that decides what is in an image: lock, Dockerfile, installers, recipe of the base."""
-    installer = dockerfile.INSTALLER.read_text(encoding="utf-8")
+    tools = [tool.read_text(encoding="utf-8") for tool in dockerfile.TOOLS]
     uv = importlib.metadata.version("uv")
-    return canonical_digest([lock.id, text, installer, uv, base.recipe() if lock.suite else None])
+    return canonical_digest([lock.id, text, tools, uv, base.recipe() if lock.suite else None])
 
 
 def _read(file: Path) -> Record | None:
@@ -164,7 +164,8 @@ def _context(lock: Lock, name: str) -> Path:
     for part in ("bin", "debs", "wheels"):
         (folder / part).mkdir(parents=True)
     _link(wheels.uv_binary(), folder / "bin" / "uv")
-    shutil.copy2(dockerfile.INSTALLER, folder / "bin" / "install")
+    for tool in dockerfile.TOOLS:
+        shutil.copy2(tool, folder / "bin" / tool.name)
     if lock.suite:
         _link(base.checked(lock), folder / "base.tar")
     for deb in lock.apt:

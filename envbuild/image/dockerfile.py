@@ -16,7 +16,8 @@ from envbuild.image.base import SOURCE_DATE_EPOCH
 from envbuild.plan.lock import Lock, LockedWheel
 
 TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"
-INSTALLER = shipped.DOCKERFILES / "install"
+# What the build binds as /mnt/bin beside uv.
+TOOLS = (shipped.DOCKERFILES / "install", shipped.DOCKERFILES / "repin")
 
 # The engine's overlay store takes 127 layers at most; some are left to child images.
 MAX_LAYERS = 100
@@ -32,6 +33,11 @@ class Layer:
 
     name: str
     wheels: tuple[LockedWheel, ...]
+    override: str | None = None
+
+    def task(self, epoch: str) -> list[str]:
+        """What the installer is to do: for an override also to mend the metadata that asked for another version."""
+        return ["override", epoch, self.override] if self.override else ["wheels", epoch]
 
     @property
     def requirements(self) -> list[str]:
@@ -40,7 +46,8 @@ class Layer:
 
 def layers(lock: Lock) -> list[Layer]:
     grouped = itertools.groupby(lock.wheels, key=lambda locked: locked.layer)
-    return [Layer(name, tuple(wheels)) for name, wheels in grouped]
+    overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
+    return [Layer(name, tuple(wheels), overrides.get(name)) for name, wheels in grouped]
 
 
 def render(lock: Lock, name: str) -> str:

@@ -138,9 +138,10 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
     folder = Path(builder.words[-1])
     found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     wanted = {f"wheels/{w.layer}/{w.wheel.file}" for w in locked.wheels} | {f"debs/{deb.file}" for deb in locked.apt}
-    assert found == {"bin/uv", "bin/install", "base.tar", *wanted}
+    assert found == {"bin/uv", "bin/install", "bin/repin", "base.tar", *wanted}
     assert not stale.exists()
-    assert (folder / "bin" / "install").read_bytes() == dockerfile.INSTALLER.read_bytes()
+    for tool in dockerfile.TOOLS:
+        assert (folder / "bin" / tool.name).read_bytes() == tool.read_bytes()
 
 
 def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +289,7 @@ def test_a_record_is_of_one_lock_dockerfile_and_installer(
     assert build.recorded(locked, text + "\n") == []
     assert build.recorded(dataclasses.replace(locked, environment={}), text) == []
     (tmp_path / "install").write_text("#!/bin/sh\n", encoding="utf-8")
-    monkeypatch.setattr(dockerfile, "INSTALLER", tmp_path / "install")
+    monkeypatch.setattr(dockerfile, "TOOLS", (tmp_path / "install", dockerfile.TOOLS[1]))
     assert build.recorded(locked, text) == []
 
 

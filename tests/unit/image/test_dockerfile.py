@@ -230,6 +230,12 @@ def string_fields() -> Iterator[tuple[str, Change]]:
 def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
     if path == ("base", "image"):
         data["base"], data["apt"] = {}, []
+    if path[0] in ("cuda", "gpus", "pins"):
+        data["torch"] = "2.13.0"  # they say nothing of a build without CUDA
+    if path[0] in COMPANIONS and path[0] not in data:
+        data[path[0]] = copy.deepcopy(COMPANIONS[path[0]])
+        inside(data[path[0]], path[1:], value)
+        return
     *outer, last = path
     for name in outer:
         data = data.setdefault(name, [] if last == "[]" else {})
@@ -240,6 +246,26 @@ def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
         data[value] = "harmless"
     else:
         data["HOSTILE" if last == "{}" else last] = value
+
+
+# Fields that mean something only together with others: the whole, of which one value is then replaced.
+COMPANIONS: dict[str, Any] = {
+    "accept": [{"advisory": "cublas-hopper-fpe", "reason": "harmless"}],
+    "pins": {"cublas": {"version": "13.1.1.3", "reason": "harmless"}},
+    "driver": {"minimum": "580.65.06", "compat": {"url": "https://mirror.example/compat.tar", "sha256": "0" * 64}},
+}
+
+
+def inside(data: Any, path: tuple[str, ...], value: str) -> None:
+    """Replace what `path` names: "[]" the first entry, "{}" the first value, "{key}" the first key."""
+    for position, part in enumerate(path):
+        key: Any = 0 if part == "[]" else next(iter(data)) if part in ("{}", "{key}") else part
+        if part == "{key}":
+            data[value] = data.pop(key)
+        elif position == len(path) - 1:
+            data[key] = value
+        else:
+            data = data[key]
 
 
 FIELDS = dict(string_fields())
@@ -255,11 +281,21 @@ HARMLESS = {
     "selftest.level": "quick",
     "selftest.require.[]": "env.libs",
     "extends": "parent",
+    "gpus.[]": "h200",
+    "cuda": "13.0",
+    "features.[]": "bf16",
+    "accept.[].advisory": "cublas-hopper-fpe",
+    "pins.{key}": "cublas",
+    "pins.{}.version": "13.1.1.3",
+    "driver.minimum": "580.65.06",
+    "driver.compat.url": "https://mirror.example/compat.tar",
+    "driver.compat.sha256": "0" * 64,
 }
+FREE = {"description", "env.{}", "accept.[].reason", "pins.{}.reason"}
 
 
 def test_the_walk_finds_every_string_field() -> None:
-    assert set(FIELDS) == {*HARMLESS, "description", "env.{}"}
+    assert set(FIELDS) == {*HARMLESS, *FREE}
 
 
 def outcome(folder: Path, field: str, value: str) -> list[Instruction] | ProfileError:
@@ -308,7 +344,7 @@ def test_a_hostile_value_is_refused_or_stays_a_value(project: Path, field: str) 
             assert not any(set(word) & set("\n\r\0\"'`$;\\") for word in words)
 
 
-@pytest.mark.parametrize("field", sorted(set(FIELDS) - {"description", "env.{}"}))
+@pytest.mark.parametrize("field", sorted(set(FIELDS) - FREE))
 def test_only_descriptions_and_environment_values_are_free_text(project: Path, field: str) -> None:
     accepted = [value for value in HOSTILE if not isinstance(outcome(project, field, value), ProfileError)]
     assert accepted == []
