@@ -107,7 +107,7 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
             "settings": dict(wanted.settings),
         },
         "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
-        "gpu": None,
+        "gpu": gpu_of(run),
         "engine": engine,
         "finished": finished.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "seconds": round(run.seconds, 3),
@@ -118,9 +118,32 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
     }
 
 
+def gpu_of(run: TestRun) -> dict[str, Any] | None:
+    """The card as env.identity measured it: {"model", "name", "count", ...}; None for a run on the CPU.
+
+    `model` is its id in the facts, or its name where they do not know it.
+    """
+    cards = next((r["traits"].get("gpus") for r in run.results if r["probe"] == "env.identity"), None)
+    if not isinstance(cards, list) or not cards or not isinstance(cards[0], dict):
+        return None
+    name = str(cards[0].get("name"))
+    known = facts.gpu_by_name(name)
+    return {**cards[0], "model": known.id if known else name, "name": name, "count": len(cards)}
+
+
+def model_of(record: Mapping[str, Any]) -> str:
+    return str(record["gpu"]["model"]) if record["gpu"] else CPU
+
+
+def _sharing(model: str) -> frozenset[str]:
+    """The models whose proof is also this one's."""
+    gpu = facts.gpus().get(model)
+    return frozenset(other.id for other in facts.family(gpu)) if gpu else frozenset({model})
+
+
 def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
     """In-toto Statement v1 with test-result v0.1, as its schema has it; a probe that did not run is in no list."""
-    model = CPU
+    model = model_of(record)
     named = {
         status: [f"{model}/{result['probe']}" for result in record["results"] if result["status"] == status]
         for status in ("passed", "failed")
@@ -200,6 +223,7 @@ def _result(record: Mapping[str, Any]) -> str:
 
 
 def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+    found = [(path, record) for path, record in found if model_of(record) in _sharing(model)]
     denials = {_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
     denied = stale = None
     for path, record in found:

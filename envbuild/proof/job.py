@@ -25,20 +25,24 @@ from envbuild.plan.profile import SelfTest
 
 _SOURCES = Path(__file__).parent.parent / "selftest"
 
-# Reads its input from stdin, since a bind mount would name a path of the engine's host: a line with two lengths, the
-# zip, the job document. -I keeps the working folder and PYTHON* variables out.
+# Its arguments: the module whose main takes the job, and the file to read where that is not stdin (a bind mount would
+# name a path of the engine's host). It reads a line with two lengths, the zip, the job document.
 BOOTSTRAP = """
-import json, os, sys, tempfile
-read = sys.stdin.buffer.read
-sizes = [int(part) for part in sys.stdin.buffer.readline(64).split()]
+import importlib, json, os, sys, tempfile
+if sys.version_info < (3, 9):
+    sys.exit("Python 3.9 or newer is needed, this is " + sys.version.split()[0])
+stream = open(sys.argv[2], "rb") if len(sys.argv) > 2 else sys.stdin.buffer
+sizes = [int(part) for part in stream.readline(64).split()]
+read = stream.read
 folder = tempfile.mkdtemp()
 path = os.path.join(folder, "selftest.zip")
 with open(path, "wb") as file:
     file.write(read(sizes[0]))
 job = json.loads(read(sizes[1]))
+if sys.path[0] == "":
+    del sys.path[0]
 sys.path.insert(0, path)
-from envbuild.selftest.__main__ import main
-sys.exit(main(job))
+sys.exit(importlib.import_module(sys.argv[1]).main(job))
 """
 
 
@@ -62,6 +66,7 @@ class Job:
     stdin: bytes
     nonce: str
     limits: Limits
+    gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,8 +151,17 @@ def selftest_id() -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def make(image: str, wanted: SelfTest, versions: Mapping[str, str], python: str, probes: Sequence[str] = ()) -> Job:
-    """The job that tests `image` (the engine's handle) against locked `versions` (distribution -> version)."""
+def payload(document: bytes) -> bytes:
+    """What BOOTSTRAP reads: the self-test and a job document for it."""
+    archive = selftest_zip()
+    return f"{len(archive)} {len(document)}\n".encode() + archive + document
+
+
+def make(image: str, wanted: SelfTest, versions: Mapping[str, str], python: str, gpus: Sequence[str] = ()) -> Job:
+    """The job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
+
+    `gpus`: the names that the card may have, as the driver prints them; none: the CPU.
+    """
     nonce = secrets.token_hex(16)
     memory = int(wanted.memory_gb * (1 << 30))
     document = json.dumps(
@@ -155,24 +169,30 @@ def make(image: str, wanted: SelfTest, versions: Mapping[str, str], python: str,
             "version": 1,
             "nonce": nonce,
             "level": wanted.level,
-            "device": "cpu",
-            "probes": list(probes) or None,
-            "require": list(wanted.require) if not probes else [],
-            "expect": {"distributions": dict(versions), "python": python, "gpus": []},
+            "device": "cuda" if gpus else "cpu",
+            "probes": None,
+            "require": required(wanted, bool(gpus)),
+            "expect": {"distributions": dict(versions), "python": python, "gpus": list(gpus)},
             "settings": {"allow_tf32": wanted.allow_tf32},
             "timeouts": {},
             "threads": None,
             "memory_mb": None,
         }
     ).encode()
-    archive = selftest_zip()
     return Job(
         image=image,
-        argv=("python", "-I", "-c", BOOTSTRAP),
-        stdin=f"{len(archive)} {len(document)}\n".encode() + archive + document,
+        # -I keeps the working folder and PYTHON* variables out
+        argv=("python", "-I", "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
+        stdin=payload(document),
         nonce=nonce,
         limits=Limits(memory=memory, timeout=float(wanted.timeout)),
+        gpus=bool(gpus),
     )
+
+
+def required(wanted: SelfTest, gpu: bool) -> list[str]:
+    """What must pass: the profile's list, and on a GPU which card it is."""
+    return list(dict.fromkeys([*(["env.identity"] if gpu else []), *wanted.require]))
 
 
 class _Frame(BaseModel):

@@ -11,6 +11,7 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Profile
 from envbuild.proof import evidence
 from envbuild.proof.evidence import Proof, Wanted
+from envbuild.proof.job import required
 
 VERIFIED = "verified"
 
@@ -44,7 +45,13 @@ def proofs_document(proofs: tuple[Proof, ...]) -> list[dict[str, Any]]:
 
 def wanted(name: str, profile: Profile, lock: Lock) -> Wanted:
     selftest = profile.selftest
-    return Wanted(name, lock.id, selftest.level, selftest.require, {"allow_tf32": selftest.allow_tf32})
+    require = tuple(required(selftest, bool(profile.gpus)))
+    return Wanted(name, lock.id, selftest.level, require, {"allow_tf32": selftest.allow_tf32})
+
+
+def models(profile: Profile) -> tuple[str, ...]:
+    """What must be proved: each of the profile's GPUs, or the CPU."""
+    return profile.gpus or (evidence.CPU,)
 
 
 def compute(engine: Engine, name: str, profile: Profile, lock: Lock | None, stale: list[str], text: str) -> Status:
@@ -52,7 +59,7 @@ def compute(engine: Engine, name: str, profile: Profile, lock: Lock | None, stal
     repository = build.repository(name)
     tags = engine.tags(repository)
     image = build.built(engine, lock, text) if lock else None
-    proofs = tuple(evidence.prove(image.id, wanted(name, profile, lock))) if lock and image else ()
+    proofs = tuple(evidence.prove(image.id, wanted(name, profile, lock), models(profile))) if lock and image else ()
     reasons = [f"{part} changed in the profile since it was locked" for part in stale]
     reasons += [f"{proof.model}: {proof.reason}" for proof in proofs if proof.state != "proved"]
     if image is None:

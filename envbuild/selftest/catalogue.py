@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from envbuild.selftest.probes import attention, crash, gemm, libs, train
+from envbuild.selftest.probes import attention, crash, gemm, identity, libs, train
 from envbuild.selftest.registry import Probe
 
 PROBES: tuple[Probe, ...] = (
+    Probe("env.identity", "quick", "cuda", 60, identity.identity),
     Probe("env.libs", "quick", "cpu", 120, libs.libs),
     Probe("gemm.crash", "quick", "cpu", 120, crash.crash),
     Probe("gemm.exact", "quick", "cpu", 60, gemm.exact),

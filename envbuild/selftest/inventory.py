@@ -111,16 +111,14 @@ def found(roots: Iterable[str]) -> tuple[str, ...]:
 def take(paths: Sequence[str], path_entries: Sequence[str] | None = None) -> Inventory:
     """The inventory of these files, judged by the RECORDs of the distributions on `path_entries` (None: sys.path)."""
     distributions: dict[str, str] = {}
-    records: dict[str, Recorded] = {}
-    for distribution in _distributions(path_entries):
+    records: dict[str, list[Recorded]] = {}
+    for distribution in found_distributions(path_entries):
         name = normalise(str(distribution.metadata["Name"]))
-        if name in distributions:
-            continue  # shadowed: an import takes the first on the path
-        distributions[name] = distribution.version
+        distributions.setdefault(name, distribution.version)  # an import takes the first on the path
         for path, sha256 in _recorded(distribution):
-            records[path] = Recorded(name, distribution.version, sha256)
-    libraries = tuple(_library(path, sha256, records) for path, sha256 in zip(paths, _hashes(paths)))
-    stems = {_STEM.sub(r"\1", Path(path).name): record.owner for path, record in records.items()}
+            records.setdefault(path, []).append(Recorded(name, distribution.version, sha256))
+    libraries = tuple(_library(path, sha256, records.get(path, ())) for path, sha256 in zip(paths, _hashes(paths)))
+    stems = {_STEM.sub(r"\1", Path(path).name): found[0].owner for path, found in records.items()}
     return Inventory(libraries, distributions, stems)
 
 
@@ -161,7 +159,8 @@ def _copies(members: Sequence[Library]) -> list[str]:
     ]
 
 
-def _distributions(path_entries: Sequence[str] | None) -> Iterator[metadata.Distribution]:
+def found_distributions(path_entries: Sequence[str] | None = None) -> Iterator[metadata.Distribution]:
+    """The installed distributions in the order of the path (None: sys.path), those without a name left out."""
     found_ = metadata.distributions() if path_entries is None else metadata.distributions(path=list(path_entries))
     return (item for item in found_ if item.metadata["Name"])
 
@@ -177,11 +176,12 @@ def _recorded(distribution: metadata.Distribution) -> Iterator[tuple[str, str | 
         yield os.path.realpath(str(distribution.locate_file(row[0]))), sha256
 
 
-def _library(path: str, sha256: str | None, records: Mapping[str, Recorded]) -> Library:
+def _library(path: str, sha256: str | None, records: Sequence[Recorded]) -> Library:
+    """Where several distributions list the file, its owner is the one whose checksum fits."""
     name = Path(path).name
-    recorded = records.get(path)
-    if recorded is None:
+    if not records:
         return Library(name, path, None, sha256, "unowned", None)
+    recorded = next((record for record in records if sha256 and record.sha256 == sha256), records[0])
     same = sha256 is not None and sha256 == recorded.sha256
     return Library(name, path, recorded.version, sha256, f"{recorded.owner}=={recorded.version}", same)
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -125,6 +126,20 @@ def test_the_first_distribution_of_a_name_counts(site: Site, tmp_path: Path) -> 
     later.add("nvidia_cublas_cu12", "12.1.3.1", CUBLAS)
     taken = inventory.take([], [str(site.path), str(later.path)])
     assert taken.distributions == {"nvidia-cublas-cu12": "12.5.3.2"}
+
+
+@pytest.mark.parametrize("version", ["12.1.3.1", "12.5.3.2"])
+def test_of_two_records_the_one_that_fits_names_the_owner(site: Site, version: str) -> None:
+    """An upgrade left one behind; in which order a folder lists them is nobody's business."""
+    for info in site.path.glob("*.dist-info"):
+        shutil.rmtree(info)
+    for other in ("12.1.3.1", "12.5.3.2"):
+        site.add("nvidia_cublas_cu12", other, CUBLAS)
+        record = site.path / f"nvidia_cublas_cu12-{other}.dist-info" / "RECORD"
+        if other != version:
+            record.write_text(f"{CUBLAS},sha256={'A' * 43},1\n")
+    (library,) = site.take(site.path / CUBLAS).libraries
+    assert (library.version, library.record) == (version, True)
 
 
 def test_a_distribution_without_record_owns_nothing(site: Site) -> None:

@@ -67,11 +67,11 @@ def frames(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Fram
 
 def test_right_kernels_pass(frames: list[Frame]) -> None:
     told = outcomes(frames)
-    assert list(told) == [*QUICK, *ON_GPUS, "train.step"]
+    assert list(told) == ["env.identity", *QUICK, *ON_GPUS, "train.step"]
     assert {name for name, frame in told.items() if frame["status"] == "passed"} == {*QUICK, "train.step"}
-    assert {told[name]["reason"] for name in ON_GPUS} == {"needs a GPU"}
+    assert {told[name]["reason"] for name in ("env.identity", *ON_GPUS)} == {"needs a GPU"}
     end = frames[-1]
-    assert (end["passed"], end["failed"], end["skipped"]) == (7, 0, 2)
+    assert (end["passed"], end["failed"], end["skipped"]) == (7, 0, 3)
 
 
 def test_every_figure_is_whole_and_within(frames: list[Frame]) -> None:
@@ -155,7 +155,7 @@ def test_a_bare_run_as_json_is_one_document() -> None:
 
 def test_the_list_names_every_probe() -> None:
     names = [line.split()[0] for line in module("--list").stdout.splitlines()]
-    assert names == [*QUICK, *ON_GPUS, "train.step"]
+    assert names == ["env.identity", *QUICK, *ON_GPUS, "train.step"]
 
 
 def test_a_gpu_that_is_not_there_is_a_skip_with_its_reason() -> None:

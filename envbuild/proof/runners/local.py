@@ -14,9 +14,9 @@ from typing import Any
 
 import docker.errors
 import requests
-from docker.types import LogConfig
+from docker.types import DeviceRequest, LogConfig
 
-from envbuild.errors import EngineError
+from envbuild.errors import EngineError, NotProved
 from envbuild.image.engine import Engine, asking
 from envbuild.proof.job import Job, RawOutput
 
@@ -37,7 +37,7 @@ def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line
     name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
     api: Any = engine.client.api
     try:
-        with asking():
+        with asking(), _card_asked():
             _create(api, name, job)
             output = api.attach(name, stdout=True, stderr=True, stream=True, demux=True)
             stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
@@ -46,6 +46,20 @@ def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line
             return _follow(api, name, job, output, stdin, begin, on_line)
     finally:
         _remove(api, name)
+
+
+@contextlib.contextmanager
+def _card_asked() -> Iterator[None]:
+    """An engine without a GPU says so when the container starts: that is no fault of the engine."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        text = str(error.explanation or error)
+        if "could not select device driver" in text or "nvidia" in text.lower():
+            raise NotProved(
+                "the engine has no GPU to prove this on", hint=f"run it where the card is: envbuild prove ({text})"
+            ) from error
+        raise
 
 
 def _create(api: Any, name: str, job: Job) -> None:
@@ -62,6 +76,7 @@ def _create(api: Any, name: str, job: Job) -> None:
         pids_limit=limits.pids,
         # Docker's tmpfs is noexec by default, which breaks dlopen of what torch compiles
         tmpfs={"/tmp": f"exec,mode=1777,size={limits.tmp}"},
+        device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if job.gpus else [],
         log_config=LogConfig(type="none"),  # nothing of an untrusted output stays on the engine's disk
     )
     api.create_container(

@@ -275,10 +275,14 @@ def test_every_run_has_a_nonce_of_its_own() -> None:
     assert {len(nonce) for nonce in nonces} == {32}
 
 
-def test_probes_asked_for_by_name_drop_the_requirement() -> None:
-    made = job.make("x", SelfTest(require=("env.libs",)), {}, "3.11", ["gemm.exact"])
+@pytest.mark.parametrize("cards", [(), ("NVIDIA H20",)])
+def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> None:
+    made = job.make("x", SelfTest(require=("env.libs",)), {}, "3.11", cards)
     document = json.loads(made.stdin[made.stdin.index(b"\n") + 1 + len(job.selftest_zip()) :])
-    assert (document["probes"], document["require"]) == (["gemm.exact"], [])
+    assert made.gpus == bool(cards)
+    assert document["device"] == ("cuda" if cards else "cpu")
+    assert document["expect"]["gpus"] == list(cards)
+    assert document["require"] == [*(["env.identity"] if cards else []), "env.libs"]
 
 
 def test_the_zip_is_the_same_every_time_and_holds_the_sources_alone() -> None:

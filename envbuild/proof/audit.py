@@ -1,0 +1,266 @@
+"""An audit: what an environment really holds, judged against a profile, its lock and the known faults. Pure.
+
+The collector runs in the environment (in a container for an image, as a process for a Python); its document is read by
+holdings.py, findings.py judges the libraries, and this module all that a profile, a lock or the facts have a say in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from envbuild.plan import choice, facts
+from envbuild.plan.advisories import Advisory, Gpu, Situation
+from envbuild.plan.lock import Lock
+from envbuild.plan.profile import Source
+from envbuild.proof import findings
+from envbuild.proof.findings import SEVERITIES, Finding
+from envbuild.proof.holdings import LD_CACHE, LD_PATH, Copy, Holdings
+from envbuild.proof.job import BOOTSTRAP, Job, Limits, payload
+
+_ENTRY = "envbuild.selftest.audit"
+_MEMORY, _SECONDS = 4 << 30, 120.0
+_ARCHITECTURE = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
+
+
+def job(image: str, python: str = "python") -> Job:
+    """What collects the holdings. Python's own variables count (no -I): they decide what an import finds."""
+    nonce = secrets.token_hex(16)
+    document = json.dumps({"version": 1, "nonce": nonce}).encode()
+    return Job(image, (python, "-c", BOOTSTRAP, _ENTRY), payload(document), nonce, Limits(_MEMORY, _SECONDS))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a profile says should be there; empty where none is given. `claimed`: the image says it is of that lock."""
+
+    profile: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    gpu_count: int = 1
+    driver: str | None = None
+    features: frozenset[str] = frozenset()
+    accepted: Mapping[str, str] = field(default_factory=dict)
+    lock: Lock | None = None
+    claimed: bool = False
+
+
+def expected(source: Source, lock: Lock | None, claimed: bool = False) -> Expected:
+    profile, chosen = source.profile, choice.choose(source)
+    return Expected(
+        profile=source.name,
+        gpus=chosen.gpus,
+        gpu_count=profile.gpu_count,
+        driver=chosen.driver,
+        features=frozenset(profile.features),
+        accepted={item.advisory: item.reason for item in profile.accept},
+        lock=lock,
+        claimed=claimed,
+    )
+
+
+def of_machine(held: Holdings) -> Expected:
+    """For an environment of this very machine, where no profile is given: the cards and the driver it has."""
+    cards = [card for name in held.machine.gpus for card in [facts.gpu_by_name(name)] if card]
+    return Expected(gpus=tuple(dict.fromkeys(cards)), gpu_count=max(1, len(cards)), driver=held.machine.driver)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The answer. `clean`: nothing above a note."""
+
+    target: str
+    wanted: Expected
+    held: Holdings
+    findings: tuple[Finding, ...]
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        counted = Counter(finding.severity for finding in self.findings)
+        return {severity: counted[severity] for severity in SEVERITIES if counted[severity]}
+
+    @property
+    def clean(self) -> bool:
+        return not set(self.counts) - {"note"}
+
+    @property
+    def failed(self) -> bool:
+        return bool({"defect", "refuse"} & set(self.counts))
+
+    def document(self) -> dict[str, Any]:
+        rows = [(c.library, c.version, c.path, c.sha256, c.loaded) for c in self.held.libraries]
+        keys = ("name", "version", "path", "sha256", "loaded")
+        return {
+            "target": self.target,
+            "libraries": [dict(zip(keys, row, strict=True)) for row in rows],
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def judge(target: str, held: Holdings, wanted: Expected) -> Audit:
+    found = [
+        *_torch(held, wanted),
+        *findings.libraries(held),
+        *findings.distributions(held),
+        *_apex(held),
+        *_locked(held, wanted),
+        *_advisories(held, wanted),
+    ]
+    if held.cut:
+        found.append(
+            Finding("search-cut", "note", "the search for libraries ended at its bound", "name a smaller PATH")
+        )
+    return Audit(
+        target, wanted, held, tuple(sorted(dict.fromkeys(found), key=lambda item: SEVERITIES.index(item.severity)))
+    )
+
+
+def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
+    torch, version = held.torch, held.installed.get("torch")
+    if torch is None:
+        lacking = wanted.profile is not None
+        yield Finding("no-torch", "defect" if lacking else "note", "no torch here", "install torch" if lacking else "")
+        return
+    if not torch.imported:
+        text = f"torch {version or ''} cannot be imported: {torch.failure}".replace("  ", " ")
+        yield Finding("torch-import", "defect", text, "reinstall torch and its libraries; look at the copies below")
+    elif torch.failure:
+        text = f"after torch's import, asking its libraries for their versions failed: {torch.failure}"
+        yield Finding("library-crash", "warn", text, "reinstall the CUDA libraries")
+    if version and torch.version and version not in (torch.version, torch.version.partition("+")[0]):
+        text = f"torch imports as {torch.version}, its distribution says {version}"
+        yield Finding("torch-version", "defect", text, "reinstall torch")
+    if _is_cpu_only(held) and wanted.gpus:
+        text = f"torch {torch.version or version} has no GPU code; {_names(wanted.gpus)} needs a CUDA build"
+        yield Finding("cpu-only", "defect", text, "install torch from an index that has its CUDA builds")
+        return
+    for gpu in wanted.gpus if torch.architectures else ():
+        yield from _kernels(gpu, torch.architectures)
+
+
+def _is_cpu_only(held: Holdings) -> bool:
+    torch, version = held.torch, held.installed.get("torch", "")
+    if torch is None or not torch.imported:
+        return version.endswith("+cpu")
+    return not torch.cuda and not torch.hip
+
+
+def _kernels(gpu: Gpu, architectures: list[str]) -> Iterator[Finding]:
+    """Compiled code serves its major version from its minor on (with an "a" its own only), PTX all later cards."""
+    major, minor = map(int, gpu.compute_capability.split("."))
+    parsed = [match for text in architectures for match in [_ARCHITECTURE.fullmatch(text)] if match]
+    known = [(m[1], (int(m[2]), int(m[3])), m[4]) for m in parsed]
+    if any(k == "sm" and (a == (major, minor) or (a[0] == major and a[1] < minor and s != "a")) for k, a, s in known):
+        return
+    listed = " ".join(architectures)
+    if any(kind == "compute" and at <= (major, minor) for kind, at, _ in known):
+        text = f"torch has no compiled code for {gpu.id} ({gpu.compute_capability}), only PTX to compile: {listed}"
+        yield Finding("no-kernel", "warn", text, "a torch built for this card")
+        return
+    text = f"torch has no code for {gpu.id} (compute capability {gpu.compute_capability}): {listed}"
+    yield Finding("no-kernel", "defect", text, "a torch built for this card")
+
+
+def _apex(held: Holdings) -> Iterator[Finding]:
+    apex = held.apex
+    if apex is None:
+        return
+    if not {"normalization", "multi_tensor_apply"} & set(apex.parts):
+        text = f"{apex.path} is not NVIDIA's apex: the package index's apex is an unrelated package"
+        yield Finding("wrong-apex", "defect", text, "uninstall apex; build NVIDIA/apex from source")
+    elif not apex.compiled:
+        text = f"{apex.path} was built without its CUDA extensions"
+        yield Finding("apex-not-compiled", "warn", text, "build it with APEX_CPP_EXT=1 APEX_CUDA_EXT=1")
+
+
+def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
+    lock = wanted.lock
+    if lock is None:
+        return
+    installed = held.installed
+    wrong = [
+        f"{name} is {installed.get(name, 'absent')}, locked is {version}"
+        for name, version in sorted(lock.versions.items())
+        if installed.get(name) != version
+    ]
+    if not f"{held.python.version}.".startswith(f"{lock.python}."):
+        wrong.insert(0, f"Python is {held.python.version}, locked is {lock.python}")
+    if wrong:
+        more = f" (and {len(wrong) - 8} more)" if len(wrong) > 8 else ""
+        text = f"not as the lock of {wanted.profile} has it: {'; '.join(wrong[:8])}{more}"
+        severity = "defect" if wanted.claimed else "warn"
+        yield Finding("not-as-locked", severity, text, f"envbuild build {wanted.profile}")
+
+
+def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:
+    now = situation(held, wanted)
+    for advisory in facts.matching(now):
+        reason = wanted.accepted.get(advisory.id)
+        if reason is not None:
+            text = f"accepted by {wanted.profile} ({reason}): {_said(advisory)}"
+            yield Finding(advisory.id, "note", text, advisory.remedy)
+        else:
+            yield Finding(advisory.id, advisory.severity, _said(advisory), advisory.remedy)
+    if not wanted.gpus and not _is_cpu_only(held):
+        yield from _elsewhere(now)
+
+
+def _elsewhere(now: Situation) -> Iterator[Finding]:
+    """No card is known: the refusals that would hold on some, since that is what an image is for."""
+    cards: dict[str, list[Gpu]] = {}
+    known = {advisory.id: advisory for advisory in facts.advisories() if advisory.severity == "refuse"}
+    for gpu in facts.gpus().values():
+        on_it = Situation(**{**vars(now), "gpus": (gpu,)})
+        for ident, advisory in known.items():
+            if advisory.holds(on_it) and not advisory.holds(now):
+                cards.setdefault(ident, []).append(gpu)
+    for ident, gpus in cards.items():
+        text = f"on {_names(gpus)}: {_said(known[ident])}"
+        yield Finding(ident, "note", text, f"{known[ident].remedy}; --profile NAME judges for a card")
+
+
+def _said(advisory: Advisory) -> str:
+    return f"{advisory.title} ({', '.join(advisory.cite[:2])})"
+
+
+def _names(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:
+    return ", ".join(gpu.id for gpu in gpus)
+
+
+def situation(held: Holdings, wanted: Expected) -> Situation:
+    """What is known for the advisories: of the libraries, what is loaded comes before what distributions say."""
+    installed, torch = held.installed, held.torch
+    versions: dict[str, str] = {}
+    if not _is_cpu_only(held):
+        named = {facts.library_of(name): version for name, version in installed.items()}
+        versions = {name: version for name, version in named.items() if name}
+        versions |= {copy.library.lower(): copy.version for copy in held.libraries if copy.loaded and copy.version}
+    words = {
+        "ld-library-path": any(LD_PATH in copy.ways and _is_foreign(copy) for copy in held.libraries),
+        "system-cudnn": any(
+            copy.group == "cudnn" and {LD_PATH, LD_CACHE} & set(copy.ways) and _is_foreign(copy)
+            for copy in held.libraries
+        ),
+        "cuda-compat": bool(held.compat),
+    }
+    return Situation(
+        gpus=wanted.gpus,
+        torch=installed.get("torch") or (torch.version if torch else None),
+        cuda=torch.cuda if torch else None,
+        libraries=versions,
+        distributions=installed,
+        driver=wanted.driver,
+        gpu_count=wanted.gpu_count,
+        features=wanted.features,
+        extensions=frozenset(("apex",) if held.apex and held.apex.compiled else ()),
+        environment=frozenset(word for word, holds in words.items() if holds),
+    )
+
+
+def _is_foreign(copy: Copy) -> bool:
+    return not copy.in_packages

@@ -1,0 +1,190 @@
+"""Finds every copy of the CUDA libraries that torch computes with, by name, mapped or not.
+
+The walk is bounded in entries and seconds, follows no folder twice, and stays out of the kernel's file systems.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_NAME = re.compile(r"lib(cublas|cublasLt|cudnn(?:_[a-z_]+)?|nccl|cudart|nvJitLink)(?:-[0-9a-f]{8})?\.so(?:\.[0-9]+)*")
+_DIGITS = re.compile(r"\.so\.([0-9]+(?:\.[0-9]+){2,3})$")
+_CACHE = Path("/etc/ld.so.cache")
+_LARGEST_CACHE = 64 << 20
+_KERNELS = ("/proc", "/sys", "/dev")
+_LEFT_OUT = frozenset(("__pycache__", "stubs", ".git"))  # stubs: a toolkit's, to link against; never loaded
+
+# Patterns of folders, and how deep each is searched.
+_SYSTEM = (
+    ("/usr/local/cuda*", 6),
+    ("/opt/cuda*", 6),
+    ("/opt/nvidia*", 6),
+    ("/usr/lib*", 2),
+    ("/lib*", 2),
+    ("/usr/local/lib*", 2),
+)
+_DEFAULT_FOLDERS = re.compile(r"/(?:usr/)?(?:local/)?lib(?:64|32)?(?:/[^/]+-linux-gnu[^/]*)?$")
+_PACKAGES = ("site-packages", "dist-packages")  # any other folder of sys.path may be somebody's home
+_DEEP = 12
+
+# How a copy can come to be loaded.
+SITE, LD_PATH, LD_PRELOAD, LD_CACHE = "environment", "ld-library-path", "ld-preload", "ld-cache"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    entries: int = 2_000_000
+    seconds: float = 6.0
+
+
+@dataclass
+class Search:
+    """Real path -> the ways that lead to it (empty: none that the loader goes by itself). `compat`: copies of the
+    driver's forward-compatibility library that the loader finds. `cut`: a bound was reached."""
+
+    copies: dict[str, set[str]] = field(default_factory=dict)
+    compat: set[str] = field(default_factory=set)
+    cut: bool = False
+
+    def add(self, path: str, *ways: str) -> None:
+        if library_of(Path(path).name):
+            real = os.path.realpath(path)
+            if _is_file(real):
+                self.copies.setdefault(real, set()).update(ways)
+        elif Path(path).name.startswith("libcuda.so") and "compat" in Path(os.path.realpath(path)).parts:
+            self.compat.add(path)
+
+
+def library_of(name: str) -> str | None:
+    """cublasLt of libcublasLt.so.12; None for a file that is no copy of these libraries."""
+    match = _NAME.fullmatch(name.partition(" (deleted)")[0])
+    return match[1] if match else None
+
+
+def own_digits(path: str) -> str | None:
+    """12.1.3.1 of libcublas.so.12.1.3.1; None where the name has fewer than three numbers."""
+    match = _DIGITS.search(path)
+    return match[1] if match else None
+
+
+def search(
+    sites: Iterable[str], prefixes: Iterable[str], environment: Mapping[str, str], bounds: Bounds = Bounds()
+) -> Search:
+    """Look through an interpreter's package folders (`sites`), its installation (`prefixes`; conda keeps libraries
+    there), the system's folders, and wherever the loader is sent."""
+    found = Search()
+    walk = _Walk(bounds)
+    for site in sites:
+        for path in walk.files(site, _DEEP if Path(site).name in _PACKAGES else 3):
+            found.add(path, SITE)
+    for prefix in prefixes:
+        for path in (*walk.files(f"{prefix}/lib", 1), *walk.files(f"{prefix}/targets", 4)):
+            found.add(path, SITE)
+    for pattern, depth in _SYSTEM:
+        for root in sorted(glob.glob(pattern)):  # noqa: PTH207 - Path has no absolute patterns
+            for path in walk.files(root, depth):
+                is_default = _DEFAULT_FOLDERS.match(str(Path(path).parent))
+                found.add(path, *((LD_CACHE,) if is_default else ()))
+    _loaders_ways(found, environment)
+    found.cut = walk.cut
+    return found
+
+
+def _loaders_ways(found: Search, environment: Mapping[str, str]) -> None:
+    for folder in ld_folders(environment.get("LD_LIBRARY_PATH", "")):
+        for entry in _listed(folder):
+            found.add(entry.path, LD_PATH)
+    for path in re.split(r"[ :]", environment.get("LD_PRELOAD", "")):
+        found.add(path, LD_PRELOAD)
+    for path in _cached():
+        found.add(path, LD_CACHE)
+
+
+def ld_folders(variable: str) -> list[str]:
+    """The folders of LD_LIBRARY_PATH; relative and empty ones, which mean the working folder, are left out."""
+    return list(dict.fromkeys(part for part in re.split("[:;]", variable) if part.startswith("/")))
+
+
+def _cached() -> list[str]:
+    """The paths in the loader's cache: text between NULs, whatever the layout around it is."""
+    try:
+        with _CACHE.open("rb") as file:
+            parts = file.read(_LARGEST_CACHE).split(b"\0")
+    except OSError:
+        return []
+    paths = (os.fsdecode(part) for part in parts if part.startswith(b"/") and b".so" in part and len(part) < 4096)
+    return sorted({path for path in paths if library_or_driver(Path(path).name)})
+
+
+class _Walk:
+    """Folders one after the other, each once, however many names or links lead to it."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._left = bounds.entries
+        self._end = time.monotonic() + bounds.seconds
+        self._seen: dict[tuple[int, int], int] = {}  # folder -> how deep it was searched
+        self.cut = False
+
+    def files(self, root: str, depth: int) -> Iterator[str]:
+        """Paths of all that is no folder, down to `depth` folders below."""
+        stack = [(os.path.realpath(root), depth)]
+        while stack and not self.cut:
+            folder, left = stack.pop()
+            if not self._new(folder, left):
+                continue
+            for entry in _listed(folder):
+                self._left -= 1
+                if self._left <= 0 or time.monotonic() > self._end:
+                    self.cut = True
+                    return
+                if ".so" in entry.name and library_or_driver(entry.name):
+                    yield entry.path
+                elif left > 1 and entry.name not in _LEFT_OUT and _is_folder(entry):
+                    stack.append((entry.path, left - 1))
+
+    def _new(self, folder: str, depth: int) -> bool:
+        real = os.path.realpath(folder)
+        if real == "/" or any(real == kernel or real.startswith(kernel + "/") for kernel in _KERNELS):
+            return False
+        try:
+            about = Path(real).stat()
+        except OSError:
+            return False
+        key = (about.st_dev, about.st_ino)
+        if self._seen.get(key, -1) >= depth:
+            return False
+        self._seen[key] = depth
+        return True
+
+
+def library_or_driver(name: str) -> bool:
+    return library_of(name) is not None or name.startswith("libcuda.so")
+
+
+def _listed(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(Path(path).stat().st_mode)
+    except OSError:
+        return False

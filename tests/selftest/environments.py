@@ -1,0 +1,155 @@
+"""Small environments that look to the loader like those of torch for CUDA, and can be spoiled: wheels with RECORDs, and
+libraries built here with the sonames, RPATH and RUNPATH of the real ones.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SOURCE = """
+#include <stddef.h>
+#ifdef cublas
+int cublasGetProperty(int what, int *value) { int all[] = {VERSION}; *value = all[what]; return 0; }
+#endif
+#ifdef cublasLt
+int cublasLtGetProperty(int what, int *value) { int all[] = {VERSION}; *value = all[what]; return 0; }
+#endif
+#ifdef cudnn
+size_t cudnnGetVersion(void) { int all[] = {VERSION}; return all[0] * 10000 + all[1] * 100 + all[2]; }
+#endif
+#ifdef nccl
+int ncclGetVersion(int *value) { int all[] = {VERSION}; *value = all[0] * 10000 + all[1] * 100 + all[2]; return 0; }
+#endif
+#ifdef crash
+__attribute__((constructor)) static void begin(void) { __builtin_trap(); }
+#endif
+"""
+SONAMES = {
+    "cublas": "libcublas.so.12",
+    "cublasLt": "libcublasLt.so.12",
+    "cudnn": "libcudnn.so.9",
+    "nccl": "libnccl.so.2",
+}
+_ARCH = """
+const char *architectures = "sm_50 sm_80 sm_90";
+"""
+TORCH = """
+import ctypes, os
+__version__ = "{version}"
+class version:
+    cuda, hip = {cuda!r}, None
+class _C:
+    @staticmethod
+    def _cuda_getArchFlags():
+        return {architectures!r}
+if version.cuda:
+    ctypes.CDLL(os.path.join(os.path.dirname(__file__), "lib", "libtorch_cuda.so"))
+"""
+
+
+def built(source: str, soname: str, *flags: str, beside: Mapping[str, bytes]) -> bytes:
+    """A shared library; `beside`: files that the linker finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in beside.items():
+            Path(folder, name).write_bytes(content)
+        Path(folder, "source.c").write_text(source, encoding="utf-8")
+        words = [
+            "gcc",
+            "-shared",
+            "-fPIC",
+            f"-Wl,-soname,{soname}",
+            "-o",
+            "out",
+            "source.c",
+            "-Wl,--no-as-needed",
+            "-L.",
+        ]
+        done = subprocess.run([*words, *flags], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return Path(folder, "out").read_bytes()
+
+
+@functools.cache
+def library(kind: str, version: str, *, crash: bool = False) -> bytes:
+    """A stand-in that says its version; libcublas needs libcublasLt and finds it by RUNPATH, as the real one does."""
+    numbers = ",".join(version.split(".")[:3])
+    flags = [f"-D{kind}", f"-DVERSION={numbers}", *(["-Dcrash"] if crash else [])]
+    flags += ["-Wl,--build-id", "-Wl,--enable-new-dtags,-rpath,$ORIGIN"]
+    beside = {"lt.so": library("cublasLt", "12.0.0")} if kind == "cublas" else {}
+    return built(_SOURCE, SONAMES[kind], *flags, *(["-l:lt.so"] if beside else []), beside=beside)
+
+
+@functools.cache
+def libtorch_cuda(needed: Sequence[str]) -> bytes:
+    """Needs these and searches as torch's own does: RPATH, the wheels' folders first, its own last."""
+    beside = {SONAMES[kind]: library(kind, "1.0.0") for kind in ("cublasLt", *needed)}
+    rpath = ":".join([*(f"$ORIGIN/../../nvidia/{name}/lib" for name in ("cublas", "cudnn", "nccl")), "$ORIGIN"])
+    flags = [f"-l:{SONAMES[kind]}" for kind in needed]
+    return built(_ARCH, "libtorch_cuda.so", f"-Wl,--disable-new-dtags,-rpath,{rpath}", *flags, beside=beside)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A package folder to be filled."""
+
+    site: Path
+
+    def wheel(self, name: str, version: str, files: Mapping[str, bytes], requires: Sequence[str] = ()) -> None:
+        rows = []
+        for file, content in files.items():
+            path = self.put(self.site / file, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            rows.append(f"{path.relative_to(self.site)},sha256={digest},{len(content)}\n")
+        info = f"{name.replace('-', '_')}-{version}.dist-info"
+        lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {text}" for text in requires)]
+        self.put(self.site / info / "METADATA", ("Metadata-Version: 2.1\n" + "\n".join(lines) + "\n").encode())
+        self.put(self.site / info / "RECORD", ("".join(rows) + f"{info}/RECORD,,\n").encode())
+
+    def put(self, path: Path, content: bytes) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    def cublas(self, version: str = "12.5.2.13") -> None:
+        files = {f"nvidia/cublas/lib/{SONAMES[kind]}": library(kind, version) for kind in ("cublas", "cublasLt")}
+        self.wheel("nvidia-cublas-cu12", version, files)
+
+    def nvidia(self, kind: str, version: str) -> None:
+        self.wheel(f"nvidia-{kind}-cu12", version, {f"nvidia/{kind}/lib/{SONAMES[kind]}": library(kind, version)})
+
+    def torch(
+        self, version: str = "2.3.1", *, cuda: str | None = "12.1", architectures: str = "sm_50 sm_80 sm_90",
+        needed: Sequence[str] = ("cublas", "cublasLt", "cudnn", "nccl"), bundled: Mapping[str, bytes] | None = None,
+        requires: Sequence[str] = ("nvidia-cublas-cu12",),
+    ) -> None:  # fmt: skip
+        local = f"+cu{cuda.replace('.', '')}" if cuda else ""
+        text = TORCH.format(version=version + local, cuda=cuda, architectures=architectures)
+        files = {"torch/__init__.py": text.encode(), **(bundled or {})}
+        if cuda:
+            files["torch/lib/libtorch_cuda.so"] = libtorch_cuda(tuple(needed))
+        self.wheel("torch", version, files, requires if cuda else ())
+
+
+def good(site: Path) -> Environment:
+    """Nothing is wrong with this one."""
+    made = Environment(site)
+    made.cublas()
+    made.nvidia("cudnn", "9.1.0.70")
+    made.nvidia("nccl", "2.26.2")
+    made.torch()
+    return made
+
+
+def virtual(folder: Path) -> tuple[Path, Path]:
+    """(its interpreter, its package folder) of a new virtual environment with nothing in it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = (folder / "lib").glob("python3.*/site-packages")
+    return folder / "bin" / "python", site
