@@ -29,7 +29,12 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "show": "Pins and the reason for each.",
         "lock": "Pin every file by version and hash.",
         "render": "Write the Dockerfile of a lock.",
+        "new": "Write a commented profile to start from.",
         "schema": "The JSON Schema of profiles.",
+        "facts": "What is known of GPUs, CUDA, torch and faults.",
+    },
+    "Understand": {
+        "audit": "What an image or environment really holds.",
     },
 }
 

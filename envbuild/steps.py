@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from envbuild.errors import EngineError, NotProved, OutOfDate
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
-from envbuild.plan import debs, lock, locking, profile, resolve, store, wheels
+from envbuild.plan import debs, facts, lock, locking, profile, resolve, store, wheels
 from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Source
@@ -50,6 +50,14 @@ class Options:
     locked: bool = False
     no_cache: bool = False
     upgrade: frozenset[str] = frozenset()
+    pins: Mapping[str, str] = field(default_factory=dict)
+    write: bool = False
+    requirements: Path | None = None
+
+    @property
+    def trial(self) -> bool:
+        """Pins to try: no file is changed and `verified` is never moved."""
+        return bool(self.pins) and not self.write
 
 
 @dataclass
@@ -72,13 +80,17 @@ class Made:
         proved = bool(self.proofs) and all(proof.state == "proved" for proof in self.proofs)
         return "verified" if proved else "built"
 
+    def _gpu(self) -> dict[str, Any] | None:
+        card = evidence.gpu_of(self.run) if self.run else None
+        return {"model": card["model"], "count": card["count"]} if card else None
+
     def document(self) -> dict[str, Any]:
         return {
             "profile": self.name,
             "status": self.status,
             "image": {"id": self.image.id, "tags": self.tags} if self.image else None,
             "lock": self.lock.id if self.lock else None,
-            "gpu": None,
+            "gpu": self._gpu(),
             "evidence": str(self.evidence) if self.evidence else None,
             "proofs": status.proofs_document(self.proofs),
             "selftest": self.run.summary() if self.run else None,
@@ -117,7 +129,7 @@ class Session:
 
     def load(self) -> Source:
         def work() -> tuple[Source, bool, str]:
-            source = profile.load(self.made.name)
+            source = profile.load(self.made.name, self.options.pins, self.options.requirements)
             self.made.name = source.name
             return source, False, display(source.file)
 
@@ -141,7 +153,8 @@ class Session:
                 after = locking.make(plan, before, self.options.upgrade)
             after = self._base_at_hand(plan, after)
             if after is not before:
-                lock.write(after, source.lock_file, source.name)
+                if not self.options.trial:
+                    lock.write(after, source.lock_file, source.name)
                 for change in locking.differences(before, after):
                     self.progress.say(f"locked: {change}")
             self.made.lock = after
@@ -174,7 +187,7 @@ class Session:
                     f"{display(source.dockerfile)} is not what the lock gives",
                     hint=f"run: envbuild render {source.name}",
                 )
-            if not same:
+            if not same and not self.options.trial:
                 store.write_atomically(source.dockerfile, text)
             return text, same, display(source.dockerfile)
 
@@ -215,12 +228,10 @@ class Session:
     def selftest(self, source: Source, image: Image, versions: Mapping[str, str], python: str) -> TestRun:
         def work() -> tuple[TestRun, bool, str]:
             wanted = source.profile.selftest
-            prepared = job.make(image.handle, wanted, versions, python)
-            run = job.judge(
-                local.run(self.connected(), prepared, lambda line: self._tell(line, prepared.nonce)),
-                prepared.nonce,
-                wanted.require,
-            )
+            cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
+            prepared = job.make(image.handle, wanted, versions, python, cards)
+            output = local.run(self.connected(), prepared, lambda line: self._tell(line, prepared.nonce))
+            run = job.judge(output, prepared.nonce, job.required(wanted, bool(cards)))
             self.made.run = run
             return run, False, counts(run)
 
@@ -231,9 +242,14 @@ class Session:
         if told:
             self.progress.line(told)
 
+    def _proofs(self, source: Source, image: Image, locked: Lock) -> tuple[Proof, ...]:
+        wanted = status.wanted(source.name, source.profile, locked)
+        return tuple(evidence.prove(image.id, wanted, status.models(source.profile)))
+
     def proved_already(self, source: Source, image: Image, locked: Lock) -> bool:
         """Whether the evidence on disk still proves this image; then the self-test need not run again."""
-        proofs = tuple(evidence.prove(image.id, status.wanted(source.name, source.profile, locked)))
+        proofs = self._proofs(source, image, locked)
+        self.made.proofs = proofs
         if any(proof.state != "proved" or proof.evidence is None for proof in proofs):
             return False
 
@@ -252,17 +268,18 @@ class Session:
             engine = f"docker {self.connected().version}"
             record = evidence.run_record(image, status.wanted(source.name, source.profile, locked), run, engine, now)
             self.made.evidence = evidence.save(record)
-            self.made.proofs = tuple(evidence.prove(image.id, status.wanted(source.name, source.profile, locked)))
+            self.made.proofs = self._proofs(source, image, locked)
             return None, False, f"{self.made.evidence.name[:12]} unsigned"
 
         self.step("evidence", work)
 
     def tag(self, source: Source, image: Image) -> None:
-        """Publish the answer of the evidence, last."""
+        """Publish the answer of the evidence, last; not for pins that are only tried."""
+        if self.options.trial:
+            return
         if self.made.status != "verified":
-            raise NotProved(
-                f"{source.name} is built and not proved", hint="; ".join(p.reason for p in self.made.proofs)
-            )
+            missing = [f"{proof.model}: {proof.reason}" for proof in self.made.proofs if proof.state != "proved"]
+            raise NotProved(f"{source.name} is built, and not proved on all it is for", hint="\n".join(missing))
 
         def work() -> tuple[None, bool, str]:
             engine = self.connected()

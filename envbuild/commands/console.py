@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,6 +18,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
+
+
+def pin_option(function: F) -> F:
+    return click.option(
+        "--pin", "pins", multiple=True, metavar="NAME=VERSION", callback=_pins,
+        help="As if the profile pinned this (cublas, cudnn, nccl, torch, ...); may be repeated.",
+    )(function)  # fmt: skip
+
+
+def requirements_option(function: F) -> F:
+    return click.option(
+        "--requirements", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        help="A project's requirements.txt or pyproject.toml, locked under the profile's pins as NAME-<its folder>.",
+    )(function)  # fmt: skip
+
+
+def _pins(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = dict(value.partition("=")[::2] for value in values)
+    if not all(found.values()) or not all(found):
+        raise click.BadParameter("write NAME=VERSION, as in cublas=12.4.5.8")
+    return found
 
 
 def emit(document: Mapping[str, Any]) -> None:

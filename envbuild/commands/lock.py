@@ -1,6 +1,6 @@
 import click
 
-from envbuild.commands.console import emit, json_option
+from envbuild.commands.console import emit, json_option, pin_option
 from envbuild.errors import Fault, OutOfDate, UsageError
 from envbuild.plan import lock, locking, profile, resolve
 from envbuild.plan.document import display
@@ -14,8 +14,12 @@ from envbuild.plan.document import display
     help="Move this package to the newest version that fits (may be repeated); 'base' the Debian packages; "
     "without NAME everything.",
 )  # fmt: skip
+@pin_option
+@click.option("--write", is_flag=True, help="With --pin: change the lock; without it the lock is only computed.")
 @json_option
-def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_json: bool) -> None:
+def command(
+    names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], pins: dict[str, str], write: bool, as_json: bool
+) -> None:
     """Make the locks of profiles, changing only what must change; without a name, of all.
 
     Example: envbuild lock cpu --upgrade numpy
@@ -24,7 +28,7 @@ def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_j
         raise UsageError("--check changes nothing, --upgrade does: give one of them")
     found, stale = [], []
     for name in names or profile.own_names():
-        source = profile.load(name)
+        source = profile.load(name, pins)
         plan = resolve.resolve(source)
         before = lock.read(source.known_lock)
         if check:
@@ -36,7 +40,8 @@ def command(names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], as_j
         else:
             after = locking.make(plan, before, frozenset(upgrades))
             changes = list(locking.differences(before, after)) if after is not before else []
-            if after is not before or not source.lock_file.exists():  # a shipped profile's lock is written here
+            here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
+            if (after is not before or not here) and (write or not pins):
                 lock.write(after, source.lock_file, source.name)
         file = display(source.known_lock)
         found.append({"profile": source.name, "lock": after.id, "file": file, "changes": changes})

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import click
 
 from envbuild import pipeline
-from envbuild.commands.console import Console, emit, json_option
+from envbuild.commands.console import Console, emit, json_option, pin_option, requirements_option
 from envbuild.errors import NotProved
 from envbuild.steps import Options
 
@@ -9,16 +11,32 @@ from envbuild.steps import Options
 @click.command("make", short_help="From a profile to a verified image.")
 @click.argument("name")
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
+@requirements_option
+@pin_option
+@click.option("--write", is_flag=True, help="With --pin: change the profile's lock and Dockerfile for good.")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @click.option("--allow-unproved", is_flag=True, help="Exit 0 where the image is built and no card here can prove it.")
 @json_option
-def command(name: str, locked: bool, no_cache: bool, allow_unproved: bool, as_json: bool) -> None:
+def command(
+    name: str,
+    requirements: Path | None,
+    locked: bool,
+    pins: dict[str, str],
+    write: bool,
+    no_cache: bool,
+    allow_unproved: bool,
+    as_json: bool,
+) -> None:
     """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
 
     NAME is a profile's name or a path to a YAML file. Example: envbuild make cpu
     """
     try:
-        made = pipeline.make(name, Options(locked=locked, no_cache=no_cache), Console())
+        made = pipeline.make(
+            name,
+            Options(locked=locked, no_cache=no_cache, pins=pins, write=write, requirements=requirements),
+            Console(),
+        )
     except NotProved as unproved:
         if not allow_unproved:
             raise

@@ -2,55 +2,68 @@ from typing import Any
 
 import click
 
-from envbuild.commands.console import emit, json_option
+from envbuild.commands.console import emit, json_option, pin_option
 from envbuild.errors import EnvbuildError
-from envbuild.plan import lock, profile, resolve
+from envbuild.plan import facts, lock, profile, resolve
 
 
 @click.command("show", short_help="Pins and the reason for each.")
 @click.argument("name", required=False)
+@pin_option
 @json_option
-def command(name: str | None, as_json: bool) -> None:
+def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
     """Show every pin of a profile and where it comes from; without a name, all profiles and their state.
 
-    Example: envbuild show cpu
+    Example: envbuild show h20 --pin cublas=12.1.3.1
     """
     if name is None:
         _all(as_json)
         return
-    document = _document(name)
+    document = _document(name, pins)
     if as_json:
         emit(document)
         return
     click.echo(f"{document['profile']}: {document['description']}")
+    if document["gpus"]:
+        click.echo(f"  for {', '.join(document['gpus'])}; driver {document['driver']} or newer")
     for pin, version in document["pins"].items():
         click.echo(f"  {pin:<20} {version or '-':<24} {document['reasons'].get(pin, '')}".rstrip())
+    for item in document["advisories"]:
+        click.echo(f"  {item['state']}: {item['id']}: {item['reason']}")
     click.echo(f"  lock: {document['lock']['state']}")
 
 
-def _document(name: str) -> dict[str, Any]:
-    source = profile.load(name)
+def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
+    source = profile.load(name, pins)
     plan = resolve.resolve(source)
+    choice = plan.choice
     locked = lock.read(source.known_lock)
-    pins: dict[str, str | None] = {
-        "python": plan.python,
-        "cuda": None,
-        "torch": source.profile.torch,
-        "cublas": None,
-        "cudnn": None,
-        "nccl": None,
-        "apex": None,
-        **({wheel: version for wheel, version in locked.versions.items() if wheel != "torch"} if locked else {}),
+    if locked and locked.stale(plan):
+        locked = None  # what was locked for other wishes is no pin of these
+    versions = locked.versions if locked else {}
+    libraries = {
+        short: versions.get(facts.distribution_of(short, choice.cuda) or "", version) if choice.cuda else version
+        for short, version in choice.libraries.items()
     }
-    reasons = {**dict.fromkeys(locked.versions if locked else {}, "locked"), **plan.reasons}
+    found: dict[str, str | None] = {
+        "python": plan.python,
+        "cuda": choice.cuda,
+        "torch": source.profile.torch,
+        **{short: libraries.get(short) for short in ("cublas", "cudnn", "nccl")},
+        "apex": None,
+    }
+    found |= {short: version for short, version in libraries.items() if short not in found}
+    shown = {facts.distribution_of(short, choice.cuda) for short in libraries} if choice.cuda else set()
+    found |= {name: version for name, version in versions.items() if name != "torch" and name not in shown}
     return {
         "profile": source.name,
         "description": source.profile.description,
-        "gpus": [],
-        "pins": pins,
-        "reasons": reasons,
-        "advisories": [],
-        "lock": {"id": locked.id if locked else None, "state": _state(locked, plan)},
+        "gpus": [gpu.id for gpu in choice.gpus],
+        "driver": choice.driver,
+        "pins": found,
+        "reasons": {**dict.fromkeys(versions, "locked"), **plan.reasons},
+        "advisories": choice.states,
+        "lock": {"id": locked.id if locked else None, "state": _state(lock.read(source.known_lock), plan)},
     }
 
 

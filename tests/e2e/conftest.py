@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .broken import Workshop
-from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, docker, handle, machine_cache
+from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, Result, docker, handle, machine_cache
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +69,34 @@ def quick(images: None, project: Project, run_id: str) -> Proved:
     made = project.run("make", name, "--no-cache", "--json")
     assert made.code == 0, f"{made.stdout}\n{made.stderr}"
     return Proved(project, name, made.document)
+
+
+@pytest.fixture(scope="session")
+def gpu_name(run_id: str) -> str:
+    return f"e2e-gpu-{run_id}"
+
+
+@pytest.fixture(scope="session")
+def gpu_project(images: None, workplace: Path, gpu_name: str) -> Project:
+    project = Project.create(workplace / "gpu")
+    project.write(gpu_name, extends="step-video")
+    shutil.copy(CHECKOUT / "profiles" / "projects" / "step-video.lock.yaml", project.lock(gpu_name))
+    return project
+
+
+@pytest.fixture(scope="session")
+def gpu_made(gpu_project: Project, gpu_name: str) -> Result:
+    """A real image for an H20, 5.5 GB, made where there is no such card."""
+    done = gpu_project.start("make", gpu_name, "--locked", "--json").finish(900)
+    if done.code == 0:
+        pytest.skip("this machine has the card: the image was proved")
+    return done
+
+
+@pytest.fixture(scope="session")
+def gpu_tag(gpu_made: Result) -> str:
+    found: str = gpu_made.document["image"]["tags"][0]
+    return found
 
 
 @pytest.fixture(scope="session")

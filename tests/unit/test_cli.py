@@ -75,7 +75,9 @@ def test_every_command_file_is_listed() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_takes_json(name: str) -> None:
-    assert "--json" in {option for parameter in command(name).params for option in parameter.opts}
+    found = command(name)
+    for leaf in found.commands.values() if isinstance(found, click.Group) else [found]:
+        assert "--json" in {option for parameter in leaf.params for option in parameter.opts}
 
 
 def test_help_shows_the_groups() -> None:

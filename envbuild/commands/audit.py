@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from envbuild.commands.console import emit, json_option
+from envbuild.errors import CheckFailed, EngineError, EnvbuildError, UsageError
+from envbuild.plan import lock, profile
+from envbuild.proof import audit, holdings
+from envbuild.proof.audit import Audit, Expected
+
+if TYPE_CHECKING:  # an environment is audited without an engine, and without its client
+    from envbuild.image.engine import Image
+
+_LABEL = "io.envbuild.lock"
+_NOT_THERE = (126, 127)  # of the container's init, where it cannot start the program
+
+
+@click.command("audit", short_help="What an image or environment really holds.")
+@click.argument("image", required=False)
+@click.option("--python", "python", metavar="PATH", help="An interpreter, or the folder of an environment.")
+@click.option("--here", is_flag=True, help="The environment of this shell: its active one, or python on PATH.")
+@click.option("--profile", "name", metavar="NAME", help="Judge for this profile's GPUs, and against its lock.")
+@json_option
+def command(image: str | None, python: str | None, here: bool, name: str | None, as_json: bool) -> None:
+    """Say which CUDA libraries, torch and distributions are really there and loaded, and what is wrong with them.
+
+    Needs no GPU; --here and --python need no Docker. Exit 5 for a defect or a known fault that envbuild refuses.
+    Example: envbuild audit --here
+    """
+    if (image is not None) + (python is not None) + here != 1:
+        raise UsageError("name one of IMAGE, --python PATH or --here", hint="envbuild audit --here")
+    wanted = _expected(name) if name else None
+    done = _image(image, wanted) if image is not None else _environment(_interpreter(python), wanted)
+    if as_json and not done.failed:
+        emit(done.document())
+    elif not as_json:
+        _show(done)
+    if done.failed:
+        worst = [finding for finding in done.findings if finding.severity in ("defect", "refuse")]
+        error = CheckFailed(
+            f"{done.target}: {_counts(done)}", hint="\n".join(f"{f.id}: {f.remedy}" for f in worst[:10])
+        )
+        error.partial = done.document()
+        raise error
+
+
+def _image(reference: str, wanted: Expected | None) -> Audit:
+    from envbuild.image.engine import Engine
+    from envbuild.proof.runners import local
+
+    engine = Engine()
+    image = engine.find(reference)
+    if image is None:
+        raise EngineError(f"the engine has no image {reference}", hint="docker image ls; docker pull")
+    for python in ("python", "python3"):
+        job = audit.job(image.handle, python)
+        output = local.run(engine, job)
+        if output.exit_code not in _NOT_THERE:
+            held = holdings.read(output, job.nonce, reference)
+            return audit.judge(reference, held, wanted or _labelled(image) or Expected())
+    raise CheckFailed(f"{reference} has no Python on its PATH: no torch here, nothing to audit")
+
+
+def _environment(python: Path, wanted: Expected | None) -> Audit:
+    from envbuild.proof.runners import here
+
+    if here.version(python) is None:
+        raise UsageError(f"{python} is no Python that runs", hint="--python takes an interpreter, or its environment")
+    job = audit.job("", "")
+    held = holdings.read(here.start(python, job), job.nonce, str(python))
+    return audit.judge(str(python), held, wanted or audit.of_machine(held))
+
+
+def _interpreter(named: str | None) -> Path:
+    """The one named; else the active environment's, else the first on PATH."""
+    if named is not None:
+        path = Path(named)
+        return _inside(path) if path.is_dir() else path.absolute()
+    active = os.environ.get("VIRTUAL_ENV")
+    if active and (Path(active) / "bin" / "python").exists():
+        return Path(active) / "bin" / "python"
+    found = shutil.which("python") or shutil.which("python3")
+    if found is None:
+        raise UsageError("there is no Python on PATH", hint="name one: envbuild audit --python PATH")
+    return Path(found)
+
+
+def _inside(folder: Path) -> Path:
+    for name in ("python", "python3"):
+        if (folder / "bin" / name).exists():
+            return folder.absolute() / "bin" / name
+    raise UsageError(f"{folder} is no environment: it has no bin/python", hint="name an interpreter or a venv")
+
+
+def _expected(name: str) -> Expected:
+    source = profile.load(name)
+    return audit.expected(source, lock.read(source.lock_file))
+
+
+def _labelled(image: Image) -> Expected | None:
+    """What the profile says whose lock the image carries as a label; None where no known one has it."""
+    label = image.labels.get(_LABEL)
+    for name in profile.names() if label else ():
+        try:
+            source = profile.load(name)
+            locked = lock.read(source.lock_file)
+        except EnvbuildError:
+            continue  # another profile's fault
+        if locked and locked.id == label:
+            return audit.expected(source, locked, claimed=True)
+    return None
+
+
+def _show(done: Audit) -> None:
+    held, torch = done.held, done.held.torch
+    judged = f"; judged for {done.wanted.profile}" if done.wanted.profile else ""
+    click.echo(f"{done.target}: Python {held.python.version}, {_torch_line(done)}{judged}")
+    rows = [(c.library, c.version or "?", "loaded" if c.loaded else "", c.path) for c in held.libraries]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    for row in rows:
+        click.echo(
+            "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}"
+        )
+    if torch and not rows:
+        click.echo("  no CUDA libraries")
+    for finding in done.findings:
+        click.echo(f"{finding.severity:<7} {finding.id}: {finding.message}")
+        if finding.remedy:
+            click.echo(f"        remedy: {finding.remedy}")
+    click.echo(_counts(done))
+
+
+def _torch_line(done: Audit) -> str:
+    torch = done.held.torch
+    if torch is None:
+        return "no torch here"
+    version = torch.version or done.held.installed.get("torch", "of unknown version")
+    built = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "no CUDA"
+    return f"torch {version} ({built if torch.imported else 'not imported'})"
+
+
+def _counts(done: Audit) -> str:
+    if done.clean:
+        return "clean"
+    plural = {"defect": "defects", "refuse": "refusals", "warn": "warnings", "note": "notes"}
+    singular = {"defect": "defect", "refuse": "refusal", "warn": "warning", "note": "note"}
+    return ", ".join(f"{n} {(singular if n == 1 else plural)[severity]}" for severity, n in done.counts.items())

@@ -1,0 +1,60 @@
+from dataclasses import asdict
+
+import click
+
+from envbuild.commands.console import emit, json_option
+from envbuild.errors import UsageError
+from envbuild.plan import facts, refresh
+
+
+@click.group("facts", short_help="What is known of GPUs, CUDA, torch and faults.")
+def command() -> None:
+    """Look at the facts that decide about pins, and hold them against the configured index.
+
+    Example: envbuild facts refresh torch --release 2.7.1
+    """
+
+
+@command.command("refresh")
+@click.argument("subject", type=click.Choice(["torch"]))
+@click.option("--release", "releases", multiple=True, metavar="VERSION", help="Only this release; may be repeated.")
+@json_option
+def refresh_command(subject: str, releases: tuple[str, ...], as_json: bool) -> None:
+    """Read torch's pins again from the index's wheel metadata and show where they differ from the facts.
+
+    Example: envbuild facts refresh torch
+    """
+    known = facts.torch_releases()
+    unknown = [release for release in releases if release not in known]
+    if unknown:
+        raise UsageError(f"the facts do not know torch {', '.join(unknown)}", hint=f"known: {', '.join(known)}")
+    read = {name: refresh.differences(known[name]) for name in releases or known}
+    found = [item for differences in read.values() for item in differences or ()]
+    unread = [name for name, differences in read.items() if differences is None]
+    if as_json:
+        rows = [asdict(item) for item in found]
+        emit({"subject": subject, "releases": list(read), "unread": unread, "differences": rows})
+        return
+    for item in found:
+        click.echo(f"torch {item.release}: {item.distribution}: facts {item.facts or '-'}, index {item.index or '-'}")
+    if unread:
+        click.echo(f"no metadata beside the wheel, not compared: {', '.join(unread)}")
+    click.echo(f"{len(read) - len(unread)} releases read, {len(found)} differences")
+
+
+@command.command("advisories")
+@json_option
+def advisories_command(as_json: bool) -> None:
+    """List every known fault: id, severity, what it is and what cures it.
+
+    Example: envbuild facts advisories
+    """
+    rows = [
+        {"id": item.id, "severity": item.severity, "title": item.title, "remedy": item.remedy, "cite": list(item.cite)}
+        for item in facts.advisories()
+    ]
+    if as_json:
+        emit({"advisories": rows})
+        return
+    for row in rows:
+        click.echo(f"{row['severity']:<7} {row['id']:<32} {row['title']}\n{'':<40} cure: {row['remedy']}")

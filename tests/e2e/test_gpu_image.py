@@ -1,0 +1,134 @@
+"""A real GPU image, built on a machine without a GPU: step-video, torch 2.3.1 with cuBLAS overridden, 5.5 GB."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import uv
+
+from .support import CHECKOUT, Project, Result, docker
+
+CUBLAS = "12.5.2.13"
+OTHER = "12.5.3.2"
+UNPROVED = 4
+
+
+def layers(tag: str) -> list[str]:
+    found: list[str] = json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", tag))
+    return found
+
+
+def inside(tag: str, *argv: str, network: str = "none") -> str:
+    return docker("run", "--rm", "--network", network, tag, *argv)
+
+
+def test_without_a_card_it_is_built_and_not_verified(gpu_made: Result, gpu_name: str) -> None:
+    assert gpu_made.code == UNPROVED
+    assert gpu_made.error["kind"] == "not-proved"
+    assert gpu_made.document["status"] == "built"
+    assert [proof["state"] for proof in gpu_made.document["proofs"]] == ["missing"]
+    assert "verified" not in docker("image", "ls", "--format", "{{.Tag}}", f"envbuild/{gpu_name}").split()
+
+
+def test_unproved_can_be_allowed(gpu_made: Result, gpu_project: Project, gpu_name: str) -> None:
+    done = gpu_project.run("make", gpu_name, "--locked", "--allow-unproved", "--json")
+    assert (done.code, done.document["status"]) == (0, "built")
+
+
+def test_torch_loads_the_overridden_library_alone(gpu_tag: str) -> None:
+    code = "import torch; print(sorted({l.split()[-1] for l in open('/proc/self/maps') if 'libcublas' in l}))"
+    mapped = inside(gpu_tag, "python", "-c", code)
+    assert mapped.count("libcublas.so") == 1
+    assert "/opt/venv/lib/python3.11/site-packages/nvidia/cublas/lib/libcublas.so.12" in mapped
+    versions = inside(gpu_tag, "python", "-c", "import importlib.metadata as m; print(m.version('nvidia-cublas-cu12'))")
+    assert versions.strip() == CUBLAS
+
+
+def test_the_metadata_ask_for_the_overridden_version(gpu_tag: str) -> None:
+    assert "No broken requirements" in inside(gpu_tag, "pip", "check")
+    asks = inside(
+        gpu_tag, "sh", "-c", "grep -h cublas /opt/venv/lib/python3.11/site-packages/torch-*.dist-info/METADATA"
+    )
+    assert f"nvidia-cublas-cu12=={CUBLAS}" in asks
+    # RECORD has the new METADATA's hash: an uninstall or an audit finds nothing changed
+    code = (
+        "import base64,hashlib,importlib.metadata as m\n"
+        "for f in m.files('torch'):\n"
+        " if f.name == 'METADATA':\n"
+        "  d = hashlib.sha256(f.locate().read_bytes()).digest()\n"
+        "  print(base64.urlsafe_b64encode(d).rstrip(b'=').decode() == f.hash.value,"
+        " f.locate().stat().st_size == f.size)"
+    )
+    assert inside(gpu_tag, "python", "-c", code).strip() == "True True"
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_a_later_install_leaves_it_as_locked(gpu_tag: str, installer: str, scratch: Path) -> None:
+    """What requires torch is installed by both installers, without any index: with torch's own pin it could not be."""
+    folder = wheel_that_needs_torch(scratch)
+    arguments = ["install", "--no-index", "--find-links", "/w", "needs-torch"]
+    command = ["pip", *arguments] if installer == "pip" else ["/w/uv", "pip", *arguments]
+    show = "import importlib.metadata as m; print(m.version('needs-torch'), m.version('nvidia-cublas-cu12'))"
+    script = f'{" ".join(command)} >/dev/null && python -c "{show}"'
+    done = docker("run", "--rm", "--network", "none", "-v", f"{folder}:/w:ro", gpu_tag, "sh", "-c", script)
+    assert done.split() == ["1.0", CUBLAS]
+
+
+def wheel_that_needs_torch(scratch: Path) -> Path:
+    source = scratch / "source"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires=["hatchling"]\nbuild-backend="hatchling.build"\n'
+        '[project]\nname="needs-torch"\nversion="1.0"\ndependencies=["torch>=2"]\n'
+    )
+    (source / "needs_torch.py").write_text("")
+    folder = scratch / "wheels"
+    subprocess.run([uv.find_uv_bin(), "build", "--quiet", "--wheel", "-o", folder, source], check=True)
+    shutil.copy(uv.find_uv_bin(), folder / "uv")
+    return folder
+
+
+def test_it_runs_for_any_uid_and_carries_what_torch_needs(gpu_tag: str) -> None:
+    done = docker("run", "--rm", "--network", "none", "--user", "4242", "--read-only", "--tmpfs", "/tmp", gpu_tag,
+                  "sh", "-c", "python -c 'import torch; print(torch.version.cuda)'; command -v g++ gcc; "
+                  "ls /usr/include/python3.11/Python.h; ldconfig -p")  # fmt: skip
+    for part in ("12.1", "/usr/bin/g++", "Python.h", "libibverbs.so.1", "librdmacm.so.1", "libnuma.so.1"):
+        assert part in done
+
+
+@pytest.fixture(scope="module")
+def other(gpu_made: Result, gpu_project: Project, gpu_name: str) -> Result:
+    return gpu_project.start("make", gpu_name, "--pin", f"cublas={OTHER}", "--allow-unproved", "--json").finish(600)
+
+
+def test_another_pin_changes_one_layer(gpu_made: Result, other: Result, gpu_tag: str) -> None:
+    """Every other layer keeps its digest, so a pull fetches that one alone."""
+    assert other.code == 0, other.stderr
+    before, after = layers(gpu_tag), layers(other.document["image"]["tags"][0])
+    changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    assert len(changed) == 1
+    # cuBLAS is the one but last: the profile's own packages come after it
+    assert changed == [len(before) - 2]
+    sizes = [int(size) for size in docker("history", "--human=false", "--format", "{{.Size}}", gpu_tag).split()]
+    filled = [size for size in reversed(sizes) if size]
+    assert filled[changed[0]] <= 0.12 * sum(filled)
+
+
+def test_a_tried_pin_changes_no_file_and_moves_no_tag(
+    gpu_made: Result, other: Result, gpu_project: Project, gpu_name: str
+) -> None:
+    assert other.document["lock"] != gpu_made.document["lock"]
+    shipped = CHECKOUT / "profiles" / "projects" / "step-video.lock.yaml"
+    assert gpu_project.lock(gpu_name).read_bytes() == shipped.read_bytes()
+    assert gpu_project.run("status", gpu_name, "--json").code == UNPROVED
+
+
+def test_a_refused_pin_is_refused(gpu_project: Project, gpu_name: str) -> None:
+    done = gpu_project.run("show", gpu_name, "--pin", "cublas=12.1.3.1", "--json")
+    assert done.code == 3
+    assert ("cublas-hopper-fpe", "refused") in {(a["id"], a["state"]) for a in done.document["advisories"]}
+    assert "12.4.5.8" in done.error["faults"][0]["message"]
