@@ -14,6 +14,9 @@ from .broken import Workshop
 from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, Result, docker, handle, machine_cache
 
 
+KEPT_FREE = 30_000_000_000
+
+
 @pytest.fixture(scope="session")
 def engine() -> None:
     """Skips, saying so, where no engine answers."""
@@ -53,6 +56,8 @@ def images(engine: None, run_id: str) -> Iterator[None]:
         docker("image", "rm", "--force", *ours)
     for folder in machine_cache("contexts").glob(f"*{run_id}*"):
         shutil.rmtree(folder)
+    if shutil.disk_usage(machine_cache("contexts")).free < KEPT_FREE:
+        docker("buildx", "prune", "--force")  # builds without the cache leave gigabytes, and a full disk stops all
 
 
 @pytest.fixture(scope="session")
