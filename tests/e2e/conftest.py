@@ -13,7 +13,6 @@ import pytest
 from .broken import Workshop
 from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, Result, docker, handle, machine_cache
 
-
 KEPT_FREE = 30_000_000_000
 
 
