@@ -11,9 +11,9 @@ from envbuild import settings
 from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved
 from envbuild.image import build, dockerfile
 from envbuild.image.engine import Image
-from envbuild.plan import lock, profile
+from envbuild.plan import lock, sources
 from envbuild.plan.lock import Lock
-from envbuild.plan.profile import Source
+from envbuild.plan.sources import Source
 from envbuild.steps import Made, Options, Progress, Session
 
 
@@ -116,7 +116,7 @@ def require_passed(made: Made) -> None:
 @contextlib.contextmanager
 def _alone(session: Session) -> Iterator[None]:
     """The profile is this process' own meanwhile. A failure carries what was made so far."""
-    name = profile.find(session.made.name).stem
+    name = sources.find(session.made.name).stem
     with alone(name, session.progress.say):
         try:
             yield

@@ -12,12 +12,12 @@ from typing import Any, Protocol, TypeVar
 from envbuild.errors import EngineError, NotProved, OutOfDate
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
-from envbuild.plan import debs, facts, lock, locking, profile, resolve, store, wheels
+from envbuild.plan import debs, facts, lock, locking, resolve, sources, store, wheels
 from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
-from envbuild.plan.profile import Source
 from envbuild.plan.resolve import Plan
-from envbuild.proof import evidence, job, status
+from envbuild.plan.sources import Source
+from envbuild.proof import evidence, job, reading, status
 from envbuild.proof.evidence import Proof
 from envbuild.proof.job import TestRun
 from envbuild.proof.runners import local
@@ -129,7 +129,7 @@ class Session:
 
     def load(self) -> Source:
         def work() -> tuple[Source, bool, str]:
-            source = profile.load(self.made.name, self.options.pins, self.options.requirements)
+            source = sources.load(self.made.name, self.options.pins, self.options.requirements)
             self.made.name = source.name
             return source, False, display(source.file)
 
@@ -231,14 +231,14 @@ class Session:
             cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
             prepared = job.make(image.handle, wanted, versions, python, cards)
             output = local.run(self.connected(), prepared, lambda line: self._tell(line, prepared.nonce))
-            run = job.judge(output, prepared.nonce, job.required(wanted, bool(cards)))
+            run = reading.judge(output, prepared.nonce, job.required(wanted, bool(cards)))
             self.made.run = run
             return run, False, counts(run)
 
         return self.step("self-test", work)
 
     def _tell(self, line: bytes, nonce: str) -> None:
-        told = job.told(line, nonce)
+        told = reading.told(line, nonce)
         if told:
             self.progress.line(told)
 

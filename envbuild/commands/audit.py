@@ -9,7 +9,7 @@ import click
 
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import CheckFailed, EngineError, EnvbuildError, UsageError
-from envbuild.plan import lock, profile
+from envbuild.plan import lock, sources
 from envbuild.proof import audit, holdings
 from envbuild.proof.audit import Audit, Expected
 
@@ -98,16 +98,16 @@ def _inside(folder: Path) -> Path:
 
 
 def _expected(name: str) -> Expected:
-    source = profile.load(name)
+    source = sources.load(name)
     return audit.expected(source, lock.read(source.lock_file))
 
 
 def _labelled(image: Image) -> Expected | None:
     """What the profile says whose lock the image carries as a label; None where no known one has it."""
     label = image.labels.get(_LABEL)
-    for name in profile.names() if label else ():
+    for name in sources.names() if label else ():
         try:
-            source = profile.load(name)
+            source = sources.load(name)
             locked = lock.read(source.lock_file)
         except EnvbuildError:
             continue  # another profile's fault

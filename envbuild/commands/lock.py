@@ -2,7 +2,7 @@ import click
 
 from envbuild.commands.console import emit, json_option, pin_option
 from envbuild.errors import Fault, OutOfDate, UsageError
-from envbuild.plan import lock, locking, profile, resolve
+from envbuild.plan import lock, locking, resolve, sources
 from envbuild.plan.document import display
 
 
@@ -27,8 +27,8 @@ def command(
     if check and upgrades:
         raise UsageError("--check changes nothing, --upgrade does: give one of them")
     found, stale = [], []
-    for name in names or profile.own_names():
-        source = profile.load(name, pins)
+    for name in names or sources.own_names():
+        source = sources.load(name, pins)
         plan = resolve.resolve(source)
         before = lock.read(source.known_lock)
         if check:

@@ -4,7 +4,7 @@ import click
 
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import UsageError
-from envbuild.plan import profile
+from envbuild.plan import sources
 from envbuild.plan.document import display
 from envbuild.plan.draft import draft
 from envbuild.plan.store import write_atomically
@@ -19,12 +19,12 @@ def command(name: str, parent: str, as_json: bool) -> None:
 
     Example: envbuild new myproject --from h20
     """
-    if not profile.NAME.fullmatch(name):
+    if not sources.NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot name images: use lower case letters, digits and dashes")
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
         raise UsageError(f"{display(file)} is there already", hint="choose another name, or edit it")
-    write_atomically(file, draft(name, profile.load(parent)))
+    write_atomically(file, draft(name, sources.load(parent)))
     if as_json:
         emit({"profile": name, "file": display(file)})
     else:

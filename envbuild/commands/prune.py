@@ -6,7 +6,7 @@ from envbuild import pipeline
 from envbuild.commands.console import emit, json_option
 from envbuild.image import prune
 from envbuild.image.engine import Engine
-from envbuild.plan import lock, profile
+from envbuild.plan import lock, sources
 from envbuild.proof.runners import local
 
 
@@ -22,11 +22,11 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
     """
     engine = Engine()
     with contextlib.ExitStack() as stack:
-        sources = {name: profile.load(name) for name in profile.names()}
-        for name in sources:
+        known = {name: sources.load(name) for name in sources.names()}
+        for name in known:
             stack.enter_context(pipeline.alone(name, say))
-        locks = [locked for source in sources.values() if (locked := lock.read(source.known_lock))]
-        found = list(prune.images(engine, sources, locks))
+        locks = [locked for source in known.values() if (locked := lock.read(source.known_lock))]
+        found = list(prune.images(engine, known, locks))
         if not images_only:
             found += prune.caches(locks)
         if not dry_run:

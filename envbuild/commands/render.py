@@ -3,7 +3,7 @@ import click
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import LockError, OutOfDate
 from envbuild.image import dockerfile
-from envbuild.plan import lock, profile
+from envbuild.plan import lock, sources
 from envbuild.plan.document import display
 from envbuild.plan.store import holds_text, write_atomically
 
@@ -20,8 +20,8 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
     Example: envbuild render --check
     """
     rows, drifted = [], []
-    for name in names or profile.own_names():
-        source = profile.load(name)
+    for name in names or sources.own_names():
+        source = sources.load(name)
         locked = lock.read(source.known_lock)
         if locked is None:
             raise LockError(f"{display(source.lock_file)} is missing", hint=f"run: envbuild lock {source.name}")

@@ -4,7 +4,7 @@ import click
 
 from envbuild.commands.console import emit, json_option, pin_option
 from envbuild.errors import EnvbuildError
-from envbuild.plan import facts, lock, profile, resolve
+from envbuild.plan import facts, lock, resolve, sources
 
 
 @click.command("show", short_help="Pins and the reason for each.")
@@ -34,7 +34,7 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
 
 
 def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
-    source = profile.load(name, pins)
+    source = sources.load(name, pins)
     plan = resolve.resolve(source)
     choice = plan.choice
     locked = lock.read(source.known_lock)
@@ -76,9 +76,9 @@ def _state(locked: lock.Lock | None, plan: resolve.Plan) -> str:
 
 def _all(as_json: bool) -> None:
     rows: list[dict[str, str | None]] = []
-    for name in profile.names():
+    for name in sources.names():
         try:
-            source = profile.load(name)
+            source = sources.load(name)
             plan = resolve.resolve(source)
             rows.append({"profile": name, "torch": source.profile.torch, "python": plan.python,
                          "lock": _state(lock.read(source.known_lock), plan)})  # fmt: skip

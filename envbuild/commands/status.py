@@ -4,7 +4,7 @@ from envbuild.commands.console import emit, json_option
 from envbuild.errors import CheckFailed, EnvbuildError, NotProved, OutOfDate
 from envbuild.image import dockerfile
 from envbuild.image.engine import Engine
-from envbuild.plan import lock, profile, resolve
+from envbuild.plan import lock, resolve, sources
 from envbuild.proof import status
 from envbuild.proof.status import Status
 
@@ -43,7 +43,7 @@ def command(name: str, as_json: bool) -> None:
 
 
 def compute(engine: Engine, name: str) -> Status:
-    source = profile.load(name)
+    source = sources.load(name)
     plan = resolve.resolve(source)
     locked = lock.read(source.known_lock)
     text = dockerfile.render(locked, source.name) if locked else ""

@@ -15,7 +15,8 @@ from envbuild.plan import facts
 from envbuild.plan.advisories import Advisory, Situation
 from envbuild.plan.document import Path
 from envbuild.plan.facts import Gpu, TorchRelease
-from envbuild.plan.profile import Profile, Source
+from envbuild.plan.profile import Profile
+from envbuild.plan.sources import Source
 
 STATES = {"refuse": "refused", "warn": "warned", "note": "noted"}
 

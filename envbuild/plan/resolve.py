@@ -14,7 +14,8 @@ from envbuild.errors import Fault, ProfileError
 from envbuild.plan import facts, probes
 from envbuild.plan.choice import Choice, choose
 from envbuild.plan.document import Place
-from envbuild.plan.profile import Profile, Source
+from envbuild.plan.profile import Profile
+from envbuild.plan.sources import Source
 
 VENV = "/opt/venv"
 

@@ -18,7 +18,7 @@ from typing import Any
 from envbuild.plan import choice, facts
 from envbuild.plan.advisories import Advisory, Gpu, Situation
 from envbuild.plan.lock import Lock
-from envbuild.plan.profile import Source
+from envbuild.plan.sources import Source
 from envbuild.proof import findings
 from envbuild.proof.findings import SEVERITIES, Finding
 from envbuild.proof.holdings import LD_CACHE, LD_PATH, Copy, Holdings

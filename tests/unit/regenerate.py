@@ -7,7 +7,7 @@ from pathlib import Path
 
 from envbuild.errors import ProfileError
 from envbuild.image import dockerfile
-from envbuild.plan import lock, profile, resolve
+from envbuild.plan import lock, resolve, sources
 from envbuild.plan.store import write_atomically
 from unit.support import lock_for
 
@@ -19,7 +19,7 @@ def told(folder: Path) -> str:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        resolve.resolve(profile.load("profile.yaml"))
+        resolve.resolve(sources.load("profile.yaml"))
     except ProfileError as error:
         lines = [
             error.message,
@@ -35,7 +35,7 @@ def told(folder: Path) -> str:
 def main() -> None:
     for file in sorted(GOLDEN.glob("*/profile.yaml")):
         folder = file.parent
-        made = lock_for(resolve.resolve(profile.load(str(file))))
+        made = lock_for(resolve.resolve(sources.load(str(file))))
         lock.write(made, folder / "lock.yaml", folder.name)
         write_atomically(folder / "Dockerfile", dockerfile.render(made, folder.name))
     for file in sorted(GOLDEN.glob("faults/*/profile.yaml")):

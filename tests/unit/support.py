@@ -24,11 +24,11 @@ from packaging.requirements import Requirement
 
 from envbuild import cli
 from envbuild.image.engine import Image
-from envbuild.plan import index, locking, profile, resolve
+from envbuild.plan import index, locking, resolve, sources
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedWheel, inputs
-from envbuild.plan.profile import Source
 from envbuild.plan.resolve import Plan
+from envbuild.plan.sources import Source
 from envbuild.plan.wheels import Wheel
 from envbuild.process import Completed
 
@@ -65,7 +65,7 @@ def write_profile(folder: Path, data: Mapping[str, Any], name: str = "sample") -
 
 
 def source_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Source:
-    return profile.load(str(write_profile(folder, data, name)))
+    return sources.load(str(write_profile(folder, data, name)))
 
 
 def plan_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Plan:

@@ -15,7 +15,7 @@ import yaml
 from envbuild import shipped
 from envbuild.errors import EnvbuildError, LockError, ProfileError
 from envbuild.image import dockerfile
-from envbuild.plan import lock, profile, resolve
+from envbuild.plan import lock, profile, resolve, sources
 from envbuild.plan.lock import Lock, LockedWheel
 from unit import oracle
 from unit.oracle import Instruction
@@ -43,7 +43,7 @@ def test_a_golden_lock_renders_to_its_dockerfile(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_golden_lock_is_its_profiles(case: str, tmp_path: Path) -> None:
     folder = GOLDEN / case
-    plan = resolve.resolve(profile.load(str(folder / "profile.yaml")))
+    plan = resolve.resolve(sources.load(str(folder / "profile.yaml")))
     found = lock.read(folder / "lock.yaml")
     assert found == lock_for(plan)
     lock.write(found, tmp_path / "lock.yaml", case)

@@ -264,9 +264,9 @@ def test_a_folder_in_its_place_is_refused(file: Path) -> None:
 
 
 def test_the_shipped_lock_fits_the_shipped_profile() -> None:
-    from envbuild.plan import profile, resolve
+    from envbuild.plan import resolve, sources
 
-    source = profile.load(str(shipped.PROFILES / "cpu.yaml"))
+    source = sources.load(str(shipped.PROFILES / "cpu.yaml"))
     found = lock.read(shipped.PROFILES / "cpu.lock.yaml")
     assert found is not None
     assert found.stale(resolve.resolve(source)) == []

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild import shipped
 from envbuild.errors import Fault, ProfileError
-from envbuild.plan import document, profile
+from envbuild.plan import document, profile, sources
 from unit.support import PROFILE, source_of, write_profile
 
 DIGEST = "0" * 64
@@ -21,7 +21,7 @@ def faults_of(folder: Path, text: str) -> list[Fault]:
     file = folder / "profiles" / "sample.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ProfileError) as caught:
-        profile.load("sample")
+        sources.load("sample")
     return list(caught.value.faults)
 
 
@@ -93,7 +93,7 @@ def test_all_faults_come_at_once_in_the_order_of_the_file(project: Path) -> None
 
 
 def test_the_shipped_profile_loads() -> None:
-    source = profile.load(str(shipped.PROFILES / "cpu.yaml"))
+    source = sources.load(str(shipped.PROFILES / "cpu.yaml"))
     assert source.name == "cpu"
     assert source.profile.base.bootstrap == "bookworm"
 
@@ -105,7 +105,7 @@ def test_the_shipped_profile_loads() -> None:
 def test_an_unknown_name_is_refused(project: Path, name: str, hint: str | None) -> None:
     write_profile(project, PROFILE)
     with pytest.raises(ProfileError, match="there is no") as caught:
-        profile.load(name)
+        sources.load(name)
     assert hint is None or hint in str(caught.value.hint)
 
 
@@ -130,25 +130,25 @@ def test_an_unknown_name_is_refused(project: Path, name: str, hint: str | None) 
 def test_an_odd_name_is_refused(project: Path, name: str) -> None:
     write_profile(project, PROFILE)
     with pytest.raises(ProfileError):
-        profile.load(name)
+        sources.load(name)
 
 
 def test_a_path_too_long_for_the_file_system_is_refused(project: Path) -> None:
     with pytest.raises(ProfileError):
-        profile.load("a" * 300 + ".yaml")
+        sources.load("a" * 300 + ".yaml")
 
 
 @pytest.mark.parametrize("stem", ["Big", "a_b", "a b", "a.lock", "-a", "ä"])
 def test_a_file_whose_name_cannot_name_an_image_is_refused(project: Path, stem: str) -> None:
     (project / f"{stem}.yaml").write_text(GOOD, encoding="utf-8")
     with pytest.raises(ProfileError, match="cannot name images"):
-        profile.load(f"{stem}.yaml")
+        sources.load(f"{stem}.yaml")
 
 
 def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None:
     write_profile(project, {**PROFILE, "description": "mine"}, "cpu")
-    assert profile.load("cpu").profile.description == "mine"
-    assert profile.names().count("cpu") == 1
+    assert sources.load("cpu").profile.description == "mine"
+    assert sources.names().count("cpu") == 1
 
 
 def test_results_lie_beside_the_profile(project: Path) -> None:
@@ -159,7 +159,7 @@ def test_results_lie_beside_the_profile(project: Path) -> None:
     target = project / "profiles" / "projects" / "inner.yaml"
     target.parent.mkdir()
     nested.rename(target)
-    inner = profile.load("inner")
+    inner = sources.load("inner")
     assert inner.lock_file == target.with_name("inner.lock.yaml")
     assert inner.dockerfile == project / "dockerfiles" / "inner.Dockerfile"
 
@@ -176,14 +176,14 @@ def installed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_shipped_profiles_results_lie_in_the_working_folder(project: Path, installed: Path) -> None:
-    source = profile.load("ours")
+    source = sources.load("ours")
     assert source.file == installed / "ours.yaml"
     assert source.lock_file == project / "profiles" / "ours.lock.yaml"
     assert source.dockerfile == project / "dockerfiles" / "ours.Dockerfile"
 
 
 def test_the_known_lock_is_the_projects_own_else_the_shipped_one(project: Path, installed: Path) -> None:
-    source = profile.load("ours")
+    source = sources.load("ours")
     assert source.known_lock == installed / "ours.lock.yaml"
     source.lock_file.write_text("mine\n", encoding="utf-8")
     assert source.known_lock == source.lock_file
@@ -191,9 +191,9 @@ def test_the_known_lock_is_the_projects_own_else_the_shipped_one(project: Path, 
 
 def test_the_shipped_lock_is_not_that_of_an_own_profile_of_the_same_name(project: Path, installed: Path) -> None:
     write_profile(project, PROFILE, "ours")
-    assert profile.load("ours").known_lock == project / "profiles" / "ours.lock.yaml"
+    assert sources.load("ours").known_lock == project / "profiles" / "ours.lock.yaml"
     write_profile(project, {"extends": "ours"}, "mine")
-    assert profile.load("mine").known_lock == project / "profiles" / "mine.lock.yaml"
+    assert sources.load("mine").known_lock == project / "profiles" / "mine.lock.yaml"
 
 
 # extends
@@ -202,7 +202,7 @@ def test_the_shipped_lock_is_not_that_of_an_own_profile_of_the_same_name(project
 def test_a_child_changes_what_it_names_and_keeps_the_rest(project: Path) -> None:
     write_profile(project, PROFILE, "parent")
     write_profile(project, {"extends": "parent", "torch": "2.14.0", "env": {"MORE": "1"}}, "child")
-    found = profile.load("child").profile
+    found = sources.load("child").profile
     assert found.torch == "2.14.0"
     assert found.env == {"GREETING": "hello", "MORE": "1"}
     assert found.packages == ("numpy",)
@@ -212,7 +212,7 @@ def test_a_fault_in_a_parent_names_the_parents_file(project: Path) -> None:
     (project / "profiles" / "parent.yaml").write_text("# first\n" + GOOD.replace("'2.13.0'", "new"), encoding="utf-8")
     (project / "profiles" / "child.yaml").write_text("extends: parent\nenvv: {}\n", encoding="utf-8")
     with pytest.raises(ProfileError) as caught:
-        profile.load("child")
+        sources.load("child")
     places = {(fault.file, fault.line, fault.field) for fault in caught.value.faults}
     assert places == {("profiles/parent.yaml", 4, "torch"), ("profiles/child.yaml", 2, "envv")}
 
@@ -220,7 +220,7 @@ def test_a_fault_in_a_parent_names_the_parents_file(project: Path) -> None:
 def test_a_child_may_name_its_parent_by_a_path_of_its_own_folder(project: Path) -> None:
     write_profile(project, PROFILE, "parent")
     write_profile(project, {"extends": "./parent.yaml"}, "child")
-    assert profile.load("child").profile.torch == "2.13.0+cpu"
+    assert sources.load("child").profile.torch == "2.13.0+cpu"
 
 
 @pytest.mark.parametrize("links", [["a"], ["b", "a"], ["b", "c", "a"], ["b", "c", "b"]])
@@ -228,7 +228,7 @@ def test_a_circle_is_refused_at_its_place(project: Path, links: list[str]) -> No
     for name, parent in zip("abc", links, strict=False):
         (project / "profiles" / f"{name}.yaml").write_text(f"# x\nextends: {parent}\n", encoding="utf-8")
     with pytest.raises(ProfileError, match="circle") as caught:
-        profile.load("a")
+        sources.load("a")
     assert caught.value.faults[0].line == 2
 
 
@@ -238,7 +238,7 @@ def test_a_circle_is_refused_at_its_place(project: Path, links: list[str]) -> No
 def test_a_missing_parent_is_refused_at_its_place(project: Path, parent: str) -> None:
     write_profile(project, {"description": "x", "extends": parent}, "child")
     with pytest.raises(ProfileError) as caught:
-        profile.load("child")
+        sources.load("child")
     (fault,) = caught.value.faults
     assert (fault.file, fault.line, fault.field) == ("profiles/child.yaml", 3, "extends")
 
@@ -247,14 +247,14 @@ def test_a_missing_parent_is_refused_at_its_place(project: Path, parent: str) ->
 def test_a_parent_that_is_no_name_is_refused(project: Path, parent: object) -> None:
     write_profile(project, {"extends": parent}, "child")
     with pytest.raises(ProfileError, match="must name one profile"):
-        profile.load("child")
+        sources.load("child")
 
 
 def test_a_long_chain_is_followed(project: Path) -> None:
     write_profile(project, PROFILE, "p0")
     for number in range(1, 50):
         write_profile(project, {"extends": f"p{number - 1}", "env": {f"V{number}": "x"}}, f"p{number}")
-    assert len(profile.load("p49").profile.env) == 50
+    assert len(sources.load("p49").profile.env) == 50
 
 
 # the schema

@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.plan.profile import SelfTest
 from envbuild.proof import job
-from envbuild.proof.job import judge
+from envbuild.proof.reading import judge
 from unit.proof.runs import NAMES, NONCE, documents, judged, line, lines, output, passed_run, probe
 
 Lines = list[bytes]

@@ -14,7 +14,7 @@ from envbuild import settings
 from envbuild.image import build, dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.plan.lock import Lock
-from envbuild.plan.profile import Source
+from envbuild.plan.sources import Source
 from envbuild.plan.store import write_atomically
 from envbuild.proof import evidence, job, status
 from envbuild.proof.job import selftest_id

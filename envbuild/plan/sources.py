@@ -1,0 +1,158 @@
+"""Where profiles come from: found by name or path, with `extends`, pins and requirements of a command line in."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild import shipped
+from envbuild.errors import ProfileError
+from envbuild.plan import document, requirements
+from envbuild.plan.document import Document
+from envbuild.plan.profile import Profile, checked
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A profile's name, the file it was read from, and where each of its values stands."""
+
+    name: str
+    file: Path
+    profile: Profile
+    document: Document
+
+    @property
+    def project(self) -> Path:
+        """The folder that holds profiles/ and dockerfiles/; a shipped profile's results go to the working folder."""
+        if shipped.ROOT in self.file.parents and shipped.ROOT.name == "shipped":
+            return Path.cwd()
+        folder = self.file.parent
+        while folder.name in ("projects", "profiles"):
+            folder = folder.parent
+        return folder
+
+    @property
+    def lock_file(self) -> Path:
+        return self._beside("profiles", f"{self.name}.lock.yaml")
+
+    @property
+    def known_lock(self) -> Path:
+        """The lock to read: the project's own, else the one that was shipped beside the profile."""
+        return self.lock_file if self.lock_file.exists() else self.file.with_name(f"{self.name}.lock.yaml")
+
+    @property
+    def dockerfile(self) -> Path:
+        return self.project / "dockerfiles" / f"{self.name}.Dockerfile"
+
+    def _beside(self, folder: str, name: str) -> Path:
+        if self.project in self.file.parents:
+            return self.file.parent / name
+        return self.project / folder / name
+
+
+def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> Source:
+    """Find and read a profile by name or path; `pins` (library, torch or python -> version) replace its own.
+
+    `wanted` is a project's requirements.txt or pyproject.toml: its packages join the profile's, under the name
+    `<profile>-<folder of the file>`, whose lock and Dockerfile go to the working folder.
+
+    Raises ProfileError with all faults, each with its file and line.
+    """
+    file = find(name)
+    merged = _extended(file, ())
+    merged.data.pop("extends", None)
+    if pins:
+        merged = document.merge(merged, _pinned(pins))
+    if wanted:
+        _require(merged, wanted)
+    profile = checked(merged, file.stem)
+    if wanted:
+        folder = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
+        return Source(f"{file.stem}-{folder or 'project'}"[:63], Path.cwd() / "profiles" / file.name, profile, merged)
+    return Source(file.stem, file, profile, merged)
+
+
+def _require(merged: Document, wanted: Path) -> None:
+    """Put a project's requirements behind the profile's packages, each with its own place."""
+    packages = merged.data.setdefault("packages", [])
+    if isinstance(packages, list):
+        for text, place in requirements.read(wanted):
+            merged.places[("packages", len(packages))] = place
+            packages.append(text)
+
+
+def _pinned(pins: Mapping[str, str]) -> Document:
+    """What `--pin` asks for, as a document on top of the profile."""
+    own = {name: version for name, version in pins.items() if name in ("torch", "python", "cuda")}
+    libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
+    data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
+    places: dict[document.Path, document.Place] = {(name,): document.Place("--pin", 1) for name in data}
+    places |= {("pins", name): document.Place("--pin", 1) for name in libraries}
+    return Document("--pin", data, places)
+
+
+def _folders() -> Iterator[Path]:
+    """A user's own profiles come first."""
+    for root in dict.fromkeys((Path.cwd() / "profiles", shipped.PROFILES)):
+        yield root
+        yield root / "projects"
+
+
+def names() -> list[str]:
+    """Every profile that can be named, the shadowed ones once."""
+    return _names(_folders())
+
+
+def own_names() -> list[str]:
+    """The profiles of the working folder, for commands that write; all where it has none."""
+    return _names([Path.cwd() / "profiles", Path.cwd() / "profiles" / "projects"]) or names()
+
+
+def _names(folders: Iterable[Path]) -> list[str]:
+    files = {file.stem for folder in folders for file in folder.glob("*.yaml")}
+    return sorted(name for name in files if not name.endswith(".lock"))
+
+
+def find(name: str, beside: Path | None = None) -> Path:
+    """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        file = (beside or Path.cwd()) / name
+        try:
+            there = file.is_file()
+        except OSError as error:  # longer than any name can be
+            raise ProfileError(f"{name[:60]}... names no file: {error.strerror}") from error
+        if not there:
+            raise ProfileError(f"there is no file {name}")
+        if not NAME.fullmatch(file.stem):
+            raise ProfileError(f"{file.stem!r} cannot name images: use lower case letters, digits and dashes")
+        return file
+    for folder in _folders():
+        if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    known = names()
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known profiles: {', '.join(known) or 'none'}"
+    raise ProfileError(f"there is no profile {name!r}", hint=hint)
+
+
+def _extended(file: Path, seen: tuple[Path, ...]) -> Document:
+    here = document.read(file)
+    parent = here.data.get("extends")
+    if parent is None:
+        return here
+    if not isinstance(parent, str):
+        raise ProfileError("extends: must name one profile", faults=[here.fault(("extends",), "not a name")])
+    try:
+        target = find(parent, file.parent).resolve()
+    except ProfileError as error:
+        fault = here.fault(("extends",), error.message)
+        raise ProfileError(error.message, hint=error.hint, faults=[fault]) from None
+    if target in (*seen, file.resolve()):
+        raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
+    return document.merge(_extended(target, (*seen, file.resolve())), here)

@@ -1,0 +1,176 @@
+"""From a self-test's raw output to a judged run. Pure.
+
+The output is not trusted: it counts only if every frame of this run is there, whole, once, and in order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from envbuild.proof.job import RawOutput, TestRun
+
+
+class _Frame(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, defer_build=True)
+
+
+def _printable(text: str) -> str:
+    """What an image says goes to a terminal: no escape sequences."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+Said = Annotated[str, AfterValidator(_printable)]
+
+
+class _Probe(_Frame):
+    probe: str = Field(pattern=r"^[a-z0-9._]{1,60}$")
+    level: Said = Field(max_length=20)
+    status: str = Field(pattern="^(passed|failed|skipped)$")
+    reason: Said | None = Field(max_length=4000)
+    failure: Said | None = Field(max_length=60)
+    signal: Said | None = Field(max_length=20)
+    at: Said | None = Field(max_length=1000)
+    detail: Said | None = Field(max_length=20000)
+    figures: list[dict[str, Any]] = Field(max_length=5000)
+    seconds: float
+    traits: dict[str, Any] = {}
+
+
+class _Start(_Frame):
+    probes: list[Annotated[str, Field(pattern=r"^[a-z0-9._]{1,60}$")]] = Field(max_length=500)
+
+
+class _End(_Frame):
+    probes: int
+    passed: int
+    failed: int
+    skipped: int
+
+
+def frame(line: bytes, nonce: str) -> tuple[int, dict[str, Any]] | None:
+    """(sequence number, document) of a line that is a whole frame of this run; None for any other line."""
+    parts = line.rstrip(b"\n").split(b" ", 4)
+    if len(parts) != 5 or parts[0] != b"ENVBUILD" or parts[1] != nonce.encode():
+        return None
+    try:
+        if int(parts[3], 16) != zlib.crc32(parts[4]):
+            return None
+        document = json.loads(parts[4], parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
+        return (int(parts[2]), document) if isinstance(document, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _bounded(text: str) -> int:
+    return int(text) if len(text) < 20 else int(_refuse(text))
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def told(line: bytes, nonce: str) -> str | None:
+    """What a line says of a probe that ended, for whoever waits; None for any other line."""
+    found = frame(line, nonce)
+    if found is None or found[1].get("kind") != "probe":
+        return None
+    try:
+        probe = _Probe.model_validate(found[1])
+    except ValidationError:
+        return None
+    return f"{probe.probe}: {probe.status}"
+
+
+def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
+    """What the output says, every doubt counted as an error."""
+    errors = [*_ending(output)]
+    documents: list[dict[str, Any]] = []
+    for line in output.stdout.split(b"\n"):
+        found = frame(line, nonce)
+        if found is None:
+            if line.startswith(b"ENVBUILD"):
+                errors.append("a frame of the self-test's output is damaged, or not of this run")
+            continue
+        if found[0] != len(documents):
+            errors.append(f"frame {len(documents)} of the self-test's output is missing, frame {found[0]} came")
+            break
+        documents.append(found[1])
+    planned, results, shape = _results(documents)
+    errors += shape
+    if output.timed_out:
+        results += _hung(planned, results, output.seconds)
+    if (output.exit_code == 5) != any(result["status"] == "failed" for result in results) and not errors:
+        errors.append(f"the self-test ended with exit code {output.exit_code}, which does not fit its results")
+    ran = {result["probe"]: result["status"] for result in results}
+    if documents or not errors:  # where nothing came at all, why it ended says enough
+        errors += [f"required probe {name} is not among the results" for name in require if name not in ran]
+    of_kind = {str(document.get("kind")): document for document in documents}
+    return TestRun(
+        results=tuple(results),
+        environment=of_kind.get("environment", {}),
+        start=of_kind.get("start", {}),
+        errors=tuple(dict.fromkeys(errors)),
+        seconds=output.seconds,
+        skipped_required=tuple(name for name in require if ran.get(name) == "skipped"),
+        log=output.stderr,
+    )
+
+
+def _hung(planned: Sequence[str], results: Sequence[object], seconds: float) -> list[dict[str, Any]]:
+    """The probe that was running when the time for all of them was over, as a result of its own."""
+    running = planned[len(results) :][:1]
+    reason = f"it did not end; the whole self-test was stopped after {seconds:.0f} s"
+    given = {"level": "", "status": "failed", "failure": "hang", "reason": reason, "signal": None, "at": None}
+    return [{"probe": name, **given, "detail": None, "figures": [], "seconds": 0.0, "traits": {}} for name in running]
+
+
+def _ending(output: RawOutput) -> list[str]:
+    if output.timed_out:
+        return [f"the self-test was stopped after {output.seconds:.0f} s"]
+    if output.too_long:
+        return ["the self-test's output was too long and was cut off"]
+    if output.out_of_memory and output.exit_code != 0 and output.exit_code != 5:
+        return ["the container ran out of memory"]
+    if output.exit_code not in (0, 5):
+        last = output.stderr.strip().splitlines()[-1:] or [""]
+        return [f"the self-test ended with exit code {output.exit_code}: {last[0][:300]}"]
+    return []
+
+
+def _results(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]], list[str]]:
+    """The planned probes, their results, and what is wrong with the sequence start, probe..., environment, end."""
+    kinds = [document.get("kind") for document in documents]
+    if not kinds or kinds[0] != "start":
+        return [], [], ["the self-test's output holds no frame of this run"]
+    if kinds.count("start") != 1 or kinds.count("end") != 1 or kinds[-1] != "end":
+        errors = ["the self-test's output is cut short, or goes on after its end"]
+    else:
+        errors = []
+    try:
+        start = _Start.model_validate(documents[0])
+        results = [_Probe.model_validate(d).model_dump() for d in documents if d.get("kind") == "probe"]
+        end = _End.model_validate(documents[-1]) if not errors else None
+    except ValidationError as error:
+        return (
+            [],
+            [],
+            [*errors, f"a frame of the self-test's output is not as it should be: {error.errors()[0]['msg']}"],
+        )
+    names = [result["probe"] for result in results]
+    if names != start.probes and end is not None:
+        errors.append("the probes that ran are not those that were planned")
+    counted = [sum(result["status"] == status for result in results) for status in ("passed", "failed", "skipped")]
+    if end is not None and [end.probes, end.passed, end.failed, end.skipped] != [len(results), *counted]:
+        errors.append("the self-test's last frame does not fit the probes' results")
+    return start.probes, results, errors
