@@ -17,7 +17,7 @@ from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
-from envbuild.proof import evidence, job, reading, status
+from envbuild.proof import audit, evidence, holdings, job, reading, status
 from envbuild.proof.evidence import Proof
 from envbuild.proof.job import TestRun
 from envbuild.proof.runners import local
@@ -194,24 +194,45 @@ class Session:
         return self.step("render", work)
 
     def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
-        def work() -> tuple[Image, bool, str]:
-            engine = self.connected()
-            image = None if self.options.no_cache else build.built(engine, locked, text)
-            cached = image is not None
-            if image is None:
-                build.check_disk(engine, locked)
-                self._fetch(plan, locked)
-                image = build.build(
-                    engine, locked, source.name, text, no_cache=self.options.no_cache, on_line=self.progress.line
-                )
-            tag = f"{build.repository(source.name)}:{locked.short}"
-            if cached and engine.tags(build.repository(source.name)).get(locked.short) != image.handle:
-                engine.tag(image, build.repository(source.name), locked.short)
-            self.made.image = image
-            self.made.tags = [tag]
-            return image, cached, f"{tag} {image.size / 1e6:.0f} MB"
+        """The image of a lock: built already, or its layers made, audited, and labelled with what is in them."""
+        image, complete = self.step("build", lambda: self._built_or_layers(source, plan, locked, text))
+        if not complete:
+            labels = self.step("audit", lambda: self._audit(source, locked, image))
+            image = self.step("label", lambda: self._label(source, locked, text, labels))
+        self.made.image = image
+        self.made.tags = [f"{build.repository(source.name)}:{locked.short}"]
+        return image
 
-        return self.step("build", work)
+    def _built_or_layers(
+        self, source: Source, plan: Plan, locked: Lock, text: str
+    ) -> tuple[tuple[Image, bool], bool, str]:
+        engine, repository = self.connected(), build.repository(source.name)
+        image = None if self.options.no_cache else build.built(engine, locked, text)
+        if image is not None:
+            if engine.tags(repository).get(locked.short) != image.handle:
+                engine.tag(image, repository, locked.short)
+            return (image, True), True, f"{repository}:{locked.short} {image.size / 1e6:.0f} MB"
+        build.check_disk(engine, locked)
+        self._fetch(plan, locked)
+        image = build.build_layers(
+            engine, locked, source.name, text, no_cache=self.options.no_cache, on_line=self.progress.line
+        )
+        return (image, False), False, f"{len(image.layers)} layers, {image.size / 1e6:.0f} MB"
+
+    def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
+        """What the layers really hold; a defect or a known fault ends the build."""
+        wanted = audit.job(image.handle)
+        output = local.run(self.connected(), wanted)
+        target = build.layers_tag(locked, source.name)
+        held = holdings.read(output, wanted.nonce, target)
+        done = audit.judge(target, held, audit.expected(source, locked, claimed=True))
+        done.require()
+        return audit.labels(held), False, done.summary
+
+    def _label(self, source: Source, locked: Lock, text: str, labels: Mapping[str, str]) -> tuple[Image, bool, str]:
+        image = build.build_labelled(self.connected(), locked, source.name, text, labels, self.progress.line)
+        said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
+        return image, False, said
 
     def _fetch(self, plan: Plan, locked: Lock) -> None:
         wanted = [item.wheel for item in locked.wheels]

@@ -40,13 +40,7 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
         emit(done.document())
     elif not as_json:
         _show(done)
-    if done.failed:
-        worst = [finding for finding in done.findings if finding.severity in ("defect", "refuse")]
-        error = CheckFailed(
-            f"{done.target}: {_counts(done)}", hint="\n".join(f"{f.id}: {f.remedy}" for f in worst[:10])
-        )
-        error.partial = done.document()
-        raise error
+    done.require()
 
 
 def _image(reference: str, wanted: Expected | None) -> Audit:
@@ -132,7 +126,7 @@ def _show(done: Audit) -> None:
         click.echo(f"{finding.severity:<7} {finding.id}: {finding.message}")
         if finding.remedy:
             click.echo(f"        remedy: {finding.remedy}")
-    click.echo(_counts(done))
+    click.echo(done.summary)
 
 
 def _torch_line(done: Audit) -> str:
@@ -142,11 +136,3 @@ def _torch_line(done: Audit) -> str:
     version = torch.version or done.held.installed.get("torch", "of unknown version")
     built = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "no CUDA"
     return f"torch {version} ({built if torch.imported else 'not imported'})"
-
-
-def _counts(done: Audit) -> str:
-    if done.clean:
-        return "clean"
-    plural = {"defect": "defects", "refuse": "refusals", "warn": "warnings", "note": "notes"}
-    singular = {"defect": "defect", "refuse": "refusal", "warn": "warning", "note": "note"}
-    return ", ".join(f"{n} {(singular if n == 1 else plural)[severity]}" for severity, n in done.counts.items())

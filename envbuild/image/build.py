@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -116,10 +116,10 @@ def check_disk(engine: Engine, lock: Lock) -> None:
             )
 
 
-def build(
+def build_layers(
     engine: Engine, lock: Lock, name: str, text: str, *, no_cache: bool = False, on_line: Callable[[str], None]
 ) -> Image:
-    """Build the image of a lock, tag it `envbuild/<name>:<12 hex of the lock id>`, and write the record.
+    """Build all but the labels of a lock's image, under a tag of its own, to be measured.
 
     Everything it is made of must be in the stores. Raises EngineError or BuildError.
     """
@@ -127,17 +127,42 @@ def build(
         raise EngineError(
             f"the engine is {engine.platform}, the image {lock.platform}", hint="use an engine of that kind"
         )
-    client = client_binary()
-    context = _context(lock, name)
+    _fill_context(lock, _context(name))
+    return _buildx(engine, lock, name, text, layers_tag(lock, name), ["--no-cache"] if no_cache else [], on_line)
+
+
+def layers_tag(lock: Lock, name: str) -> str:
+    """What names the layers until they are labelled; it stays where they are found wanting, to be looked at."""
+    return f"{repository(name)}:{lock.short}-layers"
+
+
+def build_labelled(
+    engine: Engine, lock: Lock, name: str, text: str, labels: Mapping[str, str], on_line: Callable[[str], None]
+) -> Image:
+    """The same build again with labels, tagged `envbuild/<name>:<12 hex of the lock id>`; writes the record.
+
+    Follows build_layers, whose context and cached layers it takes. Raises EngineError or BuildError.
+    """
+    options = [f"--label={key}={value}" for key, value in sorted(labels.items())]
+    image = _buildx(engine, lock, name, text, f"{repository(name)}:{lock.short}", options, on_line)
+    record = Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, f"docker {engine.version}")
+    file = settings.state_folder("builds") / f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
+    store.write_atomically(file, json.dumps(asdict(record), indent=1))
+    engine.remove(layers_tag(lock, name))
+    return image
+
+
+def _buildx(
+    engine: Engine, lock: Lock, name: str, text: str, tag: str, options: Sequence[str], on_line: Callable[[str], None]
+) -> Image:
     with tempfile.TemporaryDirectory(prefix="envbuild-build-") as folder:
         rendered, metadata = Path(folder) / "Dockerfile", Path(folder) / "metadata.json"
         rendered.write_text(text, encoding="utf-8")
-        tag = f"{repository(name)}:{lock.short}"
         done = run(
-            [client, "--host", engine.host, "buildx", "build",
+            [client_binary(), "--host", engine.host, "buildx", "build",
              "--file", rendered, "--metadata-file", metadata, "--tag", tag, "--load",
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
-             *(["--no-cache"] if no_cache else []), context],
+             *options, _context(name)],
             env={"SOURCE_DATE_EPOCH": str(base.SOURCE_DATE_EPOCH)},
             on_line=on_line,
         )  # fmt: skip
@@ -152,15 +177,16 @@ def build(
             "buildx does not tell an image's id",
             hint="run the same command again; buildx 0.10 or newer is needed",
         )
-    record = Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, f"docker {engine.version}")
-    file = settings.state_folder("builds") / f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
-    store.write_atomically(file, json.dumps(asdict(record), indent=1))
     return image
 
 
-def _context(lock: Lock, name: str) -> Path:
-    """The build context, made of hard links to the stores; kept between builds, so that only changes are sent."""
-    folder = settings.cache_folder("contexts") / name
+def _context(name: str) -> Path:
+    """The build context's folder, kept between builds, so that only changes are sent."""
+    return settings.cache_folder("contexts") / name
+
+
+def _fill_context(lock: Lock, folder: Path) -> None:
+    """Hard links to what the stores hold."""
     shutil.rmtree(folder, ignore_errors=True)
     for part in ("bin", "debs", "wheels"):
         (folder / part).mkdir(parents=True)
@@ -177,7 +203,6 @@ def _context(lock: Lock, name: str) -> Path:
         target = folder / "wheels" / locked.layer / wheel.file
         target.parent.mkdir(exist_ok=True)
         _link(store.wheels().path(wheel.sha256, wheel.file), target)
-    return folder
 
 
 def _link(source: Path, target: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from envbuild.errors import CheckFailed
 from envbuild.plan import choice, facts
 from envbuild.plan.advisories import Advisory, Gpu, Situation
 from envbuild.plan.lock import Lock
@@ -92,6 +93,24 @@ class Audit:
     def failed(self) -> bool:
         return bool({"defect", "refuse"} & set(self.counts))
 
+    @property
+    def summary(self) -> str:
+        """As "1 defect, 2 notes"."""
+        if self.clean:
+            return "clean"
+        plural = {"defect": "defects", "refuse": "refusals", "warn": "warnings", "note": "notes"}
+        singular = {"defect": "defect", "refuse": "refusal", "warn": "warning", "note": "note"}
+        return ", ".join(f"{n} {(singular if n == 1 else plural)[severity]}" for severity, n in self.counts.items())
+
+    def require(self) -> None:
+        """Raises CheckFailed, carrying the document, if anything was found that must not be."""
+        if self.failed:
+            worst = [finding for finding in self.findings if finding.severity in ("defect", "refuse")]
+            text = "\n".join(f"{f.id}: {f.message}; remedy: {f.remedy}" for f in worst[:10])
+            error = CheckFailed(f"{self.target}: {self.summary}", hint=text)
+            error.partial = self.document()
+            raise error
+
     def document(self) -> dict[str, Any]:
         rows = [(c.library, c.version, c.path, c.sha256, c.loaded) for c in self.held.libraries]
         keys = ("name", "version", "path", "sha256", "loaded")
@@ -100,6 +119,16 @@ class Audit:
             "libraries": [dict(zip(keys, row, strict=True)) for row in rows],
             "findings": [asdict(finding) for finding in self.findings],
         }
+
+
+def labels(held: Holdings) -> dict[str, str]:
+    """What an image says of itself from outside: versions as measured in it, never as they were wished for."""
+    torch = held.torch
+    found = {"torch": torch.version if torch else None, "cuda": torch.cuda if torch else None}
+    for library in ("cublas", "cudnn", "nccl"):
+        copy = held.loaded(library)
+        found[library] = copy.version if copy else None
+    return {f"io.envbuild.{name}": version for name, version in found.items() if version}
 
 
 def judge(target: str, held: Holdings, wanted: Expected) -> Audit:

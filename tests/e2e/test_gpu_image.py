@@ -48,6 +48,20 @@ def test_torch_loads_the_overridden_library_alone(gpu_tag: str) -> None:
     assert versions.strip() == CUBLAS
 
 
+def test_its_labels_say_what_is_in_it(gpu_made: Result, gpu_tag: str) -> None:
+    names = {"cublas": "nvidia-cublas-cu12", "cudnn": "nvidia-cudnn-cu12", "nccl": "nvidia-nccl-cu12"}
+    code = (
+        "import json, torch, importlib.metadata as m;"
+        f"found = {{n: m.version(d) for n, d in {names}.items()}};"
+        "print(json.dumps({**found, 'torch': torch.__version__, 'cuda': torch.version.cuda}))"
+    )
+    held = json.loads(inside(gpu_tag, "python", "-c", code))
+    labels = json.loads(docker("image", "inspect", "--format", "{{json .Config.Labels}}", gpu_tag))
+    ours = {name.removeprefix("io.envbuild."): value for name, value in labels.items()}
+    assert ours == {**held, "lock": gpu_made.document["lock"]}
+    assert held["cublas"] == CUBLAS
+
+
 def test_the_metadata_ask_for_the_overridden_version(gpu_tag: str) -> None:
     assert "No broken requirements" in inside(gpu_tag, "pip", "check")
     asks = inside(

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
-from envbuild import pipeline
+from envbuild import pipeline, steps
 from envbuild.errors import CheckFailed, NotProved
-from envbuild.proof import job
+from envbuild.image import build
+from envbuild.plan.sources import Source
+from envbuild.proof import audit, holdings, job
+from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.evidence import Proof
-from envbuild.steps import Made
+from envbuild.proof.findings import Finding
+from envbuild.proof.runners import local
+from envbuild.steps import Made, Session
 from unit.proof.runs import documents, judged, lines, passed_run, probe
-from unit.support import Said, envbuild, image_of
+from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
+
+SOURCE = cast(Source, SimpleNamespace(name="sample"))
 
 
 def made(run: job.TestRun | None) -> Made:
@@ -83,6 +93,61 @@ def test_the_status_of_what_was_made(run: job.TestRun | None, proofs: list[str],
     found = made(run)
     found.proofs = tuple(Proof("cpu", state, None, "") for state in proofs)
     assert found.status == found.document()["status"] == status
+
+
+@pytest.fixture
+def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
+    """A session whose engine, builder and audit are stand-ins, and what they were asked to do."""
+    done: list[str] = []
+
+    def note(name: str, value: Any) -> Any:
+        def work(*_: Any, **__: Any) -> Any:
+            done.append(name)
+            return value
+
+        return work
+
+    monkeypatch.setattr(build, "built", note("built", None))
+    monkeypatch.setattr(build, "check_disk", note("check_disk", None))
+    monkeypatch.setattr(build, "build_layers", note("layers", image_of("layers")))
+    monkeypatch.setattr(build, "build_labelled", note("label", image_of("labelled")))
+    monkeypatch.setattr(local, "run", note("collect", None))
+    monkeypatch.setattr(holdings, "read", note("read", SimpleNamespace(libraries=())))
+    monkeypatch.setattr(audit, "expected", note("expected", Expected()))
+    monkeypatch.setattr(audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
+    monkeypatch.setattr(Session, "_fetch", note("fetch", None))
+    session = Session("sample", steps.Options(), cast(Any, MagicMock()))
+    session.engine = cast(Any, object())
+    return session, done
+
+
+def judged_as(*findings: Finding) -> Any:
+    return lambda target, held, wanted: Audit(target, wanted, held, findings)
+
+
+def test_layers_are_audited_before_they_are_labelled(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    session, done = being_made
+    monkeypatch.setattr(audit, "judge", judged_as(Finding("a", "warn", "m", "r")))
+    plan = plan_of(project, PROFILE)
+    image = session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
+    assert image == session.made.image == image_of("labelled")
+    assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
+    assert [step.name for step in session.made.steps] == ["build", "audit", "label"]
+
+
+def test_layers_with_a_defect_are_no_image(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    session, done = being_made
+    monkeypatch.setattr(audit, "judge", judged_as(Finding("two-copies", "defect", "m", "r")))
+    plan = plan_of(project, PROFILE)
+    locked = lock_for(plan)
+    with pytest.raises(CheckFailed, match=f"envbuild/sample:{locked.short}-layers: 1 defect"):
+        session.build(SOURCE, plan, locked, "FROM scratch")
+    assert "label" not in done
+    assert session.made.image is None and session.made.status == "failed"
 
 
 # the commands, with a pipeline that is done at once

@@ -33,10 +33,14 @@ class FakeEngine:
     def __init__(self) -> None:
         self.held: Image | None = IMAGE
         self.asked: list[str] = []
+        self.removed: list[str] = []
 
     def find(self, reference: str) -> Image | None:
         self.asked.append(reference)
         return self.held
+
+    def remove(self, reference: str) -> None:
+        self.removed.append(reference)
 
 
 class Builder:
@@ -44,6 +48,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.words: list[str] = []
+        self.calls: list[list[str]] = []
         self.env: Mapping[str, str] = {}
         self.text = ""
         self.answer = Completed(0, "", "")
@@ -53,6 +58,7 @@ class Builder:
         self, argv: Sequence[str | Path], *, env: Mapping[str, str], on_line: Callable[[str], None]
     ) -> Completed:
         self.words, self.env = [str(word) for word in argv], env
+        self.calls.append(self.words)
         self.text = Path(self.after("--file")).read_text(encoding="utf-8")
         metadata = {"containerimage.config.digest": self.image}
         Path(self.after("--metadata-file")).write_text(json.dumps(metadata), encoding="utf-8")
@@ -101,10 +107,15 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     return found
 
 
+LABELS = {"io.envbuild.torch": "2.3.1+cu121", "io.envbuild.cublas": "12.5.2.13"}
+
+
 def built(locked: Lock, engine: FakeEngine | None = None, **options: Any) -> Image:
+    """Layers, then labels, as the pipeline does it."""
     text = dockerfile.render(locked, "sample")
-    made = engine or FakeEngine()
-    return build.build(cast(Engine, made), locked, "sample", text, on_line=lambda line: None, **options)
+    made = cast(Engine, engine or FakeEngine())
+    build.build_layers(made, locked, "sample", text, on_line=lambda line: None, **options)
+    return build.build_labelled(made, locked, "sample", text, LABELS, lambda line: None)
 
 
 def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
@@ -127,8 +138,26 @@ def test_the_builder_is_told_all_that_makes_it_reproducible(locked: Lock, builde
     assert builder.after("--tag") == f"envbuild/sample:{locked.short}"
     assert builder.env["SOURCE_DATE_EPOCH"] == "1704067200"
     assert builder.text == dockerfile.render(locked, "sample")
-    built(locked, no_cache=True)
-    assert "--no-cache" in builder.words
+
+
+def test_labels_come_with_the_same_build_again(locked: Lock, builder: Builder) -> None:
+    """On top of cached layers: else the labels would be of other layers than those that were measured."""
+    engine = FakeEngine()
+    built(locked, engine, no_cache=True)
+    layers, labelled = builder.calls
+    named = [word for word in labelled if word.startswith("--label")]
+    assert named == ["--label=io.envbuild.cublas=12.5.2.13", "--label=io.envbuild.torch=2.3.1+cu121"]
+    assert "--no-cache" in layers and "--no-cache" not in labelled
+    assert not [word for word in layers if word.startswith("--label")]
+    tag = f"envbuild/sample:{locked.short}-layers"
+    assert tag in layers and engine.removed == [tag]
+
+
+def test_layers_alone_are_no_build(locked: Lock, builder: Builder) -> None:
+    text = dockerfile.render(locked, "sample")
+    build.build_layers(cast(Engine, FakeEngine()), locked, "sample", text, on_line=lambda line: None)
+    assert list(build.records()) == []
+    assert f"envbuild/sample:{locked.short}" not in builder.words
 
 
 def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, builder: Builder) -> None:

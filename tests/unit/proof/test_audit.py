@@ -75,6 +75,28 @@ def the(found: Audit, ident: str) -> Finding:
     return finding
 
 
+def test_labels_are_what_was_measured(place: Place) -> None:
+    held = place.held()
+    found = audit.labels(held)
+    assert found["io.envbuild.torch"] == str(held.torch and held.torch.version)
+    for name in ("cublas", "cudnn", "nccl"):
+        copy = held.loaded(name)
+        assert found.get(f"io.envbuild.{name}") == (copy.version if copy else None)
+    assert found["io.envbuild.cublas"]
+    without = held.model_copy(update={"libraries": [], "torch": None})
+    assert audit.labels(without) == {}
+
+
+def test_what_must_not_be_ends_a_build(place: Place) -> None:
+    clean = place.judged()
+    clean.require()
+    spoiled = dataclasses.replace(clean, findings=(Finding("two-copies", "defect", "two of it", "remove one"),))
+    with pytest.raises(CheckFailed, match="it: 1 defect") as caught:
+        spoiled.require()
+    assert caught.value.hint == "two-copies: two of it; remedy: remove one"
+    assert caught.value.partial == spoiled.document()
+
+
 def test_nothing_is_found_in_a_clean_environment(place: Place) -> None:
     found = place.judged()
     assert (ids(found), found.clean, found.failed) == (set(), True, False)
