@@ -41,7 +41,7 @@ def test_make_gives_the_documented_document(quick: Proved) -> None:
     assert quick.document["status"] == "verified"
     assert quick.document["image"]["tags"] == [f"envbuild/{quick.name}:{quick.document['lock'][7:19]}", quick.verified]
     assert [step["name"] for step in quick.document["steps"]] == [
-        "load profile", "resolve", "lock", "render", "build", "self-test", "evidence", "tag",
+        "load profile", "resolve", "lock", "render", "build", "audit", "label", "self-test", "evidence", "tag",
     ]  # fmt: skip
     assert quick.document["proofs"][0]["state"] == "proved"
     found = lock.read(quick.project.lock(quick.name))
