@@ -50,7 +50,7 @@ format: .venv/.dev ## let ruff format the sources
 	$(BIN)/ruff format .
 
 bench: .venv/.dev ## measure, side by side; results go to benchmarks/results
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/startup.py
+	for one in startup forking; do PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/$$one.py || exit; done
 
 clean: ## remove .venv and what tools left in the tree; images and caches: envbuild prune
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

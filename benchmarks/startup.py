@@ -5,16 +5,16 @@ python benchmarks/startup.py        writes benchmarks/results/startup.md
 
 from __future__ import annotations
 
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from machine import described, write
+
 RUNS = 21
 BUDGET = 0.15
-HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 
 COMMANDS = {
@@ -32,14 +32,6 @@ def seconds(argv: list[str]) -> float:
     return time.perf_counter() - begin
 
 
-def machine() -> str:
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), "unknown CPU")  # fmt: skip
-    import os
-
-    return f"{cpu}, {os.cpu_count()} cores, {platform.platform(terse=True)}, Python {platform.python_version()}"
-
-
 def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(RUNS):  # in turn, so that a busy moment touches all
@@ -51,15 +43,20 @@ def main() -> None:
         f"| {statistics.median(taken) / floor:.1f} |"
         for name, taken in times.items()
     ]
-    text = "\n".join([
-        "# Start-up", "", f"Machine: {machine()}. {RUNS} runs each, in turn. Made by `make bench`.", "",
-        "| command | median s | min s | max s | over the bare interpreter |", "|---|---|---|---|---|", *rows, "",
-        f"Budget for `envbuild --help`: {BUDGET} s.", "",
-    ])  # fmt: skip
-    target = HERE / "results" / "startup.md"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(text, encoding="utf-8")
-    print(text)
+    write(
+        "startup",
+        [
+            "# Start-up",
+            "",
+            f"Machine: {described()}. {RUNS} runs each, in turn. Made by `make bench`.",
+            "",
+            "| command | median s | min s | max s | over the bare interpreter |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            f"Budget for `envbuild --help`: {BUDGET} s.",
+        ],
+    )
 
 
 if __name__ == "__main__":
