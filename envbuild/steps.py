@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from envbuild.errors import EngineError, NotProved, OutOfDate
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
+from envbuild.image.names import VERIFIED, repository
 from envbuild.plan import debs, facts, lock, locking, resolve, sources, store, wheels
 from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
@@ -78,7 +79,7 @@ class Made:
         if self.image is None or (self.run is not None and not self.run.passed):
             return "failed"
         proved = bool(self.proofs) and all(proof.state == "proved" for proof in self.proofs)
-        return "verified" if proved else "built"
+        return VERIFIED if proved else "built"
 
     def _gpu(self) -> dict[str, Any] | None:
         card = evidence.gpu_of(self.run) if self.run else None
@@ -200,18 +201,18 @@ class Session:
             labels = self.step("audit", lambda: self._audit(source, locked, image))
             image = self.step("label", lambda: self._label(source, locked, text, labels))
         self.made.image = image
-        self.made.tags = [f"{build.repository(source.name)}:{locked.short}"]
+        self.made.tags = [f"{repository(source.name)}:{locked.short}"]
         return image
 
     def _built_or_layers(
         self, source: Source, plan: Plan, locked: Lock, text: str
     ) -> tuple[tuple[Image, bool], bool, str]:
-        engine, repository = self.connected(), build.repository(source.name)
+        engine, named = self.connected(), repository(source.name)
         image = None if self.options.no_cache else build.built(engine, locked, text)
         if image is not None:
-            if engine.tags(repository).get(locked.short) != image.handle:
-                engine.tag(image, repository, locked.short)
-            return (image, True), True, f"{repository}:{locked.short} {image.size / 1e6:.0f} MB"
+            if engine.tags(named).get(locked.short) != image.handle:
+                engine.tag(image, named, locked.short)
+            return (image, True), True, f"{named}:{locked.short} {image.size / 1e6:.0f} MB"
         build.check_disk(engine, locked)
         self._fetch(plan, locked)
         image = build.build_layers(
@@ -298,20 +299,20 @@ class Session:
         """Publish the answer of the evidence, last; not for pins that are only tried."""
         if self.options.trial:
             return
-        if self.made.status != "verified":
+        if self.made.status != VERIFIED:
             missing = [f"{proof.model}: {proof.reason}" for proof in self.made.proofs if proof.state != "proved"]
             raise NotProved(f"{source.name} is built, and not proved on all it is for", hint="\n".join(missing))
 
         def work() -> tuple[None, bool, str]:
             engine = self.connected()
-            repository = build.repository(source.name)
-            cached = engine.tags(repository).get(status.VERIFIED) == image.handle
+            named = repository(source.name)
+            cached = engine.tags(named).get(VERIFIED) == image.handle
             if not cached:
-                engine.tag(image, repository, status.VERIFIED)
-            if engine.tags(repository).get(status.VERIFIED) != image.handle:
-                raise EngineError(f"{repository}:{status.VERIFIED} was moved by somebody else meanwhile")
-            self.made.tags.append(f"{repository}:{status.VERIFIED}")
-            return None, cached, f"{repository}:{status.VERIFIED}"
+                engine.tag(image, named, VERIFIED)
+            if engine.tags(named).get(VERIFIED) != image.handle:
+                raise EngineError(f"{named}:{VERIFIED} was moved by somebody else meanwhile")
+            self.made.tags.append(f"{named}:{VERIFIED}")
+            return None, cached, f"{named}:{VERIFIED}"
 
         self.step("tag", work)
 

@@ -9,6 +9,7 @@ import click
 
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import CheckFailed, EngineError, EnvbuildError, UsageError
+from envbuild.image.names import LOCK_LABEL
 from envbuild.plan import lock, sources
 from envbuild.proof import audit, holdings
 from envbuild.proof.audit import Audit, Expected
@@ -16,7 +17,6 @@ from envbuild.proof.audit import Audit, Expected
 if TYPE_CHECKING:  # an environment is audited without an engine, and without its client
     from envbuild.image.engine import Image
 
-_LABEL = "io.envbuild.lock"
 _NOT_THERE = (126, 127)  # of the container's init, where it cannot start the program
 
 
@@ -98,7 +98,7 @@ def _expected(name: str) -> Expected:
 
 def _labelled(image: Image) -> Expected | None:
     """What the profile says whose lock the image carries as a label; None where no known one has it."""
-    label = image.labels.get(_LABEL)
+    label = image.labels.get(LOCK_LABEL)
     for name in sources.names() if label else ():
         try:
             source = sources.load(name)

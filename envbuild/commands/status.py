@@ -4,6 +4,7 @@ from envbuild.commands.console import emit, json_option
 from envbuild.errors import CheckFailed, EnvbuildError, NotProved, OutOfDate
 from envbuild.image import dockerfile
 from envbuild.image.engine import Engine
+from envbuild.image.names import VERIFIED
 from envbuild.plan import lock, resolve, sources
 from envbuild.proof import status
 from envbuild.proof.status import Status
@@ -28,7 +29,7 @@ def command(name: str, as_json: bool) -> None:
     Example: envbuild status cpu
     """
     found = compute(Engine(), name)
-    if found.state == status.VERIFIED:
+    if found.state == VERIFIED:
         if as_json:
             emit(found.document())
         else:

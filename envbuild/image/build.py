@@ -20,6 +20,7 @@ from envbuild import settings
 from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
 from envbuild.image import base, dockerfile
 from envbuild.image.engine import Engine, Image, client_binary
+from envbuild.image.names import repository
 from envbuild.plan import store, wheels
 from envbuild.plan.lock import Lock, canonical_digest
 from envbuild.process import run
@@ -39,10 +40,6 @@ class Record:
     recipe: str
     layers: tuple[str, ...]
     builder: str
-
-
-def repository(name: str) -> str:
-    return f"envbuild/{name}"
 
 
 def recorded(lock: Lock, text: str) -> list[Record]:

@@ -13,6 +13,7 @@ import jinja2
 from envbuild import shipped
 from envbuild.errors import LockError
 from envbuild.image.base import SOURCE_DATE_EPOCH
+from envbuild.image.names import LOCK_LABEL
 from envbuild.plan.lock import Lock, LockedWheel
 
 TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"
@@ -64,6 +65,7 @@ def render(lock: Lock, name: str) -> str:
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
         lock_id=lock.id,
+        lock_label=LOCK_LABEL,
         epoch=str(SOURCE_DATE_EPOCH),
         image=lock.image,
         python=lock.python,

@@ -10,14 +10,12 @@ from pathlib import Path
 
 from envbuild import settings
 from envbuild.image import base
-from envbuild.image.build import records, repository
+from envbuild.image.build import records
 from envbuild.image.engine import Engine
+from envbuild.image.names import LOCK_LABEL, PREFIX, VERIFIED, repository
 from envbuild.plan.lock import Lock
 
 _DAY = 24 * 3600
-PREFIX = "envbuild/"
-KEPT_TAG = "verified"
-LOCK_LABEL = "io.envbuild.lock"
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,9 @@ def images(engine: Engine, names: Iterable[str], current: Iterable[Lock]) -> Ite
     """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock."""
     repositories = {repository(name) for name in names}
     made = {record.handle for record in records()}
-    keep_tags = {lock.short for lock in current} | {KEPT_TAG}
+    keep_tags = {lock.short for lock in current} | {VERIFIED}
     listed = engine.images(PREFIX)
-    kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == KEPT_TAG} | engine.used()
+    kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == VERIFIED} | engine.used()
     for tag, handle, size in listed:
         mine = tag.rpartition(":")[0] in repositories
         if mine and handle not in kept and tag.rpartition(":")[2] not in keep_tags:

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from envbuild.errors import CheckFailed
+from envbuild.image.names import LABEL
 from envbuild.plan import choice, facts
 from envbuild.plan.advisories import Advisory, Gpu, Situation
 from envbuild.plan.lock import Lock
@@ -128,7 +129,7 @@ def labels(held: Holdings) -> dict[str, str]:
     for library in ("cublas", "cudnn", "nccl"):
         copy = held.loaded(library)
         found[library] = copy.version if copy else None
-    return {f"io.envbuild.{name}": version for name, version in found.items() if version}
+    return {f"{LABEL}{name}": version for name, version in found.items() if version}
 
 
 def judge(target: str, held: Holdings, wanted: Expected) -> Audit:

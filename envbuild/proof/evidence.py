@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from envbuild import settings
 from envbuild.image.engine import Image
+from envbuild.image.names import repository
 from envbuild.plan import facts
 from envbuild.plan.store import write_atomically
 from envbuild.proof.job import TestRun, selftest_id
@@ -152,7 +153,7 @@ def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
     result = "FAILED" if failures(record) else "WARNED" if missing else "PASSED"
     return {
         "_type": STATEMENT,
-        "subject": [{"name": f"envbuild/{record['profile']}", "digest": {"sha256": _hex(record["image"]["id"])}}],
+        "subject": [{"name": repository(record["profile"]), "digest": {"sha256": _hex(record["image"]["id"])}}],
         "predicateType": TEST_RESULT,
         "predicate": {
             "result": result,

@@ -7,13 +7,12 @@ from typing import Any
 
 from envbuild.image import build
 from envbuild.image.engine import Engine, Image
+from envbuild.image.names import VERIFIED, repository
 from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Profile
 from envbuild.proof import evidence
 from envbuild.proof.evidence import Proof, Wanted
 from envbuild.proof.job import required
-
-VERIFIED = "verified"
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ def models(profile: Profile) -> tuple[str, ...]:
 
 def compute(engine: Engine, name: str, profile: Profile, lock: Lock | None, stale: list[str], text: str) -> Status:
     """`stale`: the parts of the lock that no longer fit the profile; `text`: the Dockerfile of the lock."""
-    repository = build.repository(name)
-    tags = engine.tags(repository)
+    named = repository(name)
+    tags = engine.tags(named)
     image = build.built(engine, lock, text) if lock else None
     proofs = tuple(evidence.prove(image.id, wanted(name, profile, lock), models(profile))) if lock and image else ()
     reasons = [f"{part} changed in the profile since it was locked" for part in stale]
@@ -75,7 +74,7 @@ def compute(engine: Engine, name: str, profile: Profile, lock: Lock | None, stal
     if tag:
         reasons.append(tag)
         state = "tampered" if tag == _BY_HAND else "unproved" if state == VERIFIED else state
-    names = tuple(f"{repository}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
+    names = tuple(f"{named}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
     return Status(name, state, tuple(reasons), lock.id if lock else None, image, names, proofs)
 
 

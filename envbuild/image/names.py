@@ -1,0 +1,13 @@
+"""What images are called, and what they say of themselves."""
+
+from __future__ import annotations
+
+PREFIX = "envbuild/"
+VERIFIED = "verified"
+"""The tag that publishes what the evidence says."""
+LABEL = "io.envbuild."
+LOCK_LABEL = f"{LABEL}lock"
+
+
+def repository(profile: str) -> str:
+    return f"{PREFIX}{profile}"
