@@ -36,32 +36,28 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
 def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
     source = sources.load(name, pins)
     plan = resolve.resolve(source)
-    choice = plan.choice
     locked = lock.read(source.known_lock)
     if locked and locked.stale(plan):
         locked = None  # what was locked for other wishes is no pin of these
     versions = locked.versions if locked else {}
-    libraries = {
-        short: versions.get(facts.distribution_of(short, choice.cuda) or "", version) if choice.cuda else version
-        for short, version in choice.libraries.items()
-    }
+    choice = resolve.as_locked(plan, versions) if locked else plan.choice
+    libraries = choice.situation.libraries
     found: dict[str, str | None] = {
         "python": plan.python,
-        "cuda": choice.cuda,
+        "cuda": choice.situation.cuda,
         "torch": source.profile.torch,
         **{short: libraries.get(short) for short in ("cublas", "cudnn", "nccl")},
         "apex": None,
     }
     found |= {short: version for short, version in libraries.items() if short not in found}
-    shown = {facts.distribution_of(short, choice.cuda) for short in libraries} if choice.cuda else set()
-    found |= {name: version for name, version in versions.items() if name != "torch" and name not in shown}
+    found |= {name: version for name, version in versions.items() if not facts.library_of(name)}
     return {
         "profile": source.name,
         "description": source.profile.description,
-        "gpus": [gpu.id for gpu in choice.gpus],
-        "driver": choice.driver,
+        "gpus": [gpu.id for gpu in choice.situation.gpus],
+        "driver": choice.situation.driver,
         "pins": found,
-        "reasons": {**dict.fromkeys(versions, "locked"), **plan.reasons},
+        "reasons": {**dict.fromkeys([*versions, *libraries], "locked"), **plan.reasons},
         "advisories": choice.states,
         "lock": {"id": locked.id if locked else None, "state": _state(lock.read(source.known_lock), plan)},
     }

@@ -208,6 +208,11 @@ class Match:
         )
 
     @property
+    def versioned(self) -> frozenset[str]:
+        """The libraries and distributions whose versions it asks for."""
+        return frozenset((*self.libraries, *self.distributions))
+
+    @property
     def states_nothing(self) -> bool:
         return all(not getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "without")
 
@@ -285,6 +290,16 @@ class Advisory(Row):
 
     def holds(self, situation: Situation) -> bool:
         return any(match.holds(situation) for match in self.match)
+
+    def met_by(self, situation: Situation) -> dict[str, str]:
+        """The versions by which it holds: of libraries by their short names, of distributions by theirs."""
+        names = {name for match in self.match if match.holds(situation) for name in match.versioned}
+        return {
+            name: version
+            for known in (situation.libraries, situation.distributions)
+            for name, version in sorted(known.items())
+            if name in names
+        }
 
 
 def holding(known: Iterable[Advisory], situation: Situation) -> list[Advisory]:

@@ -1,10 +1,13 @@
-"""What a profile's GPUs and torch mean: CUDA, the libraries torch brings, overrides of its pins, advisories. Pure."""
+"""What a profile's GPUs and torch mean: CUDA, the libraries torch brings, overrides of its pins, advisories. Pure.
+
+Advisories are held against it twice: before anything is looked up, by exact pins alone, and against what was locked.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -29,6 +32,10 @@ class Advice:
     state: str
     reason: str
 
+    def __str__(self) -> str:
+        fact = self.advisory
+        return f"{fact.id}: {fact.title}. {fact.remedy} ({', '.join(fact.cite[:3])})"
+
 
 @dataclass(frozen=True)
 class Override:
@@ -43,15 +50,13 @@ class Override:
 
 @dataclass(frozen=True)
 class Choice:
-    """What follows from GPUs, torch and pins. `libraries`: short name -> version, as far as facts know."""
+    """What follows from GPUs, torch and pins. `situation`: all that advisories ask for, as far as it is known."""
 
-    gpus: tuple[Gpu, ...]
-    cuda: str | None
-    libraries: Mapping[str, str]
+    situation: Situation
     pinned: Mapping[str, str]
     overrides: tuple[Override, ...]
-    driver: str | None
     environment: Mapping[str, str]
+    accepted: Mapping[str, str]
     advice: tuple[Advice, ...]
     faults: tuple[Fault, ...]
 
@@ -62,6 +67,12 @@ class Choice:
             {"id": a.advisory.id, "state": a.state, "reason": a.reason, "remedy": a.advisory.remedy}
             for a in self.advice
         ]
+
+    def locked(self, versions: Mapping[str, str]) -> Choice:
+        """The same with the versions of all that was locked (by distribution), and the advisories that hold then."""
+        libraries = {**self.situation.libraries, **facts.libraries_among(versions, self.situation.cuda)}
+        now = replace(self.situation, libraries=libraries, distributions=versions)
+        return replace(self, situation=now, advice=tuple(_advice(self.accepted, now)))
 
 
 def choose(source: Source) -> Choice:
@@ -76,21 +87,20 @@ def choose(source: Source) -> Choice:
         **(facts.libraries_of(release) if release else {}),
         **{k: profile.pins[k].version for k in profile.pins},
     }
-    driver = _driver(source, release)
     situation = Situation(
         gpus=gpus,
         torch=profile.torch,
         cuda=release.cuda if release else None,
         libraries=libraries,
         distributions=_exact(profile),
-        driver=driver,
+        driver=_driver(source, release),
         gpu_count=profile.gpu_count,
         features=frozenset(profile.features),
     )
-    advice = tuple(_advice(profile, situation))
+    accepted = {item.advisory: item.reason for item in profile.accept}
+    advice = tuple(_advice(accepted, situation))
     faults += _refusals(source, advice)
-    cuda = release.cuda if release else None
-    return Choice(gpus, cuda, libraries, pinned, overrides, driver, _environment(gpus), advice, tuple(faults))
+    return Choice(situation, pinned, overrides, _environment(gpus), accepted, advice, tuple(faults))
 
 
 def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
@@ -204,8 +214,7 @@ def _exact(profile: Profile) -> dict[str, str]:
     return found
 
 
-def _advice(profile: Profile, situation: Situation) -> Iterator[Advice]:
-    accepted = {item.advisory: item.reason for item in profile.accept}
+def _advice(accepted: Mapping[str, str], situation: Situation) -> Iterator[Advice]:
     for advisory in facts.matching(situation):
         if not advisory.decidable:
             continue
@@ -224,9 +233,7 @@ def _refusals(source: Source, advice: tuple[Advice, ...]) -> Iterator[Fault]:
             yield source.document.fault(("accept", index, "advisory"), said)
     for given in advice:
         if given.state == "refused":
-            fact = given.advisory
-            text = f"{fact.id}: {fact.title}. {fact.remedy} ({', '.join(fact.cite[:3])})"
-            yield source.document.fault(_blamed(source, fact), text)
+            yield source.document.fault(_blamed(source, given.advisory), str(given))
 
 
 def _blamed(source: Source, advisory: Advisory) -> Path:

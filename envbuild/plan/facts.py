@@ -309,6 +309,17 @@ def library_of(distribution: str) -> str | None:
     return next((row.name for row in libraries().values() if name in row.distributions.values()), None)
 
 
+def libraries_among(versions: Mapping[str, str], cuda: str | None) -> dict[str, str]:
+    """Short name -> version of the distributions that carry a library, where CUDA is known for that one alone."""
+    held: dict[str, str] = {canonicalize_name(name): version for name, version in versions.items()}
+    return {
+        row.name: held[distribution]
+        for row in libraries().values()
+        for major, distribution in row.distributions.items()
+        if distribution in held and (cuda is None or major == cuda.partition(".")[0])
+    }
+
+
 def known_versions(distribution: str) -> tuple[str, ...]:
     """Those the index is known to have, oldest first; none where nothing is known."""
     name = canonicalize_name(distribution)

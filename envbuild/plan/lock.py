@@ -19,7 +19,7 @@ from envbuild.errors import Fault, LockError, OutOfDate
 from envbuild.plan import document
 from envbuild.plan.debs import Deb
 from envbuild.plan.profile import ImageReference, Platform, Text, VariableName
-from envbuild.plan.resolve import Plan
+from envbuild.plan.resolve import Plan, as_locked
 from envbuild.plan.store import write_atomically
 from envbuild.plan.wheels import Wheel
 
@@ -234,7 +234,10 @@ def write(lock: Lock, file: Path, name: str) -> None:
 
 
 def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
-    """The lock, if it is what the plan asks for. Raises OutOfDate otherwise."""
+    """The lock, if it is what the plan asks for.
+
+    Raises OutOfDate otherwise, ProfileError where an advisory refuses what it holds.
+    """
     name = document.display(file)
     if lock is None:
         raise OutOfDate(f"{name} is missing", hint=f"run: envbuild lock {plan.name}")
@@ -243,4 +246,5 @@ def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
         raise OutOfDate(
             f"{name} is out of date: {', '.join(stale)} changed in the profile", hint=f"run: envbuild lock {plan.name}"
         )
+    as_locked(plan, lock.versions)
     return lock

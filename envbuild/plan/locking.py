@@ -13,7 +13,7 @@ from envbuild.errors import ProfileError, UsageError
 from envbuild.plan import debs, lock, wheels
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedWheel, Overridden
-from envbuild.plan.resolve import Plan
+from envbuild.plan.resolve import Plan, as_locked
 
 # A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
 OWN_LAYER_BYTES = 20_000_000
@@ -26,7 +26,8 @@ def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset(
 
     `upgrade` names packages that may move to the newest version that fits; EVERYTHING all, BASE the Debian packages.
 
-    Raises ProfileError for what does not exist, NetworkError where an index or mirror does not answer.
+    Raises ProfileError for what does not exist or an advisory refuses, NetworkError where an index or mirror does not
+    answer.
     """
     _refuse_unknown(upgrade, previous)
     everything = EVERYTHING in upgrade
@@ -37,6 +38,7 @@ def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset(
     except ProfileError as error:
         said = f"{error.message} {error.hint}"
         raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
+    as_locked(plan, {item.wheel.name: item.wheel.version for item in locked})
     made = Lock(
         made=_made(previous, base, apt),
         inputs=lock.inputs(plan),

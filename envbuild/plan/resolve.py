@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import Fault, ProfileError
 from envbuild.plan import facts, probes
-from envbuild.plan.choice import Choice, choose
+from envbuild.plan.choice import Advice, Choice, choose
 from envbuild.plan.document import Place
 from envbuild.plan.profile import Profile
 from envbuild.plan.sources import Source
@@ -73,6 +73,11 @@ class Plan:
             "environment": dict(self.environment),
         }
 
+    def place(self, name: str) -> Place | None:
+        """Where the profile asks for a distribution (its normal name); torch's line for what comes with it."""
+        asking = (wish for wish in self.packages if canonicalize_name(Requirement(wish).name) == name)
+        return self.places.get(next(asking, self.core[-1]))
+
     def faults(self, said: str) -> list[Fault]:
         """Where the profile asks for what `said`, a resolver's message, names."""
         words = set(re.split(r"[^A-Za-z0-9+.-]+", said.replace("==", " ")))
@@ -91,9 +96,7 @@ def resolve(source: Source) -> Plan:
     choice = choose(source)
     faults = [*_contradictions(source, profile, suite), *choice.faults]
     if faults:
-        refusal = ProfileError(f"profile {source.name} is refused", faults=faults)
-        refusal.partial = {"profile": source.name, "advisories": choice.states}
-        raise refusal
+        raise _refusal(source.name, choice, faults)
     overridden = {override.distribution for override in choice.overrides}
     return Plan(
         name=source.name,
@@ -102,7 +105,7 @@ def resolve(source: Source) -> Plan:
         glibc=suite.glibc if suite else _IMAGE_GLIBC,
         suite=suite.name if suite else None,
         image=profile.base.image,
-        base_packages=facts.base_packages(bool(choice.gpus)) if suite else (),
+        base_packages=facts.base_packages(bool(choice.situation.gpus)) if suite else (),
         apt=tuple(sorted(set(profile.apt))),
         core=(*TOOLS, _torch(profile)),
         packages=tuple(profile.packages),
@@ -115,6 +118,34 @@ def resolve(source: Source) -> Plan:
         reasons=_reasons(source, suite, choice),
         places=_places(source),
     )
+
+
+def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
+    """The plan's choice, held against all that was locked for it (distribution -> version).
+
+    Raises ProfileError where an advisory refuses a version that no profile named and a resolver chose.
+    """
+    choice = plan.choice.locked(versions)
+    faults = [_locked_fault(plan, choice, item) for item in choice.advice if item.state == "refused"]
+    if faults:
+        raise _refusal(plan.name, choice, faults, hint=_OTHERWISE)
+    return choice
+
+
+_OTHERWISE = "ask for another version in the profile's packages or pins, or accept the advisory there, with a reason"
+
+
+def _locked_fault(plan: Plan, choice: Choice, advice: Advice) -> Fault:
+    met = advice.advisory.met_by(choice.situation)
+    place = plan.place(next(iter(met), ""))
+    named = ", ".join(f"{name} {version}" for name, version in met.items())
+    return Fault(f"locked {named}: {advice}" if named else str(advice), *((place.file, place.line) if place else ()))
+
+
+def _refusal(name: str, choice: Choice, faults: list[Fault], hint: str | None = None) -> ProfileError:
+    refusal = ProfileError(f"profile {name} is refused", hint=hint, faults=faults)
+    refusal.partial = {"profile": name, "advisories": choice.states}
+    return refusal
 
 
 def _torch(profile: Profile) -> str:
@@ -174,7 +205,7 @@ def _reasons(source: Source, suite: facts.Suite | None, choice: Choice) -> dict[
 def _libraries(source: Source, choice: Choice) -> dict[str, str]:
     """Why each CUDA library has its version: torch's metadata, or a pin of the profile."""
     overrides = {override.library: override for override in choice.overrides}
-    found = dict.fromkeys(choice.libraries, f"torch {source.profile.torch} asks for it")
+    found = dict.fromkeys(choice.situation.libraries, f"torch {source.profile.torch} asks for it")
     for name in source.profile.pins:
         place = source.document.place(("pins", name))
         found[name] = f"{place.file}:{place.line}"

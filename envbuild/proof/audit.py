@@ -53,13 +53,13 @@ class Expected:
 
 
 def expected(source: Source, lock: Lock | None, claimed: bool = False) -> Expected:
-    profile, chosen = source.profile, choice.choose(source)
+    profile, known = source.profile, choice.choose(source).situation
     return Expected(
         profile=source.name,
-        gpus=chosen.gpus,
-        gpu_count=profile.gpu_count,
-        driver=chosen.driver,
-        features=frozenset(profile.features),
+        gpus=known.gpus,
+        gpu_count=known.gpu_count,
+        driver=known.driver,
+        features=known.features,
         accepted={item.advisory: item.reason for item in profile.accept},
         lock=lock,
         claimed=claimed,
@@ -267,8 +267,7 @@ def situation(held: Holdings, wanted: Expected) -> Situation:
     installed, torch = held.installed, held.torch
     versions: dict[str, str] = {}
     if not _is_cpu_only(held):
-        named = {facts.library_of(name): version for name, version in installed.items()}
-        versions = {name: version for name, version in named.items() if name}
+        versions = facts.libraries_among(installed, torch.cuda if torch else None)
         versions |= {copy.library.lower(): copy.version for copy in held.libraries if copy.loaded and copy.version}
     words = {
         "ld-library-path": any(LD_PATH in copy.ways and _is_foreign(copy) for copy in held.libraries),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import ProfileError, UsageError
-from envbuild.plan import debs, locking
+from envbuild.plan import debs, lock, locking
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedWheel, inputs
 from envbuild.plan.resolve import Plan
@@ -180,6 +180,20 @@ def test_a_fault_of_the_resolution_names_the_line(project: Path, links: Path) ->
 
 
 # Debian packages; the wheels are current, so uv is not asked
+
+
+def test_what_an_advisory_refuses_is_not_locked(project: Path, links: Path) -> None:
+    """torch 2.2.1 has no row in the facts; that it brings a cuBLAS which fails on an H20 is found in the lock."""
+    write_wheel(links, "torch", "2.2.1", ["nvidia-cublas-cu12==12.1.3.1"])
+    write_wheel(links, "nvidia-cublas-cu12", "12.1.3.1")
+    profile = {**SMALL, "torch": "2.2.1", "gpus": ["h20"]}
+    with pytest.raises(ProfileError, match="sample is refused") as caught:
+        locking.make(plan_of(project, profile), None)
+    assert "locked cublas 12.1.3.1: cublas-hopper-fpe" in caught.value.faults[0].message
+    accepted = {**profile, "accept": [{"advisory": "cublas-hopper-fpe", "reason": "no products here"}]}
+    made = locking.make(plan_of(project, accepted), None)
+    with pytest.raises(ProfileError, match="sample is refused"):  # and where the lock is there already
+        lock.current(made, plan_of(project, profile), project / "profiles" / "sample.lock.yaml")
 
 
 @pytest.fixture

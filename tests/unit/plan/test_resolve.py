@@ -7,6 +7,8 @@ import pytest
 
 from envbuild.errors import ProfileError
 from envbuild.plan import facts, resolve
+from envbuild.plan.choice import Choice
+from unit.plan.test_facts import site
 from unit.support import PROFILE, plan_of, source_of
 
 IMAGE = f"registry.example/library/debian:12@sha256:{'a' * 64}"
@@ -103,3 +105,78 @@ def test_where_a_wish_stands_is_found_in_what_a_resolver_says(project: Path) -> 
     assert (fault.file, fault.message) == ("profiles/sample.yaml", "scipy>=1")
     assert [found.message for found in plan.faults("E: Unable to locate package less")] == ["less"]
     assert plan.faults("nothing of that") == []
+
+
+# what nobody knows before it is locked
+
+HOPPER: dict[str, Any] = {**PROFILE, "gpus": ["h20"], "torch": "2.2.1", "packages": ["numpy", "extra"]}
+SITE = """
+as_of: 2026-11
+sources: {site: "our own"}
+advisories:
+  - {id: own-fault, title: "extra 3 eats data", severity: refuse, match: {distributions: {extra: ">=3"}},
+     decidable: true, shows: {}, remedy: "extra older than 3", cite: [site], source: [site], status: verified}
+"""
+
+
+def states(choice: Choice) -> dict[str, str]:
+    return {row["id"]: row["state"] for row in choice.states}
+
+
+def test_a_locked_version_that_no_profile_named_is_refused(project: Path) -> None:
+    """The facts have no row for torch 2.2.1: which cuBLAS it brings is known once it is locked."""
+    plan = plan_of(project, HOPPER)
+    assert "cublas-hopper-fpe" not in states(plan.choice)
+    with pytest.raises(ProfileError, match="sample is refused") as caught:
+        resolve.as_locked(plan, {"torch": "2.2.1", "nvidia-cublas-cu12": "12.1.3.1"})
+    (fault,) = caught.value.faults
+    assert fault.message.startswith("locked cublas 12.1.3.1: cublas-hopper-fpe: ")
+    assert "12.4.5.8 or newer" in fault.message and "pytorch/pytorch#133548" in fault.message
+    assert (fault.file, fault.line) == ("profiles/sample.yaml", plan.places["torch===2.2.1"].line)
+    assert "accept" in str(caught.value.hint)
+    advisories = {row["id"]: row["state"] for row in caught.value.partial["advisories"]}
+    assert advisories["cublas-hopper-fpe"] == "refused"
+
+
+def test_a_locked_version_past_the_fault_is_let_through(project: Path) -> None:
+    plan = plan_of(project, HOPPER)
+    choice = resolve.as_locked(plan, {"torch": "2.2.1", "nvidia-cublas-cu12": "12.4.5.8"})
+    assert "refused" not in states(choice).values()
+    assert choice.situation.libraries["cublas"] == "12.4.5.8"
+
+
+def test_a_refusal_that_is_taken_on_is_let_through_and_stays_visible(project: Path) -> None:
+    plan = plan_of(project, {**HOPPER, "accept": [{"advisory": "cublas-hopper-fpe", "reason": "no products"}]})
+    choice = resolve.as_locked(plan, {"nvidia-cublas-cu12": "12.1.3.1"})
+    assert states(choice)["cublas-hopper-fpe"] == "accepted"
+
+
+def test_a_library_that_comes_along_counts_for_several_gpus_alone(project: Path) -> None:
+    locked = {"nvidia-nccl-cu12": "2.18.1"}
+    resolve.as_locked(plan_of(project, HOPPER), locked)
+    with pytest.raises(ProfileError) as caught:
+        resolve.as_locked(plan_of(project, {**HOPPER, "gpu_count": 4}), locked)
+    assert caught.value.faults[0].message.startswith("locked nccl 2.18.1: nccl-2.18.1: ")
+
+
+def test_a_refused_package_is_named_at_its_own_line(project: Path) -> None:
+    site(SITE)
+    plan = plan_of(project, HOPPER)
+    with pytest.raises(ProfileError) as caught:
+        resolve.as_locked(plan, {"extra": "3.1"})
+    (fault,) = caught.value.faults
+    assert fault.line == plan.places["extra"].line
+    assert fault.message == "locked extra 3.1: own-fault: extra 3 eats data. extra older than 3 (site)"
+
+
+def test_a_warning_of_what_was_locked_is_told(project: Path) -> None:
+    plan = plan_of(project, {**HOPPER, "torch": "2.2.2", "gpus": ["a100"]})
+    assert "numpy2-old-torch" not in states(plan.choice)
+    assert states(resolve.as_locked(plan, {"numpy": "2.4.6"}))["numpy2-old-torch"] == "warned"
+    assert "numpy2-old-torch" not in states(resolve.as_locked(plan, {"numpy": "1.26.4"}))
+
+
+def test_of_a_library_for_two_cudas_the_one_of_torchs_counts(project: Path) -> None:
+    plan = plan_of(project, {**HOPPER, "torch": "2.7.1"})
+    choice = resolve.as_locked(plan, {"nvidia-cublas": "13.0.0.19", "nvidia-cublas-cu12": "12.6.4.1"})
+    assert choice.situation.libraries["cublas"] == "12.6.4.1"
