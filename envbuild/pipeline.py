@@ -9,7 +9,7 @@ from filelock import FileLock, Timeout
 
 from envbuild import settings
 from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved
-from envbuild.image import build, dockerfile
+from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
 from envbuild.plan import lock, sources
 from envbuild.plan.lock import Lock
@@ -51,7 +51,7 @@ def prove(name: str, reference: str | None, progress: Progress) -> Made:
     with _alone(session):
         source, locked, image = _existing(session, reference)
         recipe = build.recipe(locked, dockerfile.render(locked, source.name))
-        if not any(record.recipe == recipe for record in build.records(image.id)):
+        if not any(record.recipe == recipe for record in records.every(image.id)):
             raise CheckFailed(
                 f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
                 hint=f"its self-test output could be forged; build it: envbuild build {source.name}, "

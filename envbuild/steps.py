@@ -18,7 +18,7 @@ from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
-from envbuild.proof import audit, evidence, holdings, job, reading, status
+from envbuild.proof import audit, evidence, holdings, job, proved, reading
 from envbuild.proof.evidence import Proof
 from envbuild.proof.job import TestRun
 from envbuild.proof.runners import local
@@ -93,7 +93,7 @@ class Made:
             "lock": self.lock.id if self.lock else None,
             "gpu": self._gpu(),
             "evidence": str(self.evidence) if self.evidence else None,
-            "proofs": status.proofs_document(self.proofs),
+            "proofs": proved.document(self.proofs),
             "selftest": self.run.summary() if self.run else None,
             "steps": [{"name": s.name, "seconds": round(s.seconds, 3), "cached": s.cached} for s in self.steps],
         }
@@ -265,8 +265,7 @@ class Session:
             self.progress.line(told)
 
     def _proofs(self, source: Source, image: Image, locked: Lock) -> tuple[Proof, ...]:
-        wanted = status.wanted(source.name, source.profile, locked)
-        return tuple(evidence.prove(image.id, wanted, status.models(source.profile)))
+        return proved.of(image.id, source.name, source.profile, locked)
 
     def proved_already(self, source: Source, image: Image, locked: Lock) -> bool:
         """Whether the evidence on disk still proves this image; then the self-test need not run again."""
@@ -288,7 +287,8 @@ class Session:
         def work() -> tuple[None, bool, str]:
             now = datetime.datetime.now(datetime.UTC)
             engine = f"docker {self.connected().version}"
-            record = evidence.run_record(image, status.wanted(source.name, source.profile, locked), run, engine, now)
+            wanted = proved.wanted(source.name, source.profile, locked)
+            record = evidence.run_record(image, wanted, run, engine, now)
             self.made.evidence = evidence.save(record)
             self.made.proofs = self._proofs(source, image, locked)
             return None, False, f"{self.made.evidence.name[:12]} unsigned"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.commands.console import emit, json_option
+from envbuild.commands.console import emit, json_option, table
 from envbuild.errors import CheckFailed, EngineError, EnvbuildError, UsageError
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan import lock, sources
@@ -115,11 +115,8 @@ def _show(done: Audit) -> None:
     judged = f"; judged for {done.wanted.profile}" if done.wanted.profile else ""
     click.echo(f"{done.target}: Python {held.python.version}, {_torch_line(done)}{judged}")
     rows = [(c.library, c.version or "?", "loaded" if c.loaded else "", c.path) for c in held.libraries]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    for row in rows:
-        click.echo(
-            "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}"
-        )
+    for line in table(rows):
+        click.echo(f"  {line}")
     if torch and not rows:
         click.echo("  no CUDA libraries")
     for finding in done.findings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,6 +39,13 @@ def _pins(context: click.Context, parameter: click.Parameter, values: tuple[str,
     if not all(found.values()) or not all(found):
         raise click.BadParameter("write NAME=VERSION, as in cublas=12.4.5.8")
     return found
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
 
 
 def emit(document: Mapping[str, Any]) -> None:

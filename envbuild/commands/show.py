@@ -2,9 +2,12 @@ from typing import Any
 
 import click
 
-from envbuild.commands.console import emit, json_option, pin_option
+from envbuild.commands.console import emit, json_option, pin_option, table
 from envbuild.errors import EnvbuildError
+from envbuild.image import records
+from envbuild.image.records import Record
 from envbuild.plan import facts, lock, resolve, sources
+from envbuild.proof import proved
 
 
 @click.command("show", short_help="Pins and the reason for each.")
@@ -31,16 +34,17 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
     for item in document["advisories"]:
         click.echo(f"  {item['state']}: {item['id']}: {item['reason']}")
     click.echo(f"  lock: {document['lock']['state']}")
+    click.echo(f"  {document['proof']}")
 
 
 def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
     source = sources.load(name, pins)
     plan = resolve.resolve(source)
     locked = lock.read(source.known_lock)
-    if locked and locked.stale(plan):
-        locked = None  # what was locked for other wishes is no pin of these
-    versions = locked.versions if locked else {}
-    choice = resolve.as_locked(plan, versions) if locked else plan.choice
+    fits = locked is not None and not locked.stale(plan)  # what was locked for other wishes is no pin of these
+    versions = locked.versions if locked and fits else {}
+    choice = resolve.as_locked(plan, versions) if fits else plan.choice
+    proofs = proved.on_disk(source.name, source.profile, locked, records.every())
     libraries = choice.situation.libraries
     found: dict[str, str | None] = {
         "python": plan.python,
@@ -59,11 +63,13 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "pins": found,
         "reasons": {**dict.fromkeys([*versions, *libraries], "locked"), **plan.reasons},
         "advisories": choice.states,
-        "lock": {"id": locked.id if locked else None, "state": _state(lock.read(source.known_lock), plan)},
+        "lock": {"id": locked.id if locked and fits else None, "state": _lock_state(locked, plan)},
+        "proof": proved.sentence(proofs),
+        "proofs": proved.document(proofs),
     }
 
 
-def _state(locked: lock.Lock | None, plan: resolve.Plan) -> str:
+def _lock_state(locked: lock.Lock | None, plan: resolve.Plan) -> str:
     if locked is None:
         return "missing"
     stale = locked.stale(plan)
@@ -71,19 +77,36 @@ def _state(locked: lock.Lock | None, plan: resolve.Plan) -> str:
 
 
 def _all(as_json: bool) -> None:
-    rows: list[dict[str, str | None]] = []
-    for name in sources.names():
-        try:
-            source = sources.load(name)
-            plan = resolve.resolve(source)
-            rows.append({"profile": name, "torch": source.profile.torch, "python": plan.python,
-                         "lock": _state(lock.read(source.known_lock), plan)})  # fmt: skip
-        except EnvbuildError as error:
-            rows.append({"profile": name, "torch": None, "python": None, "lock": error.message})
+    built = list(records.every())
+    rows = [_row(name, built) for name in sources.names()]
     if as_json:
         emit({"profiles": rows})
         return
+    lines = [("PROFILE", "GPUS", "TORCH", "CUDA", "PYTHON", "LOCK", "PROOF")]
     for row in rows:
-        click.echo(
-            f"{row['profile']:<20} torch {row['torch'] or '-':<14} python {row['python'] or '-':<6} {row['lock']}"
-        )
+        cells = (", ".join(row["gpus"]) or "-", *(row[key] or "-" for key in ("torch", "cuda", "python")))
+        lines.append((row["profile"], *cells, row["lock"] or "-", row["error"] or row["proof"]))
+    for line in table(lines):
+        click.echo(line)
+
+
+def _row(name: str, built: list[Record]) -> dict[str, Any]:
+    """What is known of a profile; `error` instead where the profile or its lock is at fault."""
+    row: dict[str, Any] = dict.fromkeys(("torch", "cuda", "python", "lock", "proof", "error"))
+    try:
+        source = sources.load(name)
+        plan = resolve.resolve(source)
+        locked = lock.read(source.known_lock)
+    except EnvbuildError as error:
+        return {"profile": name, "gpus": [], **row, "error": error.message}
+    known = plan.choice.situation
+    return {
+        "profile": name,
+        "gpus": [gpu.id for gpu in known.gpus],
+        **row,
+        "torch": known.torch,
+        "cuda": known.cuda,
+        "python": plan.python,
+        "lock": _lock_state(locked, plan),
+        "proof": proved.sentence(proved.on_disk(name, source.profile, locked, built)),
+    }

@@ -1,13 +1,13 @@
+from typing import Any
+
 import click
 
-from envbuild.commands.console import emit, json_option
-from envbuild.errors import CheckFailed, EnvbuildError, NotProved, OutOfDate
-from envbuild.image import dockerfile
+from envbuild.commands.console import emit, json_option, table
+from envbuild.errors import CheckFailed, EnvbuildError, LockError, NotProved, OutOfDate, ProfileError
 from envbuild.image.engine import Engine
 from envbuild.image.names import VERIFIED
-from envbuild.plan import lock, resolve, sources
+from envbuild.plan import sources
 from envbuild.proof import status
-from envbuild.proof.status import Status
 
 _KINDS: dict[str, type[EnvbuildError]] = {
     "unproved": NotProved,
@@ -19,16 +19,19 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 
 
 @click.command("status", short_help="Verified or why not, recomputed.")
-@click.argument("name")
+@click.argument("name", required=False)
 @json_option
-def command(name: str, as_json: bool) -> None:
-    """Say whether a profile's image is verified, recomputed from its lock, image and evidence.
+def command(name: str | None, as_json: bool) -> None:
+    """Say whether a profile's image is verified, recomputed from its lock, image and evidence; without a name, of all.
 
     Exit 0 verified; 4 not built or not proved; 5 the self-test failed or the tag was moved by hand; 8 proved for
-    another lock or self-test.
+    another lock or self-test. A list of all ends with 0.
     Example: envbuild status cpu
     """
-    found = compute(Engine(), name)
+    if name is None:
+        _all(as_json)
+        return
+    found = status.compute(Engine(), sources.load(name))
     if found.state == VERIFIED:
         if as_json:
             emit(found.document())
@@ -43,9 +46,19 @@ def command(name: str, as_json: bool) -> None:
     raise error
 
 
-def compute(engine: Engine, name: str) -> Status:
-    source = sources.load(name)
-    plan = resolve.resolve(source)
-    locked = lock.read(source.known_lock)
-    text = dockerfile.render(locked, source.name) if locked else ""
-    return status.compute(engine, source.name, source.profile, locked, locked.stale(plan) if locked else [], text)
+def _all(as_json: bool) -> None:
+    engine = Engine()
+    rows = [_row(engine, name) for name in sources.names()]
+    if as_json:
+        emit({"profiles": rows})
+        return
+    cells = [(row["profile"], row["status"], "; ".join(row["reasons"]) or row["image"]["id"]) for row in rows]
+    for line in table(cells):
+        click.echo(line)
+
+
+def _row(engine: Engine, name: str) -> dict[str, Any]:
+    try:
+        return status.compute(engine, sources.load(name)).document()
+    except (ProfileError, LockError) as error:
+        return {"profile": name, "status": "at fault", "reasons": [error.message]}

@@ -1,8 +1,4 @@
-"""Lock and Dockerfile -> image, by BuildKit; what was built for which lock is written down.
-
-The build record is what allows an image to be proved: the self-test's output can be forged by an image that controls
-its own Python, so only an image that this envbuild made from a lock may be called verified.
-"""
+"""Lock and Dockerfile -> image, by BuildKit; what was built for which lock is written down (records.py)."""
 
 from __future__ import annotations
 
@@ -12,15 +8,15 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from envbuild import settings
 from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
-from envbuild.image import base, dockerfile
+from envbuild.image import base, dockerfile, records
 from envbuild.image.engine import Engine, Image, client_binary
 from envbuild.image.names import repository
+from envbuild.image.records import Record
 from envbuild.plan import store, wheels
 from envbuild.plan.lock import Lock, canonical_digest
 from envbuild.process import run
@@ -30,22 +26,10 @@ from envbuild.process import run
 _WHEEL_UNPACKED, _DEB_UNPACKED = 3.7, 4.5
 
 
-@dataclass(frozen=True)
-class Record:
-    """One build: this lock gave this image. `recipe` is the hash of all else that decides what is in it."""
-
-    image: str
-    handle: str
-    lock: str
-    recipe: str
-    layers: tuple[str, ...]
-    builder: str
-
-
 def recorded(lock: Lock, text: str) -> list[Record]:
     """What was built from this lock with this Dockerfile by this envbuild, in whatever engine."""
     wanted = recipe(lock, text)
-    return [record for record in records() if record.recipe == wanted]
+    return [record for record in records.every() if record.recipe == wanted]
 
 
 def built(engine: Engine, lock: Lock, text: str) -> Image | None:
@@ -57,29 +41,11 @@ def built(engine: Engine, lock: Lock, text: str) -> Image | None:
     return None
 
 
-def records(image_id: str | None = None) -> Iterator[Record]:
-    """Every build record, or those of one image."""
-    for file in sorted(settings.state_folder("builds").glob("*.json")):
-        record = _read(file)
-        if record and image_id in (None, record.image):
-            yield record
-
-
 def recipe(lock: Lock, text: str) -> str:
     """sha256 over all that decides what is in an image: lock, Dockerfile, installers, recipe of the base."""
     tools = [tool.read_text(encoding="utf-8") for tool in dockerfile.TOOLS]
     uv = importlib.metadata.version("uv")
     return canonical_digest([lock.id, text, tools, uv, base.recipe() if lock.suite else None])
-
-
-def _read(file: Path) -> Record | None:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return Record(**{**data, "layers": tuple(data["layers"])})
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None  # a damaged record proves nothing: the image is built again
 
 
 def needed_bytes(lock: Lock) -> int:
@@ -142,9 +108,8 @@ def build_labelled(
     """
     options = [f"--label={key}={value}" for key, value in sorted(labels.items())]
     image = _buildx(engine, lock, name, text, f"{repository(name)}:{lock.short}", options, on_line)
-    record = Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, f"docker {engine.version}")
-    file = settings.state_folder("builds") / f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
-    store.write_atomically(file, json.dumps(asdict(record), indent=1))
+    builder = f"docker {engine.version}"
+    records.write(Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, builder))
     engine.remove(layers_tag(lock, name))
     return image
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild import settings
-from envbuild.image import base
-from envbuild.image.build import records
+from envbuild.image import base, records
 from envbuild.image.engine import Engine
 from envbuild.image.names import LOCK_LABEL, PREFIX, VERIFIED, repository
 from envbuild.plan.lock import Lock
@@ -30,7 +29,7 @@ class Removable:
 def images(engine: Engine, names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
     """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock."""
     repositories = {repository(name) for name in names}
-    made = {record.handle for record in records()}
+    made = {record.handle for record in records.every()}
     keep_tags = {lock.short for lock in current} | {VERIFIED}
     listed = engine.images(PREFIX)
     kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == VERIFIED} | engine.used()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,6 @@ from envbuild.plan.debs import Deb
 from envbuild.plan.profile import ImageReference, Platform, Text, VariableName
 from envbuild.plan.resolve import Plan, as_locked
 from envbuild.plan.store import write_atomically
-from envbuild.plan.wheels import Wheel
 
 FORMAT = 1
 PARTS = ("base", "apt", "wheels", "environment")
@@ -87,6 +87,16 @@ class _File(_Model):
 
 
 @dataclass(frozen=True)
+class Wheel:
+    """One wheel file, wherever it is fetched from."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class LockedWheel:
     """A wheel, its size, and the layer it is installed in."""
 
@@ -124,18 +134,18 @@ class Lock:
     def content(self) -> dict[str, Any]:
         base: dict[str, Any] = {"image": self.image}
         if self.suite:
-            base = {"bootstrap": self.suite, "packages": [asdict(deb) for deb in self.base]}
+            base = {"bootstrap": self.suite, "packages": [dict(vars(deb)) for deb in self.base]}
         return {
             "platform": self.platform,
             "python": self.python,
             "base": base,
-            "apt": [asdict(deb) for deb in self.apt],
-            "wheels": [{**asdict(w.wheel), "bytes": w.bytes, "layer": w.layer} for w in self.wheels],
-            **({"overrides": [asdict(o) for o in self.overrides]} if self.overrides else {}),
+            "apt": [dict(vars(deb)) for deb in self.apt],
+            "wheels": [{**vars(w.wheel), "bytes": w.bytes, "layer": w.layer} for w in self.wheels],
+            **({"overrides": [dict(vars(o)) for o in self.overrides]} if self.overrides else {}),
             "environment": dict(self.environment),
         }
 
-    @property
+    @cached_property
     def id(self) -> str:
         return f"sha256:{canonical_digest(self.content)}"
 

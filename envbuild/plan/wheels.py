@@ -22,22 +22,13 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from envbuild.errors import NetworkError, ProfileError
 from envbuild.plan import index
+from envbuild.plan.lock import Wheel
 from envbuild.plan.store import Store
 from envbuild.process import Completed, run
 
 # uv 0.13 knows no platform beyond manylinux_2_40; which file fits is judged by our own tags.
 _UV_NEWEST_GLIBC = 40
 _SAFE_FILE = re.compile(r"[A-Za-z0-9_.+!-]+\.whl")
-
-
-@dataclass(frozen=True)
-class Wheel:
-    """One wheel file, wherever it is fetched from."""
-
-    name: str
-    version: str
-    file: str
-    sha256: str
 
 
 @dataclass(frozen=True)

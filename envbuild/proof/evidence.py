@@ -12,16 +12,18 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from envbuild import settings
-from envbuild.image.engine import Image
 from envbuild.image.names import repository
 from envbuild.plan import facts
 from envbuild.plan.store import write_atomically
 from envbuild.proof.job import TestRun, selftest_id
+
+if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its client
+    from envbuild.image.engine import Image
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
@@ -231,7 +233,7 @@ def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]
         reason = _objection(record, wanted)
         later = [denials[digest] for digest in denials if digest not in record["before"]]
         if reason is None and not later:
-            return Proof(model, "proved", path, f"proved {record['finished']}")
+            return Proof(model, "proved", path, f"proved on {_device(record)}, {record['finished'][:10]}")
         if reason is None:
             path, said = later[0]
             denied = denied or Proof(
@@ -239,7 +241,15 @@ def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]
             )
         else:
             stale = stale or Proof(model, "stale", path, reason, failed=bool(failures(record)))
-    return denied or stale or Proof(model, "missing", None, "never proved")
+    return denied or stale or never(model)
+
+
+def never(model: str) -> Proof:
+    return Proof(model, "missing", None, "never proved")
+
+
+def _device(record: Mapping[str, Any]) -> str:
+    return str(record["gpu"]["name"]) if record["gpu"] else "the CPU"
 
 
 def _denial(record: Mapping[str, Any], wanted: Wanted) -> list[str]:

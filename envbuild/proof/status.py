@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.image import build
+from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
+from envbuild.plan import lock, resolve
 from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Profile
-from envbuild.proof import evidence
-from envbuild.proof.evidence import Proof, Wanted
-from envbuild.proof.job import required
+from envbuild.plan.sources import Source
+from envbuild.proof import evidence, proved
+from envbuild.proof.evidence import Proof
 
 
 @dataclass(frozen=True)
@@ -34,48 +35,45 @@ class Status:
             "reasons": list(self.reasons),
             "lock": self.lock,
             "image": {"id": self.image.id, "tags": list(self.tags)} if self.image else None,
-            "proofs": proofs_document(self.proofs),
+            "proofs": proved.document(self.proofs),
         }
 
 
-def proofs_document(proofs: tuple[Proof, ...]) -> list[dict[str, Any]]:
-    return [{"model": p.model, "state": p.state, "evidence": str(p.evidence) if p.evidence else None} for p in proofs]
+def compute(engine: Engine, source: Source) -> Status:
+    """Raises ProfileError or LockError where profile or lock are at fault."""
+    plan = resolve.resolve(source)
+    locked = lock.read(source.known_lock)
+    if locked is None:
+        return judge(engine, source.name, source.profile, None, [], "")
+    stale = locked.stale(plan)
+    if not stale:
+        resolve.as_locked(plan, locked.versions)
+    return judge(engine, source.name, source.profile, locked, stale, dockerfile.render(locked, source.name))
 
 
-def wanted(name: str, profile: Profile, lock: Lock) -> Wanted:
-    selftest = profile.selftest
-    require = tuple(required(selftest, bool(profile.gpus)))
-    return Wanted(name, lock.id, selftest.level, require, {"allow_tf32": selftest.allow_tf32})
-
-
-def models(profile: Profile) -> tuple[str, ...]:
-    """What must be proved: each of the profile's GPUs, or the CPU."""
-    return profile.gpus or (evidence.CPU,)
-
-
-def compute(engine: Engine, name: str, profile: Profile, lock: Lock | None, stale: list[str], text: str) -> Status:
+def judge(engine: Engine, name: str, profile: Profile, locked: Lock | None, stale: list[str], text: str) -> Status:
     """`stale`: the parts of the lock that no longer fit the profile; `text`: the Dockerfile of the lock."""
     named = repository(name)
     tags = engine.tags(named)
-    image = build.built(engine, lock, text) if lock else None
-    proofs = tuple(evidence.prove(image.id, wanted(name, profile, lock), models(profile))) if lock and image else ()
+    image = build.built(engine, locked, text) if locked else None
+    proofs = proved.of(image.id, name, profile, locked) if locked and image else ()
     reasons = [f"{part} changed in the profile since it was locked" for part in stale]
     reasons += [f"{proof.model}: {proof.reason}" for proof in proofs if proof.state != "proved"]
     if image is None:
         state = "missing"
-        reasons.append(f"{'not built for its lock' if lock else 'never locked'}; run: envbuild make {name}")
+        reasons.append(f"{'not built for its lock' if locked else 'never locked'}; run: envbuild make {name}")
     elif any(proof.failed for proof in proofs):
         state = "failed"
     elif stale or any(proof.state == "stale" for proof in proofs):
         state = "out-of-date"
     else:
         state = "unproved" if reasons else VERIFIED
-    tag = _tag(engine, name, tags, image, proved=state == VERIFIED)
+    tag = _tag(engine, name, tags, image, state == VERIFIED)
     if tag:
         reasons.append(tag)
         state = "tampered" if tag == _BY_HAND else "unproved" if state == VERIFIED else state
     names = tuple(f"{named}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
-    return Status(name, state, tuple(reasons), lock.id if lock else None, image, names, proofs)
+    return Status(name, state, tuple(reasons), locked.id if locked else None, image, names, proofs)
 
 
 _BY_HAND = (
@@ -83,14 +81,14 @@ _BY_HAND = (
 )
 
 
-def _tag(engine: Engine, name: str, tags: dict[str, str], image: Image | None, proved: bool) -> str | None:
+def _tag(engine: Engine, name: str, tags: dict[str, str], image: Image | None, is_proved: bool) -> str | None:
     """What is wrong with the tag `verified`, None if it is what the evidence says."""
     handle = tags.get(VERIFIED)
     if handle is None:
-        return "the tag verified is missing" if proved else None
+        return "the tag verified is missing" if is_proved else None
     tagged = image if image and handle == image.handle else engine.find(handle)
-    locks = {record.lock for record in build.records(tagged.id)} if tagged else set()
+    locks = {record.lock for record in records.every(tagged.id)} if tagged else set()
     # An image that was proved in its time keeps the tag until its successor is.
     if tagged is None or not evidence.ever_proved(tagged.id, name, locks):
         return _BY_HAND
-    return "the tag verified names an earlier image" if proved and tagged != image else None
+    return "the tag verified names an earlier image" if is_proved and tagged != image else None

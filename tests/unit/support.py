@@ -26,10 +26,9 @@ from envbuild import cli
 from envbuild.image.engine import Image
 from envbuild.plan import index, locking, resolve, sources
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedWheel, inputs
+from envbuild.plan.lock import Lock, LockedWheel, Wheel, inputs
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
-from envbuild.plan.wheels import Wheel
 from envbuild.process import Completed
 
 MADE = "20261121T000000Z"

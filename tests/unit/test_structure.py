@@ -175,14 +175,25 @@ def test_every_module_can_be_imported_alone() -> None:
 HEAVY = ("torch", "docker", "pydantic", "jinja2", "requests", "yaml", "uv", "rich", "packaging", "filelock")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+def loaded(names: Iterable[str], arguments: list[str]) -> list[str]:
+    """Which of these modules a command line leaves loaded."""
     code = (
         "import sys, json\nfrom envbuild import cli\n"
         f"sys.argv = ['envbuild', *{arguments!r}]\n"
         "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
-        f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+        f"print(json.dumps([name for name in {tuple(names)!r} if name in sys.modules]))"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT.parent, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    assert loaded(HEAVY, arguments) == []
+
+
+def test_show_answers_without_an_engine_and_an_index() -> None:
+    """It takes as long as its imports do."""
+    assert loaded(("torch", "docker", "requests", "jinja2", "uv", "rich"), ["show", "h20"]) == []

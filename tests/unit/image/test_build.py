@@ -14,12 +14,11 @@ import pytest
 
 from envbuild import settings
 from envbuild.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
-from envbuild.image import base, build, dockerfile
+from envbuild.image import base, build, dockerfile, records
 from envbuild.image.engine import Engine, Image
 from envbuild.plan import store, wheels
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock
-from envbuild.plan.wheels import Wheel
+from envbuild.plan.lock import Lock, Wheel
 from envbuild.process import Completed
 from unit.support import PROFILE, image_of, lock_for, plan_of, sha
 
@@ -125,8 +124,8 @@ def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
     (record,) = build.recorded(locked, text)
     assert (record.image, record.handle, record.lock) == (IMAGE.id, IMAGE.handle, locked.id)
     assert record.layers == IMAGE.layers
-    assert list(build.records(IMAGE.id)) == [record]
-    assert list(build.records(image_of("other").id)) == []
+    assert list(records.every(IMAGE.id)) == [record]
+    assert list(records.every(image_of("other").id)) == []
 
 
 def test_the_builder_is_told_all_that_makes_it_reproducible(locked: Lock, builder: Builder) -> None:
@@ -156,7 +155,7 @@ def test_labels_come_with_the_same_build_again(locked: Lock, builder: Builder) -
 def test_layers_alone_are_no_build(locked: Lock, builder: Builder) -> None:
     text = dockerfile.render(locked, "sample")
     build.build_layers(cast(Engine, FakeEngine()), locked, "sample", text, on_line=lambda line: None)
-    assert list(build.records()) == []
+    assert list(records.every()) == []
     assert f"envbuild/sample:{locked.short}" not in builder.words
 
 
@@ -201,7 +200,7 @@ def test_a_failed_build_says_why_and_leaves_no_record(
         built(locked)
     assert (caught.value.code, caught.value.kind) == (6, kind)
     assert words in str(caught.value.hint)
-    assert list(build.records()) == []
+    assert list(records.every()) == []
 
 
 def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: Lock, builder: Builder) -> None:
@@ -226,7 +225,7 @@ def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder:
     assert "fetched again" in str(caught.value.hint)
     assert not path.exists()
     assert all(other.exists() for other, _ in [*wheel_files(locked), *deb_files(locked)] if other != path)
-    assert list(build.records()) == []
+    assert list(records.every()) == []
 
 
 def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: Builder) -> None:
@@ -277,7 +276,7 @@ def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(locked: Lock
     assert str(on_base.image) in caught.value.message
     assert str(caught.value.hint).splitlines()[0] == said
     assert f"docker login {HOST};" in str(caught.value.hint)
-    assert list(build.records()) == []
+    assert list(records.every()) == []
 
 
 def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: Builder) -> None:
@@ -298,7 +297,7 @@ def test_a_tag_that_names_another_image_is_not_recorded(locked: Lock, builder: B
     engine.held = held
     with pytest.raises(EngineError, match="not the image that was just built"):
         built(locked, engine)
-    assert list(build.records()) == []
+    assert list(records.every()) == []
 
 
 def test_an_engine_of_another_platform_is_refused(locked: Lock, builder: Builder) -> None:
@@ -329,14 +328,14 @@ def test_a_damaged_record_is_none(locked: Lock, builder: Builder, content: str) 
     (file,) = settings.state_folder("builds").iterdir()
     file.write_text(content, encoding="utf-8")
     assert build.recorded(locked, text) == []
-    assert list(build.records()) == []
+    assert list(records.every()) == []
 
 
 def test_a_record_with_more_than_is_known_is_none(locked: Lock, builder: Builder) -> None:
     built(locked)
     (file,) = settings.state_folder("builds").iterdir()
     file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "more": 1}), encoding="utf-8")
-    assert list(build.records()) == []
+    assert list(records.every()) == []
 
 
 def test_the_disk_is_looked_at_before_with_figures(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import cast
@@ -9,7 +8,7 @@ from typing import cast
 import pytest
 
 from envbuild import settings
-from envbuild.image import base, build, prune
+from envbuild.image import base, prune, records
 from envbuild.image.engine import Engine
 from envbuild.plan import store
 from envbuild.plan.lock import Lock
@@ -53,9 +52,8 @@ def old(engine: FakeEngine, *locks: Lock) -> list[str]:
 
 
 def record(handle: str) -> None:
-    made = build.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
-    file = settings.state_folder("builds") / f"{handle.replace(':', '-')}.json"
-    file.write_text(json.dumps(dataclasses.asdict(made)), encoding="utf-8")
+    made = records.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
+    records.write(made)
 
 
 def test_only_what_nothing_needs_is_old(engine: FakeEngine, locked: Lock) -> None:

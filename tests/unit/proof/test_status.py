@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from envbuild import settings
-from envbuild.image import build, dockerfile
+from envbuild.commands import status as command
+from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Engine, Image
+from envbuild.image.records import Record
+from envbuild.plan import lock, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.plan.store import write_atomically
-from envbuild.proof import evidence, job, status
+from envbuild.proof import evidence, job, proved, status
 from envbuild.proof.job import selftest_id
 from envbuild.proof.status import Status
 from unit.proof.runs import passed_run, probe
-from unit.support import PROFILE, image_of, lock_for, plan_of, source_of
+from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of
 
 DAY = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 OLD_SELFTEST = {"id": f"sha256:{'0' * 64}", "level": "full"}
@@ -53,9 +54,8 @@ class World:
     def built(self, image: Image, lock: Lock | None = None) -> Image:
         made = lock or self.lock
         text = dockerfile.render(made, "sample")
-        record = build.Record(image.id, image.handle, made.id, build.recipe(made, text), image.layers, "docker")
-        file = settings.state_folder("builds") / f"{record.recipe}-{image.id[7:19]}.json"
-        write_atomically(file, json.dumps(dataclasses.asdict(record)))
+        recipe = build.recipe(made, text)
+        records.write(Record(image.id, image.handle, made.id, recipe, image.layers, "docker"))
         self.engine.held[image.handle] = image
         self.engine.tagged[made.short] = image.handle
         return image
@@ -66,7 +66,7 @@ class World:
 
     def record(self, image: Image, run: job.TestRun, lock: Lock | None = None) -> dict[str, Any]:
         """As the profile first asked for it."""
-        wanted = status.wanted("sample", self.first, lock or self.lock)
+        wanted = proved.wanted("sample", self.first, lock or self.lock)
         return evidence.run_record(image, wanted, run, "docker", DAY)
 
     def verified(self, image: Image) -> None:
@@ -74,7 +74,7 @@ class World:
 
     def status(self) -> Status:
         engine = cast(Engine, self.engine)
-        return status.compute(engine, "sample", self.source.profile, self.lock, self.stale, self.text)
+        return status.judge(engine, "sample", self.source.profile, self.lock, self.stale, self.text)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_built_proved_and_tagged_is_verified(world: World) -> None:
 
 
 def test_never_locked_is_missing(world: World) -> None:
-    found = status.compute(cast(Engine, world.engine), "sample", world.source.profile, None, [], "")
+    found = status.judge(cast(Engine, world.engine), "sample", world.source.profile, None, [], "")
     assert (found.state, found.lock) == ("missing", None)
     assert "envbuild make sample" in found.reasons[0]
 
@@ -286,3 +286,29 @@ def test_a_damaged_build_record_proves_nothing(world: World) -> None:
     found = world.status()
     assert (found.state, found.image) == ("tampered", None)
     assert "not built" in found.reasons[0]
+
+
+def test_the_lock_on_disk_is_what_counts(world: World) -> None:
+    engine = cast(Engine, world.engine)
+    assert "never locked" in status.compute(engine, world.source).reasons[0]
+    world.built(image_of())
+    lock.write(world.lock, world.source.lock_file, "sample")
+    assert status.compute(engine, world.source).state == "unproved"
+    stale = lock_for(plan_of(world.source.project, {**PROFILE, "packages": []}))
+    lock.write(stale, world.source.lock_file, "sample")
+    assert "wheels changed in the profile since it was locked" in status.compute(engine, world.source).reasons
+
+
+def test_the_status_of_all_is_a_table(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "Engine", lambda: world.engine)
+    monkeypatch.setattr(sources, "names", lambda: ["broken", "sample"])
+    (project / "profiles" / "broken.yaml").write_text("- x", encoding="utf-8")
+    lock.write(world.lock, world.source.lock_file, "sample")
+    image = world.built(image_of())
+    done = envbuild("status", "--json")
+    assert done.code == 0
+    rows = [(row["profile"], row["status"]) for row in done.document["profiles"]]
+    assert rows == [("broken", "at fault"), ("sample", "unproved")]
+    world.proved(image)
+    world.verified(image)
+    assert envbuild("status").stdout.splitlines()[1].split() == ["sample", "verified", image.id]

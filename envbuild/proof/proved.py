@@ -1,0 +1,50 @@
+"""What must be proved of a profile, and what the evidence on disk says of its lock. Asks no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from envbuild.image.records import Record
+from envbuild.plan.lock import Lock
+from envbuild.plan.profile import Profile
+from envbuild.proof import evidence
+from envbuild.proof.evidence import Proof, Wanted
+from envbuild.proof.job import required
+
+
+def wanted(name: str, profile: Profile, lock: Lock) -> Wanted:
+    selftest = profile.selftest
+    require = tuple(required(selftest, bool(profile.gpus)))
+    return Wanted(name, lock.id, selftest.level, require, {"allow_tf32": selftest.allow_tf32})
+
+
+def models(profile: Profile) -> tuple[str, ...]:
+    """What must be proved: each of the profile's GPUs, or the CPU."""
+    return profile.gpus or (evidence.CPU,)
+
+
+def of(image_id: str, name: str, profile: Profile, lock: Lock) -> tuple[Proof, ...]:
+    """For each model the evidence on one image."""
+    return tuple(evidence.prove(image_id, wanted(name, profile, lock), models(profile)))
+
+
+_BEST_FIRST = ("proved", "stale", "missing")
+
+
+def on_disk(name: str, profile: Profile, lock: Lock | None, built: Iterable[Record]) -> tuple[Proof, ...]:
+    """For each model the best proof of any image that was built from this lock, wherever that image is now."""
+    found = [tuple(map(evidence.never, models(profile)))]
+    found += [of(record.image, name, profile, lock) for record in built if lock and record.lock == lock.id]
+    return tuple(min(proofs, key=lambda proof: _BEST_FIRST.index(proof.state)) for proofs in zip(*found, strict=True))
+
+
+def sentence(proofs: Iterable[Proof]) -> str:
+    """`proved on NVIDIA H20, 2026-11-21`; `proved: never` where no card was ever tried."""
+    told = [p.reason if p.state == "proved" else f"{p.model}: {p.reason}" for p in proofs if p.state != "missing"]
+    never = [proof.model for proof in proofs if proof.state == "missing"]
+    return "; ".join([*told, *(f"{model}: never" for model in never)]) if told else "proved: never"
+
+
+def document(proofs: Iterable[Proof]) -> list[dict[str, Any]]:
+    return [{"model": p.model, "state": p.state, "evidence": str(p.evidence) if p.evidence else None} for p in proofs]
