@@ -1,3 +1,6 @@
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -6,7 +9,8 @@ from envbuild.commands.console import emit, json_option, table
 from envbuild.errors import CheckFailed, EnvbuildError, LockError, NotProved, OutOfDate, ProfileError
 from envbuild.image.engine import Engine
 from envbuild.image.names import VERIFIED
-from envbuild.plan import sources
+from envbuild.plan import index, lock, outdated, resolve, sources
+from envbuild.plan.document import display
 from envbuild.proof import status
 
 _KINDS: dict[str, type[EnvbuildError]] = {
@@ -20,14 +24,21 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 
 @click.command("status", short_help="Verified or why not, recomputed.")
 @click.argument("name", required=False)
+@click.option(
+    "--outdated", "asks_index", is_flag=True,
+    help="Ask the index instead: which pins have newer patch releases, and which an advisory asks for.",
+)  # fmt: skip
 @json_option
-def command(name: str | None, as_json: bool) -> None:
+def command(name: str | None, asks_index: bool, as_json: bool) -> None:
     """Say whether a profile's image is verified, recomputed from its lock, image and evidence; without a name, of all.
 
     Exit 0 verified; 4 not built or not proved; 5 the self-test failed or the tag was moved by hand; 8 proved for
-    another lock or self-test. A list of all ends with 0.
+    another lock or self-test. A list of all, and --outdated, end with 0 whatever they find.
     Example: envbuild status cpu
     """
+    if asks_index:
+        _outdated(name, as_json)
+        return
     if name is None:
         _all(as_json)
         return
@@ -62,3 +73,43 @@ def _row(engine: Engine, name: str) -> dict[str, Any]:
         return status.compute(engine, sources.load(name)).document()
     except (ProfileError, LockError) as error:
         return {"profile": name, "status": "at fault", "reasons": [error.message]}
+
+
+def _outdated(name: str | None, as_json: bool) -> None:
+    if name is None:
+        with ThreadPoolExecutor(index.PARALLEL) as pool:
+            rows = list(pool.map(_pins_or_fault, sources.names()))
+    else:
+        rows = [_pins(name)]
+    if as_json:
+        emit({"profiles": rows} if name is None else rows[0])
+        return
+    cells = [cell for row in rows for cell in _lines(row)]
+    for line in table([("PROFILE", "PIN", "LOCKED", "PATCH", "ADVISORIES"), *cells]) if cells else ():
+        click.echo(line)
+    moved = sum(bool(row["outdated"]) for row in rows)
+    click.echo(f"{moved} of {len(rows)} profiles have pins that could move")
+
+
+def _pins(name: str) -> dict[str, Any]:
+    source = sources.load(name)
+    locked = lock.read(source.known_lock)
+    if locked is None:
+        raise LockError(f"{display(source.lock_file)} is missing", hint=f"run: envbuild lock {source.name}")
+    found = outdated.find(resolve.resolve(source), locked)
+    return {"profile": source.name, "outdated": [asdict(item) for item in found]}
+
+
+def _pins_or_fault(name: str) -> dict[str, Any]:
+    try:
+        return _pins(name)
+    except (ProfileError, LockError) as error:
+        return {"profile": name, "outdated": [], "error": error.message}
+
+
+def _lines(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    if "error" in row:
+        yield row["profile"], "at fault", "", "", row["error"]
+    for pin in row["outdated"]:
+        asked = (f"{item['advisory']} ({item['state']}) asks for {item['version']}" for item in pin["asked"])
+        yield row["profile"], pin["name"], pin["version"], pin["newest"] or "-", "; ".join(asked)

@@ -309,6 +309,12 @@ def library_of(distribution: str) -> str | None:
     return next((row.name for row in libraries().values() if name in row.distributions.values()), None)
 
 
+def is_cuda_library(distribution: str) -> bool:
+    """Whether this is a library that comes for each CUDA under a name of its own."""
+    row = libraries().get(library_of(distribution) or "")
+    return row is not None and len(set(row.distributions.values())) > 1
+
+
 def libraries_among(versions: Mapping[str, str], cuda: str | None) -> dict[str, str]:
     """Short name -> version of the distributions that carry a library, where CUDA is known for that one alone."""
     held: dict[str, str] = {canonicalize_name(name): version for name, version in versions.items()}

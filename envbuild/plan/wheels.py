@@ -55,7 +55,8 @@ def uv_binary() -> Path:
 def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
     platform = f"x86_64-manylinux_2_{min(int(glibc.partition('.')[2]), _UV_NEWEST_GLIBC)}"
     return run(
-        [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--only-binary", ":all:",
+        # no interpreter is fetched for a Python that this machine lacks: wheels are only chosen, and none is built
+        [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--no-python-downloads", "--only-binary", ":all:",
          "--python-version", python, "--python-platform", platform, *index.uv_options(), *options, "-"],
         stdin="".join(f"{line}\n" for line in lines),
         env=index.uv_environment(),
@@ -88,6 +89,18 @@ def resolve(
         if done.code:
             raise _refused(requirements, done)
         return _parse(output.read_text(encoding="utf-8"))
+
+
+def offered(requirements: Sequence[str], python: str, glibc: str, oldest: bool = False) -> dict[str, str]:
+    """Distribution -> the newest version (or the oldest) that the indexes offer, of each requirement by itself.
+
+    Raises ProfileError where nothing meets one of them, NetworkError where an index does not answer.
+    """
+    resolution = ["--resolution", "lowest"] if oldest else []
+    done = _compile(requirements, python, glibc, "--no-deps", "--no-annotate", *resolution)
+    if done.code:
+        raise _refused(requirements, done)
+    return dict(_parse(done.stdout).versions)
 
 
 def _parse(text: str) -> Resolved:

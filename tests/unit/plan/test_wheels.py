@@ -92,6 +92,18 @@ def test_versions_to_keep_are_kept_where_they_fit(folder: Path) -> None:
     assert resolve("alpha", keep={"gone": "1.0"}).versions == {"alpha": "2.0"}
 
 
+def test_a_python_that_this_machine_lacks_is_not_fetched(
+    served: Index, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Wheels are chosen for it, and uv would bring one if it may."""
+    write_wheel(folder, "alpha", "1.0")
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "automatic")
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", served.address.replace("/simple", "/pythons"))
+    assert resolve("alpha", python="3.14").versions == {"alpha": "1.0"}
+    assert [line for line in served.asked if "/pythons" in line] == []
+
+
 def test_the_closure_is_all_that_is_needed() -> None:
     wanted = {"a": frozenset({""}), "b": frozenset({"a"}), "c": frozenset({"b", "x"}), "x": frozenset({""})}
     found = Resolved(dict.fromkeys(wanted, "1"), wanted)
