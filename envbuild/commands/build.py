@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import click
 
 from envbuild import pipeline
-from envbuild.commands.console import Console, emit, json_option
+from envbuild.commands.console import Console, emit, json_option, requirements_option
 from envbuild.steps import Options
 
 
@@ -9,13 +11,14 @@ from envbuild.steps import Options
 @click.argument("name")
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
+@requirements_option
 @json_option
-def command(name: str, locked: bool, no_cache: bool, as_json: bool) -> None:
+def command(name: str, locked: bool, no_cache: bool, requirements: Path | None, as_json: bool) -> None:
     """Build the image of a profile and tag it with its lock; no self-test, no evidence.
 
     Example: envbuild build cpu
     """
-    made = pipeline.build_only(name, Options(locked=locked, no_cache=no_cache), Console())
+    made = pipeline.build_only(name, Options(locked=locked, no_cache=no_cache, requirements=requirements), Console())
     if as_json:
         emit(made.document())
     elif made.image:

@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import click
 
-from envbuild.commands.console import emit, json_option, pin_option
+from envbuild.commands.console import emit, json_option, pin_option, requirements_option
 from envbuild.errors import Fault, OutOfDate, UsageError
 from envbuild.plan import lock, locking, resolve, sources
 from envbuild.plan.document import display
@@ -14,11 +16,18 @@ from envbuild.plan.document import display
     help="Move this package to the newest version that fits (may be repeated); 'base' the Debian packages; "
     "without NAME everything.",
 )  # fmt: skip
+@requirements_option
 @pin_option
 @click.option("--write", is_flag=True, help="With --pin: change the lock; without it the lock is only computed.")
 @json_option
 def command(
-    names: tuple[str, ...], check: bool, upgrades: tuple[str, ...], pins: dict[str, str], write: bool, as_json: bool
+    names: tuple[str, ...],
+    check: bool,
+    upgrades: tuple[str, ...],
+    requirements: Path | None,
+    pins: dict[str, str],
+    write: bool,
+    as_json: bool,
 ) -> None:
     """Make the locks of profiles, changing only what must change; without a name, of all.
 
@@ -26,9 +35,13 @@ def command(
     """
     if check and upgrades:
         raise UsageError("--check changes nothing, --upgrade does: give one of them")
+    if requirements and not names:
+        raise UsageError(
+            "--requirements needs a profile whose pins hold", hint="envbuild lock NAME --requirements FILE"
+        )
     found, stale = [], []
     for name in names or sources.own_names():
-        source = sources.load(name, pins)
+        source = sources.load(name, pins, requirements)
         plan = resolve.resolve(source)
         before = lock.read(source.known_lock)
         if check:

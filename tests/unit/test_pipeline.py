@@ -19,7 +19,7 @@ from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.evidence import Proof
 from envbuild.proof.findings import Finding
 from envbuild.proof.runners import local
-from envbuild.steps import Made, Session
+from envbuild.steps import Made, Options, Session
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
 
@@ -178,6 +178,19 @@ def test_make_may_be_allowed_not_to_prove(monkeypatch: pytest.MonkeyPatch) -> No
     assert (done.code, done.document["status"]) == (0, "built")
     assert "error" not in done.document
     assert envbuild("make", "sample", "--allow-unproved").code == 0
+
+
+@pytest.mark.parametrize(("verb", "does"), [("make", "make"), ("build", "build_only")])
+def test_a_projects_requirements_are_taken(monkeypatch: pytest.MonkeyPatch, verb: str, does: str) -> None:
+    given: list[Options] = []
+
+    def note(name: str, options: Options, progress: object) -> Made:
+        given.append(options)
+        return made(None)
+
+    monkeypatch.setattr(pipeline, does, note)
+    assert envbuild(verb, "sample", "--requirements", "requirements.txt").code == 0
+    assert [options.requirements for options in given] == [Path("requirements.txt")]
 
 
 @pytest.mark.parametrize("outcome", ["passed", "failed"])

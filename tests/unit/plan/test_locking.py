@@ -15,7 +15,20 @@ from envbuild.plan import debs, lock, locking
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedWheel, inputs
 from envbuild.plan.resolve import Plan
-from unit.support import PROFILE, Index, deb, image_of, lock_for, plan_of, quick_pip, serving, wheel, write_wheel
+from unit.support import (
+    PROFILE,
+    Index,
+    deb,
+    envbuild,
+    image_of,
+    lock_for,
+    plan_of,
+    quick_pip,
+    serving,
+    wheel,
+    write_profile,
+    write_wheel,
+)
 
 SMALL: dict[str, Any] = {**PROFILE, "torch": "2.13.0", "packages": ["alpha"], "apt": []}
 IMAGE = {"image": f"registry.example/debian@{image_of().id}"}
@@ -180,6 +193,25 @@ def test_a_fault_of_the_resolution_names_the_line(project: Path, links: Path) ->
 
 
 # Debian packages; the wheels are current, so uv is not asked
+
+
+def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path, links: Path) -> None:
+    """As `make` names it: <profile>-<folder of the file>; the profile's own lock is left alone."""
+    write_profile(project, SMALL)
+    (project / "requirements.txt").write_text("gamma  # and what it needs\n", encoding="utf-8")
+    done = envbuild("lock", "sample", "--requirements", "requirements.txt", "--json")
+    (row,) = done.document["locks"]
+    assert (row["profile"], row["file"]) == ("sample-project", "profiles/sample-project.lock.yaml")
+    made = lock.read(project / row["file"])
+    assert made and {"alpha", "beta", "gamma", "torch"} <= set(made.versions)
+    assert not (project / "profiles" / "sample.lock.yaml").exists()
+    assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 0
+    (project / "requirements.txt").write_text("gamma\nnosuch\n", encoding="utf-8")
+    assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 8
+    clash = envbuild("lock", "sample", "--requirements", "requirements.txt", "--json")
+    assert clash.code == 3
+    assert [(f["file"], f["line"]) for f in clash.document["error"]["faults"]] == [("requirements.txt", 2)]
+    assert envbuild("lock", "--requirements", "requirements.txt").code == 2
 
 
 def test_what_an_advisory_refuses_is_not_locked(project: Path, links: Path) -> None:
