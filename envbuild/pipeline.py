@@ -14,6 +14,7 @@ from envbuild.image.engine import Image
 from envbuild.plan import lock, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
+from envbuild.proof.job import ALL, Asked
 from envbuild.steps import Made, Options, Progress, Session
 
 
@@ -65,9 +66,9 @@ def prove(name: str, reference: str | None, progress: Progress) -> Made:
     return session.made
 
 
-def test(name: str, reference: str | None, progress: Progress) -> Made:
-    """Run the self-test and report; no evidence, no tag."""
-    session = Session(name, Options(locked=True), progress)
+def test(name: str, reference: str | None, progress: Progress, asked: Asked = ALL) -> Made:
+    """Run the self-test, or what is asked for of it, and report; no evidence, no tag."""
+    session = Session(name, Options(locked=True, asked=asked), progress)
     source, locked, image = _existing(session, reference)
     session.made.image, session.made.lock = image, locked
     session.selftest(source, image, locked.versions, locked.python)
@@ -91,26 +92,27 @@ def _existing(session: Session, reference: str | None) -> tuple[Source, Lock, Im
 
 
 def require_passed(made: Made) -> None:
-    """Raises CheckFailed, naming every failure, unless the self-test passed; NotProved where a required probe could not
-    run."""
+    """Raises CheckFailed, naming every failure, unless the self-test passed; NotProved where a required probe, or all
+    of them, could not run."""
     if made.run is None:
         return
-    if made.run.passed:
-        if made.run.skipped_required:
-            reasons = {result["probe"]: result["reason"] for result in made.run.results}
-            raise NotProved(
-                f"{made.name} is built, and not proved: a required probe was skipped",
-                hint="\n".join(f"{name}: {reasons[name]}" for name in made.run.skipped_required),
-            )
-        return
     failures = made.run.failures()
-    probes = [f["probe"] for f in failures if f["probe"]]
-    raise CheckFailed(
-        f"the self-test of {made.name} failed: {', '.join(probes) or failures[0]['detail']}",
-        hint="\n".join(f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures)
-        if probes or len(failures) > 1
-        else None,
-    )
+    if failures:
+        probes = [f["probe"] for f in failures if f["probe"]]
+        raise CheckFailed(
+            f"the self-test of {made.name} failed: {', '.join(probes) or failures[0]['detail']}",
+            hint="\n".join(f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures)
+            if probes or len(failures) > 1
+            else None,
+        )
+    lacking = made.run.skipped_required or (() if made.run.passed else made.run.by_status("skipped"))
+    if lacking or not made.run.passed:
+        reasons = {result["probe"]: result["reason"] for result in made.run.results}
+        built = "built, and " if made.image else ""
+        raise NotProved(
+            f"{made.name} is {built}not proved: a required probe was skipped",
+            hint="\n".join(f"{name}: {reasons[name]}" for name in lacking),
+        )
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, evidence, holdings, job, proved, reading
 from envbuild.proof.evidence import Proof
-from envbuild.proof.job import TestRun
+from envbuild.proof.job import Asked, TestRun
 from envbuild.proof.runners import local
 
 T = TypeVar("T")
@@ -32,6 +32,7 @@ class Progress(Protocol):
     def begin(self, step: str) -> None: ...
     def line(self, text: str) -> None: ...
     def say(self, text: str) -> None: ...
+    def probe(self, told: Mapping[str, Any]) -> None: ...
     def end(self, step: Step) -> None: ...
     def abort(self) -> None: ...
 
@@ -54,6 +55,7 @@ class Options:
     pins: Mapping[str, str] = field(default_factory=dict)
     write: bool = False
     requirements: Path | None = None
+    asked: Asked = job.ALL
 
     @property
     def trial(self) -> bool:
@@ -249,11 +251,11 @@ class Session:
 
     def selftest(self, source: Source, image: Image, versions: Mapping[str, str], python: str) -> TestRun:
         def work() -> tuple[TestRun, bool, str]:
-            wanted = source.profile.selftest
+            wanted, asked = source.profile.selftest, self.options.asked
             cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
-            prepared = job.make(image.handle, wanted, versions, python, cards)
+            prepared = job.make(image.handle, wanted, versions, python, cards, asked)
             output = local.run(self.connected(), prepared, lambda line: self._tell(line, prepared.nonce))
-            run = reading.judge(output, prepared.nonce, job.required(wanted, bool(cards)))
+            run = reading.judge(output, prepared.nonce, job.required(wanted, bool(cards), asked))
             self.made.run = run
             return run, False, counts(run)
 
@@ -262,7 +264,7 @@ class Session:
     def _tell(self, line: bytes, nonce: str) -> None:
         told = reading.told(line, nonce)
         if told:
-            self.progress.line(told)
+            self.progress.probe(told)
 
     def _proofs(self, source: Source, image: Image, locked: Lock) -> tuple[Proof, ...]:
         return proved.of(image.id, source.name, source.profile, locked)

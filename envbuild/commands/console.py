@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from envbuild.commands.table import Live, line
+
 if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
     from envbuild.steps import Step
 
@@ -53,10 +55,15 @@ def emit(document: Mapping[str, Any]) -> None:
 
 
 class Console:
-    """Steps as lines on stderr; in a terminal the running one shows what it is at."""
+    """Steps, and the probes of a self-test, as lines on stderr; in a terminal the running one shows what it is at.
 
-    def __init__(self) -> None:
+    `results`: the probes will come on stdout too, so in a terminal their table goes when it is done.
+    """
+
+    def __init__(self, results: bool = False) -> None:
         self._live: Any = None
+        self._probes: Live | None = None
+        self._kept = not (results and sys.stdout.isatty())
         self._name = ""
         if sys.stderr.isatty():
             from rich.console import Console as Rich
@@ -79,9 +86,17 @@ class Console:
     def say(self, text: str) -> None:
         click.echo(f"  {'':<13} {text}", err=True)
 
-    def end(self, step: Step) -> None:
+    def probe(self, told: Mapping[str, Any]) -> None:
+        """The probes that will run ("probes"), or the result of one."""
         if self._live:
             self._live.stop()
+            self._probes = self._probes or Live(self._rich, self._kept)
+            self._probes.take(told)
+        elif "probe" in told:
+            self.say(line(told))
+
+    def end(self, step: Step) -> None:
+        self.abort()
         done = "up to date" if step.cached else f"{step.seconds:6.2f} s"
         click.echo(f"  {step.name:<13} {done:>10}  {step.note}", err=True)
 
@@ -89,3 +104,6 @@ class Console:
         """The step did not end: give the terminal back before an error is printed."""
         if self._live:
             self._live.stop()
+        if self._probes:
+            self._probes.stop()
+            self._probes = None

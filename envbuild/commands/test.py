@@ -1,23 +1,50 @@
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
 from envbuild import pipeline
 from envbuild.commands.console import Console, emit, json_option
-from envbuild.errors import CheckFailed, NotProved
+from envbuild.commands.table import line
+from envbuild.errors import CheckFailed, NotProved, UsageError
+from envbuild.plan import probes
+from envbuild.proof import job, junit
 from envbuild.steps import Made
 
 
 @click.command("test", short_help="Run the self-test in an image and report.")
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--image", "reference", metavar="REF", help="Another image of the engine, by tag or digest.")
+@click.option("--level", type=click.Choice(probes.LEVELS), help="The probes of this level, whatever the profile says.")
+@click.option("--probe", "asked", multiple=True, metavar="NAME", help="Only this probe; may be repeated.")
+@click.option("--list", "listing", is_flag=True, help="List the probes; needs no engine.")
+@click.option(
+    "--junit", "report", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="JUnit XML, for CI."
+)
 @json_option
-def command(name: str, reference: str | None, as_json: bool) -> None:
+def command(
+    name: str | None,
+    reference: str | None,
+    level: str | None,
+    asked: tuple[str, ...],
+    listing: bool,
+    report: Path | None,
+    as_json: bool,
+) -> None:
     """Run the self-test in the image of a profile and report; moves no tag, writes no evidence.
 
     Example: envbuild test cpu --image myproject:latest
     """
-    made = pipeline.test(name, reference, Console())
+    if listing:
+        _list(as_json)
+        return
+    if name is None:
+        raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
+    probes.check(asked)
+    made = pipeline.test(name, reference, Console(results=not as_json), job.Asked(level, asked))
+    if report:
+        report.write_text(_junit(made), encoding="utf-8")
     if not as_json and made.run:
         for result in made.run.results:
             click.echo(line(result))
@@ -30,17 +57,23 @@ def command(name: str, reference: str | None, as_json: bool) -> None:
         emit(document(made))
 
 
+def _list(as_json: bool) -> None:
+    rows = probes.known().values()
+    if as_json:
+        emit({"probes": [asdict(row) for row in rows]})
+        return
+    for row in rows:
+        click.echo(f"{row.name:<20} {row.level:<9} {'GPU' if row.needs == 'cuda' else 'any':<4} {row.does}")
+
+
+def _junit(made: Made) -> str:
+    assert made.run is not None
+    known = {"image": made.image and made.image.id, "lock": made.lock and made.lock.id, "selftest": job.selftest_id()}
+    return junit.render(made.name, made.run, {key: value for key, value in known.items() if value})
+
+
 def document(made: Made) -> dict[str, Any]:
     """The self-test's summary and every probe's figures."""
     assert made.run is not None
     probes = [{key: value for key, value in result.items() if key != "detail"} for result in made.run.results]
     return {**made.run.summary(), "probes": probes}
-
-
-def line(result: Any) -> str:
-    """One probe for a reader: its worst figure, or why it failed or was skipped."""
-    ratios = [f["ratio"] for f in result["figures"] if isinstance(f.get("ratio"), int | float)]
-    text = result["reason"] or (
-        f"{len(ratios)} figures, error at most {max(ratios):.3g} of its bound" if ratios else ""
-    )
-    return f"{result['status']:<8} {result['probe']:<20} {result['seconds']:6.2f} s  {text}"

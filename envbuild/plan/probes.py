@@ -1,29 +1,66 @@
-"""Which probes the self-test has, read from its catalogue's source: importing it would need torch."""
+"""Which probes the self-test has, read from its sources: importing them would need torch."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_CATALOGUE = Path(__file__).parent.parent / "selftest" / "catalogue.py"
+from envbuild.errors import UsageError
+
+LEVELS = ("quick", "standard", "full")
+_SELFTEST = Path(__file__).parent.parent / "selftest"
 
 
 @dataclass(frozen=True)
 class Known:
-    """A probe's name, the lowest level that runs it, and the device it needs: "cpu" (any) or "cuda"."""
+    """A probe's name, the lowest level that runs it, the device it needs ("cpu": any, or "cuda"), and what it does."""
 
     name: str
     level: str
     needs: str
+    does: str
+
+    def within(self, level: str) -> bool:
+        """Whether a run at this level has it."""
+        return LEVELS.index(self.level) <= LEVELS.index(level)
 
 
 @cache
 def known() -> Mapping[str, Known]:
     """The probes by name, in the order they run."""
-    tree = ast.parse(_CATALOGUE.read_text(encoding="utf-8"))
+    tree = ast.parse((_SELFTEST / "catalogue.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Probe"]
-    rows = [[arg.value for arg in call.args[:3] if isinstance(arg, ast.Constant)] for call in calls]
-    return {str(row[0]): Known(*map(str, row)) for row in rows}
+    rows = [
+        ([str(arg.value) for arg in call.args[:3] if isinstance(arg, ast.Constant)], call.args[-1]) for call in calls
+    ]
+    return {row[0]: Known(row[0], row[1], row[2], _does(function)) for row, function in rows}
+
+
+def _does(function: ast.expr) -> str:
+    """First line of the docstring of `module.function`, or of the module where a call `module.make(...)` makes it."""
+    name = function.func if isinstance(function, ast.Call) else function
+    if not isinstance(name, ast.Attribute) or not isinstance(name.value, ast.Name):
+        return ""
+    module = ast.parse((_SELFTEST / "probes" / f"{name.value.id}.py").read_text(encoding="utf-8"))
+    made = isinstance(function, ast.Call)
+    named = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == name.attr)
+    said = (ast.get_docstring(module if made else next(named, module)) or "").partition("\n")[0]
+    return said.partition(": ")[2] or said
+
+
+def unknown(name: str) -> str:
+    """What to say of a name that no probe has."""
+    near = difflib.get_close_matches(name, known(), 1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known())}"
+    return f"there is no probe {name!r} ({hint})"
+
+
+def check(names: Iterable[str]) -> None:
+    """Raises UsageError naming all that are no probe's."""
+    wrong = [unknown(name) for name in names if name not in known()]
+    if wrong:
+        raise UsageError("; ".join(wrong), hint="envbuild test --list")

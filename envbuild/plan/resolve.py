@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -166,9 +165,7 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
     for index, name in enumerate(profile.selftest.require):
         probe = probes.known().get(name)
         if probe is None:
-            near = difflib.get_close_matches(name, probes.known(), 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(probes.known())}"
-            found.append(where(("selftest", "require", index), f"there is no probe {name!r} ({hint})"))
+            found.append(where(("selftest", "require", index), probes.unknown(name)))
         elif probe.needs == "cuda" and not profile.gpus:
             found.append(where(("selftest", "require", index), f"{name} needs a GPU; this profile is for the CPU"))
     for name in _PYTHONS_OWN & set(profile.env):

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from envbuild import settings
 from envbuild.image.names import repository
 from envbuild.plan import facts
+from envbuild.plan.probes import LEVELS
 from envbuild.plan.store import write_atomically
 from envbuild.proof.job import TestRun, selftest_id
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 CPU = "cpu"
-_LEVELS = ("quick", "standard", "full")
 
 
 class _Part(BaseModel):
@@ -280,7 +280,7 @@ def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
         return "proved by an older self-test"
     if record["selftest"]["settings"] != dict(wanted.settings):
         return "proved with other settings of torch"
-    if _LEVELS.index(record["selftest"]["level"]) < _LEVELS.index(wanted.level):
+    if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
         return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
     passed = {result["probe"] for result in record["results"] if result["status"] == "passed"}
     missing = [name for name in wanted.require if name not in passed]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from envbuild.plan import facts
+from envbuild.plan import facts, probes
 from envbuild.plan.profile import SelfTest
 
 _SOURCES = Path(__file__).parent.parent / "selftest"
@@ -48,6 +49,20 @@ class Limits:
     shm: int = 1 << 30
     pids: int = 4096
     tmp: int = 2 << 30
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of a profile's self-test is asked for this once; all of it where nothing is said.
+
+    `level`: another than the profile's. `probes`: exactly these.
+    """
+
+    level: str | None = None
+    probes: tuple[str, ...] = ()
+
+
+ALL = Asked()
 
 
 @dataclass(frozen=True)
@@ -111,6 +126,12 @@ class TestRun:
         return {**counts, "seconds": round(self.seconds, 2), "failures": self.failures()}
 
 
+def worst(result: Mapping[str, Any]) -> float | None:
+    """The largest error over its bound among a result's figures, infinite where one is no number; None without any."""
+    ratios = [figure["ratio"] for figure in result["figures"] if "ratio" in figure]
+    return max((float(r) if isinstance(r, int | float) else math.inf for r in ratios), default=None)
+
+
 def _failure(result: Mapping[str, Any]) -> dict[str, Any]:
     advisory = next((advisory for advisory in facts.advisories() if advisory.matches(result)), None)
     where = f" at {result['at']}" if result["at"] else ""
@@ -150,39 +171,49 @@ def payload(document: bytes) -> bytes:
     return f"{len(archive)} {len(document)}\n".encode() + archive + document
 
 
-def make(image: str, wanted: SelfTest, versions: Mapping[str, str], python: str, gpus: Sequence[str] = ()) -> Job:
+def make(
+    image: str, wanted: SelfTest, versions: Mapping[str, str], python: str, gpus: Sequence[str] = (), asked: Asked = ALL
+) -> Job:
     """The job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
 
-    `gpus`: the names that the card may have, as the driver prints them; none: the CPU.
+    `image` empty: an environment of this machine, where Python's own variables count. `gpus`: the names that the card
+    may have, as the driver prints them; none: the CPU.
     """
-    nonce = secrets.token_hex(16)
-    memory = int(wanted.memory_gb * (1 << 30))
-    document = json.dumps(
-        {
-            "version": 1,
-            "nonce": nonce,
-            "level": wanted.level,
-            "device": "cuda" if gpus else "cpu",
-            "probes": None,
-            "require": required(wanted, bool(gpus)),
-            "expect": {"distributions": dict(versions), "python": python, "gpus": list(gpus)},
-            "settings": {"allow_tf32": wanted.allow_tf32},
-            "timeouts": {},
-            "threads": None,
-            "memory_mb": None,
-        }
-    ).encode()
+    made = document(wanted, versions, python, gpus, asked)
     return Job(
         image=image,
         # -I keeps the working folder and PYTHON* variables out
-        argv=("python", "-I", "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
-        stdin=payload(document),
-        nonce=nonce,
-        limits=Limits(memory=memory, timeout=float(wanted.timeout)),
+        argv=("python", *(("-I",) if image else ()), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
+        stdin=payload(json.dumps(made).encode()),
+        nonce=made["nonce"],
+        limits=Limits(memory=int(wanted.memory_gb * (1 << 30)), timeout=float(wanted.timeout)),
         gpus=bool(gpus),
     )
 
 
-def required(wanted: SelfTest, gpu: bool) -> list[str]:
-    """What must pass: the profile's list, and on a GPU which card it is."""
-    return list(dict.fromkeys([*(["env.identity"] if gpu else []), *wanted.require]))
+def document(
+    wanted: SelfTest, versions: Mapping[str, str], python: str, gpus: Sequence[str], asked: Asked = ALL
+) -> dict[str, Any]:
+    """What the self-test is told, with a nonce of its own."""
+    return {
+        "version": 1,
+        "nonce": secrets.token_hex(16),
+        "level": asked.level or wanted.level,
+        "device": "cuda" if gpus else "cpu",
+        "probes": list(asked.probes) or None,
+        "require": required(wanted, bool(gpus), asked),
+        "expect": {"distributions": dict(versions), "python": python, "gpus": list(gpus)},
+        "settings": {"allow_tf32": wanted.allow_tf32},
+        "timeouts": {},
+        "threads": None,
+        "memory_mb": None,
+    }
+
+
+def required(wanted: SelfTest, gpu: bool, asked: Asked = ALL) -> list[str]:
+    """What must pass: the probes asked for by name; else the profile's list, and on a GPU which card it is, as far as
+    the level asked for has them."""
+    if asked.probes:
+        return list(dict.fromkeys(asked.probes))
+    names = dict.fromkeys([*(["env.identity"] if gpu else []), *wanted.require])
+    return [name for name in names if asked.level is None or probes.known()[name].within(asked.level)]

@@ -80,16 +80,15 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _refuse(text)
 
 
-def told(line: bytes, nonce: str) -> str | None:
-    """What a line says of a probe that ended, for whoever waits; None for any other line."""
+def told(line: bytes, nonce: str) -> dict[str, Any] | None:
+    """What a line says for whoever waits: {"probes": names} that will run, or the result of one; None for any other."""
     found = frame(line, nonce)
-    if found is None or found[1].get("kind") != "probe":
-        return None
+    models: dict[str, type[_Frame]] = {"start": _Start, "probe": _Probe}
+    model = models.get(str(found[1].get("kind"))) if found else None
     try:
-        probe = _Probe.model_validate(found[1])
+        return model.model_validate(found[1]).model_dump() if found and model else None
     except ValidationError:
         return None
-    return f"{probe.probe}: {probe.status}"
 
 
 def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:

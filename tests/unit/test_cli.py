@@ -69,7 +69,7 @@ def test_the_short_help_is_the_commands_own(name: str) -> None:
 
 def test_every_command_file_is_listed() -> None:
     folder = Path(cli.__file__).parent / "commands"
-    files = {file.stem for file in folder.glob("*.py")} - {"__init__", "console"}
+    files = {file.stem for file in folder.glob("*.py")} - {"__init__", "console", "table"}
     assert files == set(NAMES)
 
 
@@ -122,6 +122,9 @@ CASES: list[tuple[list[str], int]] = [
     (["status", "sample"], 6),
     (["prune"], 6),
     (["test", "sample"], 6),
+    (["test"], 2),
+    (["test", "sample", "--probe", "gemm.crsh"], 2),
+    (["test", "sample", "--level", "deep"], 2),
     (["prove", "sample", "--image", "x"], 6),
 ]
 

@@ -7,20 +7,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
+from xml.etree import ElementTree
 
 import pytest
 
 from envbuild import pipeline, steps
 from envbuild.errors import CheckFailed, NotProved
 from envbuild.image import build
+from envbuild.plan import probes
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, holdings, job
 from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.evidence import Proof
 from envbuild.proof.findings import Finding
 from envbuild.proof.runners import local
-from envbuild.steps import Made, Options, Session
-from unit.proof.runs import documents, judged, lines, passed_run, probe
+from envbuild.steps import Made, Options, Progress, Session
+from unit.proof.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
 
 SOURCE = cast(Source, SimpleNamespace(name="sample"))
@@ -45,6 +47,14 @@ def test_a_required_probe_that_was_skipped_is_not_proved_and_named_with_its_reas
     with pytest.raises(NotProved, match="sample is built, and not proved: a required probe was skipped") as caught:
         pipeline.require_passed(made(skipped("env.libs", "gemm.crash")))
     assert (caught.value.code, caught.value.kind) == (4, "not-proved")
+    assert caught.value.hint == "gemm.crash: needs a GPU"
+
+
+@pytest.mark.parametrize("required", [[], ["gemm.crash"]])
+def test_where_nothing_ran_nothing_is_proved(required: list[str]) -> None:
+    run = judged(lines(documents(probe("gemm.crash", "skipped", reason="needs a GPU"))), required)
+    with pytest.raises(NotProved) as caught:
+        pipeline.require_passed(made(run))
     assert caught.value.hint == "gemm.crash: needs a GPU"
 
 
@@ -208,6 +218,37 @@ def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.Monk
     said, document = reported(monkeypatch, skipped("gemm.crash"))
     assert (said.code, document["error"]["kind"], document["skipped"]) == (4, "not-proved", 1)
     assert [item["status"] for item in document["probes"]] == ["passed", "skipped"]
+
+
+def test_what_is_asked_for_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[job.Asked] = []
+
+    def test(name: str, reference: str | None, progress: Progress, wanted: job.Asked) -> Made:
+        asked.append(wanted)
+        return made(passed_run())
+
+    monkeypatch.setattr(pipeline, "test", test)
+    arguments = ["--level", "full", "--probe", "gemm.crash", "--probe", "env.libs"]
+    assert envbuild("test", "sample", *arguments, "--junit", str(tmp_path / "junit.xml")).code == 0
+    assert asked == [job.Asked("full", ("gemm.crash", "env.libs"))]
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    assert [case.attrib["name"] for case in suite.iter("testcase")] == list(NAMES)
+    assert image_of().id in {item.attrib["value"] for item in suite.iter("property")}
+
+
+def test_a_failed_test_is_reported_for_ci_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pipeline, "test", lambda *_: made(passed_run(probe("env.libs", "failed"))))
+    assert envbuild("test", "sample", "--junit", str(tmp_path / "junit.xml")).code == 5
+    assert "<failure" in (tmp_path / "junit.xml").read_text(encoding="utf-8")
+    assert envbuild("test", "sample", "--junit", str(tmp_path / "no" / "junit.xml")).code == 6
+
+
+def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+    said = envbuild("test", "--list")
+    assert said.code == 0
+    assert [row.split()[0] for row in said.stdout.splitlines()] == list(probes.known())
+    assert [row["name"] for row in envbuild("test", "--list", "--json").document["probes"]] == list(probes.known())
 
 
 def reported(monkeypatch: pytest.MonkeyPatch, run: job.TestRun) -> tuple[Said, dict[str, Any]]:

@@ -285,6 +285,25 @@ def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> Non
     assert document["require"] == [*(["env.identity"] if cards else []), "env.libs"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "level", "probes", "require"),
+    [
+        (job.ALL, "standard", None, ["env.identity", "env.libs", "train.step"]),
+        (job.Asked(level="quick"), "quick", None, ["env.identity", "env.libs"]),
+        (job.Asked(level="full"), "full", None, ["env.identity", "env.libs", "train.step"]),
+        (job.Asked(probes=("gemm.crash",)), "standard", ["gemm.crash"], ["gemm.crash"]),
+        (job.Asked("quick", ("train.step", "train.step")), "quick", ["train.step", "train.step"], ["train.step"]),
+    ],
+)
+def test_what_is_asked_for_is_all_that_must_pass(
+    asked: job.Asked, level: str, probes: list[str] | None, require: list[str]
+) -> None:
+    wanted = SelfTest(level="standard", require=("env.libs", "train.step"))
+    made = job.document(wanted, {}, "3.11", ["NVIDIA H20"], asked)
+    assert (made["level"], made["probes"], made["require"]) == (level, probes, require)
+    assert job.required(wanted, True, asked) == require
+
+
 def test_the_zip_is_the_same_every_time_and_holds_the_sources_alone() -> None:
     first = job.selftest_zip()
     job.selftest_zip.cache_clear()

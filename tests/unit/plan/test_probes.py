@@ -1,0 +1,46 @@
+"""The probes as read from the self-test's sources, beside what the self-test itself says of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import UsageError
+from envbuild.plan import probes
+
+
+def test_what_is_read_is_what_the_selftest_says() -> None:
+    pytest.importorskip("torch")
+    root = Path(probes.__file__).parent.parent.parent
+    command = [sys.executable, "-m", "envbuild.selftest", "--list"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True)
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        [p.name, p.level] for p in probes.known().values()
+    ]
+
+
+def test_every_probe_says_what_it_does_and_needs() -> None:
+    assert len(probes.known()) >= 10
+    for name, probe in probes.known().items():
+        assert probe.name == name
+        assert probe.level in probes.LEVELS and probe.needs in ("cpu", "cuda")
+        assert len(probe.does) > 20 and not probe.does.startswith(name), probe
+
+
+def test_a_level_holds_those_below_it() -> None:
+    step = probes.known()["train.step"]
+    assert [step.within(level) for level in probes.LEVELS] == [False, True, True]
+
+
+def test_all_unknown_names_are_told_at_once() -> None:
+    probes.check(["env.libs"])
+    with pytest.raises(
+        UsageError, match=r"'gemm\.crsh' \(did you mean gemm\.crash\?\); there is no probe 'x'"
+    ) as caught:
+        probes.check(["gemm.crsh", "env.libs", "x"])
+    assert caught.value.code == 2

@@ -1,0 +1,133 @@
+"""Progress: lines where stderr is no terminal, and in one a table that lives while the probes run."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from envbuild.commands.console import Console
+from envbuild.commands.table import line
+from envbuild.steps import Step
+from unit.proof.runs import NAMES, probe
+
+PLAN = {"probes": list(NAMES)}
+HOSTILE = "[red]x[/red]\x1b[2J\nsecond"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(text: str) -> list[str]:
+    """What a reader sees: no colours, no cursor movements."""
+    return [part.strip() for part in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").split("\n")]
+
+
+def opened(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """stderr as a terminal; no fixture, since pytest sets its own before each phase of a test."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    made = Terminal()
+    monkeypatch.setattr(sys, "stderr", made)
+    return made
+
+
+def run(console: Console, *results: dict[str, Any]) -> None:
+    console.begin("self-test")
+    console.probe(PLAN)
+    for result in results:
+        console.probe(result)
+
+
+DONE = Step("self-test", 1.5, False, "3 passed")
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    run(console, probe("env.libs"), probe("gemm.crash", "failed", reason=HOSTILE))
+    console.end(DONE)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [text.split()[:2] for text in said.err.splitlines()] == [
+        ["passed", "env.libs"], ["failed", "gemm.crash"], ["self-test", "1.50"],
+    ]  # fmt: skip
+
+
+def test_a_terminal_shows_what_ended_and_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    console = Console()
+    run(console, probe("env.libs"))
+    console._probes._live.refresh()  # type: ignore[union-attr]
+    console.abort()
+    assert any(re.fullmatch(r"running +gemm\.crash +0\.\d\d s", text) for text in shown(terminal.getvalue()))
+    assert "\x1b[?25h" in terminal.getvalue(), "the cursor is given back"
+
+
+def test_a_terminal_keeps_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    console = Console()
+    run(console, *map(probe, NAMES))
+    console.end(DONE)
+    last = shown(terminal.getvalue().rpartition("\x1b[2K")[2])
+    assert [text.split()[:2] for text in last if text.startswith("passed")] == [["passed", name] for name in NAMES]
+    assert last[-2].startswith("self-test")
+    assert "1 figures, error at most 0.5 of its bound" in last[0]
+
+
+def test_a_table_longer_than_the_terminal_shows_its_end_and_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    monkeypatch.setenv("LINES", "8")
+    names = [f"probe.n{number}" for number in range(30)]
+    console = Console()
+    console.begin("self-test")
+    console.probe({"probes": names})
+    for name in names[:20]:
+        console.probe(probe(name))
+    live = console._probes
+    assert live is not None
+    assert live._table().row_count == 6
+    for name in names[20:]:
+        console.probe(probe(name))
+    console.end(DONE)
+    last = shown(terminal.getvalue().rpartition("\x1b[2K")[2])
+    assert [text.split()[1] for text in last if text.startswith("passed")] == names
+
+
+def test_where_results_follow_on_the_terminal_the_table_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    console = Console(results=True)
+    run(console, *map(probe, NAMES))
+    console.end(DONE)
+    erased = terminal.getvalue().rpartition("\x1b[2K")[2]
+    assert "env.libs" not in erased and "self-test" in erased
+
+
+def test_what_an_image_says_is_neither_markup_nor_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    console = Console()
+    run(console, probe("env.libs", "failed", reason="[red]x[/red]\nsecond"))
+    console.end(DONE)
+    assert any(text.endswith("[red]x[/red] second") for text in shown(terminal.getvalue()))
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ([], ""),
+        ([{"case": "no ratio"}], ""),
+        ([{"ratio": 0.25}, {"ratio": 0.5}], "2 figures, error at most 0.5 of its bound"),
+        ([{"ratio": 0.25}, {"ratio": "inf"}], "2 figures, error at most inf of its bound"),
+        ([{"ratio": "nan"}, {"ratio": 0.5}], "2 figures, error at most inf of its bound"),
+        ([{"ratio": ["x"]}], "1 figures, error at most inf of its bound"),
+    ],
+)
+def test_a_line_tells_the_worst_figure(figures: list[dict[str, Any]], said: str) -> None:
+    assert line(probe("env.libs", figures=figures)) == f"passed   env.libs               0.25 s  {said}".rstrip()
