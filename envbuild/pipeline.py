@@ -11,10 +11,11 @@ from envbuild import settings
 from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
-from envbuild.plan import lock, sources
+from envbuild.plan import lock, resolve, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
 from envbuild.proof.job import ALL, Asked
+from envbuild.proof.runners import here
 from envbuild.steps import Made, Options, Progress, Session
 
 
@@ -75,10 +76,24 @@ def test(name: str, reference: str | None, progress: Progress, asked: Asked = AL
     return session.made
 
 
-def _existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
+def test_environment(name: str, python: str, progress: Progress, asked: Asked = ALL) -> Made:
+    """The same by an interpreter of this machine, or that of an environment's folder; needs no engine."""
+    session = Session(name, Options(locked=True, asked=asked), progress)
+    source, locked = _locked(session)
+    session.made.lock = locked
+    session.selftest(source, here.find(python), resolve.computing(locked.versions), locked.python)
+    return session.made
+
+
+def _locked(session: Session) -> tuple[Source, Lock]:
+    """The profile and its lock, which must fit."""
     source = session.load()
     plan = session.resolve(source)
-    locked = lock.current(lock.read(source.known_lock), plan, source.lock_file)
+    return source, lock.current(lock.read(source.known_lock), plan, source.lock_file)
+
+
+def _existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
+    source, locked = _locked(session)
     engine = session.connected()
     if reference is None:
         image = build.built(engine, locked, dockerfile.render(locked, source.name))

@@ -46,10 +46,12 @@ def run(
     cwd: Path | None = None,
     timeout: float | None = None,
     on_line: Callable[[str], None] | None = None,
+    on_output: Callable[[str], None] | None = None,
 ) -> Completed:
     """Run a program to its end; the exit code is the caller's to judge.
 
-    `env` is added to this process' environment. `on_line` gets each line of stderr as it comes.
+    `env` is added to this process' environment. `on_line` gets each line of stderr as it comes, `on_output` each
+    of stdout.
 
     Raises ProcessMissing if the program is not there, ProcessTimeout after `timeout` seconds.
     """
@@ -73,7 +75,7 @@ def run(
     out: list[str] = []
     err: list[str] = []
     threads = [
-        threading.Thread(target=_drain, args=(child.stdout, out, None), daemon=True),
+        threading.Thread(target=_drain, args=(child.stdout, out, on_output), daemon=True),
         threading.Thread(target=_drain, args=(child.stderr, err, on_line), daemon=True),
         threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from envbuild.plan.sources import Source
 from envbuild.proof import audit, evidence, holdings, job, proved, reading
 from envbuild.proof.evidence import Proof
 from envbuild.proof.job import Asked, TestRun
-from envbuild.proof.runners import local
+from envbuild.proof.runners import here, local
 
 T = TypeVar("T")
 
@@ -249,19 +250,26 @@ class Session:
         if locked.suite:
             base.make(locked, store.debs(), self.progress.line)
 
-    def selftest(self, source: Source, image: Image, versions: Mapping[str, str], python: str) -> TestRun:
+    def selftest(self, source: Source, image: Image | Path, versions: Mapping[str, str], python: str) -> TestRun:
+        """In a container of the image, or by an interpreter of this machine."""
+
         def work() -> tuple[TestRun, bool, str]:
             wanted, asked = source.profile.selftest, self.options.asked
             cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
-            prepared = job.make(image.handle, wanted, versions, python, cards, asked)
-            output = local.run(self.connected(), prepared, lambda line: self._tell(line, prepared.nonce))
+            handle = "" if isinstance(image, Path) else image.handle
+            prepared = job.make(handle, wanted, versions, python, cards, asked)
+            tell = functools.partial(self._tell, prepared.nonce)
+            if isinstance(image, Path):
+                output = here.start(image, prepared, tell)
+            else:
+                output = local.run(self.connected(), prepared, tell)
             run = reading.judge(output, prepared.nonce, job.required(wanted, bool(cards), asked))
             self.made.run = run
             return run, False, counts(run)
 
         return self.step("self-test", work)
 
-    def _tell(self, line: bytes, nonce: str) -> None:
+    def _tell(self, nonce: str, line: bytes) -> None:
         told = reading.told(line, nonce)
         if told:
             self.progress.probe(told)

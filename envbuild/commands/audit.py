@@ -35,7 +35,7 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
     if (image is not None) + (python is not None) + here != 1:
         raise UsageError("name one of IMAGE, --python PATH or --here", hint="envbuild audit --here")
     wanted = _expected(name) if name else None
-    done = _image(image, wanted) if image is not None else _environment(_interpreter(python), wanted)
+    done = _image(image, wanted) if image is not None else _environment(python or _nearest(), wanted)
     if as_json and not done.failed:
         emit(done.document())
     elif not as_json:
@@ -60,35 +60,23 @@ def _image(reference: str, wanted: Expected | None) -> Audit:
     raise CheckFailed(f"{reference} has no Python on its PATH: no torch here, nothing to audit")
 
 
-def _environment(python: Path, wanted: Expected | None) -> Audit:
+def _environment(python: str, wanted: Expected | None) -> Audit:
     from envbuild.proof.runners import here
 
-    if here.version(python) is None:
-        raise UsageError(f"{python} is no Python that runs", hint="--python takes an interpreter, or its environment")
-    job = audit.job("", "")
-    held = holdings.read(here.start(python, job), job.nonce, str(python))
-    return audit.judge(str(python), held, wanted or audit.of_machine(held))
+    found, job = here.find(python), audit.job("", "")
+    held = holdings.read(here.start(found, job), job.nonce, str(found))
+    return audit.judge(str(found), held, wanted or audit.of_machine(held))
 
 
-def _interpreter(named: str | None) -> Path:
-    """The one named; else the active environment's, else the first on PATH."""
-    if named is not None:
-        path = Path(named)
-        return _inside(path) if path.is_dir() else path.absolute()
+def _nearest() -> str:
+    """The active environment's interpreter, else the first on PATH."""
     active = os.environ.get("VIRTUAL_ENV")
     if active and (Path(active) / "bin" / "python").exists():
-        return Path(active) / "bin" / "python"
+        return str(Path(active) / "bin" / "python")
     found = shutil.which("python") or shutil.which("python3")
     if found is None:
         raise UsageError("there is no Python on PATH", hint="name one: envbuild audit --python PATH")
-    return Path(found)
-
-
-def _inside(folder: Path) -> Path:
-    for name in ("python", "python3"):
-        if (folder / "bin" / name).exists():
-            return folder.absolute() / "bin" / name
-    raise UsageError(f"{folder} is no environment: it has no bin/python", hint="name an interpreter or a venv")
+    return found
 
 
 def _expected(name: str) -> Expected:

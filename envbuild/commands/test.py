@@ -16,6 +16,9 @@ from envbuild.steps import Made
 @click.command("test", short_help="Run the self-test in an image and report.")
 @click.argument("name", required=False)
 @click.option("--image", "reference", metavar="REF", help="Another image of the engine, by tag or digest.")
+@click.option(
+    "--python", metavar="PATH", help="An interpreter or environment of this machine instead; needs no engine."
+)
 @click.option("--level", type=click.Choice(probes.LEVELS), help="The probes of this level, whatever the profile says.")
 @click.option("--probe", "asked", multiple=True, metavar="NAME", help="Only this probe; may be repeated.")
 @click.option("--list", "listing", is_flag=True, help="List the probes; needs no engine.")
@@ -26,6 +29,7 @@ from envbuild.steps import Made
 def command(
     name: str | None,
     reference: str | None,
+    python: str | None,
     level: str | None,
     asked: tuple[str, ...],
     listing: bool,
@@ -42,7 +46,13 @@ def command(
     if name is None:
         raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
     probes.check(asked)
-    made = pipeline.test(name, reference, Console(results=not as_json), job.Asked(level, asked))
+    if reference and python:
+        raise UsageError("--image and --python name two things to test: give one of them")
+    console, wanted = Console(results=not as_json), job.Asked(level, asked)
+    if python:
+        made = pipeline.test_environment(name, python, console, wanted)
+    else:
+        made = pipeline.test(name, reference, console, wanted)
     if report:
         report.write_text(_junit(made), encoding="utf-8")
     if not as_json and made.run:

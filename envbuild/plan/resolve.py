@@ -35,6 +35,11 @@ _UNSET = {"PYTHONHOME": "", "PYTHONPATH": ""}
 TOOLS = ("pip",)
 
 
+def computing(versions: Mapping[str, str]) -> dict[str, str]:
+    """Without the tools, which an environment that is no image of ours may have in any version."""
+    return {name: version for name, version in versions.items() if name not in TOOLS}
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is wanted, before anything is looked up. `suite` or `image` is the base."""

@@ -143,11 +143,16 @@ def _failure(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# What makes the zip a program: `python selftest.zip --level quick`.
+_PROGRAM = b"import sys\nfrom envbuild.selftest.__main__ import command\nsys.exit(command())\n"
+
+
 @cache
 def selftest_zip() -> bytes:
-    """The self-test's own sources, deterministic: fixed times, sorted names."""
+    """The self-test's own sources, deterministic: fixed times, sorted names. Any Python that has torch can run it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("__main__.py"), _PROGRAM)
         archive.writestr(zipfile.ZipInfo("envbuild/__init__.py"), b"")
         for file in sorted(_SOURCES.rglob("*.py")):
             name = zipfile.ZipInfo(f"envbuild/selftest/{file.relative_to(_SOURCES).as_posix()}")

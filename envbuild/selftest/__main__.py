@@ -3,12 +3,14 @@
     python -m envbuild.selftest [--level quick] [--device cpu] [--probe NAME]... [--list] [--json]
     python -m envbuild.selftest --job FILE      ("-": standard input)
 
-Exit status: 0 all passed or skipped; 3 a bad job document; 5 a probe failed; 128 + the signal that interrupted.
+Exit status: 0 all passed or skipped; 3 a bad job document; 4 no torch; 5 a probe failed; 128 + the signal that
+interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -19,7 +21,7 @@ from typing import Any, Callable
 from envbuild.selftest.frames import FrameWriter
 from envbuild.selftest.job import DEVICES, LEVELS, VERSION, Job, JobError, parse
 
-OK, BAD_JOB, FAILED = 0, 3, 5
+OK, BAD_JOB, NO_TORCH, FAILED = 0, 3, 4, 5
 
 Emit = Callable[[Mapping[str, Any]], None]
 
@@ -41,10 +43,23 @@ def take(out: int = 1) -> int:
     return kept
 
 
+def has_torch() -> bool:
+    """Import torch; where that fails, say why on stderr."""
+    try:
+        importlib.import_module("torch")
+        return True
+    except Exception as error:  # also what a library says that cannot be loaded
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(f"torch cannot be imported by {sys.executable}: {why}", file=sys.stderr)
+        return False
+
+
 def _run(document: Any, fd: int, writer: Callable[[Job, int], Emit]) -> int:
     # OpenMP's threads spin while they wait, which costs five times the work where others use the processors (tried).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Not at the top: torch must not be imported before stdout is safe, nor only to print the usage.
+    if not has_torch():
+        return NO_TORCH
     from envbuild.selftest import harness, watch
     from envbuild.selftest.catalogue import PROBES
 
@@ -60,7 +75,8 @@ def _run(document: Any, fd: int, writer: Callable[[Job, int], Emit]) -> int:
         return 128 + interruption.number
 
 
-def _command(arguments: list[str] | None = None) -> int:
+def command(arguments: list[str] | None = None) -> int:
+    """Run what the options ask for; returns the exit status."""
     options = _options(arguments)
     if options.job is not None:
         return _job_command(options.job)
@@ -94,6 +110,8 @@ def _job_command(path: str) -> int:
 
 
 def _list() -> int:
+    if not has_torch():
+        return NO_TORCH
     from envbuild.selftest.catalogue import PROBES
 
     for probe in PROBES:
@@ -113,4 +131,4 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(_command())
+    sys.exit(command())

@@ -59,6 +59,12 @@ def test_lines_of_stderr_come_as_they_are_written() -> None:
     assert lines == ["one", "two"]
 
 
+def test_lines_of_stdout_come_too() -> None:
+    lines: list[str] = []
+    done = run(["sh", "-c", "echo one >&2; echo out; printf two"], on_output=lines.append)
+    assert (lines, done.stdout) == (["out", "two"], "out\ntwo")
+
+
 def test_the_environment_is_added_to() -> None:
     done = run(["sh", "-c", 'echo "$ADDED" "$HOME"'], env={"ADDED": "yes"})
     assert done.stdout.split() == ["yes", os.environ["HOME"]]

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, UsageError
 from envbuild.process import ProcessTimeout, run
 from envbuild.proof.job import Job, RawOutput
+
+
+def find(named: str) -> Path:
+    """The interpreter of a path: itself, or that of an environment's folder. Raises UsageError if none runs there."""
+    path = Path(named).absolute()
+    if path.is_dir():
+        inside = [path / "bin" / name for name in ("python", "python3") if (path / "bin" / name).exists()]
+        if not inside:
+            raise UsageError(f"{path} is no environment: it has no bin/python", hint="name an interpreter or a venv")
+        path = inside[0]
+    if version(path) is None:
+        raise UsageError(f"{path} is no Python that runs", hint="--python takes an interpreter, or its environment")
+    return path
 
 
 def version(python: Path) -> str | None:
@@ -21,18 +35,26 @@ def version(python: Path) -> str | None:
     return number if done.code == 0 and word == "Python" else None
 
 
-def start(python: Path, job: Job) -> RawOutput:
-    """Run the job to its end. Whatever it writes is gone afterwards.
+def start(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
+    """Run the job to its end; `on_line` gets each line of its stdout. Whatever it writes is gone afterwards.
 
     Raises ProcessMissing if the file is no program.
     """
     begin = time.monotonic()
+    lines: list[bytes] = []
+
+    def take(line: str) -> None:
+        lines.append(line.encode())
+        on_line(lines[-1])
+
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
         given = Path(folder) / "job"
         given.write_bytes(job.stdin)
         argv: list[str | Path] = [python, *job.argv[1:], given]
+        own = {"TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
-            done = run(argv, env={"TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}, timeout=job.limits.timeout)
+            done = run(argv, env=own, timeout=job.limits.timeout, on_output=take)
         except ProcessTimeout:
-            return RawOutput(b"", "", None, time.monotonic() - begin, timed_out=True)
+            told = b"".join(line + b"\n" for line in lines)
+            return RawOutput(told, "", None, time.monotonic() - begin, timed_out=True)
     return RawOutput(done.stdout.encode(), done.stderr, done.code, time.monotonic() - begin)

@@ -1,0 +1,136 @@
+"""The runner of this machine: which Python it takes, what it brings back, and what a real one says of its torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import UsageError
+from envbuild.plan import lock
+from envbuild.plan.lock import Lock
+from envbuild.process import run
+from envbuild.proof import job
+from envbuild.proof.job import Job, Limits
+from envbuild.proof.runners import here
+from unit.support import PROFILE, envbuild, lock_for, plan_of
+
+
+def given(code: str, timeout: float = 30) -> Job:
+    return Job("", ("python", "-c", code), b"the payload", "0" * 32, Limits(1 << 30, timeout))
+
+
+def test_an_interpreter_is_found_by_path_or_in_its_environment(tmp_path: Path) -> None:
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python3").symlink_to(sys.executable)
+    assert here.find(sys.executable) == Path(sys.executable)
+    assert here.find(str(tmp_path / "venv")) == tmp_path / "venv" / "bin" / "python3"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [(".", "is no environment"), ("no/such", "is no Python"), ("/bin/true", "no P")]
+)
+def test_what_is_no_python_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=words):
+        here.find(path)
+
+
+def test_lines_come_as_they_are_written_and_the_payload_as_a_file() -> None:
+    lines: list[bytes] = []
+    code = "import sys; print('one'); print(open(sys.argv[1]).read(), end=''); print('x', file=sys.stderr); sys.exit(5)"
+    output = here.start(Path(sys.executable), given(code), lines.append)
+    assert lines == [b"one", b"the payload"]
+    assert (output.stdout, output.stderr, output.exit_code) == (b"one\nthe payload", "x\n", 5)
+
+
+def test_what_came_before_the_time_was_over_is_brought_back() -> None:
+    output = here.start(Path(sys.executable), given("import time; print('one', flush=True); time.sleep(60)", 1.5))
+    assert (output.stdout, output.exit_code, output.timed_out) == (b"one\n", None, True)
+
+
+def test_whatever_it_writes_is_gone() -> None:
+    code = "import tempfile; print(tempfile.mkdtemp())"
+    output = here.start(Path(sys.executable), given(code))
+    assert not Path(output.stdout.decode().strip()).exists()
+
+
+# the command, with this very Python
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    """A lock of what this Python has installed of torch, and no engine."""
+    torch = pytest.importorskip("torch")
+    version = importlib.metadata.version("torch")
+    python = ".".join(map(str, sys.version_info[:2]))
+    profile = {**PROFILE, "torch": str(torch.__version__), "packages": [], "apt": [], "python": python}
+    profile["base"] = {"image": f"example/base@sha256:{'0' * 64}"}
+    made = lock_for(plan_of(project, profile))
+    assert made.versions["torch"] == version
+    lock.write(made, project / "profiles" / "sample.lock.yaml", "sample")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+
+
+def test_an_environment_that_is_as_locked_passes(locked: Lock) -> None:
+    done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs", "--json")
+    assert done.code == 0, done.stderr
+    assert [(row["probe"], row["status"]) for row in done.document["probes"]] == [("env.libs", "passed")]
+    assert locked.versions["pip"] == "1.0", "the tools' versions do not count"
+
+
+def test_python_s_own_variables_count(locked: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another torch before the installed one is what this environment's programs would get."""
+    (tmp_path / "torch.py").write_text("raise ImportError('the shadow')\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
+    assert done.code == 5
+    assert "torch cannot be imported" in done.stderr and "the shadow" in done.stderr
+
+
+def test_an_environment_that_is_not_as_locked_fails(locked: Lock, project: Path) -> None:
+    text = (project / "profiles" / "sample.yaml").read_text(encoding="utf-8")
+    (project / "profiles" / "sample.yaml").write_text(text.replace('"packages": []', '"packages": ["nosuch==1"]'))
+    made = lock_for(plan_of(project, json.loads((project / "profiles" / "sample.yaml").read_text(encoding="utf-8"))))
+    lock.write(made, project / "profiles" / "sample.lock.yaml", "sample")
+    done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
+    assert (done.code, "nosuch is absent, locked is 1" in done.stderr) == (5, True)
+
+
+def test_an_image_and_an_environment_are_two_things() -> None:
+    assert envbuild("test", "sample", "--python", sys.executable, "--image", "x").code == 2
+
+
+# the zip alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--list"], "gemm.exact "), (["--probe", "gemm.exact"], "passed   gemm.exact")],
+)
+def test_the_zip_is_a_program(tmp_path: Path, arguments: list[str], words: str) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "selftest.zip"
+    file.write_bytes(job.selftest_zip())
+    assert zipfile.is_zipfile(file)
+    done = run([sys.executable, "-I", file, *arguments], timeout=60)
+    assert done.code == 0, done.stderr
+    assert words in done.stdout
+
+
+def test_without_torch_the_zip_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "selftest.zip"
+    file.write_bytes(job.selftest_zip())
+    for arguments in (["--list"], []):
+        done = run([sys.executable, "-I", "-S", file, *arguments], timeout=60)
+        assert (done.code, done.stdout) == (4, "")
+        assert done.stderr.startswith(f"torch cannot be imported by {sys.executable}: No module named 'torch'")
