@@ -33,6 +33,9 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "schema": "The JSON Schema of profiles.",
         "facts": "What is known of GPUs, CUDA, torch and faults.",
     },
+    "Publish": {
+        "export": "Files for machines that have no envbuild.",
+    },
     "Understand": {
         "audit": "What an image or environment really holds.",
     },

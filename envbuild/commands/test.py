@@ -1,3 +1,4 @@
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ def command(
     if not as_json and made.run:
         for result in made.run.results:
             click.echo(line(result))
+            if result["status"] == "failed" and result["detail"]:
+                click.echo(textwrap.indent(result["detail"].rstrip(), "    "))
     try:
         pipeline.require_passed(made)
     except (CheckFailed, NotProved) as error:

@@ -30,6 +30,9 @@ class Collector:
     def __call__(self, document: Mapping[str, Any]) -> None:
         self._documents.append(document)
 
+    def probes(self) -> list[Mapping[str, Any]]:
+        return [document for document in self._documents if document["kind"] == "probe"]
+
     def write(self, fd: int) -> None:
         whole: dict[str, Any] = {"probes": []}
         for document in self._documents:

@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 
 from envbuild import cli
 from envbuild.image.engine import Image
-from envbuild.plan import index, locking, resolve, sources
+from envbuild.plan import index, lock, locking, resolve, sources
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedWheel, Wheel, inputs
 from envbuild.plan.resolve import Plan
@@ -102,6 +102,16 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
         wheels=tuple(sorted(wheels, key=lambda item: (order.index(item.layer), item.wheel.name))),
         environment=plan.environment,
     )
+
+
+def lock_of_this_python(folder: Path, **changes: Any) -> Lock:
+    """A profile `sample` of what this Python has installed of torch, and its lock; skips where there is no torch."""
+    torch = pytest.importorskip("torch")
+    profile = {**PROFILE, "base": {"image": f"example/base@sha256:{'0' * 64}"}, "torch": str(torch.__version__)}
+    profile |= {"packages": [], "apt": [], "python": ".".join(map(str, sys.version_info[:2])), **changes}
+    made = lock_for(plan_of(folder, profile))
+    lock.write(made, folder / "profiles" / "sample.lock.yaml", "sample")
+    return made
 
 
 def image_of(handle: str = "1") -> Image:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sys
 import zipfile
@@ -17,7 +16,7 @@ from envbuild.process import run
 from envbuild.proof import job
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners import here
-from unit.support import PROFILE, envbuild, lock_for, plan_of
+from unit.support import envbuild, lock_for, lock_of_this_python, plan_of
 
 
 def given(code: str, timeout: float = 30) -> Job:
@@ -64,16 +63,7 @@ def test_whatever_it_writes_is_gone() -> None:
 
 @pytest.fixture
 def locked(project: Path) -> Lock:
-    """A lock of what this Python has installed of torch, and no engine."""
-    torch = pytest.importorskip("torch")
-    version = importlib.metadata.version("torch")
-    python = ".".join(map(str, sys.version_info[:2]))
-    profile = {**PROFILE, "torch": str(torch.__version__), "packages": [], "apt": [], "python": python}
-    profile["base"] = {"image": f"example/base@sha256:{'0' * 64}"}
-    made = lock_for(plan_of(project, profile))
-    assert made.versions["torch"] == version
-    lock.write(made, project / "profiles" / "sample.lock.yaml", "sample")
-    return made
+    return lock_of_this_python(project)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,143 @@
+"""The exported check: the same bytes for the same lock, and a file that is damaged anywhere is never a pass."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.plan import facts, sources
+from envbuild.process import Completed, run
+from envbuild.proof import check, job
+from unit.support import PROFILE, envbuild, lock_for, lock_of_this_python, plan_of, source_of
+
+TORCHLESS = ("-I", "-S")
+
+
+def rendered(folder: Path, **changes: Any) -> str:
+    data = {**PROFILE, **changes}
+    return check.render(source_of(folder, data), lock_for(plan_of(folder, data)))
+
+
+def payload(text: str, mark: str) -> str:
+    return "".join(line[3:] for line in text.splitlines() if line.startswith(mark))
+
+
+def told(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(payload(text, "#- "))
+    return found
+
+
+def started(file: Path, *options: str, python: str = sys.executable) -> Completed:
+    return run([python, *options, file], timeout=120)
+
+
+def test_the_same_lock_gives_the_same_bytes(project: Path) -> None:
+    first = rendered(project)
+    assert rendered(project, description="a description is no part of a lock") == first
+    assert rendered(project, packages=["numpy==1.5"]) != first
+    assert first.isascii()
+
+
+def test_it_holds_the_selftest_and_what_the_profile_expects(project: Path) -> None:
+    text = rendered(project, gpus=["h20"], torch="2.7.1", selftest={"require": ["env.libs", "train.step"]})
+    assert base64.b64decode(payload(text, "#+ ")) == job.selftest_zip()
+    document = told(text)
+    asked = document["job"]
+    assert (document["profile"], asked["level"], asked["device"]) == ("sample", "quick", "cuda")
+    assert asked["require"] == ["env.identity", "env.libs"], "only what the quick level has"
+    assert set(asked["expect"]["distributions"]) == {"torch", "numpy"}, "pip computes nothing"
+    assert asked["expect"]["gpus"] == list(facts.gpus()["h20"].all_names)
+
+
+def test_the_remedies_are_those_of_the_advisories_that_a_result_names(project: Path) -> None:
+    rows = told(rendered(project))["remedies"]
+    known = [advisory for advisory in facts.advisories() if advisory.signature]
+    assert [row["when"] for row in rows[: len(known)]] == [dict(advisory.signature) for advisory in known]
+    fpe = next(row for row in rows if row["when"] == {"probe": "gemm.crash", "signal": "SIGFPE"})
+    assert "12.4.5.8" in fpe["remedy"] and "cublas-hopper-fpe" in fpe["remedy"]
+    assert rows[-1]["when"] == {}, "there is one for whatever it is"
+
+
+def test_cut_short_anywhere_it_is_never_a_pass(project: Path, tmp_path: Path) -> None:
+    """Without torch nothing can pass anyway, so a cut that went unnoticed would end with 5."""
+    text = rendered(project)
+    file = tmp_path / "check.py"
+    ends = [position for position, letter in enumerate(text) if letter == "\n"]
+    code = [end for end in ends if end < text.index("\n#- ")]
+    for cut in (*code, ends[len(ends) // 2], len(text) - 30, len(text) - 3):
+        file.write_text(text[: cut + 1], encoding="utf-8")
+        done = started(file, *TORCHLESS)
+        assert done.code in (1, 3), f"cut at {cut}: {done}"
+        if cut >= code[-1]:
+            assert (done.code, done.stdout) == (3, "")
+            assert done.stderr == (
+                "envbuild check: this file is not usable: it is cut short or was changed; export it again\n"
+            )
+        else:
+            assert "SyntaxError" in done.stderr or "IndentationError" in done.stderr or "not usable" in done.stderr
+    for cut in range(1, 5):
+        file.write_text(text[:cut], encoding="utf-8")
+        assert started(file, *TORCHLESS).code == 1
+
+
+def test_one_byte_changed_is_noticed(project: Path, tmp_path: Path) -> None:
+    file = tmp_path / "check.py"
+    file.write_text(rendered(project).replace('"level": "quick"', '"level": "quicj"'), encoding="utf-8")
+    assert started(file, *TORCHLESS).code == 3
+
+
+def test_without_torch_it_says_so(project: Path, tmp_path: Path) -> None:
+    file = tmp_path / "check.py"
+    file.write_text(rendered(project), encoding="utf-8")
+    done = started(file, *TORCHLESS)
+    assert (done.code, done.stdout) == (5, "")
+    assert "torch cannot be imported by" in done.stderr
+    assert done.stderr.endswith("envbuild check: sample: not as it should be\n  there is no torch here to check\n")
+
+
+# the command, and the file in this very Python
+
+
+def test_an_environment_as_locked_passes_with_one_line(project: Path) -> None:
+    lock_of_this_python(project, selftest={"level": "full", "require": ["env.libs", "train.step"]})
+    assert envbuild("export", "check", "sample").stdout == "check-sample.py\n"
+    done = started(project / "check-sample.py")
+    assert (done.code, len(done.stdout.splitlines())) == (0, 1), done.stderr
+    assert done.stdout.startswith("envbuild check: sample: ")
+
+
+def test_another_version_than_locked_fails_with_its_remedy(project: Path) -> None:
+    lock_of_this_python(project, packages=["nosuch==1"])
+    assert envbuild("export", "check", "sample", "-o", "out.py").code == 0
+    done = started(project / "out.py")
+    assert (done.code, done.stdout) == (5, "")
+    assert "    nosuch is absent, locked is 1\n" in done.stderr
+    assert (
+        "    remedy: run in the image of sample (envbuild make sample), or install the versions locked\n" in done.stderr
+    )
+
+
+def test_the_command_tells_what_it_wrote(project: Path) -> None:
+    made = lock_of_this_python(project)
+    document = envbuild("export", "check", "sample", "--json").document
+    assert (document["profile"], document["lock"], document["file"]) == ("sample", made.id, "check-sample.py")
+    document = envbuild("export", "selftest", "--json").document
+    assert (document["file"], document["selftest"]) == ("selftest.zip", job.selftest_id())
+    assert (project / "selftest.zip").read_bytes() == job.selftest_zip()
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["sample"], 8), (["nosuch"], 3), (["sample", "-o", "no/dir/x"], 6)])
+def test_what_cannot_be_exported(project: Path, arguments: list[str], code: int) -> None:
+    lock_of_this_python(project)
+    if code == 8:
+        (project / "profiles" / "sample.lock.yaml").unlink()
+    assert envbuild("export", "check", *arguments).code == code
+
+
+def test_no_profile_is_named_what_could_break_the_script() -> None:
+    assert sources.NAME.fullmatch("a-b-1") and not sources.NAME.fullmatch('x"""')
