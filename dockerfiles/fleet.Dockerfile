@@ -1,4 +1,4 @@
-# Made by `envbuild render fleet` from the lock sha256:3111857e0a0e7b6429fd217984f7f8911d884fc804641e42fd36ee8fb0b8a3d9; not to be edited.
+# Made by `envbuild render fleet` from the lock sha256:eef5426db7a9a7e21004bd6ea0617cb261f622c7c541e7752fa7be2ddb06b90f; not to be edited.
 # Its build context is made by `envbuild build`: bin/ (uv and the installer), wheels/<layer>/, debs/, base.tar.
 # No step has network; every file is checked against the lock's sha256; every time is 1704067200.
 FROM scratch
@@ -130,8 +130,10 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "1704067200", \
      "numpy==2.4.6 --hash=sha256:89cd468399cfd2504718f0ba50e410dca55a170b61a02ad92bb18c8a65186e93"]
 
+ENV ENVBUILD_DTYPE="bfloat16"
 ENV HOME="/tmp"
 ENV LANG="C.UTF-8"
+ENV NCCL_NVLS_ENABLE="0"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 ENV NVIDIA_VISIBLE_DEVICES="all"
 ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -140,5 +142,5 @@ ENV TORCH_CUDA_ARCH_LIST="8.0;9.0"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:3111857e0a0e7b6429fd217984f7f8911d884fc804641e42fd36ee8fb0b8a3d9"
+LABEL io.envbuild.lock="sha256:eef5426db7a9a7e21004bd6ea0617cb261f622c7c541e7752fa7be2ddb06b90f"
 CMD ["python"]

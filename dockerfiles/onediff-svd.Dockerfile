@@ -1,4 +1,4 @@
-# Made by `envbuild render onediff-svd` from the lock sha256:6104c879a157e04a8b0dc7deec9aba2c1e95e23b165956be0f4557c62958151b; not to be edited.
+# Made by `envbuild render onediff-svd` from the lock sha256:04d2daa050f3fc3d959aa1ef790234ae486b915c725ee85a453e3dca022ca634; not to be edited.
 # Its build context is made by `envbuild build`: bin/ (uv and the installer), wheels/<layer>/, debs/, base.tar.
 # No step has network; every file is checked against the lock's sha256; every time is 1704067200.
 FROM scratch
@@ -127,6 +127,7 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "1704067200", \
      "numpy==1.26.4 --hash=sha256:f870204a840a60da0b12273ef34f7051e98c3b5961b61b0c2c1be6dfd64fbcd3"]
 
+ENV ENVBUILD_DTYPE="float16"
 ENV HOME="/tmp"
 ENV LANG="C.UTF-8"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
@@ -142,5 +143,5 @@ ENV TORCH_CUDA_ARCH_LIST="7.0;8.0"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:6104c879a157e04a8b0dc7deec9aba2c1e95e23b165956be0f4557c62958151b"
+LABEL io.envbuild.lock="sha256:04d2daa050f3fc3d959aa1ef790234ae486b915c725ee85a453e3dca022ca634"
 CMD ["python"]

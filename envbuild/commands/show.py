@@ -1,3 +1,4 @@
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -6,7 +7,7 @@ from envbuild.commands.console import emit, json_option, pin_option, table
 from envbuild.errors import EnvbuildError
 from envbuild.image import records
 from envbuild.image.records import Record
-from envbuild.plan import facts, lock, resolve, sources
+from envbuild.plan import facts, fleet, lock, resolve, sources
 from envbuild.proof import proved
 
 
@@ -31,6 +32,8 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
         click.echo(f"  for {', '.join(document['gpus'])}; driver {document['driver']} or newer")
     for pin, version in document["pins"].items():
         click.echo(f"  {pin:<20} {version or '-':<24} {document['reasons'].get(pin, '')}".rstrip())
+    for item in document["fleet"]:
+        click.echo(f"  {item['variable']}={item['value']}: {item['reason']}")
     for item in document["advisories"]:
         click.echo(f"  {item['state']}: {item['id']}: {item['reason']}")
     click.echo(f"  lock: {document['lock']['state']}")
@@ -62,6 +65,11 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "driver": choice.situation.driver,
         "pins": found,
         "reasons": {**dict.fromkeys([*versions, *libraries], "locked"), **plan.reasons},
+        "fleet": [
+            asdict(setting)
+            for setting in fleet.settings(choice.situation.gpus)
+            if plan.environment[setting.variable] == setting.value  # a profile's own value wins
+        ],
         "advisories": choice.states,
         "lock": {"id": locked.id if locked and fits else None, "state": _lock_state(locked, plan)},
         "proof": proved.sentence(proofs),

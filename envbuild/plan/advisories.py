@@ -174,10 +174,12 @@ class Situation:
 
 @dataclass(frozen=True, config=STRICT)
 class Match:
-    """Conditions that must all hold; what is not stated does not matter. `without`: environment words not there."""
+    """Conditions that must all hold; what is not stated does not matter. `without`: environment words not there;
+    `unequal_cards`: of several compute capabilities."""
 
     gpus: frozenset[str] = frozenset()
     compute_capability: Spec | None = None
+    unequal_cards: bool = False
     gpu_count: Spec | None = None
     driver: Spec | None = None
     torch: Spec | None = None
@@ -194,6 +196,7 @@ class Match:
         return (
             not (self._needs_cuda and situation.build == "cpu")
             and ((not self.gpus and not self.compute_capability) or any(map(self._is_card, situation.gpus)))
+            and (not self.unequal_cards or len({gpu.compute_capability for gpu in situation.gpus}) > 1)
             and _within(self.gpu_count, str(situation.gpu_count))
             and _within(self.driver, situation.driver)
             and _within(self.torch, situation.torch)
@@ -218,7 +221,7 @@ class Match:
 
     @property
     def _needs_cuda(self) -> bool:
-        return bool(self.gpus or self.compute_capability or self.driver or self.gpu_count)
+        return bool(self.gpus or self.compute_capability or self.unequal_cards or self.driver or self.gpu_count)
 
     def _is_card(self, card: Gpu) -> bool:
         return (not self.gpus or card.id in self.gpus) and _within(self.compute_capability, card.compute_capability)

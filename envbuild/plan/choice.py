@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.errors import Fault
-from envbuild.plan import facts
+from envbuild.plan import facts, fleet
 from envbuild.plan.advisories import Advisory, Situation
 from envbuild.plan.document import Path
 from envbuild.plan.facts import Gpu, TorchRelease
@@ -194,14 +194,12 @@ def _environment(gpus: tuple[Gpu, ...]) -> dict[str, str]:
     if not gpus:
         return {}
     capabilities = sorted({gpu.compute_capability for gpu in gpus}, key=Version)
-    found = {
+    return {
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
         "TORCH_CUDA_ARCH_LIST": ";".join(capabilities),
+        **{setting.variable: setting.value for setting in fleet.settings(gpus)},
     }
-    if len({"tf32" in gpu.features for gpu in gpus}) > 1:
-        found["NVIDIA_TF32_OVERRIDE"] = "0"  # ranks must compute in the same precision, or their gradients differ
-    return found
 
 
 def _exact(profile: Profile) -> dict[str, str]:

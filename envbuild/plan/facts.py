@@ -153,7 +153,9 @@ def _rows(doc: Document, kind: str, row: type[T], faults: list[Fault]) -> Iterat
         yield found, path
 
 
-def _only(name: str, kind: str, row: type[T]) -> tuple[T, ...]:
+@cache
+def rows(name: str, kind: str, row: type[T]) -> tuple[T, ...]:
+    """The list `kind` of facts/<name>.yaml."""
     faults: list[Fault] = []
     found = tuple(item for item, _ in _rows(_read(name), kind, row, faults))
     _raise(faults)
@@ -263,12 +265,12 @@ def family(gpu: Gpu) -> tuple[Gpu, ...]:
 
 @cache
 def toolkits() -> Mapping[str, Toolkit]:
-    return {row.release: row for row in _only("cuda", "toolkits", Toolkit)}
+    return {row.release: row for row in rows("cuda", "toolkits", Toolkit)}
 
 
 @cache
 def _compatible() -> Mapping[int, str]:
-    return {row.major: row.minimum for row in _only("cuda", "compatible", _Compatible)}
+    return {row.major: row.minimum for row in rows("cuda", "compatible", _Compatible)}
 
 
 def driver_minimum(cuda: str) -> DriverMinimum:
@@ -283,7 +285,7 @@ def driver_minimum(cuda: str) -> DriverMinimum:
 
 @cache
 def torch_releases() -> Mapping[str, TorchRelease]:
-    return {row.version: row for row in _only("torch", "releases", TorchRelease)}
+    return {row.version: row for row in rows("torch", "releases", TorchRelease)}
 
 
 def torch_release(version: str) -> TorchRelease | None:
@@ -294,7 +296,7 @@ def torch_release(version: str) -> TorchRelease | None:
 
 @cache
 def libraries() -> Mapping[str, Library]:
-    return {row.name: row for row in _only("libraries", "libraries", Library)}
+    return {row.name: row for row in rows("libraries", "libraries", Library)}
 
 
 def distribution_of(library: str, cuda: str) -> str | None:

@@ -10,11 +10,11 @@ import pytest
 from packaging.version import Version
 
 from envbuild.errors import FactsError
-from envbuild.plan import document, facts
+from envbuild.plan import document, facts, fleet
 from envbuild.plan.advisories import Change, Shows, Versions
 from envbuild.plan.facts import Advisory, Situation
 
-SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "debian", "selftests")
+SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "fleet", "debian", "selftests")
 
 
 def words(text: str) -> list[str]:
@@ -27,6 +27,7 @@ ADVISORIES = words("""
     cudnn-sublibrary-mismatch cudnn-sdpa-2.5.0 cudnn-sdpa-bwd-nan-hopper cudnn-sdpa-bwd-9.26 cudnn-sdpa-b200-gqa
     cudnn-sdpa-b300-noplan cudnn-9.24-fp8-splitkv conv3d-bf16 no-kernel-image-blackwell volta-dropped bf16-pre-ampere
     tf32-default fp16-reduced-precision-reduction cublas-determinism int-mm-cuda121u1 nccl-2.18.1
+    nccl-unequal-cards
     nccl-bf16-misaligned-h100 nccl-2.19.3-graph-leak nccl-2.20.5-graph-hang nccl-abort-hang nccl-2.27-fp8-symmetric
     nccl-2.28.3-2.29.2 nccl-4090-p2p nccl-h800-nvls-bf16 error-802-fabricmanager error-804-forward-compat
     driver-too-old-cu13 fp8-scaled-mm-cc triton-ptxas-unknown-arch apex-t5-mixed-dtype cublas-not-initialized
@@ -40,6 +41,7 @@ REFUSED = {
     "driver-too-old-cu13",
     "fp8-scaled-mm-cc",
     "nccl-2.18.1",
+    "nccl-unequal-cards",
 }
 CATALOGUE = words("""
     env.identity env.driver env.arch env.libs hw.health init.alloc gemm.crash gemm.exact gemm.accuracy gemm.accumulator
@@ -97,6 +99,7 @@ def test_a_missing_facts_file_is_an_error_of_its_kind() -> None:
 def test_every_row_has_source_status_and_date() -> None:
     rows: list[Any] = [*facts.gpus().values(), *facts.toolkits().values(), *facts.torch_releases().values()]
     rows += [*facts.libraries().values(), *facts.advisories()]
+    rows += [*facts.rows("fleet", "settings", fleet._Rule), *facts.rows("fleet", "dtypes", fleet._Dtype)]
     assert len(rows) > 120
     for row in rows:
         assert row.source
@@ -111,7 +114,7 @@ def test_no_file_names_an_index_or_a_path_of_a_machine(name: str) -> None:
     assert not any(host in text for host in index_hosts())
 
 
-@pytest.mark.parametrize("name", SHIPPED[:5])
+@pytest.mark.parametrize("name", SHIPPED[:6])
 def test_every_source_that_is_described_is_used(name: str) -> None:
     read = document.read(facts._FOLDER / f"{name}.yaml")
     rest = {key: value for key, value in read.data.items() if key != "sources"}
@@ -280,7 +283,7 @@ def test_short_names_and_distributions() -> None:
 
 def test_all_advisories_are_there_once() -> None:
     assert sorted(item.id for item in facts.advisories()) == sorted(ADVISORIES)
-    assert len(ADVISORIES) == 42
+    assert len(ADVISORIES) == 43
 
 
 def test_severity_is_as_decided() -> None:
