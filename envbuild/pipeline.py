@@ -100,10 +100,7 @@ def _existing(session: Session, reference: str | None) -> tuple[Source, Lock, Im
         if image is None:
             raise EngineError(f"{source.name} is not built", hint=f"run: envbuild build {source.name}")
         return source, locked, image
-    image = engine.find(reference)
-    if image is None:
-        raise EngineError(f"the engine has no image {reference}", hint="docker image ls; docker pull")
-    return source, locked, image
+    return source, locked, engine.get(reference)
 
 
 def require_passed(made: Made) -> None:

@@ -19,7 +19,7 @@ from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
-from envbuild.proof import audit, evidence, holdings, job, proved, reading
+from envbuild.proof import audit, collect, evidence, job, proved, reading
 from envbuild.proof.evidence import Proof
 from envbuild.proof.job import Asked, TestRun
 from envbuild.proof.runners import here, local
@@ -225,10 +225,8 @@ class Session:
 
     def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
         """What the layers really hold; a defect or a known fault ends the build."""
-        wanted = audit.job(image.handle)
-        output = local.run(self.connected(), wanted)
         target = build.layers_tag(locked, source.name)
-        held = holdings.read(output, wanted.nonce, target)
+        held = collect.of_image(self.connected(), image, target)
         done = audit.judge(target, held, audit.expected(source, locked, claimed=True))
         done.require()
         return audit.labels(held), False, done.summary

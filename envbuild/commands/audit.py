@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.commands.console import emit, json_option, table
-from envbuild.errors import CheckFailed, EngineError, EnvbuildError, UsageError
+from envbuild.errors import EnvbuildError, UsageError
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan import lock, sources
 from envbuild.proof import audit, holdings
@@ -16,8 +16,6 @@ from envbuild.proof.audit import Audit, Expected
 
 if TYPE_CHECKING:  # an environment is audited without an engine, and without its client
     from envbuild.image.engine import Image
-
-_NOT_THERE = (126, 127)  # of the container's init, where it cannot start the program
 
 
 @click.command("audit", short_help="What an image or environment really holds.")
@@ -45,19 +43,12 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
 
 def _image(reference: str, wanted: Expected | None) -> Audit:
     from envbuild.image.engine import Engine
-    from envbuild.proof.runners import local
+    from envbuild.proof import collect
 
     engine = Engine()
-    image = engine.find(reference)
-    if image is None:
-        raise EngineError(f"the engine has no image {reference}", hint="docker image ls; docker pull")
-    for python in ("python", "python3"):
-        job = audit.job(image.handle, python)
-        output = local.run(engine, job)
-        if output.exit_code not in _NOT_THERE:
-            held = holdings.read(output, job.nonce, reference)
-            return audit.judge(reference, held, wanted or _labelled(image) or Expected())
-    raise CheckFailed(f"{reference} has no Python on its PATH: no torch here, nothing to audit")
+    image = engine.get(reference)
+    held = collect.of_image(engine, image, reference)
+    return audit.judge(reference, held, wanted or _labelled(image) or Expected())
 
 
 def _environment(python: str, wanted: Expected | None) -> Audit:

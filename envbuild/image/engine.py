@@ -102,6 +102,13 @@ class Engine:
             size=found.get("Size", 0),
         )
 
+    def get(self, reference: str) -> Image:
+        """The image of a tag, id or digest. Raises EngineError if the engine does not have it."""
+        image = self.find(reference)
+        if image is None:
+            raise EngineError(f"the engine has no image {reference}", hint="docker image ls; docker pull")
+        return image
+
     def _image_id(self, handle: str) -> str:
         """The configuration's digest. On the containerd store only an export tells it, so the answer is kept."""
         if not self.containerd_store:

@@ -174,14 +174,14 @@ def _requirements(held: Holdings) -> Iterator[Finding]:
     installed = held.installed
     unmet = [
         f"{name} requires {wanted}, installed is {installed.get(canonicalize_name(wanted.name), 'none')}"
-        for name, wanted in _wanted(held)
+        for name, wanted in demands(held)
         if not _met(wanted, installed)
     ]
     for text in list(dict.fromkeys(unmet))[:_MOST_REQUIREMENTS]:
         yield Finding("requirement-unmet", "warn", text, "install what is required, or override the requirement")
 
 
-def _wanted(held: Holdings) -> Iterator[tuple[str, Requirement]]:
+def demands(held: Holdings) -> Iterator[tuple[str, Requirement]]:
     """(who, what) of every requirement that holds here, those of the extras that somebody asks for included."""
     requires = {item.name: list(_parsed(item.requires)) for item in reversed(held.distributions)}
     todo = [(name, "") for name in requires]

@@ -114,6 +114,20 @@ def test_it_runs_for_any_uid_and_carries_what_torch_needs(gpu_tag: str) -> None:
         assert part in done
 
 
+def test_a_profile_is_written_from_what_it_holds(gpu_tag: str, gpu_project: Project, gpu_name: str) -> None:
+    """The pins are the image's own, with numpy as it is; envbuild takes the profile and needs no card for that."""
+    name = f"{gpu_name}-again"
+    done = gpu_project.run("new", name, "--from-image", gpu_tag, "--json")
+    assert (done.code, done.document["file"]) == (0, f"profiles/{name}.yaml"), done.stderr
+    shown = gpu_project.run("show", name, "--json")
+    assert shown.code == 0, shown.stderr
+    pins = shown.document["pins"]
+    assert (pins["python"], pins["torch"], pins["cuda"], pins["cublas"]) == ("3.11", "2.3.1", "12.1", CUBLAS)
+    text = gpu_project.profile(name).read_text(encoding="utf-8")
+    assert "torch 2.3.1 asks for ==12.1.3.1" in text and "numpy==1.26.4" in text
+    assert [line for line in text.splitlines() if line.startswith("  - ")] == ['  - "numpy==1.26.4"']
+
+
 @pytest.fixture(scope="module")
 def other(gpu_made: Result, gpu_project: Project, gpu_name: str) -> Result:
     return gpu_project.start("make", gpu_name, "--pin", f"cublas={OTHER}", "--allow-unproved", "--json").finish(600)

@@ -16,11 +16,10 @@ from envbuild.errors import CheckFailed, NotProved
 from envbuild.image import build
 from envbuild.plan import probes
 from envbuild.plan.sources import Source
-from envbuild.proof import audit, holdings, job
+from envbuild.proof import audit, collect, job
 from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.evidence import Proof
 from envbuild.proof.findings import Finding
-from envbuild.proof.runners import local
 from envbuild.steps import Made, Options, Progress, Session
 from unit.proof.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
@@ -121,8 +120,7 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
     monkeypatch.setattr(build, "check_disk", note("check_disk", None))
     monkeypatch.setattr(build, "build_layers", note("layers", image_of("layers")))
     monkeypatch.setattr(build, "build_labelled", note("label", image_of("labelled")))
-    monkeypatch.setattr(local, "run", note("collect", None))
-    monkeypatch.setattr(holdings, "read", note("read", SimpleNamespace(libraries=())))
+    monkeypatch.setattr(collect, "of_image", note("collect", SimpleNamespace(libraries=())))
     monkeypatch.setattr(audit, "expected", note("expected", Expected()))
     monkeypatch.setattr(audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
     monkeypatch.setattr(Session, "_fetch", note("fetch", None))
