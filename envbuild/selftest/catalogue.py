@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envbuild.selftest.probes import attention, crash, gemm, identity, libs, train
+from envbuild.selftest.probes import attention, crash, dist, gemm, identity, libs, train
 from envbuild.selftest.registry import Probe
 
 PROBES: tuple[Probe, ...] = (
@@ -16,4 +16,5 @@ PROBES: tuple[Probe, ...] = (
     Probe("attention.efficient", "quick", "cuda", 120, attention.probe("efficient")),
     Probe("attention.cudnn", "quick", "cuda", 120, attention.probe("cudnn")),
     Probe("train.step", "standard", "cpu", 120, train.step),
+    Probe("dist.staged", "standard", "cpu", 400, dist.staged, forks=True),
 )

@@ -82,9 +82,17 @@ def _prepare(job: Job) -> None:
     for name in SETTINGS:
         setattr(torch.backends.cuda.matmul, name, job.settings.get(name, False))
     torch.backends.cudnn.allow_tf32 = job.settings.get("allow_tf32", False)
-    if job.device == "cuda" and not torch.cuda.is_available():
-        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-        raise Skip(f"no GPU is visible to torch {torch.__version__} (built with {built})")
+    missing = missing_gpu() if job.device == "cuda" else None
+    if missing:
+        raise Skip(missing)
+
+
+def missing_gpu() -> str | None:
+    """Why there is no GPU for this process; None where there is one."""
+    if torch.cuda.is_available():
+        return None
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    return f"no GPU is visible to torch {torch.__version__} (built with {built})"
 
 
 def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:
@@ -100,7 +108,8 @@ def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:
 
 def _attempt(probe: Probe, job: Job, context: Context) -> Outcome:
     try:
-        _prepare(job)
+        if not probe.forks:
+            _prepare(job)
         probe.function(context)
     except Skip as skip:
         return _outcome(context, SKIPPED, reason=str(skip))
@@ -116,7 +125,8 @@ def _attempt(probe: Probe, job: Job, context: Context) -> Outcome:
     first, more = context.faults[0], len(context.faults) - 1
     context.at = first.step
     reason = first.reason + (f" (and {more} more)" if more else "")
-    return _outcome(context, FAILED, first.kind, reason, "\n".join(fault.reason for fault in context.faults))
+    detail = "\n".join(fault.reason for fault in context.faults)
+    return _outcome(context, FAILED, first.kind, reason, detail, first.signal)
 
 
 def _outcome(
@@ -125,11 +135,13 @@ def _outcome(
     failure: str | None = None,
     reason: str | None = None,
     detail: str | None = None,
+    signal_: str | None = None,
 ) -> Outcome:
     return Outcome(
         status=status,
         reason=reason,
         failure=failure,
+        signal=signal_,
         at=context.at if status == FAILED else None,
         detail=tail(detail or ""),
         figures=[figure.document() for figure in context.figures],

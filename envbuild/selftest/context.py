@@ -28,11 +28,15 @@ def short_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something a probe found wrong: its kind (one of outcome.FAILURES), in which step, and a sentence."""
+    """Something a probe found wrong: its kind (one of outcome.FAILURES), in which step, and a sentence.
+
+    `signal`: the name of the one that a process of the probe's own died of.
+    """
 
     kind: str
     step: str | None
     reason: str
+    signal: str | None = None
 
 
 class Step:
@@ -86,9 +90,9 @@ class Context:
         self._announce(name)
         return Step(self.device)
 
-    def fail(self, kind: str, reason: str) -> None:
+    def fail(self, kind: str, reason: str, signal: str | None = None) -> None:
         """Note a fault and go on: the probe fails, and its later cases are still measured."""
-        self.faults.append(Fault(kind, self.at, reason))
+        self.faults.append(Fault(kind, self.at, reason, signal))
 
     def figure(
         self,

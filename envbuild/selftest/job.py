@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.selftest.machine import processors
+from envbuild.selftest.transport import TRANSPORTS
 
 VERSION = 1
 LEVELS = ("quick", "standard", "full")
@@ -23,7 +24,7 @@ SETTINGS = (
 )
 _TOP_KEYS = ("version", "nonce", "level", "device", "probes", "require", "expect", "settings", "timeouts")
 _KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb"))
-_EXPECT_KEYS = frozenset(("distributions", "python", "gpus"))
+_EXPECT_KEYS = frozenset(("distributions", "python", "gpus", "gpu_count", "transport"))
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
@@ -41,6 +42,7 @@ class Job:
 
     `probes` None means the level's probes and the required ones; a list means exactly those. `timeouts` are in seconds
     and override a probe's own. `memory_mb` caps the address space a probe may add to what is mapped when it starts.
+    `gpu_count`: as many GPUs must work together; `transport`: how NCCL must reach one from another, None: as it likes.
     """
 
     nonce: str
@@ -51,6 +53,8 @@ class Job:
     distributions: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
     gpus: tuple[str, ...] = ()
+    gpu_count: int = 1
+    transport: str | None = None
     settings: Mapping[str, bool] = field(default_factory=dict)
     timeouts: Mapping[str, float] = field(default_factory=dict)
     threads: int | None = None
@@ -149,6 +153,7 @@ def parse(document: Any, known: frozenset[str]) -> Job:
     python = expect.get("python")
     if python is not None and not isinstance(python, str):
         reader.fault("expect.python", f"a string expected, not {python!r}")
+    transport = expect.get("transport")
     probes = document.get("probes")
     job = Job(
         nonce=str(nonce),
@@ -159,6 +164,8 @@ def parse(document: Any, known: frozenset[str]) -> Job:
         distributions=reader.texts("expect.distributions", expect.get("distributions")),
         python=python,
         gpus=reader.names("expect.gpus", expect.get("gpus", [])),
+        gpu_count=reader.count("expect.gpu_count", expect.get("gpu_count")) or 1,
+        transport=None if transport is None else reader.choice("expect.transport", transport, TRANSPORTS),
         settings=reader.flags("settings", document.get("settings"), SETTINGS),
         timeouts=reader.seconds("timeouts", document.get("timeouts"), known),
         threads=reader.count("threads", document.get("threads")),

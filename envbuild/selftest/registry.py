@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Probe:
-    """One check: `level` is the lowest that runs it, `needs` "cpu" (any device) or "cuda", `timeout` in seconds."""
+    """One check: `level` is the lowest that runs it, `needs` "cpu" (any device) or "cuda", `timeout` in seconds.
+
+    `forks`: it starts processes of its own, so nothing of torch may be called in its own before.
+    """
 
     name: str
     level: str
     needs: str
     timeout: float
     function: Callable[[Context], None]
+    forks: bool = False

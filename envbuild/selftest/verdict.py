@@ -67,5 +67,5 @@ def _failed(ending: Ending, failure: str, reason: str, signal_: str | None = Non
 
 
 def _told(result: dict[str, Any], seconds: float) -> Outcome:
-    fields = ("status", "reason", "failure", "at", "detail", "figures", "traits")
+    fields = ("status", "reason", "failure", "signal", "at", "detail", "figures", "traits")
     return Outcome(seconds=seconds, **{name: result[name] for name in fields})

@@ -31,6 +31,7 @@ def faults(document: Any) -> tuple[str, ...]:
 def test_the_least_document_is_enough() -> None:
     parsed = parse({"version": 1, "nonce": "0" * 32}, KNOWN)
     assert (parsed.level, parsed.device, parsed.probes, parsed.require) == ("quick", "cpu", None, ())
+    assert (parsed.gpu_count, parsed.transport) == (1, None)
     assert parsed.thread_count >= 1
 
 
@@ -41,7 +42,13 @@ def test_every_field_is_taken() -> None:
             device="cuda",
             probes=["b"],
             require=["a"],
-            expect={"distributions": {"torch": "2.3.1"}, "python": "3.11", "gpus": ["NVIDIA H20"]},
+            expect={
+                "distributions": {"torch": "2.3.1"},
+                "python": "3.11",
+                "gpus": ["NVIDIA H20"],
+                "gpu_count": 4,
+                "transport": "p2p",
+            },
             settings={"allow_tf32": True},
             timeouts={"a": 3},
             threads=3,
@@ -51,6 +58,7 @@ def test_every_field_is_taken() -> None:
     )
     assert (parsed.level, parsed.device, parsed.probes, parsed.require) == ("full", "cuda", ("b",), ("a",))
     assert (parsed.distributions, parsed.python, parsed.gpus) == ({"torch": "2.3.1"}, "3.11", ("NVIDIA H20",))
+    assert (parsed.gpu_count, parsed.transport) == (4, "p2p")
     assert (parsed.settings, parsed.timeouts) == ({"allow_tf32": True}, {"a": 3.0})
     assert (parsed.thread_count, parsed.memory_mb) == (3, 4096)
 
@@ -70,6 +78,11 @@ def test_every_field_is_taken() -> None:
         ({"expect": {"torch": "2"}}, "expect.torch: unknown key"),
         ({"expect": {"distributions": {"torch": 2}}}, "expect.distributions.torch: a string expected, not 2"),
         ({"expect": {"python": 3.11}}, "expect.python: a string expected, not 3.11"),
+        ({"expect": {"gpu_count": 0}}, "expect.gpu_count: a whole number above zero expected, not 0"),
+        (
+            {"expect": {"transport": "pcie"}},
+            "expect.transport: one of p2p, nvls, shm, ib, net, socket expected, not 'pcie'",
+        ),
         ({"settings": {"tf32": True}}, "settings.tf32: unknown key"),
         ({"settings": {"allow_tf32": 1}}, "settings.allow_tf32: true or false expected, not 1"),
         ({"timeouts": {"a": 0}}, "timeouts.a: seconds above zero expected, not 0"),

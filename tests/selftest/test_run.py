@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 QUICK = ["env.libs", "gemm.crash", "gemm.exact", "gemm.accuracy", "attention.math", "attention.flash"]
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 ON_GPUS = ["attention.efficient", "attention.cudnn"]
+REQUIRED = ["train.step", "dist.staged"]  # of a deeper level
 BOOTSTRAP = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -51,7 +52,7 @@ def module(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str
 
 def clean(archive: Path, folder: Path) -> list[Frame]:
     expect = {"python": PYTHON.rpartition(".")[0], "distributions": {"torch": metadata.version("torch")}}
-    document = job(expect=expect, require=["train.step"])
+    document = job(expect=expect, require=REQUIRED)
     result = from_zip(archive, document, folder)
     printed, _, framed = result.stdout.partition(b"ENVBUILD")
     frames = read(b"ENVBUILD" + framed)
@@ -67,11 +68,11 @@ def frames(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Fram
 
 def test_right_kernels_pass(frames: list[Frame]) -> None:
     told = outcomes(frames)
-    assert list(told) == ["env.identity", *QUICK, *ON_GPUS, "train.step"]
-    assert {name for name, frame in told.items() if frame["status"] == "passed"} == {*QUICK, "train.step"}
+    assert list(told) == ["env.identity", *QUICK, *ON_GPUS, *REQUIRED]
+    assert {name for name, frame in told.items() if frame["status"] == "passed"} == {*QUICK, *REQUIRED}
     assert {told[name]["reason"] for name in ("env.identity", *ON_GPUS)} == {"needs a GPU"}
     end = frames[-1]
-    assert (end["passed"], end["failed"], end["skipped"]) == (7, 0, 3)
+    assert (end["passed"], end["failed"], end["skipped"]) == (8, 0, 3)
 
 
 def test_every_figure_is_whole_and_within(frames: list[Frame]) -> None:
@@ -155,11 +156,12 @@ def test_a_bare_run_as_json_is_one_document() -> None:
 
 def test_the_list_names_every_probe() -> None:
     names = [line.split()[0] for line in module("--list").stdout.splitlines()]
-    assert names == ["env.identity", *QUICK, *ON_GPUS, "train.step"]
+    assert names == ["env.identity", *QUICK, *ON_GPUS, *REQUIRED]
 
 
-def test_a_gpu_that_is_not_there_is_a_skip_with_its_reason() -> None:
-    result = module("--device", "cuda", "--probe", "gemm.exact", "--json")
+@pytest.mark.parametrize("name", ["gemm.exact", "dist.staged"])
+def test_a_gpu_that_is_not_there_is_a_skip_with_its_reason(name: str) -> None:
+    result = module("--device", "cuda", "--probe", name, "--json")
     (probe,) = json.loads(result.stdout)["probes"]
     if probe["status"] == "passed":
         pytest.skip("there is a GPU")

@@ -1,0 +1,168 @@
+"""The processes of a stage: the ranks of a world started together, and what each one's end says of it.
+
+The process that starts them calls nothing of torch: each is forked, and has a CUDA of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from envbuild.selftest import apart, transport
+from envbuild.selftest.apart import Ending, Tell, Work
+from envbuild.selftest.collectives import DONE, STEP, WRONG, Place, Rank
+from envbuild.selftest.topology import Fault, Stage
+from envbuild.selftest.transport import Log
+
+GRACE = 2.0  # seconds in which the others may say what they saw, once one rank broke off
+# All ranks are on this machine, whose only network may be the loopback.
+_VARIABLES = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
+_LOG_LIMIT = 4 << 20  # bytes of a rank's NCCL log that are read
+# faulthandler's own words, the innermost function first
+_FRAME = re.compile(r'File "(?P<file>[^"\n]*)", line \d+ in (?P<function>\S+)')
+
+
+# gloo's and NCCL's words where another rank is gone
+_LOST = re.compile(r"(closed|reset) by peer|broken pipe|ncclRemoteError|remote process", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class World:
+    """Who does a stage together: GPUs by index, or on the CPU processes by number."""
+
+    backend: str
+    members: tuple[int, ...]
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of a world: the stage, and each rank's ending."""
+
+    stage: Stage
+    endings: tuple[Ending, ...]
+
+
+def run(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
+    """Run worlds that share no member, all at once, `limit` seconds at most."""
+    with tempfile.TemporaryDirectory(prefix="envbuild-ranks-") as folder:
+        places = [Path(folder) / str(number) for number in range(len(worlds))]
+        groups = []
+        for world, place in zip(worlds, places):
+            place.mkdir()
+            groups.append([_work(world, rank, device, place) for rank in range(len(world.members))])
+        endings = apart.together(groups, limit, GRACE)
+        logs = [_log(place) for place in places]
+    return [Tried(_stage(*parts), tuple(parts[1])) for parts in zip(worlds, endings, logs)]
+
+
+def _work(world: World, rank: int, device: str, folder: Path) -> Work:
+    def work(tell: Tell) -> None:
+        settings = dict(setting.split("=", 1) for setting in world.settings)
+        os.environ.update({**_VARIABLES, **settings, "NCCL_DEBUG_FILE": str(folder / f"nccl.{rank}")})
+        torch.set_num_threads(1)
+        at = torch.device(device, world.members[rank]) if device == "cuda" else torch.device(device)
+        if device == "cuda":
+            torch.cuda.set_device(at)
+        Rank(Place(world.backend, rank, len(world.members), at, str(folder / "meeting")), tell).run()
+
+    return work
+
+
+def _log(folder: Path) -> Log:
+    texts = []
+    for file in sorted(folder.glob("nccl.*")):
+        with contextlib.suppress(OSError), file.open("rb") as stream:
+            texts.append(stream.read(_LOG_LIMIT).decode("utf-8", "replace"))
+    return transport.read("\n".join(texts))
+
+
+def _stage(world: World, endings: Sequence[Ending], log: Log) -> Stage:
+    found = faults(world.members, endings)
+    if found and log.warnings:
+        reason = f"{found[0].reason}; NCCL says: {log.warnings[0]}"
+        found = (dataclasses.replace(found[0], reason=reason), *found[1:])
+    return Stage(
+        backend=world.backend,
+        members=world.members,
+        settings=world.settings,
+        faults=found,
+        seconds=max(ending.seconds for ending in endings),
+        log=log,
+    )
+
+
+def faults(members: Sequence[int], endings: Sequence[Ending]) -> tuple[Fault, ...]:
+    """Those of the ranks that are to blame, the first to fail first: the others only waited for them, or lost them.
+
+    A death outweighs all else (but for SIGABRT, by which torch itself ends who lost another); then wrong results, and
+    whoever left first, unless it says that it lost another; then, where all wait, the ranks that are behind, or that do
+    not wait inside torch. Where none stands out it is all of them.
+    """
+    ranks = sorted(range(len(endings)), key=lambda rank: (_lost_another(endings[rank]), endings[rank].moment))
+    dead = [rank for rank in ranks if endings[rank].signal not in (None, "SIGABRT")]
+    wrong = [rank for rank in ranks if _wrong(endings[rank])]
+    left = [rank for rank in ranks if not endings[rank].stopped and not _whole(endings[rank])]
+    alike = [rank for rank in left if endings[rank].failure == endings[left[0]].failure]
+    blamed = dead or [*wrong, *alike] or _outstanding([rank for rank in ranks if endings[rank].stopped], endings)
+    return tuple(_fault(rank, members[rank], endings[rank]) for rank in dict.fromkeys(blamed))
+
+
+def _whole(ending: Ending) -> bool:
+    return ending.failure is None and DONE in ending.told
+
+
+def _lost_another(ending: Ending) -> bool:
+    return bool(_LOST.search(ending.failure or ""))
+
+
+def _wrong(ending: Ending) -> tuple[str, str] | None:
+    """The step of the first result that came out wrong, and how it did."""
+    for key in ending.told:
+        if key.startswith(WRONG):
+            step, sentence = ending.told[key]
+            return str(step), str(sentence)
+    return None
+
+
+def _outstanding(stuck: Sequence[int], endings: Sequence[Ending]) -> Sequence[int]:
+    furthest = max((_step(endings[rank])[0] for rank in stuck), default=0)
+    behind = [rank for rank in stuck if _step(endings[rank])[0] < furthest]
+    elsewhere = [rank for rank in stuck if "/torch/" not in _stack(endings[rank])[0]]
+    return sorted(behind or elsewhere or stuck)
+
+
+def _step(ending: Ending) -> tuple[int, str]:
+    number, name = ending.told.get(STEP, (0, "start"))
+    return int(number), str(name)
+
+
+def _stack(ending: Ending) -> tuple[str, str]:
+    """The file and the name of the function that the process was in when it was ended; empty where it did not say."""
+    found = _FRAME.search(ending.noise, max(0, ending.noise.rfind("Fatal Python error")))
+    return (found["file"], found["function"]) if found else ("", "")
+
+
+def _fault(rank: int, member: int, ending: Ending) -> Fault:
+    wrong = _wrong(ending)
+    step = _step(ending)[1]
+    if ending.signal == "SIGKILL":
+        return Fault(rank, member, step, "oom", "killed: out of memory or a limit", ending.signal)
+    if ending.signal:
+        return Fault(rank, member, step, "signal", f"died of {ending.signal}", ending.signal)
+    if wrong:
+        return Fault(rank, member, wrong[0], "mismatch", wrong[1])
+    if ending.stopped:
+        function = _stack(ending)[1]
+        return Fault(rank, member, step, "hang", f"{ending.failure}" + (f", in {function}" if function else ""))
+    if ending.failure is None:
+        return Fault(rank, member, step, "incomplete", "left before its last step")
+    return Fault(rank, member, step, "exception" if "error" in ending.told else "exit", ending.failure)

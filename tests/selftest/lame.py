@@ -1,0 +1,178 @@
+"""The real dist.staged over ranks that fail: each seed breaks torch.distributed for some ranks, in real processes."""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from envbuild.selftest import apart, collectives, ranks
+from envbuild.selftest.catalogue import PROBES as REAL
+from envbuild.selftest.context import Context
+from envbuild.selftest.probes import dist
+from envbuild.selftest.ranks import World
+from envbuild.selftest.registry import Probe
+
+from .driver import Calls
+
+Call = Callable[..., Any]
+Where = Callable[["Here"], bool]
+REAL_DIST: Any = torch.distributed
+(STAGED,) = (probe for probe in REAL if probe.name == "dist.staged")
+
+
+class Here:
+    """Which rank of which world this process is."""
+
+    member, rank, members = -1, -1, ()
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+HERE = Here()
+
+
+def knowing_its_place(work: Call) -> Call:
+    """ranks._work, whose process knows its place."""
+
+    def made(world: World, rank: int, *rest: Any) -> apart.Work:
+        def run(tell: apart.Tell) -> None:
+            HERE.member, HERE.rank, HERE.members = world.members[rank], rank, world.members
+            work(world, rank, *rest)(tell)
+
+        return run
+
+    return made
+
+
+def seed(name: str, owner: Any, attribute: str, wrong: Callable[[Call], Call], where: Where, **limits: Any) -> Probe:
+    """dist.staged where `owner.attribute` is made wrong for the ranks of which `where` holds."""
+
+    def function(context: Context) -> None:
+        right = getattr(owner, attribute)
+        seeded = wrong(right)
+        setattr(owner, attribute, lambda *args, **options: (seeded if where(HERE) else right)(*args, **options))
+        module: Any = ranks
+        module._work = knowing_its_place(module._work)
+        for limit, value in {"PROCESSES": 3, **limits}.items():
+            setattr(dist, limit, value)
+        STAGED.function(context)
+
+    return Probe(f"dist.staged:{name}", "quick", "cpu", 120, function, forks=True)
+
+
+def segv(right: Call) -> Call:
+    return lambda *args, **options: ctypes.string_at(0)
+
+
+def killed(right: Call) -> Call:
+    return lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves(right: Call) -> Call:
+    return lambda *args, **options: os._exit(0)
+
+
+def raises(right: Call) -> Call:
+    def seeded(*args: Any, **options: Any) -> None:
+        raise RuntimeError("CUDA error: misaligned address\nmore")
+
+    return seeded
+
+
+def hangs(right: Call) -> Call:
+    def busy_elsewhere(*args: Any, **options: Any) -> None:
+        time.sleep(600)
+
+    return busy_elsewhere
+
+
+def wrong_sum(right: Call) -> Call:
+    """One element off, of large tensors only."""
+
+    def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
+        right(values, *args, **options)
+        if values.numel() > 65536:
+            values[65536] += 1
+
+    return seeded
+
+
+def stale(right: Call) -> Call:
+    """Gathers what was gathered before."""
+    last: list[torch.Tensor] = []
+
+    def seeded(gathered: list[torch.Tensor], *args: Any, **options: Any) -> None:
+        right(gathered, *args, **options)
+        before = last[-len(gathered) :] or gathered
+        last.extend(values.clone() for values in gathered)
+        for values, old in zip(gathered, before, strict=True):
+            values.copy_(old)
+
+    return seeded
+
+
+def unequal_gradients(right: Call) -> Call:
+    """DDP's result of the reduction, one off."""
+
+    def off(future: Any) -> torch.Tensor:
+        result: torch.Tensor = future.value()[0] if isinstance(future.value(), list) else future.value()
+        return result / torch.distributed.get_world_size() + 1
+
+    def seeded(module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
+        wrapped = DistributedDataParallel(module, **options)
+        wrapped.register_comm_hook(
+            None,
+            lambda state, bucket: torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(off),
+        )
+        return wrapped
+
+    return seeded
+
+
+def noop(right: Call) -> Call:
+    return right
+
+
+def watched(context: Context) -> None:
+    """Notes what the probe's own process calls of torch; what it imports ahead is left out, for that calls much."""
+    modules: tuple[Any, Any] = (dist, torch.cuda)
+    modules[0]._import_ahead, modules[0].PROCESSES = lambda: None, 2
+    modules[1].is_available = modules[1].device_count = raises(noop)
+    with Calls() as calls:
+        STAGED.function(context)
+        own = list(calls.found)
+        torch.zeros(1)
+    context.traits.update(calls=own, touching=calls.found[-1:])
+
+
+def together(here: Here) -> bool:
+    return here.size > 1
+
+
+INIT = "init_process_group"
+PROBES = (
+    # Amphion: one works, several die; Step-Video: one and two work, four do not
+    seed("all-die", REAL_DIST, INIT, segv, together),
+    seed("four-die", REAL_DIST, INIT, segv, lambda here: here.size == 4 and here.rank == 3, PROCESSES=4),
+    seed("one-dies-alone", REAL_DIST, INIT, segv, lambda here: here.member == 1),
+    seed("each-dies-alone", REAL_DIST, INIT, segv, lambda here: True),
+    seed("killed", REAL_DIST, "broadcast", killed, lambda here: here.member == 1 and here.size > 1),
+    seed("hangs", REAL_DIST, "all_reduce", hangs, lambda here: here.size == 3 and here.rank == 2, CAP=5.0),
+    seed("all-hang", collectives.Rank, "_all_gather", hangs, lambda here: here.size == 3, CAP=5.0),
+    seed("wrong-sum", REAL_DIST, "all_reduce", wrong_sum, lambda here: here.members == (0, 2) and here.rank == 1),
+    seed("stale", REAL_DIST, "all_gather", stale, lambda here: here.size == 3 and here.rank == 1),
+    seed("raises", REAL_DIST, "all_gather", raises, lambda here: here.size == 3 and here.rank == 0),
+    seed("leaves", REAL_DIST, "broadcast", leaves, lambda here: here.size == 3 and here.rank == 1),
+    seed("gradients", collectives, "DistributedDataParallel", unequal_gradients, lambda here: here.member == 2),
+    seed("no-time", REAL_DIST, "barrier", noop, lambda here: False, BUDGET=0.3),
+    seed("right", REAL_DIST, "barrier", noop, lambda here: True),
+    Probe("dist.staged:watched", "quick", "cpu", 120, watched, forks=True),
+)
