@@ -47,9 +47,9 @@ def build_only(name: str, options: Options, progress: Progress) -> Made:
     return session.made
 
 
-def prove(name: str, reference: str | None, progress: Progress) -> Made:
+def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = ()) -> Made:
     """Test, evidence and the tag, for an image that was built from this lock. Raises CheckFailed for any other."""
-    session = Session(name, Options(locked=True), progress)
+    session = Session(name, Options(locked=True, asked=Asked(gpus=gpus)), progress)
     with _alone(session):
         source, locked, image = _existing(session, reference)
         recipe = build.recipe(locked, dockerfile.render(locked, source.name))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from envbuild.errors import EngineError, NotProved, OutOfDate
+from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
@@ -135,6 +135,8 @@ class Session:
         def work() -> tuple[Source, bool, str]:
             source = sources.load(self.made.name, self.options.pins, self.options.requirements)
             self.made.name = source.name
+            if self.options.asked.gpus and not source.profile.gpus:
+                raise UsageError(f"--gpus: {source.name} is tested on the CPU", hint="its profile names no gpus")
             return source, False, display(source.file)
 
         return self.step("load profile", work)
@@ -255,13 +257,14 @@ class Session:
             wanted, asked = source.profile.selftest, self.options.asked
             cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
             handle = "" if isinstance(image, Path) else image.handle
-            prepared = job.make(handle, wanted, versions, python, cards, asked)
+            count = source.profile.gpu_count
+            prepared = job.make(handle, wanted, versions, python, cards, asked, count)
             tell = functools.partial(self._tell, prepared.nonce)
             if isinstance(image, Path):
                 output = here.start(image, prepared, tell)
             else:
                 output = local.run(self.connected(), prepared, tell)
-            run = reading.judge(output, prepared.nonce, job.required(wanted, bool(cards), asked))
+            run = reading.judge(output, prepared.nonce, job.required(wanted, bool(cards), asked, count))
             self.made.run = run
             return run, False, counts(run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,27 @@ def requirements_option(function: F) -> F:
         "--requirements", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
         help="A project's requirements.txt or pyproject.toml, locked under the profile's pins as NAME-<its folder>.",
     )(function)  # fmt: skip
+
+
+def gpus_option(function: F) -> F:
+    return click.option(
+        "--gpus", default="", metavar="LIST", callback=_gpus,
+        help="These GPUs of the engine's machine alone: 1,2,3 or UUIDs (nvidia-smi -L). Default: all.",
+    )(function)  # fmt: skip
+
+
+# By index, or as nvidia-smi -L prints it; of MIG slices the older drivers print the last form.
+_GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9a-f-]{36}|MIG-GPU-[0-9a-f-]{36}/[0-9]{1,3}/[0-9]{1,3}", re.IGNORECASE)
+
+
+def _gpus(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(",")) if value else ()
+    for part in found:
+        if not _GPU.fullmatch(part):
+            raise click.BadParameter(f"{part!r} is no GPU; write indices or UUIDs, as in 0,1 or GPU-<uuid>")
+    if len(set(found)) < len(found):
+        raise click.BadParameter("a GPU is named twice")
+    return found
 
 
 def _pins(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

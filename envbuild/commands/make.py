@@ -3,8 +3,9 @@ from pathlib import Path
 import click
 
 from envbuild import pipeline
-from envbuild.commands.console import Console, emit, json_option, pin_option, requirements_option
+from envbuild.commands.console import Console, emit, gpus_option, json_option, pin_option, requirements_option
 from envbuild.errors import NotProved
+from envbuild.proof.job import Asked
 from envbuild.steps import Options
 
 
@@ -16,6 +17,7 @@ from envbuild.steps import Options
 @click.option("--write", is_flag=True, help="With --pin: change the profile's lock and Dockerfile for good.")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @click.option("--allow-unproved", is_flag=True, help="Exit 0 where the image is built and no card here can prove it.")
+@gpus_option
 @json_option
 def command(
     name: str,
@@ -25,6 +27,7 @@ def command(
     write: bool,
     no_cache: bool,
     allow_unproved: bool,
+    gpus: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
@@ -34,7 +37,14 @@ def command(
     try:
         made = pipeline.make(
             name,
-            Options(locked=locked, no_cache=no_cache, pins=pins, write=write, requirements=requirements),
+            Options(
+                locked=locked,
+                no_cache=no_cache,
+                pins=pins,
+                write=write,
+                requirements=requirements,
+                asked=Asked(gpus=gpus),
+            ),
             Console(),
         )
     except NotProved as unproved:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from envbuild import pipeline
-from envbuild.commands.console import Console, emit, json_option
+from envbuild.commands.console import Console, emit, gpus_option, json_option
 from envbuild.commands.table import line
 from envbuild.errors import CheckFailed, NotProved, UsageError
 from envbuild.plan import probes
@@ -26,6 +26,7 @@ from envbuild.steps import Made
 @click.option(
     "--junit", "report", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="JUnit XML, for CI."
 )
+@gpus_option
 @json_option
 def command(
     name: str | None,
@@ -35,6 +36,7 @@ def command(
     asked: tuple[str, ...],
     listing: bool,
     report: Path | None,
+    gpus: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Run the self-test in the image of a profile and report; moves no tag, writes no evidence.
@@ -49,7 +51,7 @@ def command(
     probes.check(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
-    console, wanted = Console(results=not as_json), job.Asked(level, asked)
+    console, wanted = Console(results=not as_json), job.Asked(level, asked, gpus)
     if python:
         made = pipeline.test_environment(name, python, console, wanted)
     else:

@@ -17,6 +17,8 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -126,6 +128,9 @@ class SelfTest(_Model):
     level: Literal["quick", "standard", "full"] = "standard"
     require: tuple[ProbeName, ...] = Field((), strict=False, description="probes that must pass; a skip is not a pass")
     allow_tf32: bool = Field(False, description="torch's allow_tf32 flags while the probes run")
+    transport: Literal["p2p", "nvls", "shm", "ib", "net", "socket"] | None = Field(
+        None, description="how NCCL must reach one GPU from another; dist.staged measures it"
+    )
     timeout: int = Field(900, ge=1, le=86400, description="seconds for the whole self-test")
     memory_gb: float = Field(
         8, gt=0, le=100_000, strict=False, allow_inf_nan=False, description="memory limit of the container, GiB"
@@ -155,6 +160,13 @@ class Profile(_Model):
     apt: tuple[DebianPackage, ...] = Field((), strict=False, description="Debian packages, a late layer")
     env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
     selftest: SelfTest = SelfTest()
+
+    @field_validator("selftest")
+    @classmethod
+    def _transport_is_between_gpus(cls, selftest: SelfTest, info: ValidationInfo) -> SelfTest:
+        if selftest.transport and info.data.get("gpus") == ():
+            raise ValueError("transport is between GPUs, and gpus names none")
+        return selftest
 
 
 _WORDS = {

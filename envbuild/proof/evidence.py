@@ -42,6 +42,8 @@ class _Selftest(_Part):
     level: Literal["quick", "standard", "full"]
     require: list[str]
     settings: dict[str, bool]
+    gpu_count: int = 1
+    transport: str | None = None
 
 
 class _Result(_Part):
@@ -83,13 +85,18 @@ class Proof:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What counts as a proof: this lock, these probes, this level or a higher one, these settings of torch."""
+    """What counts as a proof: this lock, these probes, this level or a higher one, these settings of torch.
+
+    `gpu_count`: so many cards or more were there; `transport`: it was required of NCCL; None: it may have been.
+    """
 
     profile: str
     lock: str
     level: str
     require: tuple[str, ...]
     settings: Mapping[str, bool]
+    gpu_count: int = 1
+    transport: str | None = None
 
 
 def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished: datetime.datetime) -> dict[str, Any]:
@@ -108,6 +115,8 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
             "level": wanted.level,
             "require": list(wanted.require),
             "settings": dict(wanted.settings),
+            "gpu_count": wanted.gpu_count,
+            "transport": wanted.transport,
         },
         "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
         "gpu": gpu_of(run),
@@ -280,6 +289,10 @@ def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
         return "proved by an older self-test"
     if record["selftest"]["settings"] != dict(wanted.settings):
         return "proved with other settings of torch"
+    if record["selftest"].get("gpu_count", 1) < wanted.gpu_count:
+        return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
+    if wanted.transport not in (None, record["selftest"].get("transport")):
+        return f"proved without the transport {wanted.transport} being asked for"
     if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
         return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
     passed = {result["probe"] for result in record["results"] if result["status"] == "passed"}

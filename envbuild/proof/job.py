@@ -55,11 +55,12 @@ class Limits:
 class Asked:
     """What of a profile's self-test is asked for this once; all of it where nothing is said.
 
-    `level`: another than the profile's. `probes`: exactly these.
+    `level`: another than the profile's. `probes`: exactly these. `gpus`: those of the machine, by index or UUID.
     """
 
     level: str | None = None
     probes: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
 
 
 ALL = Asked()
@@ -67,7 +68,10 @@ ALL = Asked()
 
 @dataclass(frozen=True)
 class Job:
-    """One run, ready for any runner: what to start, what to write to its stdin, and its limits."""
+    """One run, ready for any runner: what to start, what to write to its stdin, and its limits.
+
+    `devices`: which of the machine's GPUs, by index or UUID; none: all.
+    """
 
     image: str
     argv: tuple[str, ...]
@@ -75,6 +79,7 @@ class Job:
     nonce: str
     limits: Limits
     gpus: bool = False
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,27 +182,41 @@ def payload(document: bytes) -> bytes:
 
 
 def make(
-    image: str, wanted: SelfTest, versions: Mapping[str, str], python: str, gpus: Sequence[str] = (), asked: Asked = ALL
+    image: str,
+    wanted: SelfTest,
+    versions: Mapping[str, str],
+    python: str,
+    gpus: Sequence[str] = (),
+    asked: Asked = ALL,
+    gpu_count: int = 1,
 ) -> Job:
     """The job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
 
     `image` empty: an environment of this machine, where Python's own variables count. `gpus`: the names that the card
-    may have, as the driver prints them; none: the CPU.
+    may have, as the driver prints them; none: the CPU. `gpu_count`: as many must be there and work together.
     """
-    made = document(wanted, versions, python, gpus, asked)
+    made = document(wanted, versions, python, gpus, asked, gpu_count)
+    memory = int(wanted.memory_gb * (1 << 30))
     return Job(
         image=image,
         # -I keeps the working folder and PYTHON* variables out
         argv=("python", *(("-I",) if image else ()), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
         stdin=payload(json.dumps(made).encode()),
         nonce=made["nonce"],
-        limits=Limits(memory=int(wanted.memory_gb * (1 << 30)), timeout=float(wanted.timeout)),
+        # NCCL's segments for cards without P2P: 10 MB each (NVIDIA/nccl#290), or 193 MB (vllm-project/vllm#18831)
+        limits=Limits(memory, float(wanted.timeout), shm=memory // 2 if gpus else Limits.shm),
         gpus=bool(gpus),
+        devices=asked.gpus,
     )
 
 
 def document(
-    wanted: SelfTest, versions: Mapping[str, str], python: str, gpus: Sequence[str], asked: Asked = ALL
+    wanted: SelfTest,
+    versions: Mapping[str, str],
+    python: str,
+    gpus: Sequence[str],
+    asked: Asked = ALL,
+    gpu_count: int = 1,
 ) -> dict[str, Any]:
     """What the self-test is told, with a nonce of its own."""
     return {
@@ -206,8 +225,14 @@ def document(
         "level": asked.level or wanted.level,
         "device": "cuda" if gpus else "cpu",
         "probes": list(asked.probes) or None,
-        "require": required(wanted, bool(gpus), asked),
-        "expect": {"distributions": dict(versions), "python": python, "gpus": list(gpus)},
+        "require": required(wanted, bool(gpus), asked, gpu_count),
+        "expect": {
+            "distributions": dict(versions),
+            "python": python,
+            "gpus": list(gpus),
+            "gpu_count": gpu_count,
+            "transport": wanted.transport,
+        },
         "settings": {"allow_tf32": wanted.allow_tf32},
         "timeouts": {},
         "threads": None,
@@ -215,10 +240,12 @@ def document(
     }
 
 
-def required(wanted: SelfTest, gpu: bool, asked: Asked = ALL) -> list[str]:
-    """What must pass: the probes asked for by name; else the profile's list, and on a GPU which card it is, as far as
-    the level asked for has them."""
+def required(wanted: SelfTest, gpu: bool, asked: Asked = ALL, gpu_count: int = 1) -> list[str]:
+    """What must pass: the probes asked for by name; else the profile's list, on a GPU which card it is, and on several
+    that they work together, as far as the level asked for has them."""
     if asked.probes:
         return list(dict.fromkeys(asked.probes))
-    names = dict.fromkeys([*(["env.identity"] if gpu else []), *wanted.require])
+    identity = ["env.identity"] if gpu else []
+    staged = ["dist.staged"] if gpu and (gpu_count > 1 or wanted.transport) else []
+    names = dict.fromkeys([*identity, *wanted.require, *staged])
     return [name for name in names if asked.level is None or probes.known()[name].within(asked.level)]

@@ -15,8 +15,9 @@ from envbuild.proof.job import required
 
 def wanted(name: str, profile: Profile, lock: Lock) -> Wanted:
     selftest = profile.selftest
-    require = tuple(required(selftest, bool(profile.gpus)))
-    return Wanted(name, lock.id, selftest.level, require, {"allow_tf32": selftest.allow_tf32})
+    require = tuple(required(selftest, bool(profile.gpus), gpu_count=profile.gpu_count))
+    settings = {"allow_tf32": selftest.allow_tf32}
+    return Wanted(name, lock.id, selftest.level, require, settings, profile.gpu_count, selftest.transport)
 
 
 def models(profile: Profile) -> tuple[str, ...]:

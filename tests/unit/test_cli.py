@@ -122,6 +122,10 @@ CASES: list[tuple[list[str], int]] = [
     (["status", "sample"], 6),
     (["prune"], 6),
     (["test", "sample"], 6),
+    (["test", "sample", "--gpus", "0,1"], 2),  # it is for the CPU
+    (["prove", "sample", "--gpus", "0"], 2),
+    (["make", "sample", "--gpus", "0"], 2),
+    (["make", "sample", "--gpus", "0;1"], 2),
     (["test"], 2),
     (["test", "sample", "--probe", "gemm.crsh"], 2),
     (["test", "sample", "--level", "deep"], 2),

@@ -257,3 +257,39 @@ def reported(monkeypatch: pytest.MonkeyPatch, run: job.TestRun) -> tuple[Said, d
     said = envbuild("test", "sample", "--json")
     assert said.code == plain.code
     return said, json.loads(said.stdout)
+
+
+UUID = "GPU-8f9a1c1e-4f0b-4c55-9d5e-0c1b2a3d4e5f"
+
+
+@pytest.mark.parametrize("verb", ["test", "prove", "make"])
+@pytest.mark.parametrize(
+    ("option", "gpus"),
+    [
+        ([], ()),
+        (["--gpus", "1,2,3"], ("1", "2", "3")),
+        (["--gpus", f"0, {UUID}"], ("0", UUID)),
+        (["--gpus", f"MIG-{UUID}/1/0"], (f"MIG-{UUID}/1/0",)),
+    ],
+)
+def test_the_gpus_that_are_named_reach_the_pipeline(
+    monkeypatch: pytest.MonkeyPatch, verb: str, option: list[str], gpus: tuple[str, ...]
+) -> None:
+    given: list[Any] = []
+
+    def done(*arguments: Any) -> Made:
+        given.extend(arguments)
+        return made(passed_run())
+
+    monkeypatch.setattr(pipeline, verb, done)
+    assert envbuild(verb, "sample", *option).code == 0
+    assert {"make": lambda: given[1].asked.gpus, "test": lambda: given[3].gpus, "prove": lambda: given[3]}[
+        verb
+    ]() == gpus
+
+
+@pytest.mark.parametrize("text", ["x", "0;1", "0,", ",", "1,1", "-1", "0 1", "GPU-1", "all", "$(id)", "99999"])
+def test_what_is_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(pipeline, "test", lambda *_: made(passed_run()))
+    said = envbuild("test", "sample", f"--gpus={text}")
+    assert said.code == 2 and "gpus" in said.stderr

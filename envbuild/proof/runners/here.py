@@ -52,6 +52,8 @@ def start(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line
         given.write_bytes(job.stdin)
         argv: list[str | Path] = [python, *job.argv[1:], given]
         own = {"TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        if job.devices:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
         try:
             done = run(argv, env=own, timeout=job.limits.timeout, on_output=take)
         except ProcessTimeout:

@@ -16,7 +16,7 @@ import docker.errors
 import requests
 from docker.types import DeviceRequest, LogConfig
 
-from envbuild.errors import EngineError, NotProved
+from envbuild.errors import EngineError, NotProved, UsageError
 from envbuild.image.engine import Engine, asking
 from envbuild.proof.job import Job, RawOutput
 
@@ -37,7 +37,7 @@ def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line
     name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
     api: Any = engine.client.api
     try:
-        with asking(), _card_asked():
+        with asking(), _card_asked(job):
             _create(api, name, job)
             output = api.attach(name, stdout=True, stderr=True, stream=True, demux=True)
             stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
@@ -49,12 +49,17 @@ def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line
 
 
 @contextlib.contextmanager
-def _card_asked() -> Iterator[None]:
-    """An engine without a GPU says so when the container starts: that is no fault of the engine."""
+def _card_asked(job: Job) -> Iterator[None]:
+    """An engine without a GPU, or without that one, says so when the container starts: no fault of the engine."""
     try:
         yield
     except docker.errors.APIError as error:
         text = str(error.explanation or error)
+        if job.devices and "unknown device" in text:
+            raise UsageError(
+                f"the engine's machine has not all of the GPUs {', '.join(job.devices)}",
+                hint=f"nvidia-smi -L lists those it has ({text})",
+            ) from error
         if "could not select device driver" in text or "nvidia" in text.lower():
             raise NotProved(
                 "the engine has no GPU to prove this on", hint=f"run it where the card is: envbuild prove ({text})"
@@ -76,7 +81,7 @@ def _create(api: Any, name: str, job: Job) -> None:
         pids_limit=limits.pids,
         # Docker's tmpfs is noexec by default, which breaks dlopen of what torch compiles
         tmpfs={"/tmp": f"exec,mode=1777,size={limits.tmp}"},
-        device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if job.gpus else [],
+        device_requests=_devices(job),
         log_config=LogConfig(type="none"),  # nothing of an untrusted output stays on the engine's disk
     )
     api.create_container(
@@ -91,6 +96,13 @@ def _create(api: Any, name: str, job: Job) -> None:
         labels={OWNER: _owner()},
         host_config=host,
     )
+
+
+def _devices(job: Job) -> list[DeviceRequest]:
+    if not job.gpus:
+        return []
+    which: Any = {"device_ids": list(job.devices)} if job.devices else {"count": -1}
+    return [DeviceRequest(**which, capabilities=[["gpu"]])]
 
 
 def _follow(

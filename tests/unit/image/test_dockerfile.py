@@ -230,6 +230,8 @@ def string_fields() -> Iterator[tuple[str, Change]]:
 def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
     if path == ("base", "image"):
         data["base"], data["apt"] = {}, []
+    if path == ("selftest", "transport"):
+        data["gpus"], data["torch"] = ["h200"], "2.13.0"
     if path[0] in ("cuda", "gpus", "pins"):
         data["torch"] = "2.13.0"  # they say nothing of a build without CUDA
     if path[0] in COMPANIONS and path[0] not in data:
@@ -280,6 +282,7 @@ HARMLESS = {
     "platform": "linux/amd64",
     "selftest.level": "quick",
     "selftest.require.[]": "env.libs",
+    "selftest.transport": "p2p",
     "extends": "parent",
     "gpus.[]": "h200",
     "cuda": "13.0",

@@ -65,6 +65,8 @@ GOOD = "base: {bootstrap: bookworm}\npython: '3.11'\ntorch: '2.13.0'\n"
         (GOOD + "selftest: {timeout: 1.5}\n", 4, "selftest.timeout", "whole number"),
         (GOOD + "selftest: {allow_tf32: 'yes'}\n", 4, "selftest.allow_tf32", "true or false"),
         (GOOD + "selftest: {level: hard}\n", 4, "selftest.level", "quick"),
+        (GOOD + "gpus: [h20]\nselftest: {transport: pcie}\n", 5, "selftest.transport", "p2p"),
+        (GOOD + "selftest: {transport: p2p}\n", 4, "selftest", "transport is between GPUs"),
         (GOOD + "selftest: {memory_gb: -1}\n", 4, "selftest.memory_gb", ""),
         (GOOD + "selftest: {memory_gb: .nan}\n", 4, "selftest.memory_gb", ""),
         (GOOD + "selftest: {require: [Env.Libs]}\n", 4, "selftest.require[0]", "not allowed"),

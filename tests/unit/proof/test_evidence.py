@@ -391,6 +391,35 @@ def test_other_settings_of_torch_are_stale(locked: Lock) -> None:
     assert state(locked) == ("stale", "proved with other settings of torch")
 
 
+@pytest.mark.parametrize(
+    ("proved", "asked", "reason"),
+    [
+        ({}, {"gpu_count": 4}, "proved for fewer GPUs than 4 that work together"),
+        ({"gpu_count": 8}, {"gpu_count": 4}, None),
+        ({}, {"transport": "p2p"}, "proved without the transport p2p being asked for"),
+        ({"transport": "shm"}, {"transport": "p2p"}, "proved without the transport p2p being asked for"),
+        ({"transport": "p2p"}, {"transport": "p2p"}, None),
+        ({"transport": "p2p"}, {}, None),
+    ],
+)
+def test_what_was_measured_between_gpus_must_be_what_is_asked_for(
+    locked: Lock, proved: dict[str, Any], asked: dict[str, Any], reason: str | None
+) -> None:
+    base = wanted(locked)
+    record = evidence.run_record(IMAGE, dataclasses.replace(base, **proved), passed_run(), "docker 26.1.5", DAY)
+    evidence.save(record)
+    (proof,) = evidence.prove(IMAGE.id, dataclasses.replace(base, **asked))
+    assert proof.state == ("stale" if reason else "proved")
+    assert not reason or proof.reason == reason
+
+
+def test_a_record_from_before_transports_were_measured_counts_for_one_gpu(locked: Lock) -> None:
+    record = evidence.run_record(IMAGE, wanted(locked), passed_run(), "docker 26.1.5", DAY)
+    selftest = {key: value for key, value in record["selftest"].items() if key not in ("gpu_count", "transport")}
+    evidence.save({**record, "selftest": selftest})
+    assert state(locked)[0] == "proved"
+
+
 def test_a_proof_after_a_failure_counts(locked: Lock) -> None:
     evidence.save(record_of(locked, failed_run(), day=0))
     evidence.save(record_of(locked, day=1))

@@ -49,6 +49,42 @@ def test_a_failed_probe_fails_the_run_and_is_named() -> None:
     assert failure["detail"] == "signal at a step: why"
 
 
+def staged(**changes: Any) -> dict[str, Any]:
+    """A failure of dist.staged where nccl fails and gloo passes."""
+    traits = {"layer": "nccl", "cure": None, "nccl": "2.21.5", "card": "NVIDIA H20", "compute_capability": "9.0"}
+    given = {"failed_step": "init", **changes.pop("traits", {})}
+    return probe("dist.staged", "failed", **{"signal": None, **changes, "traits": {**traits, **given}})
+
+
+@pytest.mark.parametrize(
+    ("result", "advisory"),
+    [
+        (staged(failure="signal", signal="SIGSEGV", traits={"nccl": "2.18.1"}), "nccl-2.18.1"),
+        (staged(failure="mismatch", traits={"nccl": "2.18.1"}), "nccl-2.18.1"),
+        (staged(failure="signal", signal="SIGSEGV"), None),
+        (staged(failure="mismatch", traits={"nccl": "2.18.1", "layer": "image"}), None),
+        (
+            staged(failure="exception", traits={"failed_step": "all_reduce bf16 1001", "cure": "NCCL_NVLS_ENABLE=0"}),
+            "nccl-bf16-misaligned-h100",
+        ),
+        (staged(failure="hang", traits={"failed_step": "leave"}), "nccl-abort-hang"),
+        (staged(failure="hang", traits={"failed_step": "leave", "nccl": "2.27.7"}), None),
+        (staged(failure="exception", traits={"nccl": "2.27.5"}), "nccl-2.27-fp8-symmetric"),
+        (staged(failure="exception", traits={"nccl": "2.27.5", "compute_capability": "10.0"}), None),
+        (staged(failure="hang", traits={"nccl": "2.29.2"}), "nccl-2.28.3-2.29.2"),
+        (
+            staged(failure="hang", traits={"cure": "NCCL_P2P_DISABLE=1", "card": "NVIDIA GeForce RTX 4090"}),
+            "nccl-4090-p2p",
+        ),
+        (staged(failure="hang", traits={"card": "NVIDIA GeForce RTX 4090"}), None),
+        (staged(failure="hang", traits={"cure": "NCCL_P2P_DISABLE=1"}), None),
+    ],
+)
+def test_a_failure_between_gpus_is_named_by_what_the_probe_tried(result: dict[str, Any], advisory: str | None) -> None:
+    (failure,) = judged(lines(documents(result)), exit_code=5).failures()
+    assert failure["advisory"] == advisory
+
+
 def swap(found: Lines) -> Lines:
     return [found[0], found[2], found[1], *found[3:]]
 
@@ -264,7 +300,8 @@ def test_the_job_says_what_is_expected() -> None:
     document = json.loads(rest[first:])
     assert document["nonce"] == made.nonce
     assert (document["level"], document["require"], document["probes"]) == ("quick", ["env.libs"], None)
-    assert document["expect"] == {"distributions": {"torch": "2.13.0"}, "python": "3.11", "gpus": []}
+    expect = {"distributions": {"torch": "2.13.0"}, "python": "3.11", "gpus": [], "gpu_count": 1, "transport": None}
+    assert document["expect"] == expect
     assert (made.limits.memory, made.limits.timeout) == (2 << 30, 60.0)
     assert made.argv[:3] == ("python", "-I", "-c")
 
@@ -275,10 +312,34 @@ def test_every_run_has_a_nonce_of_its_own() -> None:
     assert {len(nonce) for nonce in nonces} == {32}
 
 
+def document_of(made: job.Job) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(made.stdin[made.stdin.index(b"\n") + 1 + len(job.selftest_zip()) :])
+    return document
+
+
+def test_several_gpus_are_asked_for_with_their_transport_and_room_for_it() -> None:
+    wanted = SelfTest(require=("env.libs",), transport="p2p", memory_gb=16)
+    made = job.make("x", wanted, {}, "3.11", ("NVIDIA H20",), job.Asked(gpus=("1", "2")), 4)
+    document = document_of(made)
+    assert (document["expect"]["gpu_count"], document["expect"]["transport"]) == (4, "p2p")
+    assert document["require"] == ["env.identity", "env.libs", "dist.staged"]
+    assert (made.devices, made.limits.shm) == (("1", "2"), 8 << 30)
+    assert job.make("x", SelfTest(), {}, "3.11").limits.shm == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "transport", "staged"),
+    [(True, 4, None, True), (True, 1, "p2p", True), (True, 1, None, False), (False, 4, None, False)],
+)
+def test_gpus_that_work_together_must_be_shown_to(gpu: bool, count: int, transport: Any, staged: bool) -> None:
+    names = job.required(SelfTest(require=("env.libs",), transport=transport), gpu, gpu_count=count)
+    assert ("dist.staged" in names) is staged
+
+
 @pytest.mark.parametrize("cards", [(), ("NVIDIA H20",)])
 def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> None:
     made = job.make("x", SelfTest(require=("env.libs",)), {}, "3.11", cards)
-    document = json.loads(made.stdin[made.stdin.index(b"\n") + 1 + len(job.selftest_zip()) :])
+    document = document_of(made)
     assert made.gpus == bool(cards)
     assert document["device"] == ("cuda" if cards else "cpu")
     assert document["expect"]["gpus"] == list(cards)

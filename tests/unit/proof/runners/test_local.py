@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import docker.errors
+import pytest
+import requests
+
+from envbuild.errors import NotProved, UsageError
+from envbuild.plan.profile import SelfTest
+from envbuild.proof import job
+from envbuild.proof.runners import local
+
+CARD = ("NVIDIA H20",)
+UUID = "GPU-8f9a1c1e-4f0b-4c55-9d5e-0c1b2a3d4e5f"
+
+
+class Created(Exception):
+    """The container would be created now."""
+
+
+class Api:
+    """An engine's client that keeps what a container would be created with."""
+
+    def __init__(self, says: str = "") -> None:
+        self.says = says
+        self.host: dict[str, Any] = {}
+
+    def create_host_config(self, **host: Any) -> dict[str, Any]:
+        self.host = host
+        return host
+
+    def create_container(self, *_: Any, **__: Any) -> None:
+        if self.says:
+            response = requests.Response()
+            response.status_code = 500
+            raise docker.errors.APIError("failed", response=response, explanation=self.says)
+        raise Created
+
+    def containers(self, **_: Any) -> list[Any]:
+        return []
+
+    def remove_container(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class Engine:
+    def __init__(self, says: str = "") -> None:
+        self.client = self
+        self.api = Api(says)
+
+
+def asked(*devices: str, cards: tuple[str, ...] = CARD, says: str = "") -> Api:
+    engine: Any = Engine(says)
+    with pytest.raises(Created):
+        local.run(engine, job.make("x", SelfTest(), {}, "3.11", cards, job.Asked(gpus=devices)))
+    api: Api = engine.api
+    return api
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "ids"), [((), -1, None), (("1", "2"), 0, ["1", "2"]), ((UUID,), 0, [UUID])]
+)
+def test_the_container_gets_the_gpus_that_are_named_or_all(
+    devices: tuple[str, ...], count: int, ids: list[str] | None
+) -> None:
+    (request,) = asked(*devices).host["device_requests"]
+    assert (request["Count"], request["DeviceIDs"] or None) == (count, ids)
+    assert request["Capabilities"] == [["gpu"]]
+
+
+def test_no_gpu_is_asked_for_on_the_cpu() -> None:
+    assert asked(cards=()).host["device_requests"] == []
+
+
+def test_shared_memory_is_more_than_dockers_64_megabytes() -> None:
+    assert asked(cards=()).host["shm_size"] == 1 << 30
+    assert asked().host["shm_size"] == 4 << 30, "half of the memory where NCCL may need it"
+
+
+@pytest.mark.parametrize(
+    ("devices", "says", "error", "words"),
+    [
+        (("0", "9"), "nvidia-container-cli: device error: 9: unknown device", UsageError, "not all of the GPUs 0, 9"),
+        ((), 'could not select device driver "" with capabilities: [[gpu]]', NotProved, "no GPU to prove this on"),
+    ],
+)
+def test_an_engine_without_the_card_says_so(
+    devices: tuple[str, ...], says: str, error: type[Exception], words: str
+) -> None:
+    engine: Any = Engine(says)
+    with pytest.raises(error, match=words):
+        local.run(engine, job.make("x", SelfTest(), {}, "3.11", CARD, job.Asked(gpus=devices)))
