@@ -272,7 +272,7 @@ def _stating(match: Match) -> Match:
 class Advisory(Row):
     """A known fault. It holds where any of `match` does; `decidable`: a profile alone can tell.
 
-    `signature` is what a probe reports when it is met: keys of a probe's result.
+    `signature` is what a probe reports when it is met: keys of a probe's result or traits, any of several values.
     """
 
     id: Name
@@ -284,12 +284,14 @@ class Advisory(Row):
     remedy: Text
     cite: Sources
     change: Change = Field(default_factory=Change)
-    signature: Mapping[str, str] = Field(default_factory=dict)
+    signature: Mapping[str, str | tuple[str, ...]] = Field(default_factory=dict)
     caution: Text | None = None
 
     def matches(self, result: Mapping[str, Any]) -> bool:
         """Whether a probe's result is this fault's signature."""
-        return bool(self.signature) and all(result.get(key) == value for key, value in self.signature.items())
+        told = {**result.get("traits", {}), **result}
+        wanted = {key: (value,) if isinstance(value, str) else value for key, value in self.signature.items()}
+        return bool(wanted) and all(told.get(key) in values for key, values in wanted.items())
 
     def holds(self, situation: Situation) -> bool:
         return any(match.holds(situation) for match in self.match)

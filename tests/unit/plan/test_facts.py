@@ -372,6 +372,14 @@ def test_an_advisory_is_met_where_its_whole_signature_is(result: dict[str, str],
     assert [item.id for item in facts.advisories() if item.matches(result)] == ["cublas-hopper-fpe"] * met
 
 
+@pytest.mark.parametrize("name", ADVISORIES)
+def test_a_signature_names_no_version_that_is_not_matched(name: str) -> None:
+    item = advisory(name)
+    told = item.signature.get("nccl", ())
+    for version in (told,) if isinstance(told, str) else told:
+        assert any(version in match.libraries["nccl"] for match in item.match), version
+
+
 def test_an_advisory_without_signature_is_never_met() -> None:
     bare = dataclasses.replace(advisory("cublas-hopper-fpe"), signature={}, shows=Shows())
     assert not bare.matches({"probe": "gemm.crash", "signal": "SIGFPE"})
