@@ -1,5 +1,7 @@
 """Ranks that die, hang, leave or come out wrong, in real processes: the probe names rank, stage and step."""
 
+from pathlib import Path
+
 import pytest
 
 from .reading import Frame, job, outcomes, run
@@ -20,7 +22,7 @@ LAME = [
     ("raises", "exception", None, "gloo 0+1+2: all_gather fp32 1001, rank 0", "RuntimeError: CUDA error: misaligned"),
     ("leaves", "incomplete", None, "gloo 0+1+2: broadcast fp32 1001, rank 1", "left before its last step"),
     ("gradients", "mismatch", None, "gloo 2: ddp, rank 0", "ddp gradient of weight: element"),
-    ("no-time", "hang", None, "", "no time was left after 0.3 s for gloo "),
+    ("no-time", "hang", None, "stages left out", "no time was left after 0.3 s for gloo "),
 ]
 
 
@@ -81,6 +83,22 @@ def test_what_is_wrong_has_its_error_among_the_figures(lame: dict[str, Frame]) -
 
 def test_a_rank_that_waits_for_a_dead_one_is_not_waited_for(lame: dict[str, Frame]) -> None:
     assert lame["four-die"]["seconds"] < 25  # the cap of a stage is 30 s
+
+
+def test_a_probe_that_is_ended_takes_its_ranks_along(tmp_path: Path) -> None:
+    path = tmp_path / "frames"
+    frames, _, _ = run("lame", job(probes=["dist.staged:all-hang"], timeouts={"dist.staged:all-hang": 5}), path)
+    frame = outcomes(frames)["dist.staged:all-hang"]
+    assert (frame["failure"], frame["at"].partition(" ")[0]) == ("hang", "gloo")
+    running = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if readable(file)]
+    assert not [line for line in running if str(path).encode() in line]
+
+
+def readable(file: Path) -> bool:
+    try:
+        return bool(file.read_bytes())
+    except OSError:
+        return False
 
 
 def test_the_process_that_forks_the_ranks_calls_nothing_of_torch(lame: dict[str, Frame]) -> None:

@@ -198,6 +198,7 @@ def _judge(site: Site) -> None:
         for stage in failed:
             _fail(site, stage, verdict if stage is failed[0] else None)
     if site.left_out:
+        context.step("stages left out")
         context.fail("hang", f"no time was left after {BUDGET:g} s for " + "; ".join(site.left_out))
     required = context.job.transport
     if required:
