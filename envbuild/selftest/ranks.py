@@ -28,8 +28,6 @@ _VARIABLES = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBU
 _LOG_LIMIT = 4 << 20  # bytes of a rank's NCCL log that are read
 # faulthandler's own words, the innermost function first
 _FRAME = re.compile(r'File "(?P<file>[^"\n]*)", line \d+ in (?P<function>\S+)')
-
-
 # gloo's and NCCL's words where another rank is gone
 _LOST = re.compile(r"(closed|reset) by peer|broken pipe|ncclRemoteError|remote process", re.IGNORECASE)
 

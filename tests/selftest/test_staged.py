@@ -68,6 +68,7 @@ def test_all_that_passes_over_nccl_is_tried_over_gloo_once(site: Callable[..., C
     assert len(context.figures) == 12
     assert (context.traits["transports"], context.traits["nccl"]) == (["p2p"], "2.21.5")
     assert (context.traits["card"], context.traits["unequal"]) == ("NVIDIA H20", None)
+    assert context.traits["unequal_cards"] == "no"
 
 
 def test_a_world_that_fails_is_tried_over_gloo_and_without_each_transport(site: Callable[..., Context]) -> None:
@@ -117,6 +118,7 @@ def test_unequal_cards_are_named(site: Callable[..., Context]) -> None:
     context = site([A100, H20])
     assert context.faults == []
     assert "8.0 (GPU 0), 9.0 (GPU 1)" in context.traits["unequal"]
+    assert context.traits["unequal_cards"] == "yes"
     assert context.traits["card"] == "NVIDIA A100-SXM4-80GB and NVIDIA H20"
 
 

@@ -148,6 +148,7 @@ def _tell(site: Site) -> None:
     for tried in site.tried:
         for case, (dtype, shape, error, seconds) in _figures(tried).items():
             site.context.figure(f"{tried.stage.name} {case}", getattr(torch, dtype), shape, error, 0.0, seconds)
+    unequal = topology.inequality(site.capabilities)
     site.context.traits.update(
         stages=[_document(tried.stage) for tried in site.tried],
         cards=list(site.cards),
@@ -155,7 +156,8 @@ def _tell(site: Site) -> None:
         compute_capability=_joined(site.capabilities.values()),
         transports=sorted({name for stage in site.stages("nccl") for name in stage.log.transports}),
         nccl=_joined(tried.stage.log.version for tried in site.tried if tried.stage.log.version),
-        unequal=topology.inequality(site.capabilities),
+        unequal=unequal,
+        unequal_cards="yes" if unequal else "no",
     )
 
 

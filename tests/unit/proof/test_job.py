@@ -52,7 +52,7 @@ def test_a_failed_probe_fails_the_run_and_is_named() -> None:
 def staged(**changes: Any) -> dict[str, Any]:
     """A failure of dist.staged where nccl fails and gloo passes."""
     traits = {"layer": "nccl", "cure": None, "nccl": "2.21.5", "card": "NVIDIA H20", "compute_capability": "9.0"}
-    given = {"failed_step": "init", **changes.pop("traits", {})}
+    given = {"failed_step": "init", "unequal_cards": "no", **changes.pop("traits", {})}
     return probe("dist.staged", "failed", **{"signal": None, **changes, "traits": {**traits, **given}})
 
 
@@ -61,6 +61,9 @@ def staged(**changes: Any) -> dict[str, Any]:
     [
         (staged(failure="signal", signal="SIGSEGV", traits={"nccl": "2.18.1"}), "nccl-2.18.1"),
         (staged(failure="mismatch", traits={"nccl": "2.18.1"}), "nccl-2.18.1"),
+        (staged(failure="mismatch", traits={"nccl": "2.18.1", "unequal_cards": "yes"}), "nccl-unequal-cards"),
+        (staged(failure="hang", traits={"nccl": "2.20.5", "unequal_cards": "yes"}), "nccl-unequal-cards"),
+        (staged(failure="hang", traits={"nccl": "2.20.5"}), None),
         (staged(failure="signal", signal="SIGSEGV"), None),
         (staged(failure="mismatch", traits={"nccl": "2.18.1", "layer": "image"}), None),
         (
