@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 import threading
 import tomllib
@@ -14,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import requests
 import uv
 from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from envbuild.errors import NetworkError, ProfileError
-from envbuild.plan import index
+from envbuild.plan import download, index
 from envbuild.plan.lock import Wheel
 from envbuild.plan.store import Store
 from envbuild.process import Completed, run
@@ -209,15 +207,8 @@ def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
     session = index.session()
 
     def size(item: tuple[Wheel, str]) -> int:
-        _, address = item
-        local = _local(address)
-        if local:
-            return local.stat().st_size
-        answer = _ask(session, "HEAD", address)
-        length = answer.headers.get("Content-Length", "")
-        if not length.isdigit():
-            raise NetworkError(f"the index does not say how long {_file_name(address)} is")
-        return int(length)
+        wheel, address = item
+        return download.size(session, address, wheel.file)
 
     with ThreadPoolExecutor(index.PARALLEL) as pool:
         return dict(zip(addresses, pool.map(size, addresses.items()), strict=True))
@@ -242,7 +233,8 @@ def fetch(wheels: Sequence[Wheel], python: str, glibc: str, store: Store, progre
 
         def bring(wheel: Wheel) -> None:
             file = folder / wheel.sha256
-            _download(session, addresses[wheel.file], file, stop, lambda count: progress(wheel.file, count))
+            address = addresses[wheel.file]
+            download.fetch(session, address, wheel.file, file, lambda count: progress(wheel.file, count), stop)
             if stop.is_set():
                 return
             store.put(file, wheel.sha256, wheel.file)
@@ -254,41 +246,3 @@ def fetch(wheels: Sequence[Wheel], python: str, glibc: str, store: Store, progre
             pool.shutdown(cancel_futures=True)
             raise
     return len(missing)
-
-
-def _ask(session: requests.Session, method: str, address: str) -> requests.Response:
-    try:
-        # requests takes netrc where no credentials are given, and drops them when it is sent to another host
-        given = index.credentials().get(urllib.parse.urlsplit(address).netloc)
-        whole = {"Accept-Encoding": "identity"}
-        answer = session.request(
-            method, address, stream=True, timeout=60, headers=whole, auth=given, allow_redirects=True
-        )
-        answer.raise_for_status()
-    except requests.RequestException as error:
-        raise NetworkError(f"{_file_name(address)} cannot be fetched: {type(error).__name__}") from error
-    return answer
-
-
-def _download(
-    session: requests.Session, address: str, file: Path, stop: threading.Event, progress: Callable[[int], None]
-) -> None:
-    local = _local(address)
-    if local:
-        shutil.copyfile(local, file)
-        progress(file.stat().st_size)
-        return
-    try:
-        with _ask(session, "GET", address) as answer, file.open("wb") as stream:
-            for block in answer.iter_content(1 << 20):
-                if stop.is_set():
-                    return
-                stream.write(block)
-                progress(len(block))
-    except requests.RequestException as error:
-        raise NetworkError(f"{_file_name(address)} broke off: {type(error).__name__}") from error
-
-
-def _local(address: str) -> Path | None:
-    parts = urllib.parse.urlsplit(address)
-    return Path(urllib.parse.unquote(parts.path)) if parts.scheme == "file" else None
