@@ -130,7 +130,7 @@ def require_passed(made: Made) -> None:
 @contextlib.contextmanager
 def _alone(session: Session) -> Iterator[None]:
     """The profile is this process' own meanwhile. A failure carries what was made so far."""
-    name = sources.find(session.made.name).stem
+    _, name = sources.meant(session.made.name)
     with alone(name, session.progress.say):
         try:
             yield

@@ -35,6 +35,7 @@ def _made(folder: Path) -> Path:
 
 # Every setting there is; each a string.
 _KNOWN = {
+    "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
     "debian_mirror": "root of a Debian archive, where apt has none configured",
     "debian_security_mirror": "root of the Debian security archive",
     "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",

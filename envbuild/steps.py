@@ -14,7 +14,7 @@ from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
-from envbuild.plan import debs, facts, lock, locking, resolve, sources, store, wheels
+from envbuild.plan import archives, debs, facts, lock, locking, resolve, sources, store, wheels
 from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
@@ -156,7 +156,7 @@ class Session:
             if self.options.locked:
                 after = lock.current(before, plan, source.lock_file)
             else:
-                after = locking.make(plan, before, self.options.upgrade)
+                after = locking.make(plan, before, self.options.upgrade, self._fetching())
             after = self._base_at_hand(plan, after)
             if after is not before:
                 if not self.options.trial:
@@ -238,15 +238,20 @@ class Session:
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
         return image, False, said
 
-    def _fetch(self, plan: Plan, locked: Lock) -> None:
-        wanted = [item.wheel for item in locked.wheels]
+    def _fetching(self) -> Callable[[str, int], None]:
+        """Shows how much has come, and the file under way."""
         came: dict[str, int] = {}
 
         def progress(file: str, count: int) -> None:
             came[file] = came.get(file, 0) + count
             self.progress.line(f"fetching {sum(came.values()) / 1e6:.0f} MB: {file}")
 
-        wheels.fetch(wanted, plan.python, plan.glibc, store.wheels(), progress)
+        return progress
+
+    def _fetch(self, plan: Plan, locked: Lock) -> None:
+        progress = self._fetching()
+        wheels.fetch([item.wheel for item in locked.wheels], plan.python, plan.glibc, store.wheels(), progress)
+        archives.fetch(plan.archives, progress)
         if locked.suite:
             base.make(locked, store.debs(), self.progress.line)
 

@@ -8,6 +8,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.image import records
 from envbuild.image.records import Record
 from envbuild.plan import facts, fleet, lock, resolve, sources
+from envbuild.plan.archive import COMPAT
 from envbuild.proof import proved
 
 
@@ -29,7 +30,10 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
         return
     click.echo(f"{document['profile']}: {document['description']}")
     if document["gpus"]:
-        click.echo(f"  for {', '.join(document['gpus'])}; driver {document['driver']} or newer")
+        compat = " (forward-compatibility libraries: where it is older than theirs)" if document["compat"] else ""
+        click.echo(f"  for {', '.join(document['gpus'])}; driver {document['driver']} or newer{compat}")
+    if document["nvcc"]:
+        click.echo(f"  {document['variant']}: nvcc of CUDA {document['nvcc']['release']}, {document['nvcc']['home']}")
     for pin, version in document["pins"].items():
         click.echo(f"  {pin:<20} {version or '-':<24} {document['reasons'].get(pin, '')}".rstrip())
     for item in document["fleet"]:
@@ -63,6 +67,9 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "description": source.profile.description,
         "gpus": [gpu.id for gpu in choice.situation.gpus],
         "driver": choice.situation.driver,
+        "compat": next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),
+        "variant": source.profile.variant,
+        "nvcc": {"release": plan.toolchain.release, "home": plan.toolchain.home} if plan.toolchain else None,
         "pins": found,
         "reasons": {**dict.fromkeys([*versions, *libraries], "locked"), **plan.reasons},
         "fleet": [

@@ -50,17 +50,18 @@ def recipe(lock: Lock, text: str) -> str:
 
 def needed_bytes(lock: Lock) -> int:
     """Disk that a build takes in the engine: the context, what is unpacked of it, and the layers made of that."""
-    wheel_bytes = sum(locked.bytes for locked in lock.wheels)
+    packed_bytes = sum(locked.bytes for locked in lock.wheels) + sum(archive.bytes for archive in lock.archives)
     deb_bytes = sum(deb.bytes for deb in (*lock.base, *lock.apt))
-    return int(wheel_bytes * (1 + _WHEEL_UNPACKED) + deb_bytes * (1 + 2 * _DEB_UNPACKED))
+    return int(packed_bytes * (1 + _WHEEL_UNPACKED) + deb_bytes * (1 + 2 * _DEB_UNPACKED))
 
 
 def fetched_bytes(lock: Lock) -> int:
-    """What our own caches still have to take: wheels that are not there, and the base before it is made."""
-    here = store.wheels()
-    wheel_bytes = sum(w.bytes for w in lock.wheels if not here.holds(w.wheel.sha256, w.wheel.file))
+    """What our own caches still have to take: wheels and archives they lack, and the base before it is made."""
+    wheel_store, archive_store = store.wheels(), store.archives()
+    packed_bytes = sum(w.bytes for w in lock.wheels if not wheel_store.holds(w.wheel.sha256, w.wheel.file))
+    packed_bytes += sum(a.bytes for a in lock.archives if not archive_store.holds(a.sha256, a.name))
     made = base.tar_file(lock).is_file() or not lock.suite
-    return wheel_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
+    return packed_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
 
 
 def check_disk(engine: Engine, lock: Lock) -> None:
@@ -160,6 +161,10 @@ def _fill_context(lock: Lock, folder: Path) -> None:
     for deb in lock.apt:
         store.debs().check(deb.sha256, deb.file)  # uv checks the wheels in the build, nobody these
         _link(store.debs().path(deb.sha256, deb.file), folder / "debs" / deb.file)
+    for archive in lock.archives:
+        target = folder / "archives" / archive.name / archive.name
+        target.parent.mkdir(parents=True)
+        _link(store.archives().path(archive.sha256, archive.name), target)
     for locked in lock.wheels:
         wheel = locked.wheel
         target = folder / "wheels" / locked.layer / wheel.file
@@ -180,7 +185,8 @@ def _blame_files(lock: Lock) -> None:
     """Raises HashMismatch if a stored file changed since it was fetched; it is removed, to be fetched again."""
     wheel_files = [(store.wheels(), w.wheel.sha256, w.wheel.file) for w in lock.wheels]
     deb_files = [(store.debs(), deb.sha256, deb.file) for deb in lock.apt]
-    for place, sha256, name in (*wheel_files, *deb_files):
+    archive_files = [(store.archives(), archive.sha256, archive.name) for archive in lock.archives]
+    for place, sha256, name in (*wheel_files, *deb_files, *archive_files):
         if place.holds(sha256, name):
             place.check(sha256, name)
 

@@ -14,11 +14,12 @@ from envbuild import shipped
 from envbuild.errors import LockError
 from envbuild.image.base import SOURCE_DATE_EPOCH
 from envbuild.image.names import LOCK_LABEL
-from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.archive import FOLDERS, UNPACKER, Archive
+from envbuild.plan.lock import PACKAGES, Lock, LockedWheel
 
 TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"
 # What the build binds as /mnt/bin beside uv.
-TOOLS = (shipped.DOCKERFILES / "install", shipped.DOCKERFILES / "repin")
+TOOLS = (shipped.DOCKERFILES / "install", shipped.DOCKERFILES / "repin", UNPACKER)
 
 # The engine's overlay store takes 127 layers at most; some are left to child images.
 MAX_LAYERS = 100
@@ -30,25 +31,42 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 @dataclass(frozen=True)
 class Layer:
-    """Wheels that one RUN installs. `name` is also the folder of the build context that holds them."""
+    """One RUN of the installer: its arguments, and the folder of the build context that it gets as `target`."""
 
-    name: str
-    wheels: tuple[LockedWheel, ...]
-    override: str | None = None
-
-    def task(self, epoch: str) -> list[str]:
-        """What the installer is to do: for an override also to mend the metadata that asked for another version."""
-        return ["override", epoch, self.override] if self.override else ["wheels", epoch]
-
-    @property
-    def requirements(self) -> list[str]:
-        return [f"{w.wheel.name}=={w.wheel.version} --hash=sha256:{w.wheel.sha256}" for w in self.wheels]
+    title: str
+    arguments: tuple[str, ...]
+    source: str | None = None
+    target: str | None = None
 
 
 def layers(lock: Lock) -> list[Layer]:
-    grouped = itertools.groupby(lock.wheels, key=lambda locked: locked.layer)
+    """In the order they are made, from what profiles share to what is this one's own."""
+    epoch = str(SOURCE_DATE_EPOCH)
+    found = [Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python))]
+    if lock.apt:
+        files = (deb.file for deb in lock.apt)
+        found.append(Layer("Debian packages", ("debs", epoch, *files), "debs", "/mnt/debs"))
+    wheels = [(name, list(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
     overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
-    return [Layer(name, tuple(wheels), overrides.get(name)) for name, wheels in grouped]
+    own = next((i for i, (name, _) in enumerate(wheels) if name in overrides or name == PACKAGES), len(wheels))
+    found += [_wheels(name, group, overrides.get(name)) for name, group in wheels[:own]]
+    found += map(_archive, lock.archives)
+    found += [_wheels(name, group, overrides.get(name)) for name, group in wheels[own:]]
+    if lock.nvcc:
+        found.append(Layer("nvcc, of torch's CUDA", ("nvcc", epoch, lock.nvcc.home, lock.nvcc.release)))
+    return found
+
+
+def _wheels(name: str, wheels: Sequence[LockedWheel], override: str | None) -> Layer:
+    """What the installer is to do: for an override also to mend the metadata that asked for another version."""
+    task = ("override", str(SOURCE_DATE_EPOCH), override) if override else ("wheels", str(SOURCE_DATE_EPOCH))
+    requirements = (f"{w.wheel.name}=={w.wheel.version} --hash=sha256:{w.wheel.sha256}" for w in wheels)
+    return Layer(name, (*task, *requirements), f"wheels/{name}", "/mnt/wheels")
+
+
+def _archive(archive: Archive) -> Layer:
+    arguments = ("archive", str(SOURCE_DATE_EPOCH), archive.name, archive.sha256, FOLDERS[archive.name])
+    return Layer(f"{archive.name} {archive.version}", arguments, f"archives/{archive.name}", "/mnt/archive")
 
 
 def render(lock: Lock, name: str) -> str:
@@ -58,9 +76,9 @@ def render(lock: Lock, name: str) -> str:
     )
     environment.filters.update(exec=_exec, variable=_variable, reference=_reference)
     found = layers(lock)
-    if len(found) + 3 > MAX_LAYERS:
+    if len(found) + 1 > MAX_LAYERS:
         raise LockError(
-            f"the lock makes {len(found) + 3} layers; {MAX_LAYERS} is the most", hint="name fewer large packages"
+            f"the lock makes {len(found) + 1} layers; {MAX_LAYERS} is the most", hint="name fewer large packages"
         )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
@@ -68,8 +86,6 @@ def render(lock: Lock, name: str) -> str:
         lock_label=LOCK_LABEL,
         epoch=str(SOURCE_DATE_EPOCH),
         image=lock.image,
-        python=lock.python,
-        debs=[deb.file for deb in lock.apt],
         layers=found,
         environment=sorted(lock.environment.items()),
     )

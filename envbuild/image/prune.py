@@ -47,8 +47,10 @@ def caches(current: Iterable[Lock]) -> Iterator[Removable]:
     locks = list(current)
     wheels = {locked.wheel.sha256 for lock in locks for locked in lock.wheels}
     debs = {deb.sha256 for lock in locks for deb in (*lock.base, *lock.apt)}
+    archives = {archive.sha256 for lock in locks for archive in lock.archives}
     bases = {base.tar_file(lock).with_suffix(end).name for lock in locks if lock.suite for end in (".tar", ".sha256")}
-    for kind, wanted in (("wheels", wheels), ("debs", debs), ("bases", bases), ("contexts", set[str]())):
+    kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases, "contexts": set[str]()}
+    for kind, wanted in kinds.items():
         for path in sorted(settings.cache_folder(kind).iterdir()):
             # what begins with a dot is on its way in, unless it is old
             if path.name not in wanted and (not path.name.startswith(".") or time.time() - path.stat().st_mtime > _DAY):

@@ -81,21 +81,24 @@ def choose(source: Source) -> Choice:
     faults: list[Fault] = []
     gpus = tuple(_gpus(source, faults))
     release = facts.torch_release(profile.torch)
+    cuda = release.cuda if release else profile.cuda
     faults += _torch(source, gpus, release)
     pinned, overrides = _pins(source, release, faults)
     libraries = {
         **(facts.libraries_of(release) if release else {}),
         **{k: profile.pins[k].version for k in profile.pins},
     }
+    faults += _compat(source, gpus)
     situation = Situation(
         gpus=gpus,
         torch=profile.torch,
-        cuda=release.cuda if release else None,
+        cuda=cuda,
         libraries=libraries,
         distributions=_exact(profile),
         driver=_driver(source, release),
         gpu_count=profile.gpu_count,
         features=frozenset(profile.features),
+        environment=frozenset({"cuda-compat"} if profile.driver.compat else ()),
     )
     accepted = {item.advisory: item.reason for item in profile.accept}
     advice = tuple(_advice(accepted, situation))
@@ -187,6 +190,21 @@ def _driver(source: Source, release: TorchRelease | None) -> str | None:
     """The oldest driver the image must run on: declared, else what this CUDA's minor-version compatibility needs."""
     declared = source.profile.driver.minimum
     return declared or (facts.driver_minimum(release.cuda).compatible if release and source.profile.gpus else None)
+
+
+def _compat(source: Source, gpus: tuple[Gpu, ...]) -> Iterator[Fault]:
+    """Cards on which the driver refuses forward-compatibility libraries."""
+    if source.profile.driver.compat is None:
+        return
+    others = [gpu.id for gpu in gpus if not gpu.datacentre]
+    if others or not gpus:
+        cards = ", ".join(others) or "the CPU"
+        cited = ", ".join(next(item.cite for item in facts.advisories() if item.id == _NO_COMPAT)[:2])
+        text = f"forward-compatibility libraries are for datacentre cards; on {cards} CUDA ends with 804 ({cited})"
+        yield source.document.fault(("driver", "compat"), text)
+
+
+_NO_COMPAT = "error-804-forward-compat"
 
 
 def _environment(gpus: tuple[Gpu, ...]) -> dict[str, str]:

@@ -60,6 +60,17 @@ class _Compatible(Row):
     caution: Text | None = None
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Compiler(Row):
+    """nvcc as wheels, for a major version of CUDA: extras of the distribution cuda-toolkit, and the folder below
+    site-packages that is CUDA_HOME then. `lacks` says why there is none."""
+
+    major: int
+    extras: tuple[Name, ...] = ()
+    folder: Annotated[str, Field(pattern=r"^[a-z0-9/]+$")] = ""
+    lacks: Text | None = None
+
+
 class DriverMinimum(NamedTuple):
     """`exact`: the driver that came with the toolkit. `compatible`: the oldest that runs its major version, within
     limits (no PTX of a newer toolkit). None where unknown."""
@@ -281,6 +292,12 @@ def driver_minimum(cuda: str) -> DriverMinimum:
         return DriverMinimum(None, None)
     toolkit = toolkits().get(".".join(map(str, (*release, 0, 0)[:3])))
     return DriverMinimum(toolkit.driver if toolkit else None, _compatible().get(release[0]))
+
+
+@cache
+def compilers() -> Mapping[int, Compiler]:
+    """By CUDA's major version."""
+    return {row.major: row for row in rows("cuda", "compilers", Compiler)}
 
 
 @cache

@@ -11,20 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from envbuild.errors import Fault, LockError, OutOfDate
 from envbuild.plan import document
+from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
 from envbuild.plan.profile import ImageReference, Platform, Text, VariableName
 from envbuild.plan.resolve import Plan, as_locked
 from envbuild.plan.store import write_atomically
 
 FORMAT = 1
-PARTS = ("base", "apt", "wheels", "environment")
+# Layers that several wheels share: the small ones of torch's, of nvcc's, and those of the profile's own packages.
+SMALL, TOOLCHAIN, PACKAGES = "python", "toolchain", "packages"
+PARTS = ("base", "apt", "wheels", "environment", "archives")
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
@@ -68,6 +71,18 @@ class _Override(_Model):
     replaces: Text
 
 
+class _Archive(_Model):
+    name: Literal["cuda-toolkit", "cuda-compat"]
+    version: Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)+$", max_length=60)]
+    sha256: Sha256
+    bytes: int
+
+
+class _Nvcc(_Model):
+    home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$", max_length=200)]
+    release: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}$")]
+
+
 class _Content(_Model):
     platform: Platform
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
@@ -75,6 +90,8 @@ class _Content(_Model):
     apt: list[_Deb]
     wheels: list[_Wheel]
     overrides: list[_Override] = []
+    archives: list[_Archive] = []
+    nvcc: _Nvcc | None = None
     environment: dict[VariableName, Text]
 
 
@@ -115,6 +132,14 @@ class Overridden:
 
 
 @dataclass(frozen=True)
+class Nvcc:
+    """The folder of a CUDA toolkit that stays in the image, and the CUDA release that its nvcc must be of."""
+
+    home: str
+    release: str
+
+
+@dataclass(frozen=True)
 class Lock:
     """`made` (UTC, 20261121T000000Z) only tells a snapshot archive where to look; it is not part of the id."""
 
@@ -129,6 +154,8 @@ class Lock:
     wheels: tuple[LockedWheel, ...]
     environment: Mapping[str, str]
     overrides: tuple[Overridden, ...] = ()
+    archives: tuple[Archive, ...] = ()
+    nvcc: Nvcc | None = None
 
     @property
     def content(self) -> dict[str, Any]:
@@ -142,6 +169,8 @@ class Lock:
             "apt": [dict(vars(deb)) for deb in self.apt],
             "wheels": [{**vars(w.wheel), "bytes": w.bytes, "layer": w.layer} for w in self.wheels],
             **({"overrides": [dict(vars(o)) for o in self.overrides]} if self.overrides else {}),
+            **({"archives": [dict(vars(a)) for a in self.archives]} if self.archives else {}),
+            **({"nvcc": dict(vars(self.nvcc))} if self.nvcc else {}),
             "environment": dict(self.environment),
         }
 
@@ -161,7 +190,7 @@ class Lock:
     def stale(self, plan: Plan) -> list[str]:
         """The parts whose wishes are no longer those it was made from."""
         now = inputs(plan)
-        return [part for part in PARTS if self.inputs.get(part) != now[part]]
+        return [part for part in PARTS if self.inputs.get(part) != now.get(part)]
 
 
 def canonical_digest(value: Any) -> str:
@@ -172,7 +201,7 @@ def canonical_digest(value: Any) -> str:
 
 def inputs(plan: Plan) -> dict[str, str]:
     wishes = plan.wishes
-    return {part: f"sha256:{canonical_digest(wishes[part])}" for part in PARTS}
+    return {part: f"sha256:{canonical_digest(wishes[part])}" for part in PARTS if part in wishes}
 
 
 def read(file: Path) -> Lock | None:
@@ -216,6 +245,8 @@ def _lock(parsed: _File) -> Lock:
         apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
         wheels=tuple(LockedWheel(bytes=w.pop("bytes"), layer=w.pop("layer"), wheel=Wheel(**w)) for w in wheels),
         overrides=tuple(Overridden(**o.model_dump()) for o in content.overrides),
+        archives=tuple(Archive(**a.model_dump()) for a in content.archives),
+        nvcc=Nvcc(**content.nvcc.model_dump()) if content.nvcc else None,
         environment=content.environment,
     )
 
@@ -235,7 +266,7 @@ _Dumper.add_representer(
 
 def write(lock: Lock, file: Path, name: str) -> None:
     content = lock.content
-    for holder, key in ((content, "apt"), (content, "wheels"), (content["base"], "packages")):
+    for holder, key in ((content, "apt"), (content, "wheels"), (content, "archives"), (content["base"], "packages")):
         if key in holder:
             holder[key] = [_OneLine(item) for item in holder[key]]
     data = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs), "content": content}

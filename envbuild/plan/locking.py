@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import datetime
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import ProfileError, UsageError
-from envbuild.plan import debs, lock, wheels
+from envbuild.plan import archives, debs, lock, wheels
+from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedWheel, Overridden
+from envbuild.plan.lock import PACKAGES, SMALL, TOOLCHAIN, Lock, LockedWheel, Nvcc, Overridden
 from envbuild.plan.resolve import Plan, as_locked
+from envbuild.plan.wheels import Resolved
 
 # A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
 OWN_LAYER_BYTES = 20_000_000
@@ -21,13 +23,19 @@ EVERYTHING = "*"
 BASE = "base"
 
 
-def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset()) -> Lock:
+def make(
+    plan: Plan,
+    previous: Lock | None,
+    upgrade: frozenset[str] = frozenset(),
+    progress: Callable[[str, int], None] = lambda name, count: None,
+) -> Lock:
     """The lock for `plan`, as near to `previous` as it can be.
 
     `upgrade` names packages that may move to the newest version that fits; EVERYTHING all, BASE the Debian packages.
+    An archive is fetched to be locked: `progress` is told its name and the bytes that came.
 
     Raises ProfileError for what does not exist or an advisory refuses, NetworkError where an index or mirror does not
-    answer.
+    answer, HashMismatch for an archive that is another.
     """
     _refuse_unknown(upgrade, previous)
     everything = EVERYTHING in upgrade
@@ -50,9 +58,19 @@ def make(plan: Plan, previous: Lock | None, upgrade: frozenset[str] = frozenset(
         apt=apt,
         wheels=locked,
         overrides=tuple(Overridden(o.distribution, o.version, o.torch_asks) for o in plan.choice.overrides),
+        archives=_archives(plan, previous, stale, progress),
+        nvcc=Nvcc(plan.toolchain.home, plan.toolchain.release) if plan.toolchain else None,
         environment=plan.environment,
     )
     return previous if previous is not None and (made.id, made.inputs) == (previous.id, previous.inputs) else made
+
+
+def _archives(
+    plan: Plan, previous: Lock | None, stale: frozenset[str], progress: Callable[[str, int], None]
+) -> tuple[Archive, ...]:
+    if previous is not None and "archives" not in stale:
+        return previous.archives
+    return tuple(archives.take(wanted, progress) for wanted in plan.archives)
 
 
 def _made(previous: Lock | None, base: tuple[Deb, ...], apt: tuple[Deb, ...]) -> str:
@@ -123,36 +141,42 @@ def _beyond(found: Sequence[Deb], base: Sequence[Deb]) -> tuple[Deb, ...]:
 
 
 def _wheels(plan: Plan, keep: dict[str, str]) -> tuple[LockedWheel, ...]:
-    resolved = wheels.resolve(
-        [*plan.core, *plan.packages], plan.python, plan.glibc, keep, plan.constraints, plan.overrides
-    )
-    located = wheels.locate(resolved.versions, plan.python, plan.glibc)
-    sizes = wheels.sizes(located)
+    def resolved_with(requirements: Iterable[str], keep: dict[str, str]) -> Resolved:
+        wanted = [*plan.core, *plan.packages, *requirements]
+        return wheels.resolve(wanted, plan.python, plan.glibc, keep, plan.constraints, plan.overrides)
+
+    resolved = resolved_with((), keep)
     # What torch needs is shared by every profile with that torch; what the user added comes after it.
     core = resolved.closure(Requirement(wish).name for wish in plan.core)
+    kinds = {name: SMALL if name in core else PACKAGES for name in resolved.versions}
+    if plan.toolchain and plan.toolchain.requirements:
+        # a second time, so that the wheels of a runtime image stay as they are, in layers of their own
+        resolved = resolved_with(plan.toolchain.requirements, {**keep, **resolved.versions})
+    located = wheels.locate(resolved.versions, plan.python, plan.glibc)
+    sizes = wheels.sizes(located)
     overridden = {override.distribution for override in plan.choice.overrides}
     locked = [
-        LockedWheel(wheel, sizes[wheel], _layer(wheel.name, wheel.name in core, sizes[wheel], wheel.name in overridden))
+        LockedWheel(wheel, sizes[wheel], _layer(wheel.name, kind, sizes[wheel], wheel.name in overridden))
         for wheel in located
+        for kind in [kinds.get(wheel.name, TOOLCHAIN)]
     ]
-    order = {name: index for index, name in enumerate(_order(locked, overridden))}
+    late = {item.layer for item in locked if item.wheel.name not in kinds}
+    order = {name: index for index, name in enumerate(_order(locked, overridden, late))}
     return tuple(sorted(locked, key=lambda item: (order[item.layer], item.wheel.name)))
 
 
-SMALL, PACKAGES = "python", "packages"
-
-
-def _layer(name: str, core: bool, size: int, overridden: bool = False) -> str:
+def _layer(name: str, kind: str, size: int, overridden: bool = False) -> str:
     """The layer of a wheel: its own if it is large or overridden, else one shared with the small ones of its kind."""
     if name == "torch" or overridden or size >= OWN_LAYER_BYTES:
         return name.replace("_", "-")
-    return SMALL if core else PACKAGES
+    return kind
 
 
-def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = ()) -> list[str]:
-    """Layers from shared and stable to this profile's own: small, libraries, torch, overrides, the user's."""
+def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = (), late: Collection[str] = ()) -> list[str]:
+    """Layers from shared and stable to this profile's own: small, libraries, torch, nvcc's (`late`), overrides, the
+    user's."""
     names = {item.layer for item in locked}
-    last = [name for name in ("torch", "triton", *sorted(overridden), PACKAGES) if name in names]
+    last = [name for name in ("torch", "triton", *sorted(late), *sorted(overridden), PACKAGES) if name in names]
     first = [SMALL] if SMALL in names else []
     return [*first, *sorted(names - {*first, *last}), *last]
 
@@ -164,6 +188,7 @@ def differences(before: Lock | None, after: Lock) -> Iterator[str]:
         return
     yield from _moves(before.versions, after.versions)
     yield from _moves(_versions(before), _versions(after))
+    yield from _moves(_contents(before), _contents(after))
     for title, old, new in (("base image", before.image, after.image), ("python", before.python, after.python)):
         if old != new:
             yield f"{title} {old} -> {new}"
@@ -173,6 +198,10 @@ def differences(before: Lock | None, after: Lock) -> Iterator[str]:
 
 def _versions(locked: Lock) -> dict[str, str]:
     return {deb.name: deb.version for deb in (*locked.base, *locked.apt)}
+
+
+def _contents(locked: Lock) -> dict[str, str]:
+    return {archive.name: f"{archive.version} ({archive.sha256[:12]})" for archive in locked.archives}
 
 
 def _moves(old: dict[str, str], new: dict[str, str]) -> Iterator[str]:

@@ -14,8 +14,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
+    Tag,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -101,18 +103,27 @@ def _pin(value: Any) -> Any:
     return {"version": value} if isinstance(value, str) else value
 
 
-class Compat(_Model):
-    """NVIDIA's forward-compatibility libraries, as an archive; used only where the driver is older."""
+class ArchiveFile(_Model):
+    """A tar or Debian package by its sha256. Where it lies is not locked: `url`, or the site's place for archives."""
 
-    url: Annotated[str, StringConstraints(max_length=1000, pattern=r"^(https?|file)://[!-~]+$")]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    url: Annotated[str, StringConstraints(max_length=1000, pattern=r"^(https?|file)://[!-~]+$")] | None = None
+
+
+# Where nvcc comes from. The tags are left out of the names of faulty fields.
+ToolchainSource = Annotated[
+    Annotated[Literal["wheels", "base"], Tag("[word]")] | Annotated[ArchiveFile, Tag("[archive]")],
+    Discriminator(lambda value: "[archive]" if isinstance(value, dict | ArchiveFile) else "[word]"),
+]
 
 
 class Driver(_Model):
     """What the profile counts on at run time."""
 
     minimum: Release | None = Field(None, description="the oldest driver of the fleet; default: what CUDA needs")
-    compat: Compat | None = None
+    compat: ArchiveFile | None = Field(
+        None, description="NVIDIA's forward-compatibility libraries, used where the driver is older; datacentre cards"
+    )
 
 
 class Accept(_Model):
@@ -153,6 +164,10 @@ class Profile(_Model):
     pins: dict[LibraryName, Annotated[Pin, BeforeValidator(_pin)]] = Field(
         default_factory=dict, description="versions that differ from torch's own: cublas, cudnn, nccl, ..."
     )
+    variant: Literal["runtime", "devel"] = Field("runtime", description="devel: with nvcc, of torch's CUDA release")
+    toolchain: ToolchainSource | None = Field(
+        None, description="where nvcc comes from: wheels (CUDA 13; the default), base (a devel image), or an archive"
+    )
     driver: Driver = Driver()
     features: tuple[Literal["fp8", "bf16", "tf32"], ...] = Field((), strict=False, description="what the project uses")
     accept: tuple[Accept, ...] = Field((), strict=False, description="refusals taken on, each with a reason")
@@ -191,7 +206,7 @@ def checked(merged: Document, name: str) -> Profile:
 
 def _faults(error: ValidationError, merged: Document) -> Iterator[Fault]:
     for item in error.errors():
-        path = tuple(part for part in item["loc"] if part != "[key]")
+        path = tuple(part for part in item["loc"] if not str(part).startswith("["))  # pydantic's "[key]", and our tags
         yield merged.fault(path, _message(item, path))
 
 

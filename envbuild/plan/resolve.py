@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import Fault, ProfileError
-from envbuild.plan import facts, probes
+from envbuild.plan import facts, probes, toolchain
+from envbuild.plan.archive import COMPAT, Wanted
 from envbuild.plan.choice import Advice, Choice, choose
 from envbuild.plan.document import Place
 from envbuild.plan.profile import Profile
 from envbuild.plan.sources import Source
+from envbuild.plan.toolchain import Toolchain
 
 VENV = "/opt/venv"
 
@@ -42,7 +44,7 @@ def computing(versions: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is wanted, before anything is looked up. `suite` or `image` is the base."""
+    """What is wanted, before anything is looked up. `suite` or `image` is the base, `toolchain` stays in the image."""
 
     name: str
     platform: str
@@ -58,6 +60,8 @@ class Plan:
     overrides: tuple[str, ...]
     environment: Mapping[str, str]
     choice: Choice
+    toolchain: Toolchain | None = None
+    archives: tuple[Wanted, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
 
@@ -73,8 +77,10 @@ class Plan:
                 list(self.core),
                 list(self.packages),
                 *([list(self.constraints), list(self.overrides)] if self.constraints or self.overrides else []),
+                *([{"toolchain": list(self.toolchain.requirements)}] if self.toolchain else []),
             ],
             "environment": dict(self.environment),
+            **({"archives": [[a.name, a.sha256, a.fits] for a in self.archives]} if self.archives else {}),
         }
 
     def place(self, name: str) -> Place | None:
@@ -98,10 +104,13 @@ def resolve(source: Source) -> Plan:
     profile = source.profile
     suite = facts.suites()[profile.base.bootstrap] if profile.base.bootstrap else None
     choice = choose(source)
-    faults = [*_contradictions(source, profile, suite), *choice.faults]
+    chosen = toolchain.choose(source, choice.situation.cuda, f"{VENV}/lib/python{profile.python}/site-packages")
+    refused = [chosen] if isinstance(chosen, Fault) else []
+    faults = [*_contradictions(source, profile, suite), *choice.faults, *refused]
     if faults:
         raise _refusal(source.name, choice, faults)
     overridden = {override.distribution for override in choice.overrides}
+    kept = chosen if isinstance(chosen, Toolchain) and profile.variant == "devel" else None
     return Plan(
         name=source.name,
         platform=profile.platform,
@@ -115,13 +124,29 @@ def resolve(source: Source) -> Plan:
         packages=tuple(profile.packages),
         constraints=tuple(f"{name}=={version}" for name, version in choice.pinned.items() if name not in overridden),
         overrides=tuple(f"{name}=={choice.pinned[name]}" for name in sorted(overridden)),
-        environment=dict(
-            sorted({**ENVIRONMENT, **({} if suite else _UNSET), **choice.environment, **profile.env}.items())
-        ),
+        environment=dict(sorted({**_environment(suite, choice, kept), **profile.env}.items())),
         choice=choice,
+        toolchain=kept,
+        archives=tuple(_archives(source, choice, kept)),
         reasons=_reasons(source, suite, choice),
-        places=_places(source),
+        places=_places(source, kept),
     )
+
+
+def _environment(suite: facts.Suite | None, choice: Choice, kept: Toolchain | None) -> dict[str, str]:
+    compiler = kept.environment(ENVIRONMENT["PATH"]) if kept else {}
+    return {**ENVIRONMENT, **({} if suite else _UNSET), **choice.environment, **compiler}
+
+
+def _archives(source: Source, choice: Choice, kept: Toolchain | None) -> Iterator[Wanted]:
+    """What is unpacked in the image, in that order: the second lies in a folder of the first."""
+    if kept and kept.archive:
+        yield kept.archive
+    compat = source.profile.driver.compat
+    if compat:
+        oldest = facts.driver_minimum(choice.situation.cuda).compatible if choice.situation.cuda else None
+        at = source.document.fault(("driver", "compat"), "")
+        yield Wanted(COMPAT, compat.sha256, compat.url, f">={oldest}" if oldest else "", at)
 
 
 def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
@@ -180,12 +205,13 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
     return found
 
 
-def _places(source: Source) -> dict[str, Place]:
+def _places(source: Source, kept: Toolchain | None) -> dict[str, Place]:
     """Where each requirement and Debian package stands."""
     profile, place = source.profile, source.document.place
     found = {_torch(profile): place(("torch",))}
     found |= {text: place(("packages", index)) for index, text in enumerate(profile.packages)}
     found |= {text: place(("apt", index)) for index, text in enumerate(profile.apt)}
+    found |= {text: place(("variant",)) for text in (kept.requirements if kept else ())}
     return found
 
 

@@ -16,6 +16,7 @@ from envbuild.plan.document import Document
 from envbuild.plan.profile import Profile, checked
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+DEVEL = "devel"
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,27 @@ class Source:
 def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> Source:
     """Find and read a profile by name or path; `pins` (library, torch or python -> version) replace its own.
 
-    `wanted` is a project's requirements.txt or pyproject.toml: its packages join the profile's, under the name
-    `<profile>-<folder of the file>`, whose lock and Dockerfile go to the working folder.
+    `<profile>-devel` is a profile's variant devel, with a lock and a Dockerfile of that name. `wanted` is a project's
+    requirements.txt or pyproject.toml: its packages join the profile's, under the name `<profile>-<folder of the
+    file>`, whose lock and Dockerfile go to the working folder.
 
     Raises ProfileError with all faults, each with its file and line.
     """
-    file = find(name)
+    file, name = meant(name)
     merged = _extended(file, ())
     merged.data.pop("extends", None)
+    if name != file.stem:
+        variant = Document(merged.file, {"variant": DEVEL}, {("variant",): document.Place(merged.file, 1)})
+        merged = document.merge(merged, variant)
     if pins:
         merged = document.merge(merged, _pinned(pins))
     if wanted:
         _require(merged, wanted)
-    profile = checked(merged, file.stem)
+    profile = checked(merged, name)
     if wanted:
         folder = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
-        return Source(f"{file.stem}-{folder or 'project'}"[:63], Path.cwd() / "profiles" / file.name, profile, merged)
-    return Source(file.stem, file, profile, merged)
+        return Source(f"{name}-{folder or 'project'}"[:63], Path.cwd() / "profiles" / file.name, profile, merged)
+    return Source(name, file, profile, merged)
 
 
 def _require(merged: Document, wanted: Path) -> None:
@@ -139,6 +144,21 @@ def find(name: str, beside: Path | None = None) -> Path:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"known profiles: {', '.join(known) or 'none'}"
     raise ProfileError(f"there is no profile {name!r}", hint=hint)
+
+
+def meant(name: str) -> tuple[Path, str]:
+    """The file that `name` stands for, and the name of what is made of it.
+
+    A profile of that name comes before the variant of another. Raises ProfileError where there is neither.
+    """
+    try:
+        file = find(name)
+        return file, file.stem
+    except ProfileError:
+        plain = name.removesuffix(f"-{DEVEL}")
+        if plain == name or plain not in names():
+            raise
+        return find(plain), name
 
 
 def _extended(file: Path, seen: tuple[Path, ...]) -> Document:

@@ -67,6 +67,10 @@ def debs() -> Store:
     return Store(settings.cache_folder("debs"))
 
 
+def archives() -> Store:
+    return Store(settings.cache_folder("archives"))
+
+
 def digest(file: Path) -> str:
     """sha256 of a file's content, hex."""
     with file.open("rb") as stream:

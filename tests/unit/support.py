@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +25,10 @@ from packaging.requirements import Requirement
 
 from envbuild import cli
 from envbuild.image.engine import Image
-from envbuild.plan import index, lock, locking, resolve, sources
+from envbuild.plan import index, lock, resolve, sources
+from envbuild.plan.archive import COMPAT, TOOLKIT, Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedWheel, Wheel, inputs
+from envbuild.plan.lock import Lock, LockedWheel, Nvcc, Wheel, inputs
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.process import Completed
@@ -87,9 +89,11 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
         wanted = Requirement(text)
         exact = [part.version for part in wanted.specifier if part.operator == "=="]
         size = 200_000_000 if wanted.name == "torch" else 1_000_000
-        layer = "torch" if wanted.name == "torch" else locking.PACKAGES if text in plan.packages else locking.SMALL
+        layer = "torch" if wanted.name == "torch" else lock.PACKAGES if text in plan.packages else lock.SMALL
         wheels.append(LockedWheel(wheel(wanted.name, *exact[:1]), size, layer))
-    order = (locking.SMALL, "torch", locking.PACKAGES)
+    compilers = plan.toolchain.requirements if plan.toolchain else ()
+    wheels += [LockedWheel(wheel(Requirement(text).name), 1_000_000, lock.TOOLCHAIN) for text in compilers]
+    order = (lock.SMALL, "torch", lock.TOOLCHAIN, lock.PACKAGES)
     return Lock(
         made=made,
         inputs=inputs(plan),
@@ -101,7 +105,12 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
         apt=tuple(deb(name) for name in plan.apt),
         wheels=tuple(sorted(wheels, key=lambda item: (order.index(item.layer), item.wheel.name))),
         environment=plan.environment,
+        archives=tuple(Archive(a.name, _VERSIONS[a.name], a.sha256, 1_000_000) for a in plan.archives),
+        nvcc=Nvcc(plan.toolchain.home, plan.toolchain.release) if plan.toolchain else None,
     )
+
+
+_VERSIONS = {COMPAT: "580.95.05", TOOLKIT: "12.6.3"}
 
 
 def lock_of_this_python(folder: Path, **changes: Any) -> Lock:
@@ -120,11 +129,35 @@ def image_of(handle: str = "1") -> Image:
     return Image(identity, identity, (f"sha256:{sha('layer')}",), {}, {}, 1_000_000)
 
 
+# archives
+
+
+def write_tar(file: Path, members: Mapping[str, bytes | Mapping[str, Any]], mode: str = "w:gz") -> str:
+    """A tar; each member is its content, or what its header says of it. Returns its sha256."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, mode) as tar:  # type: ignore[call-overload]
+        for name, about in members.items():
+            info = tarfile.TarInfo(name)
+            info.mode = 0o755
+            content = about if isinstance(about, bytes) else b""
+            info.size = len(content)
+            for key, value in {} if isinstance(about, bytes) else about.items():
+                setattr(info, key, value)
+            tar.addfile(info, io.BytesIO(content))
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 # wheels and an index
 
 
 def write_wheel(
-    folder: Path, name: str, version: str, requires: Sequence[str] = (), tag: str = "py3-none-any", content: str = ""
+    folder: Path,
+    name: str,
+    version: str,
+    requires: Sequence[str] = (),
+    tag: str = "py3-none-any",
+    content: str = "",
+    extras: Sequence[str] = (),
 ) -> Path:
     """A wheel that installs one module, small and valid."""
     stem = f"{name.replace('-', '_')}-{version}"
@@ -133,6 +166,7 @@ def write_wheel(
         f"Name: {name}",
         f"Version: {version}",
         *(f"Requires-Dist: {r}" for r in requires),
+        *(f"Provides-Extra: {extra}" for extra in extras),
     ]
     info = f"{stem.removesuffix(version)}{version.partition('-')[0]}.dist-info"
     members = {

@@ -226,6 +226,21 @@ def test_a_failure_of_make_says_what_was_done(locked: Lock, no_engine: None) -> 
 # plan's verbs
 
 
+def test_show_tells_of_nvcc_and_of_forward_compatibility(project: Path) -> None:
+    compat = {"sha256": "b" * 64, "url": "https://mirror.example/compat.deb"}
+    driver = {"minimum": "550.54.14", "compat": compat}
+    write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "driver": driver})
+    told = envbuild("show", "sample-devel", "--json").document
+    home = "/opt/venv/lib/python3.11/site-packages/nvidia/cu13"
+    assert (told["profile"], told["variant"], told["compat"]) == ("sample-devel", "devel", "b" * 64)
+    assert told["nvcc"] == {"release": "13.0", "home": home}
+    text = envbuild("show", "sample-devel").stdout
+    assert "driver 550.54.14 or newer (forward-compatibility libraries" in text
+    assert f"devel: nvcc of CUDA 13.0, {home}" in text
+    runtime = envbuild("show", "sample", "--json").document
+    assert (runtime["variant"], runtime["nvcc"]) == ("runtime", None)
+
+
 def test_show_tells_pins_and_reasons(locked: Lock) -> None:
     found = envbuild("show", "sample", "--json").document
     assert found["pins"]["torch"] == "2.13.0+cpu"

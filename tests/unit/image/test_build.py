@@ -17,6 +17,7 @@ from envbuild.errors import BuildError, DiskError, EngineError, HashMismatch, Ne
 from envbuild.image import base, build, dockerfile, records
 from envbuild.image.engine import Engine, Image
 from envbuild.plan import store, wheels
+from envbuild.plan.archive import COMPAT, TOOLKIT, Archive
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, Wheel
 from envbuild.process import Completed
@@ -73,11 +74,12 @@ def locked(project: Path) -> Lock:
     plain = lock_for(plan_of(project, PROFILE))
     made = dataclasses.replace(
         plain,
+        archives=tuple(Archive(name, "1.2", sha(name), 1_000_000) for name in (TOOLKIT, COMPAT)),
         wheels=tuple(dataclasses.replace(w, wheel=whole(w.wheel)) for w in plain.wheels),
         base=tuple(map(whole, plain.base)),
         apt=tuple(map(whole, plain.apt)),
     )
-    files: list[tuple[Path, Wheel | Deb]] = [*wheel_files(made), *deb_files(made)]
+    files: list[tuple[Path, Wheel | Deb | Archive]] = [*wheel_files(made), *deb_files(made), *archive_files(made)]
     for path, item in files:
         path.parent.mkdir(parents=True)
         path.write_text(item.name, encoding="utf-8")
@@ -96,6 +98,10 @@ def wheel_files(made: Lock) -> list[tuple[Path, Wheel]]:
 
 def deb_files(made: Lock) -> list[tuple[Path, Deb]]:
     return [(store.debs().path(deb.sha256, deb.file), deb) for deb in (*made.base, *made.apt)]
+
+
+def archive_files(made: Lock) -> list[tuple[Path, Archive]]:
+    return [(store.archives().path(item.sha256, item.name), item) for item in made.archives]
 
 
 @pytest.fixture
@@ -166,7 +172,8 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
     folder = Path(builder.words[-1])
     found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     wanted = {f"wheels/{w.layer}/{w.wheel.file}" for w in locked.wheels} | {f"debs/{deb.file}" for deb in locked.apt}
-    assert found == {"bin/uv", "bin/install", "bin/repin", "base.tar", *wanted}
+    wanted |= {f"archives/{archive.name}/{archive.name}" for archive in locked.archives}
+    assert found == {"bin/uv", "bin/install", "bin/repin", "bin/unpack", "base.tar", *wanted}
     assert not stale.exists()
     for tool in dockerfile.TOOLS:
         assert (folder / "bin" / tool.name).read_bytes() == tool.read_bytes()
@@ -211,16 +218,19 @@ def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: L
     assert not base.tar_file(locked).exists()
 
 
-@pytest.mark.parametrize("kind", ["wheel", "deb"])
+@pytest.mark.parametrize("kind", ["wheel", "deb", "archive"])
 def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder: Builder, kind: str) -> None:
-    """A wheel is checked in the build, and the build then fails; a Debian package before it."""
+    """A wheel or archive is checked in the build, and the build then fails; a Debian package before it."""
     builder.answer = Completed(1, "", "#9 ERROR: process did not complete successfully: exit code: 1")
-    path, item = (wheel_files(locked) if kind == "wheel" else deb_files(locked))[-1]
+    files: dict[str, list[tuple[Path, Any]]] = {
+        "wheel": [*wheel_files(locked)], "deb": [*deb_files(locked)], "archive": [*archive_files(locked)]
+    }  # fmt: skip
+    path, item = files[kind][-1]
     path.write_text("spoiled", encoding="utf-8")
     with pytest.raises(HashMismatch) as caught:
         built(locked)
     assert (caught.value.code, caught.value.kind) == (3, "hash")
-    assert item.file in caught.value.message
+    assert (item.name if kind == "archive" else item.file) in caught.value.message
     assert item.sha256 in caught.value.message and sha("spoiled") in caught.value.message
     assert "fetched again" in str(caught.value.hint)
     assert not path.exists()
@@ -359,6 +369,10 @@ def test_what_is_needed_grows_with_the_lock(locked: Lock) -> None:
     assert build.fetched_bytes(locked) == 0
     shutil.rmtree(store.wheels().folder)
     assert build.fetched_bytes(locked) == sum(w.bytes for w in locked.wheels)
+    shutil.rmtree(store.archives().folder)
+    assert build.fetched_bytes(locked) == sum(w.bytes for w in locked.wheels) + sum(a.bytes for a in locked.archives)
+    without = dataclasses.replace(locked, archives=())
+    assert build.needed_bytes(locked) > build.needed_bytes(without) + sum(a.bytes for a in locked.archives) * 3
 
 
 def test_uv_is_there() -> None:

@@ -16,7 +16,7 @@ from envbuild import shipped
 from envbuild.errors import EnvbuildError, LockError, ProfileError
 from envbuild.image import dockerfile
 from envbuild.plan import lock, profile, resolve, sources
-from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.lock import Lock, LockedWheel, Overridden
 from unit import oracle
 from unit.oracle import Instruction
 from unit.support import PROFILE, as_yaml, deb, lock_for, plan_of, wheel
@@ -24,12 +24,17 @@ from unit.support import PROFILE, as_yaml, deb, lock_for, plan_of, wheel
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
 CASES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "Dockerfile").is_file())
 IMAGE = f"registry.example:5000/library/debian@sha256:{'a' * 64}"
+# nvcc and forward-compatibility libraries, as archives
+ARCHIVES: dict[str, Any] = {
+    **PROFILE, "torch": "2.7.1", "gpus": ["a100"], "variant": "devel", "toolchain": {"sha256": "a" * 64},
+    "driver": {"minimum": "470.57.02", "compat": {"sha256": "b" * 64}},
+}  # fmt: skip
 
 # golden folders
 
 
 def test_there_are_golden_folders() -> None:
-    assert {"cpu", "image-base", "apt-layer", "hostile-env"} <= set(CASES)
+    assert {"cpu", "image-base", "apt-layer", "hostile-env", "devel-wheels", "devel-archive"} <= set(CASES)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -145,6 +150,37 @@ def test_the_order_is_base_environment_debian_then_layers(sample: Lock) -> None:
     assert sources == ["python", "torch", "packages"]
 
 
+def folders(found: Lock) -> list[str]:
+    """The folder of the build context that each RUN gets beside the installer, in order."""
+    flags = [flag for run in rendered(found) if run.keyword == "RUN" for flag in run.flags]
+    return [word for flag in flags for word in flag.split(",") if word.startswith("source=") and word != "source=bin"]
+
+
+def test_what_the_variant_adds_comes_after_torch_and_before_what_is_the_profiles_own(project: Path) -> None:
+    """So the layers before it stay those of a runtime image, and a changed pin of cuBLAS does not touch it."""
+    plain = lock_for(plan_of(project, {**ARCHIVES, "variant": "runtime", "driver": {}}))
+    cublas = Overridden("nvidia-cublas-cu12", "12.6.4.1", "==12.6.3.3")
+    own = LockedWheel(wheel("nvidia-cublas-cu12", "12.6.4.1"), 1, "nvidia-cublas-cu12")
+    pinned = (*plain.wheels[:-1], own, plain.wheels[-1])
+    runtime = dataclasses.replace(plain, wheels=pinned, overrides=(cublas,))
+    devel = lock_for(plan_of(project, ARCHIVES))
+    devel = dataclasses.replace(devel, wheels=pinned, overrides=(cublas,))
+    before, after = folders(runtime), folders(devel)
+    assert before == [f"source={name}" for name in ("debs", "wheels/python", "wheels/torch",
+                                                    "wheels/nvidia-cublas-cu12", "wheels/packages")]  # fmt: skip
+    assert after == [*before[:3], "source=archives/cuda-toolkit", "source=archives/cuda-compat", *before[3:]]
+    last = [run for run in rendered(devel) if run.keyword == "RUN"][-1]
+    assert last.arguments[2:] == ("nvcc", "1704067200", "/usr/local/cuda", "12.6")
+
+
+def test_an_archive_is_unpacked_by_its_hash(project: Path) -> None:
+    found = [run.arguments[2:] for run in rendered(lock_for(plan_of(project, ARCHIVES))) if "archive" in run.arguments]
+    assert found == [
+        ("archive", "1704067200", "cuda-toolkit", "a" * 64, "/usr/local/cuda"),
+        ("archive", "1704067200", "cuda-compat", "b" * 64, "/usr/local/cuda/compat"),
+    ]
+
+
 def test_every_wheel_is_installed_once_by_its_hash(sample: Lock) -> None:
     arguments = [argument for run in rendered(sample) if run.keyword == "RUN" for argument in run.arguments]
     for locked in sample.wheels:
@@ -211,7 +247,7 @@ def string_fields() -> Iterator[tuple[str, Change]]:
     def walk(found: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Change]]:
         if "$ref" in found:
             yield from walk(schema["$defs"][found["$ref"].rpartition("/")[2]], path)
-        for option in found.get("anyOf", ()):
+        for option in (*found.get("anyOf", ()), *found.get("oneOf", ())):
             yield from walk(option, path)
         if found.get("type") == "string":
             yield ".".join(path), lambda data, value: put(data, path, value)
@@ -232,9 +268,11 @@ def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
         data["base"], data["apt"] = {}, []
     if path == ("selftest", "transport"):
         data["gpus"], data["torch"] = ["h200"], "2.13.0"
-    if path[0] in ("cuda", "gpus", "pins"):
+    if path[0] in ("cuda", "gpus", "pins", "variant", "toolchain", "driver"):
         data["torch"] = "2.13.0"  # they say nothing of a build without CUDA
-    if path[0] in COMPANIONS and path[0] not in data:
+    if path[0] in ("variant", "toolchain", "driver"):
+        data["gpus"], data["variant"] = ["h200"], "devel"
+    if path[0] in COMPANIONS and path[0] not in data and len(path) > 1:
         data[path[0]] = copy.deepcopy(COMPANIONS[path[0]])
         inside(data[path[0]], path[1:], value)
         return
@@ -255,6 +293,7 @@ COMPANIONS: dict[str, Any] = {
     "accept": [{"advisory": "cublas-hopper-fpe", "reason": "harmless"}],
     "pins": {"cublas": {"version": "13.1.1.3", "reason": "harmless"}},
     "driver": {"minimum": "580.65.06", "compat": {"url": "https://mirror.example/compat.tar", "sha256": "0" * 64}},
+    "toolchain": {"url": "https://mirror.example/cuda.tar", "sha256": "0" * 64},
 }
 
 
@@ -293,6 +332,10 @@ HARMLESS = {
     "driver.minimum": "580.65.06",
     "driver.compat.url": "https://mirror.example/compat.tar",
     "driver.compat.sha256": "0" * 64,
+    "variant": "devel",
+    "toolchain": "wheels",
+    "toolchain.url": "https://mirror.example/cuda.tar",
+    "toolchain.sha256": "0" * 64,
 }
 FREE = {"description", "env.{}", "accept.[].reason", "pins.{}.reason"}
 
@@ -397,6 +440,7 @@ def locks(folder: Path) -> Iterator[Lock]:
     plain = lock_for(plan_of(folder, PROFILE))
     yield dataclasses.replace(plain, apt=(deb("less"),))
     yield lock_for(plan_of(folder, {**PROFILE, "base": {"image": IMAGE}, "apt": []}))
+    yield lock_for(plan_of(folder, ARCHIVES))
 
 
 def same_but_for(found: list[Instruction], before: list[Instruction], value: str) -> bool:
@@ -412,15 +456,21 @@ def same_but_for(found: list[Instruction], before: list[Instruction], value: str
     return True
 
 
+FURTHER = ("GREETING", "PYTHONHOME", "PYTHONPATH", "CUDA_HOME", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES",
+           "TORCH_CUDA_ARCH_LIST")  # fmt: skip
+
+
 def lock_fields() -> list[str]:
     wanted = ["made", "id", "inputs.base", "inputs.apt", "inputs.wheels", "inputs.environment", "content.platform",
-              "content.python", "content.base.bootstrap", "content.base.image"]  # fmt: skip
+              "content.python", "content.base.bootstrap", "content.base.image", "inputs.archives",
+              "content.archives.0.name", "content.archives.0.version", "content.archives.0.sha256",
+              "content.nvcc.home", "content.nvcc.release"]  # fmt: skip
     for part in ("base.packages", "apt"):
         wanted += [f"content.{part}.0.{name}" for name in ("name", "version", "sha256", "path")]
     wanted += [f"content.wheels.0.{name}" for name in ("name", "version", "file", "sha256", "layer")]
     return [
         *wanted,
-        *(f"content.environment.{name}" for name in (*resolve.ENVIRONMENT, "GREETING", "PYTHONHOME", "PYTHONPATH")),
+        *(f"content.environment.{name}" for name in (*resolve.ENVIRONMENT, *FURTHER)),
     ]
 
 

@@ -11,8 +11,9 @@ from envbuild import settings
 from envbuild.image import base, prune, records
 from envbuild.image.engine import Engine
 from envbuild.plan import store
+from envbuild.plan.archive import COMPAT, Archive
 from envbuild.plan.lock import Lock
-from unit.support import PROFILE, lock_for, plan_of
+from unit.support import PROFILE, lock_for, plan_of, sha
 
 
 class FakeEngine:
@@ -84,8 +85,14 @@ def test_without_locks_the_verified_image_still_stays(engine: FakeEngine, locked
 
 
 def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
+    archive = Archive(COMPAT, "580.95.05", sha("compat"), 5)
+    locked = dataclasses.replace(locked, archives=(archive,))
     wheel, deb = locked.wheels[0].wheel, locked.base[0]
-    for found, sha256, name in ((store.wheels(), wheel.sha256, wheel.file), (store.debs(), deb.sha256, deb.file)):
+    for found, sha256, name in (
+        (store.wheels(), wheel.sha256, wheel.file),
+        (store.debs(), deb.sha256, deb.file),
+        (store.archives(), archive.sha256, archive.name),
+    ):
         for digest in (sha256, "0" * 64):
             found.path(digest, name).parent.mkdir()
             found.path(digest, name).write_bytes(b"12345")
@@ -99,12 +106,13 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
     names = {(item.kind, Path(item.name).name, item.bytes) for item in removable}
     assert names == {
         ("wheels", "0" * 64, 5), ("wheels", ".incoming-x", 0), ("debs", "0" * 64, 5), ("debs", ".incoming-x", 0),
-        ("bases", "old.tar", 3),
+        ("archives", "0" * 64, 5), ("archives", ".incoming-x", 0), ("bases", "old.tar", 3),
     }  # fmt: skip
     prune.remove(None, removable)
     assert list(prune.caches([locked])) == []
     assert store.wheels().holds(wheel.sha256, wheel.file)
     assert store.debs().holds(deb.sha256, deb.file)
+    assert store.archives().holds(archive.sha256, archive.name)
     assert base.tar_file(locked).is_file() and base.tar_file(locked).with_suffix(".sha256").is_file()
     assert (store.wheels().folder / ".incoming-now").is_dir()
 

@@ -12,8 +12,9 @@ import pytest
 
 from envbuild.errors import ProfileError, UsageError
 from envbuild.plan import debs, lock, locking
+from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedWheel, inputs
+from envbuild.plan.lock import Lock, LockedWheel, Nvcc, inputs
 from envbuild.plan.resolve import Plan
 from unit.support import (
     PROFILE,
@@ -27,6 +28,7 @@ from unit.support import (
     serving,
     wheel,
     write_profile,
+    write_tar,
     write_wheel,
 )
 
@@ -330,18 +332,89 @@ def test_layers_go_from_what_is_shared_to_what_is_the_profiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "core", "size", "layer"),
+    ("name", "kind", "size", "layer"),
     [
-        ("torch", True, 10, "torch"),
-        ("numpy", True, 10, "python"),
-        ("numpy", False, 10, "packages"),
-        ("nvidia-cudnn-cu12", True, locking.OWN_LAYER_BYTES, "nvidia-cudnn-cu12"),
-        ("scipy", False, locking.OWN_LAYER_BYTES, "scipy"),
-        ("scipy", False, locking.OWN_LAYER_BYTES - 1, "packages"),
+        ("torch", "python", 10, "torch"),
+        ("numpy", "python", 10, "python"),
+        ("numpy", "packages", 10, "packages"),
+        ("nvidia-cuda-crt", "toolchain", 10, "toolchain"),
+        ("nvidia-cudnn-cu12", "python", locking.OWN_LAYER_BYTES, "nvidia-cudnn-cu12"),
+        ("nvidia-cuda-nvcc", "toolchain", locking.OWN_LAYER_BYTES, "nvidia-cuda-nvcc"),
+        ("scipy", "packages", locking.OWN_LAYER_BYTES, "scipy"),
+        ("scipy", "packages", locking.OWN_LAYER_BYTES - 1, "packages"),
     ],
 )
-def test_a_large_wheel_has_a_layer_of_its_own(name: str, core: bool, size: int, layer: str) -> None:
-    assert locking._layer(name, core, size) == layer
+def test_a_large_wheel_has_a_layer_of_its_own(name: str, kind: str, size: int, layer: str) -> None:
+    assert locking._layer(name, kind, size) == layer
+
+
+def test_nvccs_wheels_have_layers_of_their_own_and_move_no_other(
+    project: Path, links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a devel image shares all that a runtime image has but its last layers."""
+    monkeypatch.setattr(locking, "OWN_LAYER_BYTES", 1500)
+    write_wheel(links, "torch", "2.11.0", ["cuda-toolkit==13.0.2", "beta"])
+    needs = ["nvidia-cuda-nvcc==13.0.88; extra == 'nvcc'", "nvidia-cuda-crt==13.0.88; extra == 'crt'"]
+    write_wheel(links, "cuda-toolkit", "13.0.2", needs, extras=["nvcc", "crt", "cccl", "nvvm", "profiler"])
+    write_wheel(links, "nvidia-cuda-nvcc", "13.0.88", ["nvidia-cuda-crt", "beta"], content="#" * 3000)
+    write_wheel(links, "nvidia-cuda-crt", "13.0.88")
+    data = {**SMALL, "torch": "2.11.0", "gpus": ["h200"]}
+    runtime = locking.make(plan_of(project, data), None)
+    newer(links)
+    monkeypatch.setattr(debs, "resolve", lambda *_: list(runtime.base))
+    devel = locking.make(plan_of(project, {**data, "variant": "devel"}), runtime)
+    shared = [item for item in devel.wheels if item in runtime.wheels]
+    assert shared == list(runtime.wheels)
+    layers = [(item.wheel.name, item.layer) for item in devel.wheels]
+    assert layers == [
+        ("beta", "python"), ("cuda-toolkit", "python"), ("pip", "python"), ("torch", "torch"),
+        ("nvidia-cuda-nvcc", "nvidia-cuda-nvcc"), ("nvidia-cuda-crt", "toolchain"), ("alpha", "packages"),
+    ]  # fmt: skip
+    assert devel.nvcc == Nvcc("/opt/venv/lib/python3.11/site-packages/nvidia/cu13", "13.0")
+    assert list(locking.differences(runtime, devel)) == [
+        "nvidia-cuda-crt (new) -> 13.0.88", "nvidia-cuda-nvcc (new) -> 13.0.88", "environment",
+    ]  # fmt: skip
+    again = locking.make(plan_of(project, {**data, "variant": "devel"}), devel)
+    assert again is devel
+    assert locking.make(plan_of(project, data), devel).content == runtime.content
+
+
+def test_a_release_of_nvcc_that_the_index_lacks_is_a_fault_at_the_variants_line(project: Path, links: Path) -> None:
+    write_wheel(links, "torch", "2.11.0")
+    with pytest.raises(ProfileError, match="cannot be resolved") as caught:
+        locking.make(plan_of(project, {**SMALL, "torch": "2.11.0", "gpus": ["h200"], "variant": "devel"}), None)
+    assert "cuda-toolkit" in str(caught.value.hint)
+    assert [fault.message.partition("[")[0] for fault in caught.value.faults] == ["cuda-toolkit"]
+
+
+def test_an_archive_is_looked_through_when_it_is_locked(project: Path, links: Path, tmp_path: Path) -> None:
+    file = tmp_path / "compat.tar.gz"
+    sha256 = write_tar(file, {"libcuda.so.580.95.05": b"x"})
+    plain = {**SMALL, "torch": "2.13.0", "gpus": ["h200"]}
+    runtime = locking.make(plan_of(project, plain), None)
+    data = {**plain, "driver": {"minimum": "550.54.14", "compat": {"sha256": sha256, "url": file.as_uri()}}}
+    locked = locking.make(plan_of(project, data), runtime)
+    size = file.stat().st_size
+    assert locked.archives == (Archive("cuda-compat", "580.95.05", sha256, size),)
+    assert locked.wheels == runtime.wheels
+    assert list(locking.differences(runtime, locked)) == [f"cuda-compat (new) -> 580.95.05 ({sha256[:12]})"]
+    file.unlink()
+    assert locking.make(plan_of(project, data), locked) is locked
+    assert locking.make(plan_of(project, plain), locked).content == runtime.content
+
+
+def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path, links: Path, tmp_path: Path) -> None:
+    """Whose libraries are of a driver that is too old for it."""
+    file = tmp_path / "compat.tar.gz"
+    sha256 = write_tar(file, {"libcuda.so.570.26": b"x"})
+    write_wheel(links, "torch", "2.9.1")
+    compat = {"compat": {"sha256": sha256, "url": file.as_uri()}}
+    data = {**SMALL, "torch": "2.9.1", "gpus": ["h200"], "driver": {"minimum": "470.57.02", **compat}}
+    locked = locking.make(plan_of(project, data), None)
+    with pytest.raises(ProfileError) as caught:
+        locking.make(plan_of(project, {**data, "torch": "2.13.0"}), locked)
+    (fault,) = caught.value.faults
+    assert (fault.field, fault.message) == ("driver.compat", "cuda-compat is of 570.26, and must be >=580")
 
 
 def test_differences_are_a_line_each(project: Path) -> None:

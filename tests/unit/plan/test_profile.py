@@ -198,6 +198,34 @@ def test_the_shipped_lock_is_not_that_of_an_own_profile_of_the_same_name(project
     assert sources.load("mine").known_lock == project / "profiles" / "mine.lock.yaml"
 
 
+def test_a_name_with_devel_is_the_profiles_variant(project: Path) -> None:
+    """With a lock, a Dockerfile and so a tag and a proof of its own, for every command."""
+    file = write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"]})
+    runtime, devel = sources.load("sample"), sources.load("sample-devel")
+    assert (runtime.profile.variant, devel.profile.variant) == ("runtime", "devel")
+    assert (devel.name, devel.file) == ("sample-devel", file)
+    assert devel.lock_file == devel.known_lock == project / "profiles" / "sample-devel.lock.yaml"
+    assert devel.dockerfile == project / "dockerfiles" / "sample-devel.Dockerfile"
+    assert devel.profile.model_copy(update={"variant": "runtime"}) == runtime.profile
+    assert "sample-devel" not in sources.names()
+
+
+def test_a_profile_of_that_name_comes_before_the_variant_of_another(project: Path) -> None:
+    write_profile(project, PROFILE)
+    write_profile(project, {**PROFILE, "description": "mine"}, "sample-devel")
+    assert sources.load("sample-devel").profile.description == "mine"
+    assert sources.load("sample-devel").profile.variant == "runtime"
+
+
+@pytest.mark.parametrize(
+    "name", ["nosuch-devel", "-devel", "devel", "sample-devel-devel", "sample-runtime", "../x-devel"]
+)
+def test_any_other_name_with_devel_is_unknown(project: Path, name: str) -> None:
+    write_profile(project, PROFILE)
+    with pytest.raises(ProfileError):
+        sources.load(name)
+
+
 # extends
 
 
@@ -272,7 +300,7 @@ def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     """The part of JSON Schema that the profile's schema uses; anything else in it is an error of this test."""
     known = {
         "$ref", "$defs", "$schema", "title", "description", "default", "type", "properties", "required", "anyOf",
-        "enum", "const", "pattern", "items", "additionalProperties", "propertyNames", "minimum", "maximum",
+        "oneOf", "enum", "const", "pattern", "items", "additionalProperties", "propertyNames", "minimum", "maximum",
         "exclusiveMinimum", "maxLength", "minLength", "patternProperties",
     }  # fmt: skip
     assert set(schema) <= known, set(schema) - known
@@ -287,6 +315,8 @@ def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     if "$ref" in schema and not conforms(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root):
         return False
     if "anyOf" in schema and not any(conforms(value, option, root) for option in schema["anyOf"]):
+        return False
+    if "oneOf" in schema and sum(conforms(value, option, root) for option in schema["oneOf"]) != 1:
         return False
     kind = schema.get("type")
     if kind == "null":
@@ -341,6 +371,11 @@ def test_the_schema_accepts_every_shipped_profile() -> None:
         {"selftest": {"level": "hard"}},
         {"selftest": {"unknown": 1}},
         {"extends": 1},
+        {"variant": "debug"},
+        {"toolchain": "nvcc"},
+        {"toolchain": {"url": "https://mirror.example/cuda.tar"}},
+        {"toolchain": {"sha256": "a"}},
+        {"driver": {"compat": {"sha256": "0" * 64, "url": "ftp://mirror.example/compat.tar"}}},
     ],
 )
 def test_the_schema_refuses_what_the_model_refuses(project: Path, change: dict[str, Any]) -> None:
@@ -350,6 +385,14 @@ def test_the_schema_refuses_what_the_model_refuses(project: Path, change: dict[s
     assert not conforms(data, schema, schema)
     with pytest.raises(ProfileError):
         source_of(project, data)
+
+
+@pytest.mark.parametrize("toolchain", ["wheels", "base", {"sha256": "0" * 64}])
+def test_the_schema_accepts_every_form_of_a_toolchain(project: Path, toolchain: object) -> None:
+    schema = profile.schema()
+    data = {**PROFILE, "toolchain": toolchain}
+    assert conforms(data, schema, schema)
+    assert source_of(project, data).profile.toolchain is not None
 
 
 def test_the_schema_wants_a_parent_or_all_that_is_required() -> None:

@@ -1,0 +1,35 @@
+"""An archive as a profile names it, and as it is locked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envbuild import shipped
+from envbuild.errors import Fault
+
+# Looks through an archive on the host, and takes it apart in the build.
+UNPACKER = shipped.DOCKERFILES / "unpack"
+TOOLKIT, COMPAT = "cuda-toolkit", "cuda-compat"
+# Where each is unpacked. NVIDIA's container toolkit looks for the second whenever a container starts.
+FOLDERS = {TOOLKIT: "/usr/local/cuda", COMPAT: "/usr/local/cuda/compat"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An archive as a profile names it. `fits` is a specifier for the version found in it; `at`: where it is named."""
+
+    name: str
+    sha256: str
+    url: str | None
+    fits: str
+    at: Fault
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file as it is locked. `version`: of the driver whose libraries it holds, or of the toolkit."""
+
+    name: str
+    version: str
+    sha256: str
+    bytes: int

@@ -1,0 +1,88 @@
+"""Archives that a profile names by their sha256: fetched into a store, and looked through before they are locked.
+
+dockerfiles/unpack takes them apart, in the build; here it only looks, so that what it would refuse is refused first.
+"""
+
+from __future__ import annotations
+
+import sys
+import urllib.parse
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from packaging.specifiers import SpecifierSet
+
+from envbuild import settings
+from envbuild.errors import HashMismatch, NetworkError, ProfileError
+from envbuild.plan import download, index, store
+from envbuild.plan.archive import UNPACKER, Archive, Wanted
+from envbuild.plan.store import Store
+from envbuild.process import run
+
+
+def take(wanted: Wanted, progress: Callable[[str, int], None]) -> Archive:
+    """Fetch an archive and look through it.
+
+    Raises what fetch raises; ProfileError, naming the profile's line, for one that holds nothing of the kind, another
+    version than fits, or a member that would leave the folder it is unpacked in.
+    """
+    fetch([wanted], progress)
+    file = store.archives().path(wanted.sha256, wanted.name)
+    done = run([sys.executable, UNPACKER, wanted.name, file])
+    version = done.stdout.strip()
+    if done.code:
+        raise _refused(wanted, done.stderr.strip().removeprefix("error: ") or f"exit code {done.code}")
+    if not SpecifierSet(wanted.fits).contains(version):
+        raise _refused(wanted, f"{wanted.name} is of {version}, and must be {wanted.fits}")
+    return Archive(wanted.name, version, wanted.sha256, file.stat().st_size)
+
+
+def _refused(wanted: Wanted, said: str) -> ProfileError:
+    return ProfileError(f"the archive {wanted.name} cannot be used", faults=[replace(wanted.at, message=said)])
+
+
+def fetch(archives: Iterable[Wanted], progress: Callable[[str, int], None]) -> None:
+    """Bring those that the store lacks; `progress` is told the name and the bytes that came.
+
+    Raises HashMismatch for another file, NetworkError for an address that does not answer or is not given.
+    """
+    held = store.archives()
+    for wanted in archives:
+        if not held.holds(wanted.sha256, wanted.name):
+            _bring(wanted, held, progress)
+
+
+def _bring(wanted: Wanted, held: Store, progress: Callable[[str, int], None]) -> None:
+    address = _address(wanted)
+    shown = _shown(address)
+    with held.incoming() as folder:
+        file = folder / wanted.sha256
+        name = f"{wanted.name} ({shown})"
+        download.fetch(index.session(), address, name, file, lambda count: progress(wanted.name, count))
+        try:
+            held.put(file, wanted.sha256, wanted.name)
+        except HashMismatch as error:
+            hint = f"{shown} has another file than {wanted.at.file}:{wanted.at.line} names"
+            raise HashMismatch(error.message, hint=hint) from None
+
+
+def _address(wanted: Wanted) -> str:
+    site = settings.setting("archives")
+    address = site.replace("{sha256}", wanted.sha256) if site else wanted.url
+    if address is None:
+        raise NetworkError(
+            f"no address is known for {wanted.name}",
+            hint=f"give url: beside its sha256 ({wanted.at.file}:{wanted.at.line}), or set archives in "
+            f"{settings.config_file()}",
+        )
+    try:
+        urllib.parse.urlsplit(address)
+    except ValueError as error:
+        raise NetworkError(f"the address of {wanted.name} is malformed: {error}") from None
+    return address
+
+
+def _shown(address: str) -> str:
+    """Without user and password."""
+    parts = urllib.parse.urlsplit(address)
+    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))

@@ -1,0 +1,77 @@
+"""Where a profile's nvcc comes from: NVIDIA's wheels, an archive, or the base image. Pure.
+
+It must be of torch's own CUDA release, since extensions refuse any other. Whether it stays in the image is `variant`'s
+matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from envbuild.errors import Fault
+from envbuild.plan import facts
+from envbuild.plan.archive import FOLDERS, TOOLKIT, Wanted
+from envbuild.plan.facts import Compiler
+from envbuild.plan.profile import ArchiveFile
+from envbuild.plan.sources import Source
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """`home` is CUDA_HOME; `release` torch's CUDA, as in "13.0", which nvcc's must be.
+
+    `requirements`: the wheels that bring it; `archive`: the file that does. Neither: the base has it.
+    """
+
+    home: str
+    release: str
+    requirements: tuple[str, ...] = ()
+    archive: Wanted | None = None
+
+    def environment(self, path: str) -> Mapping[str, str]:
+        """`path` is PATH without it, the virtual environment's own folder first."""
+        first, _, rest = path.partition(":")
+        return {"CUDA_HOME": self.home, "PATH": f"{first}:{self.home}/bin:{rest}"}
+
+
+def choose(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault | None:
+    """The toolchain of a profile that names or needs one; why it cannot be had; None where none is asked for.
+
+    `cuda` is torch's, None where it is not known; `packages` the folder of the environment's packages.
+    """
+    profile, fault = source.profile, source.document.fault
+    wanted = profile.toolchain
+    if wanted is None and profile.variant == "runtime":
+        return None
+    where = ("toolchain",) if wanted else ("variant",)
+    if Version(profile.torch).local == "cpu":
+        return fault(where, f"torch {profile.torch} has no CUDA to compile for")
+    if cuda is None:
+        return fault(where, f"the facts do not know what CUDA torch {profile.torch} is built for: say so with cuda:")
+    if isinstance(wanted, ArchiveFile):
+        archive = Wanted(TOOLKIT, wanted.sha256, wanted.url, f"=={cuda}.*", fault(where, ""))
+        return Toolchain(FOLDERS[TOOLKIT], cuda, archive=archive)
+    if wanted == "base":
+        if profile.base.image:
+            return Toolchain(FOLDERS[TOOLKIT], cuda)
+        return fault(where, f"a bootstrap base has no nvcc: name a devel image of CUDA {cuda} by digest as base")
+    compiler = facts.compilers().get(Version(cuda).major)
+    if compiler and not compiler.lacks:
+        return Toolchain(f"{packages}/{compiler.folder}", cuda, (_requirement(compiler, cuda, profile.torch),))
+    lacks = f" ({compiler.lacks})" if compiler else ""
+    return fault(
+        where,
+        f"CUDA {cuda} has no nvcc as wheels{lacks}: give an archive of its toolkit (toolchain: {{sha256, url}}), or a "
+        "devel image by digest as base and toolchain: base",
+    )
+
+
+def _requirement(compiler: Compiler, cuda: str, torch: str) -> str:
+    """What torch brings itself is left out: the meta-package would pin it where torch leaves it a range."""
+    release = facts.torch_release(torch)
+    brought = {**release.expands_to, **release.pins} if release else {}
+    extras = [extra for extra in compiler.extras if facts.distribution_of(extra, cuda) not in brought]
+    return f"cuda-toolkit[{','.join(extras)}]=={cuda}.*"
