@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from unit.support import write_wheel
 
 from .broken import Workshop
-from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, Result, docker, handle, machine_cache
+from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, Result, command, docker, handle, machine_cache
 
 KEPT_FREE = 30_000_000_000
 
@@ -116,3 +119,38 @@ def verified(quick: Proved) -> Iterator[str]:
     yield before
     for tag in (quick.tag, quick.verified):
         docker("tag", before, tag)
+
+
+@pytest.fixture(scope="session")
+def links(workplace: Path) -> Path:
+    """A folder that stands for an index: pip, the real nvcc of CUDA 13.0 with what it needs, and torch and cuBLAS in
+    name only, since theirs are gigabytes."""
+    folder = workplace / "links"
+    names = ("pip", "cuda-toolkit==13.0.2", "nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88",
+             "nvidia-cuda-crt==13.0.88", "nvidia-cuda-cccl==13.0.85", "nvidia-cuda-profiler-api==13.0.85",
+             "nvidia-cuda-runtime==13.0.96")  # fmt: skip
+    command(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", folder,
+            *names)  # fmt: skip
+    write_wheel(folder, "torch", "2.6.0", content=torch_in_name("2.6.0+cu124", "12.4"))
+    write_wheel(folder, "torch", "2.7.1", content=torch_in_name("2.7.1+cu126", "12.6"))
+    needs = ["cuda-toolkit==13.0.2", "nvidia-cuda-runtime==13.0.96", "nvidia-cublas==13.1.0.3"]
+    write_wheel(folder, "torch", "2.11.0", needs, content=torch_in_name("2.11.0+cu130", "13.0"))
+    for version in ("13.1.0.3", "13.1.1.3", "13.1.2.11"):
+        write_wheel(folder, "nvidia-cublas", version)
+    return folder
+
+
+def torch_in_name(version: str, cuda: str) -> str:
+    """What an audit asks torch for."""
+    return (
+        f"__version__ = {version!r}\n"
+        f"class version:\n    cuda = {cuda!r}\n    hip = None\n"
+        "class _C:\n    _cuda_getArchFlags = staticmethod(lambda: 'sm_80 sm_90')\n"
+    )
+
+
+@pytest.fixture
+def indexed(links: Path, scratch: Path, images: None) -> Project:
+    """A project whose only index is that folder."""
+    project = Project.create(scratch / "indexed").with_cache(scratch, "wheels")
+    return project.with_env(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(links), PIP_CONFIG_FILE=os.devnull)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
 import secrets
 import shutil
 import ssl
 import subprocess
+import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -123,8 +125,11 @@ def push(host: str, quick: Proved, login: Path, run_id: str) -> str:
     """Our own bookworm base as an image in the registry, by digest, and no longer in the engine."""
     found = lock.read(quick.project.lock(quick.name))
     assert found
-    name = f"{host}/e2e-{run_id}:base"
-    docker("import", base.tar_file(found), name)
+    return push_tar(host, base.tar_file(found), login, f"{host}/e2e-{run_id}:base")
+
+
+def push_tar(host: str, tar: Path, login: Path, name: str) -> str:
+    docker("import", tar, name)
     docker("push", "--quiet", name, env={"DOCKER_CONFIG": str(login)})
     (digest,) = (item for item in inspect(name)["RepoDigests"] if item.startswith(host))
     docker("image", "rm", name)
@@ -174,6 +179,33 @@ def test_with_a_login_it_is_made_and_verified(private: Project, name: str, regis
         assert secret not in told
         assert [path for path in written if secret.encode() in path.read_bytes()] == []
     assert not in_layers(tag, [secret.encode() for secret in known])
+
+
+def test_a_devel_image_is_asked_in_the_build_what_its_nvcc_is(
+    indexed: Project, registry: Registry, quick: Proved, run_id: str, scratch: Path
+) -> None:
+    """What a base holds is not known before it is pulled."""
+    found = lock.read(quick.project.lock(quick.name))
+    assert found
+    shutil.copy(base.tar_file(found), scratch / "devel.tar")
+    script = b"#!/bin/sh\necho 'Cuda compilation tools, release 12.6, V12.6.85'\n"
+    member = tarfile.TarInfo("./usr/local/cuda/bin/nvcc")
+    member.size, member.mode = len(script), 0o755
+    with tarfile.open(scratch / "devel.tar", "a") as tar:
+        tar.addfile(member, io.BytesIO(script))
+    image = push_tar(registry.host, scratch / "devel.tar", registry.login, f"{registry.host}/e2e-{run_id}:devel")
+    name = f"e2e-devel-{run_id}"
+    indexed.write(name, base={"image": image}, python="3.11", torch="2.7.1", gpus=["a100"], variant="devel",
+                  toolchain="base")  # fmt: skip
+    done = indexed.run("build", name, "--json", DOCKER_CONFIG=str(registry.login))
+    assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    tag = done.document["image"]["tags"][0]
+    assert "release 12.6" in docker("run", "--rm", "--network", "none", tag, "nvcc", "--version")
+
+    indexed.change(name, torch="2.6.0")
+    other = indexed.run("build", name, "--json", DOCKER_CONFIG=str(registry.login))
+    assert (other.code, other.error["kind"]) == (6, "build")
+    assert "install: /usr/local/cuda/bin/nvcc is of CUDA 12.6, torch of 12.4" in other.error["hint"]
 
 
 def in_layers(reference: str, secrets_: list[bytes]) -> bool:
