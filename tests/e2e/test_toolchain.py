@@ -160,7 +160,8 @@ int main() { int version = 0; cudaRuntimeGetVersion(&version); std::printf("%d",
 def test_nvcc_from_wheels_compiles_and_a_pin_of_cublas_still_changes_one_layer(
     indexed: Project, run_id: str, scratch: Path
 ) -> None:
-    name = named(indexed, f"e2e-nvcc-{run_id}", torch="2.11.0", gpus=["h200"], driver={"minimum": "580.65.06"},
+    driver = {"minimum": "550.54.14", "compat": compat(scratch)}  # too old for CUDA 13 alone
+    name = named(indexed, f"e2e-nvcc-{run_id}", torch="2.11.0", gpus=["h200"], driver=driver,
                  pins={"cublas": {"version": "13.1.1.3", "reason": "as a test"}})  # fmt: skip
     tag = built(indexed, f"{name}-devel")
     assert tag.startswith(f"envbuild/{name}-devel:")
@@ -182,5 +183,6 @@ def test_nvcc_from_wheels_compiles_and_a_pin_of_cublas_still_changes_one_layer(
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     # the layer before the last: behind it stand only the links that linkers look for
     assert changed == [len(before) - 2]
-    assert runtime[:-1] == before[: len(runtime) - 1]
-    assert runtime[-1] == before[-2]
+    # what the runtime image has, the devel image has too, and up to torch in the same place
+    assert set(runtime) < set(before)
+    assert runtime[:4] == before[:4]
