@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
     "Understand": {
         "audit": "What an image or environment really holds.",
+        "bisect": "The first version that passes a probe.",
     },
 }
 

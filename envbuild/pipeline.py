@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from envbuild import settings
-from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved
+from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved, ProfileError, UsageError
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
-from envbuild.plan import lock, resolve, sources
+from envbuild.plan import lock, probes, resolve, sources
 from envbuild.plan.lock import Lock
+from envbuild.plan.releases import releases
+from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners import here
-from envbuild.steps import Made, Options, Progress, Session
+from envbuild.proof.search import Found, search
+from envbuild.steps import Made, Options, Progress, Session, Step
 
 
 def make(name: str, options: Options, progress: Progress) -> Made:
@@ -40,11 +46,15 @@ def build_only(name: str, options: Options, progress: Progress) -> Made:
     """Layers and tags, no proof."""
     session = Session(name, options, progress)
     with _alone(session):
-        source = session.load()
-        plan = session.resolve(source)
-        locked = session.lock(source, plan)
-        session.build(source, plan, locked, session.render(source, locked))
+        _image(session)
     return session.made
+
+
+def _image(session: Session) -> tuple[Source, Lock, Image]:
+    source = session.load()
+    plan = session.resolve(source)
+    locked = session.lock(source, plan)
+    return source, locked, session.build(source, plan, locked, session.render(source, locked))
 
 
 def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = ()) -> Made:
@@ -110,11 +120,11 @@ def require_passed(made: Made) -> None:
         return
     failures = made.run.failures()
     if failures:
-        probes = [f["probe"] for f in failures if f["probe"]]
+        named = [f["probe"] for f in failures if f["probe"]]
         raise CheckFailed(
-            f"the self-test of {made.name} failed: {', '.join(probes) or failures[0]['detail']}",
+            f"the self-test of {made.name} failed: {', '.join(named) or failures[0]['detail']}",
             hint="\n".join(f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures)
-            if probes or len(failures) > 1
+            if named or len(failures) > 1
             else None,
         )
     lacking = made.run.skipped_required or (() if made.run.passed else made.run.by_status("skipped"))
@@ -152,3 +162,115 @@ def alone(name: str, say: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         file.release()
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """What a bisection looks for: the pin to move, the probe or the script that decides, and the versions between which
+    to search, both included."""
+
+    pin: str
+    probe: str | None = None
+    script: bytes | None = None
+    oldest: str | None = None
+    newest: str | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Try:
+    """One version of a bisection. `passed` None: no image can be made of it."""
+
+    version: str
+    passed: bool | None
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What a bisection came to. `versions`: all that lay within its bounds, oldest first."""
+
+    distribution: str
+    versions: tuple[str, ...]
+    tries: tuple[Try, ...]
+    found: Found | None
+
+
+def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
+    """Make trial images of one version after the other and test each, until it is known where the outcome changes.
+
+    Changes no file of the project, moves no tag, writes no evidence. Raises NotProved where the probe cannot run here.
+    """
+    session = Session(name, Options(), progress)
+    with _alone(session):
+        plan = session.resolve(session.load())
+        if hunt.probe and probes.known()[hunt.probe].needs == "cuda" and not plan.choice.situation.gpus:
+            raise UsageError(f"{hunt.probe} needs a GPU; {session.made.name} is for the CPU")
+        distribution = resolve.distribution(plan, hunt.pin)
+        versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
+        tries: list[Try] = []
+
+        def passes(index: int) -> bool | None:
+            tries.append(session.step(versions[index], lambda: _try(name, versions[index], hunt, progress)))
+            return tries[-1].passed
+
+        found = search(len(versions), passes)
+    return Bisection(distribution, tuple(versions), tuple(tries), found)
+
+
+def _versions(plan: Plan, distribution: str, hunt: Hunt) -> tuple[list[str], bool, str]:
+    found = releases(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
+    if not found:
+        raise UsageError(f"no release of {distribution} lies within these bounds", hint="--from and --to are versions")
+    return found, False, f"{len(found)} of {distribution}, {found[0]} to {found[-1]}"
+
+
+def _try(name: str, version: str, hunt: Hunt, progress: Progress) -> tuple[Try, bool, str]:
+    """One version: whether the probe passes in an image that has it, which is gone afterwards."""
+    asked = Asked(probes=(hunt.probe,)) if hunt.probe else ALL
+    options = Options(pins={hunt.pin: version}, tolerant=True, asked=asked)
+    session = Session(name, options, _Within(progress))
+    begin = time.monotonic()
+    try:
+        passed, reason = _outcome(session, hunt)
+    finally:
+        if not hunt.keep:
+            session.discard()
+    word = {True: "passed", False: "failed", None: "cannot be tried"}[passed]
+    return Try(version, passed, reason, time.monotonic() - begin), False, f"{word}: {reason}" if reason else word
+
+
+def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
+    try:
+        source, locked, image = _image(session)
+    except (ProfileError, CheckFailed) as error:
+        return None, error.message
+    if hunt.script is not None:
+        wrong = session.script(source, image, hunt.script)
+        return wrong is None, wrong or ""
+    session.selftest(source, image, locked.versions, locked.python)
+    try:
+        require_passed(session.made)
+    except CheckFailed as error:
+        return False, (error.hint or error.message).partition("\n")[0]
+    return True, ""
+
+
+class _Within:
+    """The progress of a try: its own steps are only what the try is at."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.begin = self.line = progress.line
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def probe(self, told: Mapping[str, Any]) -> None:
+        """Nothing: the try tells its outcome."""
+
+    def end(self, step: Step) -> None:
+        """Nothing."""
+
+    def abort(self) -> None:
+        """Nothing: the try ends as a step of its own."""

@@ -57,6 +57,7 @@ class Options:
     write: bool = False
     requirements: Path | None = None
     asked: Asked = job.ALL
+    tolerant: bool = False  # known faults are tried, not refused
 
     @property
     def trial(self) -> bool:
@@ -134,6 +135,8 @@ class Session:
     def load(self) -> Source:
         def work() -> tuple[Source, bool, str]:
             source = sources.load(self.made.name, self.options.pins, self.options.requirements)
+            if self.options.tolerant:
+                source = sources.accepting(source, (item.id for item in facts.advisories()), "only tried")
             self.made.name = source.name
             if self.options.asked.gpus and not source.profile.gpus:
                 raise UsageError(f"--gpus: {source.name} is tested on the CPU", hint="its profile names no gpus")
@@ -209,6 +212,14 @@ class Session:
         self.made.tags = [f"{repository(source.name)}:{locked.short}"]
         return image
 
+    def discard(self) -> None:
+        """Remove the image that was made here, unless it was there before."""
+        there = any(step.name == "build" and step.cached for step in self.made.steps)
+        if self.made.lock and not there:
+            tag = f"{repository(self.made.name)}:{self.made.lock.short}"
+            for reference in (tag, build.layers_tag(self.made.lock, self.made.name)):
+                self.connected().remove(reference)
+
     def _built_or_layers(
         self, source: Source, plan: Plan, locked: Lock, text: str
     ) -> tuple[tuple[Image, bool], bool, str]:
@@ -279,6 +290,16 @@ class Session:
         told = reading.told(line, nonce)
         if told:
             self.progress.probe(told)
+
+    def script(self, source: Source, image: Image, text: bytes) -> str | None:
+        """Run a script of the user's as the self-test is run; returns why it did not pass, if it did not."""
+
+        def work() -> tuple[str | None, bool, str]:
+            prepared = job.script(image.handle, source.profile.selftest, text, bool(source.profile.gpus))
+            wrong = reading.complaint(local.run(self.connected(), prepared))
+            return wrong, False, wrong or "passed"
+
+        return self.step("script", work)
 
     def _proofs(self, source: Source, image: Image, locked: Lock) -> tuple[Proof, ...]:
         return proved.of(image.id, source.name, source.profile, locked)

@@ -26,7 +26,7 @@ def json_option(function: F) -> F:
 def pin_option(function: F) -> F:
     return click.option(
         "--pin", "pins", multiple=True, metavar="NAME=VERSION", callback=_pins,
-        help="As if the profile pinned this (cublas, cudnn, nccl, torch, ...); may be repeated.",
+        help="As if the profile pinned this (cublas, nccl, torch, one of its packages, ...); may be repeated.",
     )(function)  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import Fault, ProfileError
+from envbuild.errors import Fault, ProfileError, UsageError
 from envbuild.plan import facts, probes, toolchain
 from envbuild.plan.archive import COMPAT, Wanted
 from envbuild.plan.choice import Advice, Choice, choose
@@ -175,6 +175,23 @@ def _refusal(name: str, choice: Choice, faults: list[Fault], hint: str | None = 
     refusal = ProfileError(f"profile {name} is refused", hint=hint, faults=faults)
     refusal.partial = {"profile": name, "advisories": choice.states}
     return refusal
+
+
+def distribution(plan: Plan, pin: str) -> str:
+    """What has the versions of a pin: torch, a package of the profile, or the wheel of a library.
+
+    Raises UsageError for any other name.
+    """
+    name = canonicalize_name(pin)
+    if name in {"torch", *(canonicalize_name(Requirement(text).name) for text in plan.packages)}:
+        return name
+    found = facts.distribution_of(pin, plan.choice.situation.cuda) if plan.choice.situation.cuda else None
+    if found is None:
+        raise UsageError(
+            f"{pin} is neither torch, nor a package of {plan.name}, nor a CUDA library that the facts know",
+            hint=f"see: envbuild show {plan.name}",
+        )
+    return found
 
 
 def _torch(profile: Profile) -> str:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from envbuild import shipped
 from envbuild.errors import ProfileError
 from envbuild.plan import document, requirements
 from envbuild.plan.document import Document
-from envbuild.plan.profile import Profile, checked
+from envbuild.plan.profile import Accept, Profile, checked
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 DEVEL = "devel"
+_PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Source:
 
 
 def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> Source:
-    """Find and read a profile by name or path; `pins` (library, torch or python -> version) replace its own.
+    """Find and read a profile by name or path; `pins` replace its own: of libraries, torch, python or its packages.
 
     `<profile>-devel` is a profile's variant devel, with a lock and a Dockerfile of that name. `wanted` is a project's
     requirements.txt or pyproject.toml: its packages join the profile's, under the name `<profile>-<folder of the
@@ -72,10 +75,10 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     if name != file.stem:
         variant = Document(merged.file, {"variant": DEVEL}, {("variant",): document.Place(merged.file, 1)})
         merged = document.merge(merged, variant)
-    if pins:
-        merged = document.merge(merged, _pinned(pins))
     if wanted:
         _require(merged, wanted)
+    if pins:
+        merged = document.merge(merged, _pinned(_repin(merged, pins)))
     profile = checked(merged, name)
     if wanted:
         folder = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
@@ -92,14 +95,35 @@ def _require(merged: Document, wanted: Path) -> None:
             packages.append(text)
 
 
+def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
+    """Pin those of the profile's own packages that are named; returns the pins of what is none."""
+    packages, pinned = merged.data.get("packages"), set()
+    wanted = {str(canonicalize_name(name)): version for name, version in pins.items()}
+    for index, text in enumerate(packages if isinstance(packages, list) else ()):
+        match = _PACKAGE.match(str(text))
+        name = canonicalize_name(match[1]) if match else ""
+        if match and name in wanted:
+            merged.data["packages"][index] = f"{match[0]}=={wanted[name]}"
+            merged.places[("packages", index)] = document.Place("--pin", 1)
+            pinned.add(name)
+    return {name: version for name, version in pins.items() if canonicalize_name(name) not in pinned}
+
+
 def _pinned(pins: Mapping[str, str]) -> Document:
-    """What `--pin` asks for, as a document on top of the profile."""
+    """What `--pin` asks for beside packages, as a document on top of the profile."""
     own = {name: version for name, version in pins.items() if name in ("torch", "python", "cuda")}
     libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
     data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
     places: dict[document.Path, document.Place] = {(name,): document.Place("--pin", 1) for name in data}
     places |= {("pins", name): document.Place("--pin", 1) for name in libraries}
     return Document("--pin", data, places)
+
+
+def accepting(source: Source, ids: Iterable[str], reason: str) -> Source:
+    """The same profile, with these advisories taken on beside those that it accepts itself."""
+    own = {item.advisory for item in source.profile.accept}
+    more = tuple(Accept(advisory=name, reason=reason) for name in ids if name not in own)
+    return replace(source, profile=source.profile.model_copy(update={"accept": (*source.profile.accept, *more)}))
 
 
 def _folders() -> Iterator[Path]:

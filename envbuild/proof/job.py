@@ -196,18 +196,38 @@ def make(
     may have, as the driver prints them; none: the CPU. `gpu_count`: as many must be there and work together.
     """
     made = document(wanted, versions, python, gpus, asked, gpu_count)
-    memory = int(wanted.memory_gb * (1 << 30))
     return Job(
         image=image,
         # -I keeps the working folder and PYTHON* variables out
         argv=("python", *(("-I",) if image else ()), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
         stdin=payload(json.dumps(made).encode()),
         nonce=made["nonce"],
-        # NCCL's segments for cards without P2P: 10 MB each (NVIDIA/nccl#290), or 193 MB (vllm-project/vllm#18831)
-        limits=Limits(memory, float(wanted.timeout), shm=memory // 2 if gpus else Limits.shm),
+        limits=_limits(wanted, bool(gpus)),
         gpus=bool(gpus),
         devices=asked.gpus,
     )
+
+
+def _limits(wanted: SelfTest, gpu: bool) -> Limits:
+    memory = int(wanted.memory_gb * (1 << 30))
+    # NCCL's segments for cards without P2P: 10 MB each (NVIDIA/nccl#290), or 193 MB (vllm-project/vllm#18831)
+    return Limits(memory, float(wanted.timeout), shm=memory // 2 if gpu else Limits.shm)
+
+
+# A real file: tracebacks, inspect and what compiles kernels look for one.
+_SCRIPT = """
+import os, runpy, sys, tempfile
+path = os.path.join(tempfile.mkdtemp(), "script.py")
+with open(path, "wb") as file:
+    file.write(sys.stdin.buffer.read())
+sys.argv = [path]
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+def script(image: str, wanted: SelfTest, text: bytes, gpus: bool) -> Job:
+    """The job that runs a script as `python script.py` would, in the self-test's container and within its limits."""
+    return Job(image, ("python", "-I", "-c", _SCRIPT), text, "", _limits(wanted, gpus), gpus)
 
 
 def document(

@@ -126,6 +126,18 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
     )
 
 
+def complaint(output: RawOutput) -> str | None:
+    """Why a script did not pass, in its own last words where it has some; None where it ended with 0."""
+    if output.timed_out:
+        return f"stopped after {output.seconds:.0f} s"
+    if output.out_of_memory:
+        return "the container ran out of memory"
+    if output.exit_code == 0 and not output.too_long:
+        return None
+    last = output.stderr.strip().splitlines()[-1:] or ["no words"]
+    return "it wrote too much" if output.too_long else f"exit status {output.exit_code}: {_printable(last[0][:300])}"
+
+
 def _hung(planned: Sequence[str], results: Sequence[object], seconds: float) -> list[dict[str, Any]]:
     """The probe that was running when the time for all of them was over, as a result of its own."""
     running = planned[len(results) :][:1]

@@ -45,6 +45,8 @@ def take(out: int = 1) -> int:
 
 def has_torch() -> bool:
     """Import torch; where that fails, say why on stderr."""
+    # OpenMP's threads spin while they wait, which costs five times the work where others use the processors (tried).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         importlib.import_module("torch")
         return True
@@ -55,8 +57,6 @@ def has_torch() -> bool:
 
 
 def _run(document: Any, fd: int, writer: Callable[[Job, int], Emit]) -> int:
-    # OpenMP's threads spin while they wait, which costs five times the work where others use the processors (tried).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Not at the top: torch must not be imported before stdout is safe, nor only to print the usage.
     if not has_torch():
         return NO_TORCH

@@ -119,3 +119,11 @@ def test_ranks_without_a_device_are_refused_before_torch_is_loaded() -> None:
     done = run(document(device="cuda"), CUDA_VISIBLE_DEVICES="0,1", LOCAL_RANK="2")
     assert done.returncode == 5
     assert "local rank 2 has no device of its own" in done.stderr
+
+
+def test_threads_that_wait_do_not_spin() -> None:
+    """Spinning, a check took ten times as long on a machine that others use too (tried)."""
+    code = "import os; from envbuild.selftest import check; check.has_torch(); print(os.environ['OMP_WAIT_POLICY'])"
+    own = {name: value for name, value in environment().items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=own, timeout=60)
+    assert done.stdout == "PASSIVE\n", done.stderr

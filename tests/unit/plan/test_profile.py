@@ -417,3 +417,34 @@ def test_the_committed_schema_is_the_models() -> None:
     """Editors read the file; `envbuild schema > profiles/profile.schema.json` writes it."""
     committed = json.loads((shipped.PROFILES / "profile.schema.json").read_text(encoding="utf-8"))
     assert committed == profile.schema()
+
+
+@pytest.mark.parametrize(
+    ("packages", "pins", "expected"),
+    [
+        (["numpy", "einops>=0.8"], {"numpy": "2.0"}, ["numpy==2.0", "einops>=0.8"]),
+        (["Foo_Bar[x, y] >= 1; python_version > '3'"], {"foo-bar": "3"}, ["Foo_Bar[x,y]==3"]),
+        (["numpy<2", "numpy>1"], {"NumPy": "1.5"}, ["numpy==1.5", "numpy==1.5"]),
+    ],
+)
+def test_a_pin_may_be_of_a_package(
+    project: Path, packages: list[str], pins: dict[str, str], expected: list[str]
+) -> None:
+    file = write_profile(project, {**PROFILE, "packages": packages})
+    source = sources.load(str(file), pins)
+    assert list(source.profile.packages) == expected
+    assert source.document.place(("packages", 0)).file == "--pin"
+    assert not source.profile.pins
+
+
+def test_a_pin_of_a_package_that_is_no_version_is_refused(project: Path) -> None:
+    file = write_profile(project, PROFILE)
+    with pytest.raises(ProfileError) as caught:
+        sources.load(str(file), {"numpy": "new"})
+    assert [str(fault).partition(":")[0] for fault in caught.value.faults] == ["--pin"]
+
+
+def test_a_pin_of_a_requirement_of_the_command_line(project: Path) -> None:
+    (project / "requirements.txt").write_text("einops>=0.8\n", encoding="utf-8")
+    source = sources.load(str(write_profile(project, PROFILE)), {"einops": "0.8.1"}, project / "requirements.txt")
+    assert source.profile.packages[-1] == "einops==0.8.1"

@@ -1,0 +1,57 @@
+"""Where an outcome changes in a row of versions, found with few tries. Pure: how a version is tried is the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Found:
+    """Two indexes and whether each passes. Where they differ, nothing between them could be tried; where they agree,
+    they are the ends of the row."""
+
+    low: int
+    high: int
+    low_passes: bool
+    high_passes: bool
+
+    @property
+    def changes(self) -> bool:
+        return self.low_passes != self.high_passes
+
+    @property
+    def passing(self) -> int | None:
+        """The oldest known to pass."""
+        return self.low if self.low_passes else self.high if self.high_passes else None
+
+
+def search(count: int, passes: Callable[[int], bool | None]) -> Found | None:
+    """Try both ends, then halve what lies between them, if they differ; None where nothing could be tried.
+
+    `passes` says None for what cannot be tried at all; its neighbours are then. With one change in the row that one is
+    found; with several, one of them: what is returned was tried in any case.
+    """
+    outcomes: dict[int, bool | None] = {}
+
+    def tried(index: int) -> bool | None:
+        if index not in outcomes:
+            outcomes[index] = passes(index)
+        return outcomes[index]
+
+    low = next((index for index in range(count) if tried(index) is not None), None)
+    if low is None:
+        return None
+    high = next(index for index in reversed(range(low, count)) if tried(index) is not None)
+    first, last = bool(tried(low)), bool(tried(high))
+    while first != last:
+        middle = (low + high) // 2
+        between = [index for index in range(low + 1, high) if outcomes.get(index, True) is not None]
+        if not between:
+            break
+        index = min(between, key=lambda other: abs(other - middle))
+        outcome = tried(index)
+        if outcome is None:
+            continue
+        low, high = (index, high) if outcome == first else (low, index)
+    return Found(low, high, first, last)

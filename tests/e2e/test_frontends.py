@@ -1,0 +1,95 @@
+"""`test` in its many forms, the exported check and `bisect`, on a real image."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from envbuild.plan import lock
+
+from .support import Proved, docker
+
+pytestmark = pytest.mark.engine
+
+
+def images(made: Proved) -> str:
+    form = "{{.Repository}}:{{.Tag}} {{.ID}}"
+    return docker("image", "ls", "--no-trunc", "--format", form, f"envbuild/{made.name}")
+
+
+def shell(made: Proved, command: str, stdin: str) -> str:
+    """What a command says in a container of the image."""
+    run = ["run", "--rm", "--interactive", "--network=none", "--entrypoint", "sh", made.tag, "-c"]
+    return docker(*run, command, stdin=stdin)
+
+
+def test_only_what_is_asked_for_runs_and_must_pass(quick: Proved, tmp_path: Path) -> None:
+    report = tmp_path / "junit.xml"
+    asked = ["--probe", "gemm.exact", "--probe", "gemm.accuracy"]
+    done = quick.project.run("test", quick.name, *asked, "--junit", str(report), "--json")
+    assert done.code == 0, done.stderr
+    assert [row["probe"] for row in done.document["probes"]] == ["gemm.exact", "gemm.accuracy"]
+    (suite,) = ElementTree.parse(report).getroot()
+    assert [case.attrib["name"] for case in suite.iter("testcase")] == ["gemm.exact", "gemm.accuracy"]
+    assert quick.id in {item.attrib["value"] for item in suite.iter("property")}
+    shown = [line.split()[:2] for line in done.stderr.splitlines()]
+    assert ["passed", "gemm.exact"] in shown, "each probe is told as it ends"
+
+
+def test_a_probe_that_cannot_run_is_no_pass(quick: Proved) -> None:
+    done = quick.project.run("test", quick.name, "--probe", "attention.cudnn", "--json")
+    assert (done.code, done.error["kind"]) == (4, "not-proved")
+    assert done.error["hint"] == "attention.cudnn: needs a GPU"
+
+
+def test_the_exported_check_passes_in_the_image_and_not_elsewhere(quick: Proved) -> None:
+    project = quick.project
+    assert project.run("export", "check", quick.name, "-o", "check.py").code == 0
+    text = (project.folder / "check.py").read_text(encoding="utf-8")
+    said = shell(quick, "cat > /tmp/check.py && python /tmp/check.py", text)
+    assert said.startswith(f"envbuild check: {quick.name}: ") and len(said.splitlines()) == 1
+    spoil = 'rm -r "$(python -c "import sympy; print(sympy.__path__[0])")"-*'
+    said = shell(quick, f"cat > /tmp/check.py; {spoil}; python /tmp/check.py 2>&1; echo exit $?", text)
+    assert "sympy is absent, locked is " in said and "remedy: run in the image of " in said
+    assert said.endswith("exit 5\n")
+
+
+def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved, tmp_path: Path) -> None:
+    """The newest that is tried is what the image has; that one is used, and stays."""
+    project = quick.project
+    locked = lock.read(project.lock(quick.name))
+    assert locked
+    newest = locked.versions["numpy"]
+    head, _, patch = newest.rpartition(".")
+    oldest, first = f"{head}.{int(patch) - 2}", f"{head}.{int(patch) - 1}"
+    script = tmp_path / "needs.py"
+    script.write_text(
+        f"import numpy, os, sys\nassert __file__ == sys.argv[0] and os.getuid() == 65534\n"
+        f"sys.exit(0 if numpy.__version__ in {(first, newest)!r} else 'too old: ' + numpy.__version__)\n"
+    )
+    files = {file: file.read_bytes() for file in (project.lock(quick.name), project.dockerfile(quick.name))}
+    before = images(quick)
+    done = project.run(
+        "bisect", quick.name, "--pin", "numpy", "--script", str(script), "--from", oldest, "--to", newest, "--json"
+    )
+    assert done.code == 0, done.stderr
+    document = done.document
+    assert (document["first"], document["change"]) == (first, [oldest, first])
+    assert [row["version"] for row in document["tries"]] == [oldest, newest, first]
+    assert document["tries"][0]["reason"] == f"exit status 1: too old: {oldest}"
+    assert images(quick) == before
+    assert {file: file.read_bytes() for file in files} == files
+
+
+def test_the_selftest_as_a_zip(quick: Proved) -> None:
+    assert quick.project.run("export", "selftest").code == 0
+    done = quick.project.run("test", quick.name, "--python", sys.executable, "--probe", "gemm.exact")
+    assert done.code == 0, done.stderr
+    archive = (quick.project.folder / "selftest.zip").read_bytes()
+    text = base64.b64encode(archive).decode()
+    command = "base64 -d > /tmp/s.zip && python /tmp/s.zip --probe gemm.exact"
+    assert "1 passed, 0 failed, 0 skipped" in shell(quick, command, text)

@@ -1,0 +1,222 @@
+"""The bisection of a pin: what is tried, what is cleaned up, and what is said. Images and runs are stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild import pipeline
+from envbuild.commands.console import Console
+from envbuild.errors import ProfileError, UsageError
+from envbuild.plan import facts, sources
+from envbuild.plan.resolve import distribution, resolve
+from envbuild.proof.job import Asked
+from envbuild.steps import Options, Session, Step
+from unit.proof.runs import documents, judged, lines, passed_run, probe
+from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of, source_of, write_profile
+
+VERSIONS = [f"1.{minor}" for minor in range(10)]
+
+
+class Workbench:
+    """What stands in for the engine: `outcomes` by version, and what was asked of it."""
+
+    def __init__(self, outcomes: Mapping[str, str], folder: Path) -> None:
+        self.outcomes = outcomes
+        self.made: list[str] = []
+        self.options: list[Any] = []
+        self.discarded: list[str] = []
+        self.lock = lock_for(plan_of(folder, PROFILE))
+
+    def image(self, session: Session) -> Any:
+        version = session.options.pins["numpy"]
+        self.made.append(version)
+        self.options.append(session.options)
+        if self.outcomes[version] == "unmakable":
+            raise ProfileError("the packages cannot be resolved together")
+        return sources.load("sample"), self.lock, image_of(version)
+
+    def selftest(self, session: Session, *_: Any) -> None:
+        outcome = self.outcomes[session.options.pins["numpy"]]
+        if outcome == "skipped":
+            session.made.run = judged(lines(documents(probe("gemm.crash", "skipped"))), ["gemm.crash"])
+        else:
+            session.made.run = passed_run(probe("gemm.crash", outcome))
+
+    def discard(self, session: Session) -> None:
+        self.discarded.append(session.options.pins["numpy"])
+
+
+def bench(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str, str]) -> Workbench:
+    write_profile(project, PROFILE)
+    made = Workbench(outcomes, project)
+    monkeypatch.setattr(pipeline, "_image", made.image)
+    monkeypatch.setattr(Session, "selftest", lambda *given: made.selftest(*given))
+    monkeypatch.setattr(Session, "discard", lambda session: made.discard(session))
+    monkeypatch.setattr(pipeline, "releases", lambda *_: list(outcomes))
+    return made
+
+
+def passing_from(first: str) -> dict[str, str]:
+    return {v: "passed" if VERSIONS.index(v) >= VERSIONS.index(first) else "failed" for v in VERSIONS}
+
+
+def hunted(*more: str) -> Said:
+    return envbuild("bisect", "sample", "--pin", "numpy", "--probe", "gemm.crash", *more)
+
+
+def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    made = bench(monkeypatch, project, passing_from("1.6"))
+    said = hunted()
+    assert (said.code, said.stdout) == (0, "numpy 1.6 is the first that passes; 1.5 before it fails\n")
+    assert made.made[:2] == ["1.0", "1.9"]
+    assert len(made.made) <= 6
+    assert made.discarded == made.made
+    assert [line.split()[0] for line in said.stderr.splitlines()[2:]] == ["versions", *made.made]
+    assert all(options.tolerant and options.trial for options in made.options)
+    assert {options.asked for options in made.options} == {Asked(probes=("gemm.crash",))}
+
+
+def test_the_tries_are_told_as_json(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    made = bench(monkeypatch, project, {**passing_from("1.6"), "1.5": "unmakable"})
+    document = hunted("--json").document
+    assert (document["first"], document["change"]) == ("1.6", ["1.4", "1.6"])
+    assert document["versions"] == VERSIONS
+    assert [item["version"] for item in document["tries"]] == made.made
+    told = {item["version"]: item for item in document["tries"]}
+    assert (told["1.5"]["passed"], told["1.5"]["reason"]) == (None, "the packages cannot be resolved together")
+    assert (told["1.0"]["passed"], told["1.0"]["reason"]) == (False, "gemm.crash: signal at a step: why")
+    assert "1.5 between them could not be tried" in hunted().stdout
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code", "words"),
+    [
+        (dict.fromkeys(VERSIONS, "passed"), 0, "numpy 1.0, the oldest, passes already"),
+        (dict.fromkeys(VERSIONS, "failed"), 5, "no version of numpy is known to pass: the oldest and the newest fail"),
+        (dict.fromkeys(VERSIONS, "unmakable"), 5, "no image could be made with any of 10 versions of numpy"),
+        (
+            {"1.0": "passed", "1.1": "passed", "1.2": "failed"},
+            0,
+            "numpy 1.2 is the first that fails; 1.1 before it passes",
+        ),
+        ({"1.0": "failed"}, 5, "fail (1.0)"),
+    ],
+)
+def test_what_is_said_where_nothing_changes_or_the_other_way(
+    monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: dict[str, str], code: int, words: str
+) -> None:
+    bench(monkeypatch, project, outcomes)
+    said = hunted()
+    assert said.code == code
+    assert words in said.stdout + said.stderr
+    assert (hunted("--json").document["first"] is None) is (code == 5)
+
+
+def test_a_probe_that_cannot_run_here_decides_nothing(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    made = bench(monkeypatch, project, dict.fromkeys(VERSIONS, "skipped"))
+    assert hunted().code == 4
+    assert made.made == made.discarded == ["1.0"]
+
+
+def test_images_are_kept_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    made = bench(monkeypatch, project, passing_from("1.6"))
+    assert hunted("--keep").code == 0
+    assert made.discarded == []
+
+
+def test_what_is_interrupted_is_cleaned_up(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    made = bench(monkeypatch, project, passing_from("1.6"))
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "selftest", interrupted)
+    assert hunted().code == 130
+    assert made.discarded == ["1.0"]
+
+
+def test_a_script_may_decide(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    made = bench(monkeypatch, project, passing_from("1.6"))
+    (project / "smoke.py").write_text("the script", encoding="utf-8")
+    given: list[bytes] = []
+
+    def script(session: Session, source: Any, image: Any, text: bytes) -> str | None:
+        given.append(text)
+        return None if made.outcomes[session.options.pins["numpy"]] == "passed" else "exit status 1: too old"
+
+    monkeypatch.setattr(Session, "script", script)
+    document = envbuild("bisect", "sample", "--pin", "numpy", "--script", "smoke.py", "--json").document
+    assert (document["first"], document["decides"]) == ("1.6", "smoke.py")
+    assert set(given) == {b"the script"}
+    assert document["tries"][0]["reason"] == "exit status 1: too old"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--pin", "nosuch", "--probe", "gemm.crash"], "nosuch is neither torch, nor a package of sample"),
+        (["--pin", "numpy", "--probe", "gemm.crsh"], "did you mean gemm.crash?"),
+        (["--pin", "numpy", "--probe", "env.identity"], "needs a GPU; sample is for the CPU"),
+        (["--pin", "numpy", "--probe", "gemm.crash", "--from", "new"], "'new' is not a version"),
+        (["--pin", "numpy"], "--probe NAME or --script FILE"),
+        (["--pin", "numpy", "--probe", "gemm.crash", "--script", "profiles/sample.yaml"], "--probe NAME or --script"),
+        (["--pin", "numpy", "--script", "nosuch.py"], "nosuch.py"),
+        (["--probe", "gemm.crash"], "--pin"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(
+    monkeypatch: pytest.MonkeyPatch, project: Path, arguments: list[str], words: str
+) -> None:
+    bench(monkeypatch, project, passing_from("1.6"))
+    said = envbuild("bisect", "sample", *arguments)
+    assert (said.code, words in said.stderr) == (2, True), said.stderr
+
+
+def test_no_release_within_the_bounds(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    bench(monkeypatch, project, {})
+    assert hunted("--from", "9").code == 2
+
+
+# what a trial is
+
+
+def test_a_pin_is_torch_a_package_or_a_library(project: Path) -> None:
+    plan = resolve(source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1", "packages": ["Foo_Bar[x]>=1"]}))
+    assert [distribution(plan, pin) for pin in ("torch", "foo-bar", "cublas")] == [
+        "torch",
+        "foo-bar",
+        "nvidia-cublas-cu12",
+    ]
+    with pytest.raises(UsageError, match="cubals is neither"):
+        distribution(plan, "cubals")
+
+
+def test_a_known_fault_is_tried_all_the_same(project: Path) -> None:
+    """Else nobody could find where it ends."""
+    source = source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.3.1", "pins": {"cublas": "12.1.3.1"}})
+    with pytest.raises(ProfileError):
+        resolve(source)
+    tolerant = sources.accepting(source, (item.id for item in facts.advisories()), "only tried")
+    choice = resolve(tolerant).choice
+    assert "cublas-hopper-fpe" in {item["id"] for item in choice.states if item["state"] == "accepted"}
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_only_what_was_made_is_discarded(monkeypatch: pytest.MonkeyPatch, project: Path, cached: bool) -> None:
+    removed: list[str] = []
+
+    class Engine:
+        def remove(self, reference: str) -> None:
+            removed.append(reference)
+
+    session = Session("sample", Options(), pipeline._Within(Console()))
+    session.engine = Engine()  # type: ignore[assignment]
+    session.made.lock = lock_for(plan_of(project, PROFILE))
+    session.made.steps.append(Step("build", 1.0, cached, ""))
+    session.discard()
+    tag = f"envbuild/sample:{session.made.lock.short}"
+    assert removed == ([] if cached else [tag, f"{tag}-layers"])
