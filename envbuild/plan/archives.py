@@ -26,8 +26,11 @@ def take(wanted: Wanted, progress: Callable[[str, int], None]) -> Archive:
     Raises what fetch raises; ProfileError, naming the profile's line, for one that holds nothing of the kind, another
     version than fits, or a member that would leave the folder it is unpacked in.
     """
+    held = store.archives()
+    if held.holds(wanted.sha256, wanted.name):
+        held.check(wanted.sha256, wanted.name)
     fetch([wanted], progress)
-    file = store.archives().path(wanted.sha256, wanted.name)
+    file = held.path(wanted.sha256, wanted.name)
     done = run([sys.executable, UNPACKER, wanted.name, file])
     version = done.stdout.strip()
     if done.code:

@@ -153,12 +153,10 @@ def _wheels(plan: Plan, keep: dict[str, str]) -> tuple[LockedWheel, ...]:
         # a second time, so that the wheels of a runtime image stay as they are, in layers of their own
         resolved = resolved_with(plan.toolchain.requirements, {**keep, **resolved.versions})
     located = wheels.locate(resolved.versions, plan.python, plan.glibc)
-    sizes = wheels.sizes(located)
     overridden = {override.distribution for override in plan.choice.overrides}
     locked = [
-        LockedWheel(wheel, sizes[wheel], _layer(wheel.name, kind, sizes[wheel], wheel.name in overridden))
-        for wheel in located
-        for kind in [kinds.get(wheel.name, TOOLCHAIN)]
+        LockedWheel(wheel, size, _layer(wheel.name, kinds.get(wheel.name, TOOLCHAIN), size, wheel.name in overridden))
+        for wheel, size in wheels.sizes(located).items()
     ]
     late = {item.layer for item in locked if item.wheel.name not in kinds}
     order = {name: index for index, name in enumerate(_order(locked, overridden, late))}

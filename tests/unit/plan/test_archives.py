@@ -89,6 +89,15 @@ def test_another_file_is_refused_and_not_kept(wanted: Wanted, served: Index) -> 
     assert list(store.archives().folder.iterdir()) == []
 
 
+def test_a_stored_file_that_changed_is_not_blamed_on_the_profile(wanted: Wanted) -> None:
+    take(wanted)
+    file = store.archives().path(wanted.sha256, wanted.name)
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(HashMismatch, match="cuda-compat was damaged on this disk"):
+        take(wanted)
+    assert take(wanted).version == "580.95.05"
+
+
 @pytest.mark.parametrize(
     "url", ["{served}/files/nosuch", "http://127.0.0.1:1/x", "file:///nosuch/file", "file:///", "http://["]
 )
