@@ -14,6 +14,7 @@ from envbuild import settings
 from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved, ProfileError, UsageError
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
+from envbuild.making import Made, Options, Progress, Step
 from envbuild.plan import lock, probes, resolve, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.releases import releases
@@ -22,7 +23,7 @@ from envbuild.plan.sources import Source
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners import here
 from envbuild.proof.search import Found, search
-from envbuild.steps import Made, Options, Progress, Session, Step
+from envbuild.steps import Session
 
 
 def make(name: str, options: Options, progress: Progress) -> Made:

@@ -6,14 +6,14 @@ import datetime
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
+from envbuild.making import Made, Options, Progress, Step, counts
 from envbuild.plan import archives, debs, facts, lock, locking, resolve, sources, store, wheels
 from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
@@ -21,86 +21,10 @@ from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, evidence, job, proved, reading
 from envbuild.proof.evidence import Proof
-from envbuild.proof.job import Asked, TestRun
+from envbuild.proof.job import TestRun
 from envbuild.proof.runners import here, local
 
 T = TypeVar("T")
-
-
-class Progress(Protocol):
-    """Where a person sees what happens; nothing of it goes to stdout."""
-
-    def begin(self, step: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def say(self, text: str) -> None: ...
-    def probe(self, told: Mapping[str, Any]) -> None: ...
-    def end(self, step: Step) -> None: ...
-    def abort(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Step:
-    """A finished step. `cached`: nothing had to be done."""
-
-    name: str
-    seconds: float
-    cached: bool
-    note: str
-
-
-@dataclass(frozen=True)
-class Options:
-    locked: bool = False
-    no_cache: bool = False
-    upgrade: frozenset[str] = frozenset()
-    pins: Mapping[str, str] = field(default_factory=dict)
-    write: bool = False
-    requirements: Path | None = None
-    asked: Asked = job.ALL
-    tolerant: bool = False  # known faults are tried, not refused
-
-    @property
-    def trial(self) -> bool:
-        """Pins to try: no file is changed and `verified` is never moved."""
-        return bool(self.pins) and not self.write
-
-
-@dataclass
-class Made:
-    """What `make` and its parts came to; filled in as the steps go."""
-
-    name: str
-    steps: list[Step] = field(default_factory=list)
-    lock: Lock | None = None
-    image: Image | None = None
-    tags: list[str] = field(default_factory=list)
-    run: TestRun | None = None
-    evidence: Path | None = None
-    proofs: tuple[Proof, ...] = ()
-
-    @property
-    def status(self) -> str:
-        if self.image is None or (self.run is not None and not self.run.passed):
-            return "failed"
-        proved = bool(self.proofs) and all(proof.state == "proved" for proof in self.proofs)
-        return VERIFIED if proved else "built"
-
-    def _gpu(self) -> dict[str, Any] | None:
-        card = evidence.gpu_of(self.run) if self.run else None
-        return {"model": card["model"], "count": card["count"]} if card else None
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "profile": self.name,
-            "status": self.status,
-            "image": {"id": self.image.id, "tags": self.tags} if self.image else None,
-            "lock": self.lock.id if self.lock else None,
-            "gpu": self._gpu(),
-            "evidence": str(self.evidence) if self.evidence else None,
-            "proofs": proved.document(self.proofs),
-            "selftest": self.run.summary() if self.run else None,
-            "steps": [{"name": s.name, "seconds": round(s.seconds, 3), "cached": s.cached} for s in self.steps],
-        }
 
 
 class Session:
@@ -159,7 +83,7 @@ class Session:
             if self.options.locked:
                 after = lock.current(before, plan, source.lock_file)
             else:
-                after = locking.make(plan, before, self.options.upgrade, self._fetching())
+                after = locking.make(plan, before, progress=self._fetching())
             after = self._base_at_hand(plan, after)
             if after is not before:
                 if not self.options.trial:
@@ -352,7 +276,3 @@ class Session:
             return None, cached, f"{named}:{VERIFIED}"
 
         self.step("tag", work)
-
-
-def counts(run: TestRun) -> str:
-    return ", ".join(f"{len(run.by_status(s))} {s}" for s in ("passed", "failed", "skipped") if run.by_status(s))

@@ -4,7 +4,7 @@ import click
 
 from envbuild import pipeline
 from envbuild.commands.console import Console, emit, json_option, requirements_option
-from envbuild.steps import Options
+from envbuild.making import Options
 
 
 @click.command("build", short_help="Build the image, without proof.")

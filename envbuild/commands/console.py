@@ -14,7 +14,7 @@ import click
 from envbuild.commands.table import Live, line
 
 if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
-    from envbuild.steps import Step
+    from envbuild.making import Step
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -5,8 +5,8 @@ import click
 from envbuild import pipeline
 from envbuild.commands.console import Console, emit, gpus_option, json_option, pin_option, requirements_option
 from envbuild.errors import NotProved
+from envbuild.making import Options
 from envbuild.proof.job import Asked
-from envbuild.steps import Options
 
 
 @click.command("make", short_help="From a profile to a verified image.")

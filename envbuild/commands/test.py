@@ -9,9 +9,9 @@ from envbuild import pipeline
 from envbuild.commands.console import Console, emit, gpus_option, json_option
 from envbuild.commands.table import line
 from envbuild.errors import CheckFailed, NotProved, UsageError
+from envbuild.making import Made
 from envbuild.plan import probes
 from envbuild.proof import job, junit
-from envbuild.steps import Made
 
 
 @click.command("test", short_help="Run the self-test in an image and report.")

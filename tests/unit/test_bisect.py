@@ -11,10 +11,11 @@ import pytest
 from envbuild import pipeline
 from envbuild.commands.console import Console
 from envbuild.errors import ProfileError, UsageError
+from envbuild.making import Options, Step
 from envbuild.plan import facts, sources
 from envbuild.plan.resolve import distribution, resolve
 from envbuild.proof.job import Asked
-from envbuild.steps import Options, Session, Step
+from envbuild.steps import Session
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of, source_of, write_profile
 

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.commands.console import Console
 from envbuild.commands.table import line
-from envbuild.steps import Step
+from envbuild.making import Step
 from unit.proof.runs import NAMES, probe
 
 PLAN = {"probes": list(NAMES)}

@@ -11,16 +11,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from envbuild import pipeline, steps
+from envbuild import pipeline
 from envbuild.errors import CheckFailed, NotProved
 from envbuild.image import build
+from envbuild.making import Made, Options, Progress
 from envbuild.plan import probes
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, job
 from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.evidence import Proof
 from envbuild.proof.findings import Finding
-from envbuild.steps import Made, Options, Progress, Session
+from envbuild.steps import Session
 from unit.proof.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
 
@@ -124,7 +125,7 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
     monkeypatch.setattr(audit, "expected", note("expected", Expected()))
     monkeypatch.setattr(audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
     monkeypatch.setattr(Session, "_fetch", note("fetch", None))
-    session = Session("sample", steps.Options(), cast(Any, MagicMock()))
+    session = Session("sample", Options(), cast(Any, MagicMock()))
     session.engine = cast(Any, object())
     return session, done
 

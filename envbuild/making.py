@@ -1,0 +1,94 @@
+"""What a run of the pipeline is asked for, what it comes to, and where a person sees it happen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from envbuild.image.engine import Image
+from envbuild.image.names import VERIFIED
+from envbuild.plan.lock import Lock
+from envbuild.proof import evidence, job, proved
+from envbuild.proof.evidence import Proof
+from envbuild.proof.job import Asked, TestRun
+
+
+class Progress(Protocol):
+    """Where a person sees what happens; nothing of it goes to stdout."""
+
+    def begin(self, step: str) -> None: ...
+    def line(self, text: str) -> None: ...
+    def say(self, text: str) -> None: ...
+    def probe(self, told: Mapping[str, Any]) -> None: ...
+    def end(self, step: Step) -> None: ...
+    def abort(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """A finished step. `cached`: nothing had to be done."""
+
+    name: str
+    seconds: float
+    cached: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Options:
+    locked: bool = False
+    no_cache: bool = False
+    pins: Mapping[str, str] = field(default_factory=dict)
+    write: bool = False
+    requirements: Path | None = None
+    asked: Asked = job.ALL
+    tolerant: bool = False  # known faults are tried, not refused
+
+    @property
+    def trial(self) -> bool:
+        """Pins to try: no file is changed and `verified` is never moved."""
+        return bool(self.pins) and not self.write
+
+
+@dataclass
+class Made:
+    """What `make` and its parts came to; filled in as the steps go."""
+
+    name: str
+    steps: list[Step] = field(default_factory=list)
+    lock: Lock | None = None
+    image: Image | None = None
+    tags: list[str] = field(default_factory=list)
+    run: TestRun | None = None
+    evidence: Path | None = None
+    proofs: tuple[Proof, ...] = ()
+
+    @property
+    def status(self) -> str:
+        if self.image is None or (self.run is not None and not self.run.passed):
+            return "failed"
+        proved = bool(self.proofs) and all(proof.state == "proved" for proof in self.proofs)
+        return VERIFIED if proved else "built"
+
+    def _gpu(self) -> dict[str, Any] | None:
+        card = evidence.gpu_of(self.run) if self.run else None
+        return {"model": card["model"], "count": card["count"]} if card else None
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "profile": self.name,
+            "status": self.status,
+            "image": {"id": self.image.id, "tags": self.tags} if self.image else None,
+            "lock": self.lock.id if self.lock else None,
+            "gpu": self._gpu(),
+            "evidence": str(self.evidence) if self.evidence else None,
+            "proofs": proved.document(self.proofs),
+            "selftest": self.run.summary() if self.run else None,
+            "steps": [{"name": s.name, "seconds": round(s.seconds, 3), "cached": s.cached} for s in self.steps],
+        }
+
+
+def counts(run: TestRun) -> str:
+    return ", ".join(f"{len(run.by_status(s))} {s}" for s in ("passed", "failed", "skipped") if run.by_status(s))
