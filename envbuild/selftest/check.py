@@ -29,7 +29,8 @@ def main(document: Mapping[str, Any]) -> int:
     """Run the check; returns 0, 5, or 128 + the signal that interrupted.
 
     `document`: {"profile": name, "lock": short id, "job": a job document, its nonce to be replaced, "remedies":
-    [{"when": keys of a probe's result, "remedy": text}], of which the first that fits is told}.
+    [{"when": keys of a probe's result or traits, any of several values, "remedy": text}], of which the first that fits
+    is told}.
     """
     who = "envbuild check: {}{}".format(document["profile"], _place())
     job = dict(document["job"], nonce=os.urandom(16).hex(), threads=_threads())
@@ -73,8 +74,13 @@ def told(result: Result, remedies: Sequence[Mapping[str, Any]]) -> list[str]:
         reasons[_MOST_LINES:] = [f"and {len(reasons) - _MOST_LINES} more"]
     at = " at {}".format(result["at"]) if result["at"] else ""
     lines = ["{}: {}{}".format(result["probe"], cause, at), *(f"  {reason}" for reason in reasons)]
-    cures = (row["remedy"] for row in remedies if all(result.get(key) == value for key, value in row["when"].items()))
+    cures = (row["remedy"] for row in remedies if _fits(result, row["when"]))
     return [*lines, *(f"  remedy: {cure}" for cure in list(cures)[:1])]
+
+
+def _fits(result: Result, when: Mapping[str, Any]) -> bool:
+    known = {**result.get("traits", {}), **result}
+    return all(known.get(key) in (value if isinstance(value, list) else [value]) for key, value in when.items())
 
 
 def visible(variables: Mapping[str, str]) -> str | None:

@@ -64,6 +64,13 @@ def test_the_first_remedy_that_fits_is_told() -> None:
     assert check.told(result(), []) == ["gemm.crash: signal SIGFPE at a step", "  died of SIGFPE"]
 
 
+def test_a_remedy_may_name_traits_and_several_values() -> None:
+    row = {"when": {"failure": ["signal", "hang"], "nccl": "2.18.1"}, "remedy": "a newer NCCL"}
+    assert check.told(result(traits={"nccl": "2.18.1"}), [row])[-1] == "  remedy: a newer NCCL"
+    assert check.told(result(traits={"nccl": "2.18.3"}), [row])[-1] == "  died of SIGFPE"
+    assert check.told(result(traits={"nccl": "2.18.1"}, failure="bound"), [row])[-1] == "  died of SIGFPE"
+
+
 def test_every_version_that_differs_is_told_up_to_a_dozen() -> None:
     detail = "\n".join(f"p{number} is 1, locked is 2" for number in range(20))
     lines = check.told(result(failure="version", signal=None, at=None, detail=detail), [])
