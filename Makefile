@@ -2,7 +2,7 @@
 # the main job. `make help` lists everything.
 PYTHON ?= python3
 BIN := .venv/bin
-TARGETS := help venv engine engine-stop test unit lint format bench clean
+TARGETS := help venv engine engine-stop test test-images unit lint format bench clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
 $(if $(CLASH),$(error a profile cannot be named like a target: $(CLASH)))
@@ -36,6 +36,9 @@ engine-stop: ## stop the private engine
 
 test: .venv/.dev engine ## every test, the end-to-end ones on a real engine included
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+test-images: .venv/.dev engine ## the image of every project, 5 GB each, one after the other: built, audited, removed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m images tests/e2e
 
 unit: .venv/.dev ## the tests that need no engine
 	$(BIN)/python -m pytest tests/unit tests/selftest

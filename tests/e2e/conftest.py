@@ -19,6 +19,13 @@ from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, Result, command, 
 KEPT_FREE = 30_000_000_000
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What is left out is said, not only counted."""
+    left = [item.nodeid for item in terminalreporter.stats.get("deselected", []) if item.get_closest_marker("images")]
+    if left:
+        terminalreporter.write_line(f"left out: {len(left)} tests on images of named projects; run: make test-images")
+
+
 @pytest.fixture(scope="session")
 def engine() -> None:
     """Skips, saying so, where no engine answers."""

@@ -1,0 +1,101 @@
+"""The real image of each named project, one at a time: built, audited clean, and holding what its lock says.
+
+5 GB and some minutes each, so only made by `make test-images`; step-video is built by test_gpu_image.py every time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .support import CHECKOUT, Project, docker, machine_cache
+
+pytestmark = [pytest.mark.engine, pytest.mark.images]
+
+PROFILES = CHECKOUT / "profiles" / "projects"
+NAMES = sorted(file.stem for file in PROFILES.glob("*.yaml") if not file.stem.endswith(".lock"))
+ROOM = 25_000_000_000  # wheels, context and layers of one image take up to 20 GB while it is built
+
+# what the audit calls a library, and the beginning of the distribution's name that carries it
+CARRIED_BY = {
+    "cublas": "nvidia-cublas",
+    "cublasLt": "nvidia-cublas",
+    "cudnn": "nvidia-cudnn",
+    "nccl": "nvidia-nccl",
+    "cudart": "nvidia-cuda-runtime",
+}
+IMPORTS = {
+    "open-sora": "import torchvision; torchvision.ops.nms",
+    "onediff-svd": "torch.ones(2).numpy()",
+    "xdit": "import accelerate, diffusers, transformers; transformers.T5EncoderModel",
+    "xdit-apex": "import accelerate, diffusers, transformers; transformers.T5EncoderModel",
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image of a project's profile, under a name of this session's."""
+
+    profile: str
+    project: Project
+    name: str
+    tag: str
+
+    @property
+    def locked(self) -> dict[str, str]:
+        """Distribution -> version."""
+        read = yaml.safe_load(self.project.lock(self.name).read_text(encoding="utf-8"))
+        return {wheel["name"]: wheel["version"] for wheel in read["content"]["wheels"]}
+
+
+@pytest.fixture(scope="module", params=[name for name in NAMES if name != "step-video"])
+def built(request: pytest.FixtureRequest, images: None, workplace: Path, run_id: str) -> Iterator[Built]:
+    """Made from the committed lock; image, build cache and what was fetched for it go before the next one comes."""
+    profile: str = request.param
+    free = shutil.disk_usage(machine_cache("wheels")).free
+    if free < ROOM:
+        pytest.skip(f"{free / 1e9:.0f} GB are free, {ROOM / 1e9:.0f} GB are needed")
+    root = workplace / f"image-{profile}"
+    project = Project.create(root).with_cache(root, "wheels")
+    for known in machine_cache("wheels").iterdir():
+        (project.cached("wheels") / known.name).symlink_to(known)
+    name = f"e2e-{run_id}-{profile}"
+    project.write(name, extends=profile)
+    shutil.copy(PROFILES / f"{profile}.lock.yaml", project.lock(name))
+    try:
+        done = project.start("build", name, "--locked", "--json").finish(1800)
+        assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+        yield Built(profile, project, name, done.document["image"]["tags"][0])
+    finally:
+        listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}").split()
+        if listed:
+            docker("image", "rm", "--force", *listed)
+        docker("buildx", "prune", "--force")
+        shutil.rmtree(root)
+
+
+def test_it_audits_clean_and_has_loaded_what_is_locked(built: Built) -> None:
+    done = built.project.run("audit", built.tag, "--profile", built.name, "--json")
+    assert done.code == 0, done.stderr
+    assert [found for found in done.document["findings"] if found["severity"] != "note"] == []
+    loaded = {row["name"]: row["version"] for row in done.document["libraries"] if row["loaded"]}
+    wanted = {
+        library: version
+        for library, beginning in CARRIED_BY.items()
+        for name, version in built.locked.items()
+        if name.startswith(beginning)
+    }
+    assert set(wanted) == set(CARRIED_BY)
+    assert {library: loaded.get(library) for library in wanted} == wanted
+
+
+def test_it_imports_what_the_project_needs(built: Built) -> None:
+    code = f"import torch; print(torch.__version__.partition('+')[0]); {IMPORTS.get(built.profile, '')}"
+    said = docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", built.tag, "python", "-c", code)
+    assert said.strip() == built.locked["torch"]
+    assert "No broken requirements" in docker("run", "--rm", "--network", "none", built.tag, "pip", "check")
