@@ -195,6 +195,8 @@ class Session:
 
         def work() -> tuple[TestRun, bool, str]:
             wanted, asked = source.profile.selftest, self.options.asked
+            if isinstance(image, Path):
+                wanted = job.on_host(wanted, asked)
             cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
             handle = "" if isinstance(image, Path) else image.handle
             count = source.profile.gpu_count

@@ -175,6 +175,14 @@ def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         yield from _children((*path, key), inner)
 
 
+def home(file: FilePath) -> FilePath:
+    """The folder of the project that a profile's file belongs to: the one that holds profiles/."""
+    folder = file.parent
+    while folder.name in ("projects", "profiles"):
+        folder = folder.parent
+    return folder
+
+
 def display(file: FilePath) -> str:
     """A path as messages show it: relative to the working folder where it lies below it."""
     try:

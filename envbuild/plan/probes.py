@@ -17,7 +17,10 @@ _SELFTEST = Path(__file__).parent.parent / "selftest"
 
 @dataclass(frozen=True)
 class Known:
-    """A probe's name, the lowest level that runs it, the device it needs ("cpu": any, or "cuda"), and what it does."""
+    """A probe's name, the lowest level that runs it, what it needs, and what it does.
+
+    `needs`: "cpu" is any device, "cuda" a GPU, "script" a script of the profile's own.
+    """
 
     name: str
     level: str

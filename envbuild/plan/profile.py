@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from envbuild.errors import Fault, ProfileError
+from envbuild.plan import own
 from envbuild.plan.document import Document
 
 PLATFORM = "linux/amd64"
@@ -146,6 +147,12 @@ class SelfTest(_Model):
     memory_gb: float = Field(
         8, gt=0, le=100_000, strict=False, allow_inf_nan=False, description="memory limit of the container, GiB"
     )
+    shapes: tuple[own.Shape, ...] = Field(
+        (), strict=False, max_length=own.MOST_SHAPES, description="products that gemm.crash tries before its own"
+    )
+    script: own.ScriptFile | None = Field(
+        None, description="the project's own smoke test, relative to this file; the probe own.script runs it"
+    )
 
 
 class Profile(_Model):
@@ -191,17 +198,25 @@ _WORDS = {
     "model_type": "must be a mapping of keys to values",
     "dict_type": "must be a mapping of keys to values",
     "bool_type": "must be true or false",
+    "is_instance_of": "must be a path",
     "int_type": "must be a whole number",
 }
 
 
-def checked(merged: Document, name: str) -> Profile:
-    """The model of a profile as written. Raises ProfileError with all faults, each with its file and line."""
+def checked(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile:
+    """The model of a profile as written, where no fault is `known`.
+
+    Raises ProfileError with all faults, each with its file and line.
+    """
+    faults = list(known)
     try:
-        return Profile.model_validate(merged.data)
+        profile = Profile.model_validate(merged.data)
     except ValidationError as error:
-        faults = sorted(_faults(error, merged), key=lambda fault: (fault.file or "", fault.line or 0))
-        raise ProfileError(f"profile {name} is not valid", faults=faults) from None
+        faults += _faults(error, merged)
+    if faults:
+        faults.sort(key=lambda fault: (fault.file or "", fault.line or 0))
+        raise ProfileError(f"profile {name} is not valid", faults=faults)
+    return profile
 
 
 def _faults(error: ValidationError, merged: Document) -> Iterator[Fault]:

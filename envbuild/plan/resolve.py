@@ -215,6 +215,8 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
             found.append(where(("selftest", "require", index), probes.unknown(name)))
         elif probe.needs == "cuda" and not profile.gpus:
             found.append(where(("selftest", "require", index), f"{name} needs a GPU; this profile is for the CPU"))
+        elif probe.needs == "script" and profile.selftest.script is None:
+            found.append(where(("selftest", "require", index), f"{name} needs selftest.script, which is not given"))
     for name in _PYTHONS_OWN & set(profile.env):
         found.append(where(("env", name), "this would put other packages before those that are locked and tested"))
     if profile.apt and not suite:

@@ -15,6 +15,7 @@ from envbuild import shipped
 from envbuild.errors import ProfileError
 from envbuild.plan import document, requirements
 from envbuild.plan.document import Document
+from envbuild.plan.own import read_script
 from envbuild.plan.profile import Accept, Profile, checked
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -36,10 +37,7 @@ class Source:
         """The folder that holds profiles/ and dockerfiles/; a shipped profile's results go to the working folder."""
         if shipped.ROOT in self.file.parents and shipped.ROOT.name == "shipped":
             return Path.cwd()
-        folder = self.file.parent
-        while folder.name in ("projects", "profiles"):
-            folder = folder.parent
-        return folder
+        return document.home(self.file)
 
     @property
     def lock_file(self) -> Path:
@@ -79,7 +77,7 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
         _require(merged, wanted)
     if pins:
         merged = document.merge(merged, _pinned(_repin(merged, pins)))
-    profile = checked(merged, name)
+    profile = checked(merged, name, read_script(merged))
     if wanted:
         folder = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
         return Source(f"{name}-{folder or 'project'}"[:63], Path.cwd() / "profiles" / file.name, profile, merged)

@@ -78,7 +78,8 @@ def _document(source: Source, locked: Lock) -> dict[str, Any]:
     """What the self-test's own `check.main` takes."""
     cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
     quick = job.Asked(level="quick")
-    wanted = job.document(source.profile.selftest, resolve.computing(locked.versions), locked.python, cards, quick)
+    selftest = job.on_host(source.profile.selftest)
+    wanted = job.document(selftest, resolve.computing(locked.versions), locked.python, cards, quick)
     return {
         "profile": source.name,
         "lock": locked.short,

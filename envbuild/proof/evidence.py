@@ -10,7 +10,7 @@ import datetime
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -44,6 +44,7 @@ class _Selftest(_Part):
     settings: dict[str, bool]
     gpu_count: int = 1
     transport: str | None = None
+    own: dict[str, str] = {}
 
 
 class _Result(_Part):
@@ -88,6 +89,7 @@ class Wanted:
     """What counts as a proof: this lock, these probes, this level or a higher one, these settings of torch.
 
     `gpu_count`: so many cards or more were there; `transport`: it was required of NCCL; None: it may have been.
+    `own`: the sha256 of what the profile adds to the self-test, by "script" and "shapes".
     """
 
     profile: str
@@ -97,6 +99,7 @@ class Wanted:
     settings: Mapping[str, bool]
     gpu_count: int = 1
     transport: str | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished: datetime.datetime) -> dict[str, Any]:
@@ -117,6 +120,7 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
             "settings": dict(wanted.settings),
             "gpu_count": wanted.gpu_count,
             "transport": wanted.transport,
+            "own": dict(wanted.own),
         },
         "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
         "gpu": gpu_of(run),
@@ -155,7 +159,7 @@ def _sharing(model: str) -> frozenset[str]:
 
 def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
     """In-toto Statement v1 with test-result v0.1, as its schema has it; a probe that did not run is in no list."""
-    model = model_of(record)
+    model, own = model_of(record), record["selftest"].get("own", {})  # a record from before profiles had any: none
     named = {
         status: [f"{model}/{result['probe']}" for result in record["results"] if result["status"] == status]
         for status in ("passed", "failed")
@@ -172,6 +176,7 @@ def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
                 {"name": "lock", "digest": {"sha256": _hex(record["lock"])}},
                 {"name": "selftest", "digest": {"sha256": _hex(record["selftest"]["id"])}},
                 {"name": "run-record", "digest": {"sha256": record_digest}, "mediaType": "application/json"},
+                *({"name": part, "digest": {"sha256": own[part]}} for part in sorted(own)),
             ],
             "passedTests": [] if record["errors"] else named["passed"],
             "failedTests": named["failed"],
@@ -293,6 +298,9 @@ def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
         return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
     if wanted.transport not in (None, record["selftest"].get("transport")):
         return f"proved without the transport {wanted.transport} being asked for"
+    own, said = record["selftest"].get("own", {}), {"script": "another script", "shapes": "other shapes"}
+    if other := [words for part, words in said.items() if own.get(part) != wanted.own.get(part)]:
+        return f"proved with {' and '.join(other)}"
     if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
         return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
     passed = {result["probe"] for result in record["results"] if result["status"] == "passed"}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.plan import facts, probes
+from envbuild.plan.lock import canonical_digest
 from envbuild.plan.profile import SelfTest
 
 _SOURCES = Path(__file__).parent.parent / "selftest"
@@ -254,6 +255,10 @@ def document(
             "transport": wanted.transport,
         },
         "settings": {"allow_tf32": wanted.allow_tf32},
+        "own": {
+            "shapes": [shape.model_dump() for shape in wanted.shapes],
+            "script": {"name": wanted.script.name, "text": wanted.script.text} if wanted.script else None,
+        },
         "timeouts": {},
         "threads": None,
         "memory_mb": None,
@@ -261,11 +266,23 @@ def document(
 
 
 def required(wanted: SelfTest, gpu: bool, asked: Asked = ALL, gpu_count: int = 1) -> list[str]:
-    """What must pass: the probes asked for by name; else the profile's list, on a GPU which card it is, and on several
-    that they work together, as far as the level asked for has them."""
+    """What must pass: the probes asked for by name; else the profile's list, on a GPU which card it is, on several that
+    they work together, and a script that the profile brings, as far as the level asked for has them."""
     if asked.probes:
         return list(dict.fromkeys(asked.probes))
     identity = ["env.identity"] if gpu else []
     staged = ["dist.staged"] if gpu and (gpu_count > 1 or wanted.transport) else []
-    names = dict.fromkeys([*identity, *wanted.require, *staged])
+    script = ["own.script"] if wanted.script else []
+    names = dict.fromkeys([*identity, *wanted.require, *staged, *script])
     return [name for name in names if asked.level is None or probes.known()[name].within(asked.level)]
+
+
+def on_host(wanted: SelfTest, asked: Asked = ALL) -> SelfTest:
+    """Where nothing confines it, a profile's own script runs only if it is asked for by name."""
+    return wanted if "own.script" in asked.probes else wanted.model_copy(update={"script": None})
+
+
+def own(wanted: SelfTest) -> dict[str, str]:
+    """What the profile adds to the self-test, each part by its sha256: a proof is made with these and no others."""
+    shapes = {"shapes": canonical_digest([shape.model_dump() for shape in wanted.shapes])} if wanted.shapes else {}
+    return shapes | ({"script": wanted.script.sha256} if wanted.script else {})

@@ -10,14 +10,16 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Profile
 from envbuild.proof import evidence
 from envbuild.proof.evidence import Proof, Wanted
-from envbuild.proof.job import required
+from envbuild.proof.job import own, required
 
 
 def wanted(name: str, profile: Profile, lock: Lock) -> Wanted:
     selftest = profile.selftest
     require = tuple(required(selftest, bool(profile.gpus), gpu_count=profile.gpu_count))
     settings = {"allow_tf32": selftest.allow_tf32}
-    return Wanted(name, lock.id, selftest.level, require, settings, profile.gpu_count, selftest.transport)
+    return Wanted(
+        name, lock.id, selftest.level, require, settings, profile.gpu_count, selftest.transport, own(selftest)
+    )
 
 
 def models(profile: Profile) -> tuple[str, ...]:

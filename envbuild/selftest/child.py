@@ -156,7 +156,7 @@ def _is_memory(error: BaseException) -> bool:
 
 def _sentence(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return "{}: {}".format(type(error).__name__, lines[0] if lines else "no message")
+    return "{}: {}".format(type(error).__name__, lines[0][:2000] if lines else "no message")
 
 
 def _trace() -> str:

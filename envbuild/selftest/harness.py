@@ -36,7 +36,8 @@ def plan(probes: Sequence[Probe], job: Job) -> tuple[Probe, ...]:
     if job.probes is not None:
         return tuple(probe for probe in probes if probe.name in job.probes)
     reach = LEVELS.index(job.level)
-    return tuple(probe for probe in probes if LEVELS.index(probe.level) <= reach or probe.name in job.require)
+    due = {probe.name for probe in probes if LEVELS.index(probe.level) <= reach and not _lacks_script(probe, job)}
+    return tuple(probe for probe in probes if probe.name in due or probe.name in job.require)
 
 
 def run(probes: Sequence[Probe], job: Job, emit: Emit, terms: watch.Terms = watch.TERMS) -> bool:
@@ -59,9 +60,15 @@ def run(probes: Sequence[Probe], job: Job, emit: Emit, terms: watch.Terms = watc
     return not counts[FAILED]
 
 
+def _lacks_script(probe: Probe, job: Job) -> bool:
+    return probe.needs == "script" and job.own.script is None
+
+
 def _run_probe(probe: Probe, job: Job, terms: watch.Terms) -> tuple[Outcome, dict[str, Any] | None]:
     if probe.needs == "cuda" and job.device != "cuda":
         return Outcome(SKIPPED, reason="needs a GPU"), None
+    if _lacks_script(probe, job):
+        return Outcome(SKIPPED, reason="needs a script of the profile's own"), None
     timeout = job.timeouts.get(probe.name, probe.timeout)
     try:
         ending = watch.run(probe, job, timeout, terms)

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envbuild.selftest import own
 from envbuild.selftest.machine import processors
+from envbuild.selftest.own import Own
 from envbuild.selftest.transport import TRANSPORTS
 
 VERSION = 1
@@ -23,7 +25,7 @@ SETTINGS = (
     "allow_bf16_reduced_precision_reduction",
 )
 _TOP_KEYS = ("version", "nonce", "level", "device", "probes", "require", "expect", "settings", "timeouts")
-_KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb"))
+_KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb", "own"))
 _EXPECT_KEYS = frozenset(("distributions", "python", "gpus", "gpu_count", "transport"))
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
@@ -59,6 +61,7 @@ class Job:
     timeouts: Mapping[str, float] = field(default_factory=dict)
     threads: int | None = None
     memory_mb: int | None = None
+    own: Own = field(default_factory=Own)
 
     @property
     def thread_count(self) -> int:
@@ -170,6 +173,7 @@ def parse(document: Any, known: frozenset[str]) -> Job:
         timeouts=reader.seconds("timeouts", document.get("timeouts"), known),
         threads=reader.count("threads", document.get("threads")),
         memory_mb=reader.count("memory_mb", document.get("memory_mb")),
+        own=own.read(document.get("own"), reader.fault),
     )
     if reader.faults:
         raise JobError(reader.faults)

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Probe:
-    """One check: `level` is the lowest that runs it, `needs` "cpu" (any device) or "cuda", `timeout` in seconds.
+    """One check: `level` is the lowest that runs it, `timeout` in seconds.
 
+    `needs`: "cpu" (any device), "cuda", or "script": any device, and a script of the profile's own.
     `forks`: it starts processes of its own, so nothing of torch may be called in its own before.
     """
 

@@ -1,6 +1,7 @@
 """The real probes over wrong kernels: each seed patches torch in the probe's own process, then the probe runs."""
 
 import ctypes
+import dataclasses
 import importlib
 import os
 import sys
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.catalogue import PROBES as REAL
 from envbuild.selftest.context import Context
+from envbuild.selftest.own import Own, Shape
 from envbuild.selftest.registry import Probe
 
 Kernel = Callable[..., torch.Tensor]
@@ -167,6 +169,22 @@ def foreign_library(context: Context) -> None:
     next(item for item in REAL if item.name == "env.libs").function(context)
 
 
+def refused(kernel: Kernel) -> Kernel:
+    """As torch words it where a device has no kernel of a dtype."""
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'")
+
+    return seeded
+
+
+def own_shape(context: Context) -> None:
+    """gemm.crash with a shape of the profile's own that this torch cannot run."""
+    shape = Shape(2, 3, 4, "float16", "nn", False)
+    context.job = dataclasses.replace(context.job, own=Own(shapes=(shape,)))
+    seeded("gemm.crash", torch, "matmul", refused).function(context)
+
+
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 SDPA = "scaled_dot_product_attention"
 
@@ -178,6 +196,7 @@ PROBES = (
     seeded("gemm.exact", torch.Tensor, "addcmul_", named("host", lambda k: lambda t, a, b: k(t, a, b).add_(1))),
     seeded("gemm.crash", torch, "matmul", named("matmul", lambda k: wrong_element(k, HALF, (63, 95)))),
     seeded("gemm.crash", F, "linear", named("linear", lambda k: wrong_element(k, BRAIN, (1, 18431)))),
+    Probe("gemm.crash:own_shape", "quick", "cpu", 60, own_shape),
     seeded("gemm.accuracy", torch, "mm", half_accumulation),
     seeded("gemm.accuracy", torch, "mm", tf32),
     seeded("gemm.accuracy", torch, "mm", named("inf", lambda k: wrong_element(k, HALF, (5, 6), float("inf")))),

@@ -10,15 +10,20 @@ pytest.importorskip("torch")
 from envbuild.selftest.harness import plan
 from envbuild.selftest.job import JobError, parse
 from envbuild.selftest.machine import processors
+from envbuild.selftest.own import Script, Shape
 from envbuild.selftest.registry import Probe
 
 from .reading import job
 
 KNOWN = frozenset(("a", "b"))
+SHAPE = {"m": 1, "k": 2, "n": 3, "dtype": "fp16"}
+SCRIPT = {"name": "a.py", "text": "x"}
+WORDS = "dtype is one of fp64, fp32, fp16, bf16, layout one of nn, nt, tn, tt, bias true or false"
 CATALOGUE = (
     Probe("a", "quick", "cpu", 1, lambda context: None),
     Probe("b", "standard", "cpu", 1, lambda context: None),
     Probe("c", "full", "cuda", 1, lambda context: None),
+    Probe("s", "quick", "script", 1, lambda context: None),
 )
 
 
@@ -53,6 +58,7 @@ def test_every_field_is_taken() -> None:
             timeouts={"a": 3},
             threads=3,
             memory_mb=4096,
+            own={"shapes": [SHAPE], "script": SCRIPT},
         ),
         KNOWN,
     )
@@ -61,6 +67,8 @@ def test_every_field_is_taken() -> None:
     assert (parsed.gpu_count, parsed.transport) == (4, "p2p")
     assert (parsed.settings, parsed.timeouts) == ({"allow_tf32": True}, {"a": 3.0})
     assert (parsed.thread_count, parsed.memory_mb) == (3, 4096)
+    assert parsed.own.shapes == (Shape(1, 2, 3, "float16", "nn", False),)
+    assert parsed.own.script == Script("a.py", "x")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +99,26 @@ def test_every_field_is_taken() -> None:
         ({"timeouts": [1]}, "timeouts: a mapping expected, not [1]"),
         ({"threads": 0}, "threads: a whole number above zero expected, not 0"),
         ({"memory_mb": True}, "memory_mb: a whole number above zero expected, not True"),
+        ({"own": []}, "own: a mapping of shapes and script expected"),
+        ({"own": {"more": 1}}, "own: a mapping of shapes and script expected"),
+        ({"own": {"shapes": {}}}, "own.shapes: a list expected"),
+        ({"own": {"shapes": [SHAPE, 5]}}, "own.shapes[1]: a mapping of m, k, n, dtype, layout and bias expected"),
+        ({"own": {"shapes": [{**SHAPE, "m": 0}]}}, "own.shapes[0]: m, k and n are whole numbers above zero"),
+        ({"own": {"shapes": [{**SHAPE, "k": True}]}}, "own.shapes[0]: m, k and n are whole numbers above zero"),
+        ({"own": {"shapes": [{**SHAPE, "dtype": "int8"}]}}, f"own.shapes[0]: {WORDS}"),
+        ({"own": {"shapes": [{**SHAPE, "dtype": []}]}}, f"own.shapes[0]: {WORDS}"),
+        ({"own": {"shapes": [{**SHAPE, "layout": "no"}]}}, f"own.shapes[0]: {WORDS}"),
+        ({"own": {"shapes": [{**SHAPE, "bias": 1}]}}, f"own.shapes[0]: {WORDS}"),
+        ({"own": {"script": "print()"}}, "own.script.name: the name of a .py file expected"),
+        ({"own": {"script": {**SCRIPT, "name": "../a.py"}}}, "own.script.name: the name of a .py file expected"),
+        (
+            {"own": {"script": {**SCRIPT, "text": None}}},
+            "own.script.text: source of at most 262144 characters expected",
+        ),
+        (
+            {"own": {"script": {**SCRIPT, "text": "#" * 262145}}},
+            "own.script.text: source of at most 262144 characters expected",
+        ),
         ({"colour": "red"}, "colour: unknown key"),
     ],
 )
@@ -117,10 +145,14 @@ def test_what_is_no_mapping_is_refused(document: Any) -> None:
         ({"probes": ["b", "a"]}, ["a", "b"]),
         ({"probes": ["b"], "require": ["a"]}, ["b"]),
         ({"probes": []}, []),
+        ({"own": {"script": SCRIPT}}, ["a", "s"]),
+        ({"own": {"script": SCRIPT}, "probes": ["a"]}, ["a"]),
+        ({"require": ["s"]}, ["a", "s"]),
+        ({"probes": ["s"]}, ["s"]),
     ],
 )
 def test_the_plan_is_the_levels_and_the_required_or_those_named(fields: dict[str, Any], names: list[str]) -> None:
-    parsed = parse(job(**fields), frozenset("abc"))
+    parsed = parse(job(**fields), frozenset("abcs"))
     assert [probe.name for probe in plan(CATALOGUE, parsed)] == names
 
 

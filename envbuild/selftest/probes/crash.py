@@ -56,6 +56,8 @@ PUBLISHED_CPU_QUICK = (
     *PUBLISHED[2:],
 )
 
+OWN = "own"  # a shape that the profile brought: where it cannot run at all, the probe fails
+
 _ROWS = (1, 2, 7, 64, 333)
 _INNER_COLUMNS = ((1024, 1024), (1024, 4096), (1536, 8960), (4096, 1024), (14688, 1536))
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -73,13 +75,20 @@ def sweep() -> Iterator[Gemm]:
 
 
 def cases(context: Context) -> tuple[Gemm, ...]:
-    """The published shapes first; from the standard level on the sweep too. The CPU takes what it can afford."""
+    """The profile's own shapes first, all of them; then the published ones, and from the standard level on the sweep.
+
+    Of these the CPU takes what it can afford.
+    """
+    own = tuple(
+        Gemm(shape.m, shape.k, shape.n, getattr(torch, shape.dtype), shape.layout, shape.bias, OWN)
+        for shape in context.job.own.shapes
+    )
     deep = context.at_least("standard")
     published = PUBLISHED if deep or not context.on_cpu else PUBLISHED_CPU_QUICK
     more = tuple(sweep()) if deep else ()
     if context.on_cpu:
         more = tuple(gemm for gemm in more if gemm.m * gemm.k * gemm.n <= _CPU_LIMIT)
-    return published + more
+    return own + published + more
 
 
 def crash(context: Context) -> None:
@@ -91,7 +100,7 @@ def crash(context: Context) -> None:
         try:
             worst, seconds = _multiply(context, gemm)
         except RuntimeError as error:
-            if not is_unsupported(error):
+            if gemm.source == OWN or not is_unsupported(error):
                 raise
             context.unsupported(error)
             continue
@@ -104,7 +113,9 @@ def _multiply(context: Context, gemm: Gemm) -> tuple[Worst, float]:
     """Multiply matrices of rank one, r x^T and x c^T of {-1, 0, 1}: r c^T (x . x), exact; its check costs m n."""
     device, dtype = context.device, gemm.dtype
     rows, columns = (inputs.signs(count, seed).to(device, dtype) for count, seed in ((gemm.m, 21), (gemm.n, 22)))
-    inner = inputs.ternary((gemm.k,), seed=23, every=max(4, gemm.k // _ONES)).to(device, dtype)
+    inner = inputs.ternary((gemm.k,), seed=23, every=max(4, gemm.k // _ONES))
+    inner[0] = 1  # however short it is, the product is not zero
+    inner = inner.to(device, dtype)
     ones = float(inner.abs().to(torch.float32).sum())
     left = _factor(rows, inner, gemm.layout[0])
     with context.step(gemm.name) as step:

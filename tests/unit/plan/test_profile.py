@@ -301,7 +301,7 @@ def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
     known = {
         "$ref", "$defs", "$schema", "title", "description", "default", "type", "properties", "required", "anyOf",
         "oneOf", "enum", "const", "pattern", "items", "additionalProperties", "propertyNames", "minimum", "maximum",
-        "exclusiveMinimum", "maxLength", "minLength", "patternProperties",
+        "exclusiveMinimum", "maxLength", "minLength", "maxItems", "patternProperties",
     }  # fmt: skip
     assert set(schema) <= known, set(schema) - known
     kinds: dict[str, Any] = {
@@ -370,6 +370,10 @@ def test_the_schema_accepts_every_shipped_profile() -> None:
         {"base": {"bootstrap": "bookworm", "other": 1}},
         {"selftest": {"level": "hard"}},
         {"selftest": {"unknown": 1}},
+        {"selftest": {"script": "/etc/passwd"}},
+        {"selftest": {"script": {"text": "print()"}}},
+        {"selftest": {"shapes": [{"m": 1, "k": 1, "n": 1}]}},
+        {"selftest": {"shapes": [{"m": 1, "k": 1, "n": 1, "dtype": "int8"}]}},
         {"extends": 1},
         {"variant": "debug"},
         {"toolchain": "nvcc"},

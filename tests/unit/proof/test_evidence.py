@@ -235,6 +235,7 @@ SELFTEST: dict[str, Any] = {"id": selftest_id(), "level": "full", "require": [],
         {"selftest": {key: value for key, value in SELFTEST.items() if key != "level"}},
         {"selftest": {**SELFTEST, "require": "env.libs"}},
         {"selftest": {**SELFTEST, "settings": {"allow_tf32": 0}}},
+        {"selftest": {**SELFTEST, "own": {"script": 5}}},
         {"before": None},
         {"profile": 5},
         {"seconds": None},
@@ -418,6 +419,46 @@ def test_a_record_from_before_transports_were_measured_counts_for_one_gpu(locked
     selftest = {key: value for key, value in record["selftest"].items() if key not in ("gpu_count", "transport")}
     evidence.save({**record, "selftest": selftest})
     assert state(locked)[0] == "proved"
+
+
+ONE, TWO = {"script": "1" * 64}, {"script": "2" * 64}
+SHAPES = {"shapes": "3" * 64}
+
+
+@pytest.mark.parametrize(
+    ("made_with", "asked_for", "said"),
+    [
+        ({}, {}, None),
+        (ONE, ONE, None),
+        (ONE | SHAPES, ONE | SHAPES, None),
+        (ONE, TWO, "proved with another script"),
+        ({}, ONE, "proved with another script"),
+        (ONE, {}, "proved with another script"),
+        (SHAPES, {"shapes": "4" * 64}, "proved with other shapes"),
+        ({}, ONE | SHAPES, "proved with another script and other shapes"),
+    ],
+)
+def test_what_the_profile_adds_is_part_of_a_proof(
+    locked: Lock, made_with: dict[str, str], asked_for: dict[str, str], said: str | None
+) -> None:
+    evidence.save(record_of(locked, selftest={"own": made_with}))
+    (proof,) = evidence.prove(IMAGE.id, dataclasses.replace(wanted(locked), own=asked_for))
+    assert (proof.state, said in (proof.reason, None)) == ("stale" if said else "proved", True)
+
+
+def test_a_record_from_before_profiles_could_add_anything_counts_for_those_that_do_not(locked: Lock) -> None:
+    record = record_of(locked)
+    del record["selftest"]["own"]
+    evidence.save(record)
+    assert state(locked)[0] == "proved"
+    (proof,) = evidence.prove(IMAGE.id, dataclasses.replace(wanted(locked), own=ONE))
+    assert proof.reason == "proved with another script"
+
+
+def test_the_statement_names_what_the_profile_adds(locked: Lock) -> None:
+    configuration = evidence.statement(record_of(locked, selftest={"own": ONE | SHAPES}), "d" * 64)["predicate"]
+    digests = {item["name"]: item["digest"]["sha256"] for item in configuration["configuration"]}
+    assert (digests["script"], digests["shapes"]) == ("1" * 64, "3" * 64)
 
 
 def test_a_proof_after_a_failure_counts(locked: Lock) -> None:

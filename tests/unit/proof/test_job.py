@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.plan.own import Script, Shape
 from envbuild.plan.profile import SelfTest
 from envbuild.process import run
 from envbuild.proof import job, reading
@@ -310,6 +311,47 @@ def test_the_job_says_what_is_expected() -> None:
     assert document["expect"] == expect
     assert (made.limits.memory, made.limits.timeout) == (2 << 30, 60.0)
     assert made.argv[:3] == ("python", "-I", "-c")
+
+
+SHAPES = (Shape(m=2, k=3, n=4, dtype="bf16", bias=True),)
+SCRIPT = Script("../smoke.py", "print('hello')\n")
+
+
+def test_what_a_profile_adds_travels_with_the_job() -> None:
+    assert document_of(job.make("x", SelfTest(), {}, "3.11"))["own"] == {"shapes": [], "script": None}
+    document = document_of(job.make("x", SelfTest(shapes=SHAPES, script=SCRIPT), {}, "3.11"))
+    shape = {"m": 2, "k": 3, "n": 4, "dtype": "bf16", "layout": "nn", "bias": True}
+    assert document["own"] == {"shapes": [shape], "script": {"name": "smoke.py", "text": "print('hello')\n"}}
+
+
+def test_the_selftest_takes_what_is_sent() -> None:
+    """The two sides of the job document, which share no code."""
+    pytest.importorskip("torch")
+    from envbuild.selftest.job import parse
+
+    made = job.make("x", SelfTest(shapes=SHAPES, script=SCRIPT, require=("env.libs",)), {}, "3.11")
+    taken = parse(document_of(made), frozenset({"env.libs", "own.script"}))
+    assert taken.require == ("env.libs", "own.script")
+    (shape,) = taken.own.shapes
+    assert (shape.m, shape.k, shape.n, shape.dtype, shape.layout, shape.bias) == (2, 3, 4, "bfloat16", "nn", True)
+    assert taken.own.script
+    assert (taken.own.script.name, taken.own.script.sha256) == ("smoke.py", SCRIPT.sha256)
+
+
+def test_where_nothing_confines_it_a_script_runs_only_if_it_is_asked_for() -> None:
+    wanted = SelfTest(shapes=SHAPES, script=SCRIPT, require=("env.libs",))
+    assert job.on_host(wanted) == SelfTest(shapes=SHAPES, require=("env.libs",))
+    assert job.on_host(wanted, job.Asked(probes=("gemm.crash",))).script is None
+    assert job.on_host(wanted, job.Asked(probes=("own.script",))) == wanted
+
+
+def test_a_script_that_is_brought_must_pass() -> None:
+    assert job.required(SelfTest(script=SCRIPT), gpu=False) == ["own.script"]
+    assert job.required(SelfTest(script=SCRIPT, require=("own.script", "env.libs")), gpu=True) == [
+        "env.identity",
+        "own.script",
+        "env.libs",
+    ]
 
 
 def test_every_run_has_a_nonce_of_its_own() -> None:

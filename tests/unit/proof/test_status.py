@@ -142,6 +142,20 @@ def test_the_tag_alone_is_no_proof(world: World) -> None:
     assert "moved by hand" in found.reasons[-1]
 
 
+def test_a_proof_is_made_with_the_profiles_own_script(world: World, project: Path) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    for text in ("step('one')", "step('two')"):
+        (project / "profiles" / "smoke.py").write_text(text, encoding="utf-8")
+        world.source = source_of(project, {**PROFILE, "selftest": {**PROFILE["selftest"], "script": "smoke.py"}})
+        found = world.status()
+        assert (found.state, found.reasons[0]) == ("out-of-date", "cpu: proved with another script")
+        world.first = world.source.profile
+        evidence.save(world.record(image, passed_run(probe("env.libs"), probe("own.script"))))
+        assert world.status().state == "verified"
+
+
 def test_a_failed_run_is_no_proof(world: World) -> None:
     image = world.built(image_of())
     run = passed_run(probe("gemm.crash"), probe("env.libs", "failed"))

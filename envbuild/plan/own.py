@@ -1,0 +1,101 @@
+"""What a profile adds to the self-test: GEMM shapes that its project meets, and a script of the project's own.
+
+Neither is content of a lock: they say what an image must pass, not what it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema, model_validator
+
+from envbuild.errors import Fault
+from envbuild.plan.document import Document, display, home
+
+MOST_SHAPES = 200
+MOST_BYTES = 256 << 10  # of a script
+_FACTOR, _RESULT = 1 << 30, 1 << 26  # elements: 2 GiB in half precision; 512 MiB in the float64 of the comparison
+_PATH = r"^(\.\./)*([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*\.py$"
+_HERE = ("selftest", "script")
+
+Size = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class Shape(BaseModel):
+    """One product (m, k) x (k, n), tried before all others of gemm.crash. `layout`: see Gemm in its source."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    m: Size
+    k: Size
+    n: Size
+    dtype: Literal["fp64", "fp32", "fp16", "bf16"]
+    layout: Literal["nn", "nt", "tn", "tt"] = Field("nn", description="which factors lie in memory transposed")
+    bias: bool = Field(False, description="as a linear layer with a bias, instead of a plain product")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Shape:
+        if self.bias and self.layout != "nn":
+            raise ValueError("a linear layer has a layout of its own: leave layout or bias out")
+        if max(self.m * self.k, self.k * self.n) > _FACTOR:
+            raise ValueError(f"a factor may have {_FACTOR} elements at most")
+        if self.m * self.n > _RESULT:
+            raise ValueError(f"the product may have {_RESULT} elements at most")
+        return self
+
+
+@dataclass(frozen=True)
+class Script:
+    """The project's own smoke test: the path as the profile has it, and the source that stands there."""
+
+    path: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+# In a profile it is a path; what the model holds was read from there, so a profile cannot give the source itself.
+ScriptFile = Annotated[InstanceOf[Script], WithJsonSchema({"type": "string", "pattern": _PATH, "maxLength": 300})]
+
+
+def read_script(merged: Document) -> list[Fault]:
+    """Put the script itself where its path stands in the profile; returns what is wrong with it."""
+    selftest = merged.data.get("selftest")
+    path = selftest.get("script") if isinstance(selftest, dict) else None
+    if not isinstance(selftest, dict) or not isinstance(path, str):
+        return []
+    try:
+        selftest["script"] = Script(path, _read(path, Path(merged.place(_HERE).file)))
+    except ValueError as error:
+        selftest["script"] = None
+        return [merged.fault(_HERE, str(error))]
+    return []
+
+
+def _read(path: str, profile: Path) -> str:
+    """The source at `path`, relative to the file of the profile that names it. Raises ValueError, saying why not."""
+    if len(path) > 300 or not re.fullmatch(_PATH, path):
+        raise ValueError(f"{path[:300]!r} is not a path of a .py file relative to the profile's")
+    try:
+        root, file = home(profile).resolve(), (profile.parent / path).resolve()
+        if not file.is_relative_to(root):
+            raise ValueError(f"{path} leads out of the project's folder, {display(root)}")
+        if not file.is_file():
+            raise ValueError(f"there is no file {display(file)}")
+        if file.stat().st_size > MOST_BYTES:
+            raise ValueError(f"{path} is larger than {MOST_BYTES} bytes")
+        return file.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise ValueError(f"{path} cannot be read: {error}") from None

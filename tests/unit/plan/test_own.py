@@ -1,0 +1,195 @@
+"""What a profile adds to the self-test: checked when it is read, and no content of a lock."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import Fault, ProfileError
+from envbuild.plan import own, sources
+from envbuild.plan.own import Script, Shape
+from envbuild.plan.profile import SelfTest
+from unit.support import PROFILE, lock_for, plan_of, source_of, write_profile
+
+SHAPE = {"m": 2, "k": 1024, "n": 18432, "dtype": "bf16"}
+
+
+def asking(**selftest: Any) -> dict[str, Any]:
+    return {**PROFILE, "selftest": {"level": "quick", **selftest}}
+
+
+def loaded(project: Path, **selftest: Any) -> SelfTest:
+    return source_of(project, asking(**selftest)).profile.selftest
+
+
+def refused(project: Path, **selftest: Any) -> Fault:
+    with pytest.raises(ProfileError) as caught:
+        loaded(project, **selftest)
+    (fault,) = caught.value.faults
+    return fault
+
+
+# shapes
+
+
+def test_shapes_are_read(project: Path) -> None:
+    found = loaded(project, shapes=[SHAPE, {**SHAPE, "bias": True}, {**SHAPE, "layout": "tn"}]).shapes
+    assert found == (
+        Shape(m=2, k=1024, n=18432, dtype="bf16"),
+        Shape(m=2, k=1024, n=18432, dtype="bf16", bias=True),
+        Shape(m=2, k=1024, n=18432, dtype="bf16", layout="tn"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"m": 0}, ".m", "greater than or equal to 1"),
+        ({"m": -1}, ".m", "greater than or equal to 1"),
+        ({"m": 1 << 25}, ".m", "less than or equal to"),
+        ({"m": "2"}, ".m", "whole number"),
+        ({"m": True}, ".m", "whole number"),
+        ({"dtype": "fp8"}, ".dtype", "'bf16'"),
+        ({"dtype": "float16"}, ".dtype", "'bf16'"),
+        ({"layout": "xx"}, ".layout", "'nn'"),
+        ({"bias": 1}, ".bias", "true or false"),
+        ({"q": 1}, ".q", "unknown key (known: bias, dtype, k, layout, m, n)"),
+        ({"bias": True, "layout": "nt"}, "", "leave layout or bias out"),
+        ({"m": 1 << 14, "n": 1 << 14}, "", "the product may have 67108864 elements"),
+        ({"k": 1 << 20}, "", "a factor may have 1073741824 elements"),
+    ],
+)
+def test_a_shape_is_bounded(project: Path, change: dict[str, Any], field: str, words: str) -> None:
+    fault = refused(project, shapes=[SHAPE, {**SHAPE, **change}])
+    assert fault.field == f"selftest.shapes[1]{field}"
+    assert words in fault.message
+
+
+@pytest.mark.parametrize("change", [{"m": 1 << 12, "n": 1 << 14}, {"m": 8, "k": 4096, "n": 128256}, {"k": 1}])
+def test_what_models_have_is_within_the_bounds(project: Path, change: dict[str, Any]) -> None:
+    assert loaded(project, shapes=[{**SHAPE, **change}])
+
+
+def test_there_may_be_many_shapes_but_not_any_number(project: Path) -> None:
+    assert len(loaded(project, shapes=[SHAPE] * own.MOST_SHAPES).shapes) == own.MOST_SHAPES
+    assert refused(project, shapes=[SHAPE] * (own.MOST_SHAPES + 1)).field == "selftest.shapes"
+
+
+# the script
+
+
+def script(project: Path, path: str = "profiles/smoke.py", text: str = "print('hello')\n") -> Path:
+    file = project / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [
+        ("profiles/smoke.py", "smoke.py"),
+        ("profiles/tests/smoke.py", "tests/smoke.py"),
+        ("scripts/smoke.py", "../scripts/smoke.py"),
+        ("smoke-2.x.py", "../smoke-2.x.py"),
+    ],
+)
+def test_a_script_is_read_from_beside_its_profile(project: Path, file: str, path: str) -> None:
+    text = "# grüße\nstep('one')\n"
+    script(project, file, text)
+    found = loaded(project, script=path).script
+    assert found == Script(path, text)
+    assert found.name == file.rpartition("/")[2]
+    assert found.sha256 == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_without_a_script_there_is_none(project: Path) -> None:
+    assert loaded(project).script is None
+    assert loaded(project, script=None).script is None
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/etc/passwd", "not a path of a .py file"),
+        ("/etc/passwd.py", "not a path of a .py file"),
+        ("smoke.sh", "not a path of a .py file"),
+        ("", "not a path of a .py file"),
+        ("~/smoke.py", "not a path of a .py file"),
+        ("a/../smoke.py", "not a path of a .py file"),
+        (".hidden.py", "not a path of a .py file"),
+        ("a b.py", "not a path of a .py file"),
+        ("$(id).py", "not a path of a .py file"),
+        ("smoke.py\n", "not a path of a .py file"),
+        ("a" * 300 + ".py", "not a path of a .py file"),
+        ("../../outside.py", "leads out of the project's folder"),
+        ("link.py", "leads out of the project's folder"),
+        ("../../../../../../../etc/x.py", "leads out of the project's folder"),
+        ("absent.py", "there is no file profiles/absent.py"),
+        ("folder.py", "there is no file profiles/folder.py"),
+        ("large.py", "larger than 262144 bytes"),
+        ("latin.py", "is not UTF-8"),
+        ("loop.py", ""),
+    ],
+)
+def test_a_script_that_cannot_be_taken_is_a_fault_at_its_place(project: Path, path: str, words: str) -> None:
+    script(project, "../outside.py")
+    script(project, text="print()")
+    folder = project / "profiles"
+    (folder / "link.py").symlink_to(project / ".." / "outside.py")
+    (folder / "loop.py").symlink_to(folder / "loop.py")
+    (folder / "folder.py").mkdir()
+    (folder / "large.py").write_bytes(b"#" * (own.MOST_BYTES + 1))
+    (folder / "latin.py").write_bytes(b"\xe9")
+    fault = refused(project, script=path)
+    assert (fault.file, fault.field) == ("profiles/sample.yaml", "selftest.script")
+    assert words in fault.message
+
+
+@pytest.mark.parametrize("value", [5, True, ["smoke.py"], {"path": "smoke.py", "text": "print()"}])
+def test_a_profile_cannot_give_the_source_itself(project: Path, value: object) -> None:
+    script(project)
+    assert refused(project, script=value).message == "must be a path"
+
+
+def test_the_largest_script_is_taken(project: Path) -> None:
+    script(project, text="#" * own.MOST_BYTES)
+    assert loaded(project, script="smoke.py").script
+
+
+def test_the_scripts_fault_comes_with_all_others(project: Path) -> None:
+    write_profile(project, {**asking(script="absent.py", levle="quick"), "torch": 2.13})
+    with pytest.raises(ProfileError) as caught:
+        sources.load("sample")
+    assert [fault.field for fault in caught.value.faults] == ["torch", "selftest.script", "selftest.levle"]
+
+
+def test_an_inherited_script_lies_beside_the_profile_that_names_it(project: Path) -> None:
+    script(project, "base/profiles/smoke.py", "parent")
+    write_profile(project / "base", asking(script="smoke.py"), "parent")
+    write_profile(project, {"extends": "../base/profiles/parent.yaml"}, "child")
+    found = sources.load("child").profile.selftest.script
+    assert found
+    assert found.text == "parent"
+
+
+def test_what_is_added_is_no_content_of_the_lock(project: Path) -> None:
+    plain = plan_of(project, asking())
+    script(project)
+    added = plan_of(project, asking(script="smoke.py", shapes=[SHAPE]))
+    assert plain.wishes == added.wishes
+    assert lock_for(plain).id == lock_for(added).id
+    assert lock_for(plain).stale(added) == []
+
+
+def test_requiring_the_script_needs_one(project: Path) -> None:
+    script(project)
+    assert plan_of(project, asking(script="smoke.py", require=["own.script"]))
+    with pytest.raises(ProfileError) as caught:
+        plan_of(project, asking(require=["own.script"]))
+    (fault,) = caught.value.faults
+    assert fault.field == "selftest.require[0]"
+    assert "needs selftest.script" in fault.message
