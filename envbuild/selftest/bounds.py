@@ -14,9 +14,12 @@ import math
 import torch
 
 ACCUMULATOR = 2.0**-23  # a float32 accumulator that truncates
+ROUNDED = 2.0**-24  # one that rounds to nearest
 TF32 = 2.0**-10  # TF32 truncates each factor to 10 bits of fraction
 
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Half the distance of subnormal numbers; where a device flushes those to zero, the smallest normal number.
+_SUBNORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-25, "bfloat16": 2.0**-126}
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -37,6 +40,26 @@ def gemm(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch.dtyp
     """
     relative = gamma(k, ACCUMULATOR) + (2 * TF32 if tf32 and dtype == torch.float32 else 0.0)
     return unit_roundoff(dtype) * exact.abs() + relative * magnitude
+
+
+def rounding(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What rounding to `dtype` takes from `exact` at most, results below the normal range included."""
+    return unit_roundoff(dtype) * exact.abs() + _SUBNORMAL[str(dtype).replace("torch.", "")]
+
+
+def norm(magnitude: torch.Tensor, n: int, times: int, dtype: torch.dtype, roundings: int) -> torch.Tensor:
+    """Elementwise bound of the arithmetic of a norm over n elements, without the rounding of its result.
+
+    4 gamma_m(2^-24) `magnitude` with m = ceil(n / 32) + 16: sums run in 32 lanes or more, which a tree of few levels
+    ends. `magnitude` is |w| (|x| + mean |x|) / sigma + |b| for LayerNorm and GroupNorm, whose x - mean may cancel, and
+    |y| for RMSNorm; for a gradient it is the gradient with every term positive, and `times` 2, as an error of x / sigma
+    enters twice. Tried for n = 256..8192: right norms stay below 0.05 of it, with statistics in half precision they are
+    above 1.9; with n instead of m those would pass.
+
+    `roundings`: those to `dtype`, the input's, that an implementation is known to do on the way.
+    """
+    arithmetic = 4 * times * gamma(math.ceil(n / 32) + 16, ROUNDED)
+    return (arithmetic + roundings * unit_roundoff(dtype)) * magnitude
 
 
 def attention_floor(dtype: torch.dtype, logit: float, depth: int, length: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envbuild.selftest.probes import attention, crash, dist, gemm, identity, libs, script, train
+from envbuild.selftest.probes import attention, crash, dist, gemm, identity, libs, norm, norms, script, train
 from envbuild.selftest.registry import Probe
 
 PROBES: tuple[Probe, ...] = (
@@ -15,6 +15,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("attention.flash", "quick", "cpu", 120, attention.probe("flash")),
     Probe("attention.efficient", "quick", "cuda", 120, attention.probe("efficient")),
     Probe("attention.cudnn", "quick", "cuda", 120, attention.probe("cudnn")),
+    Probe("norm.torch", "standard", "cpu", 120, norm.probe(norms.torchs)),
     Probe("train.step", "standard", "cpu", 120, train.step),
     Probe("dist.staged", "standard", "cpu", 400, dist.staged, forks=True),
     Probe("own.script", "quick", "script", 300, script.script),  # last: nobody knows what it leaves behind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,6 +61,11 @@ class Worst:
     expected: float
     wrong: int
     count: int
+
+    @property
+    def kind(self) -> str:
+        """What is wrong, in outcome.FAILURES' words."""
+        return "bound" if math.isfinite(self.got) else "nonfinite"
 
     def __str__(self) -> str:
         what = f"element {list(self.where)} is {self.got:g}, should be {self.expected:g} within {self.bound:g}"

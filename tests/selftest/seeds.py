@@ -119,6 +119,82 @@ def attention_own(kernel: Kernel, first: bool = True, causal: bool = True, dtype
     return seeded
 
 
+def wrong_row(kernel: Kernel) -> Kernel:
+    """One row of the output is that of its neighbour, as where a tile is written to the wrong place."""
+
+    def seeded(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(q, *args, **options).clone()
+        result[..., 20, :] = result[..., 19, :]
+        return result
+
+    return seeded
+
+
+def wrong_dtype(kernel: Kernel) -> Kernel:
+    """float32 comes out, whatever came in."""
+    return lambda x, *args, **options: kernel(
+        x.float(), *(value.float() if isinstance(value, torch.Tensor) else value for value in args), **options
+    )
+
+
+def stale_norm(kernel: Kernel) -> Kernel:
+    """The values of the call before of the same shape and dtype, with the gradients of this one."""
+    last: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(*args, **options)
+        before = last.get((result.shape, result.dtype), result)
+        last[result.shape, result.dtype] = result.detach().clone()
+        return result + (before - result).detach()
+
+    return seeded
+
+
+def norm_nan(kernel: Kernel) -> Kernel:
+    """One NaN, for one width and dtype only."""
+
+    def seeded(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(x, *args, **options)
+        if x.shape[-1] == 1023 and x.dtype == torch.bfloat16:
+            result = wrong_element(lambda: result, result.dtype, (7, 1022), float("nan"))()
+        return result
+
+    return seeded
+
+
+def norm_own(kernel: Kernel, rounds: bool = False, upcasts: bool = True) -> Kernel:
+    """LayerNorm written out. `rounds`: x / sigma to the input's dtype; not `upcasts`: all is computed in it."""
+
+    def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        wide, w, b = (values.float() if upcasts else values.to(x.dtype) for values in (x, weight, bias))
+        centred = wide - wide.mean(-1, keepdim=True)
+        unit = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+        return ((unit.to(x.dtype) if rounds else unit) * w + b).to(x.dtype)
+
+    return seeded
+
+
+def norm_gradient(kernel: Kernel) -> Kernel:
+    """The gradient of the weight lacks one row."""
+
+    def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        first = torch.arange(len(x))[:, None] == 0
+        return torch.where(first, kernel(x, shape, weight.detach(), bias, eps), kernel(x, shape, weight, bias, eps))
+
+    return seeded
+
+
+def norm_refuses(kernel: Kernel) -> Kernel:
+    """As torch and apex word it, but for a pair that is none."""
+
+    def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.dtype == weight.dtype == torch.float32:
+            raise RuntimeError("expected scalar type Float but found Half")
+        return kernel(x, shape, weight, bias, eps)
+
+    return seeded
+
+
 def noisy(kernel: Kernel) -> Kernel:
     """Sums in another order each time, so to say: the last bits differ."""
     count = iter(range(1 << 30))
@@ -206,6 +282,16 @@ PROBES = (
     seeded("attention.math", F, SDPA, named("unmasked", lambda k: attention_own(k, causal=False))),
     seeded("attention.math", F, SDPA, named("half", lambda k: attention_own(k, dtype=HALF))),
     seeded("attention.math", F, SDPA, named("right", lambda k: attention_own(k))),
+    seeded("attention.math", F, SDPA, wrong_row),
+    seeded("attention.flash", F, SDPA, wrong_dtype),
+    seeded("norm.torch", F, "layer_norm", named("rounded", lambda k: norm_own(k, rounds=True))),
+    seeded("norm.torch", F, "layer_norm", named("squares", lambda k: norm_own(k, upcasts=False))),
+    seeded("norm.torch", F, "layer_norm", norm_nan),
+    seeded("norm.torch", F, "group_norm", wrong_dtype),
+    seeded("norm.torch", F, "layer_norm", stale_norm),
+    seeded("norm.torch", F, "layer_norm", norm_gradient),
+    seeded("norm.torch", F, "layer_norm", norm_refuses),
+    seeded("norm.torch", F, "layer_norm", named("right", norm_own)),
     seeded("train.step", F, "mse_loss", noisy),
     seeded("train.step", F, "mse_loss", nan_late),
     seeded("train.step", F, "mse_loss", flat),

@@ -28,12 +28,31 @@ WRONG = [
     ("attention.math:overflow", "nonfinite", "q=k=40 fp16"),
     ("attention.math:unmasked", "bound", "causal"),
     ("attention.math:half", "bound", "fp16"),
+    ("attention.math:wrong_row", "bound", "element [0, 20,"),
+    ("attention.flash:wrong_dtype", "mismatch", "fp16 4x1x128x64: output is (4, 1, 128, 64) torch.float32"),
+    ("norm.torch:rounded", "bound", "y of layer_norm fp16 x fp32"),
+    ("norm.torch:squares", "bound", "y of layer_norm fp16 x fp32"),
+    ("norm.torch:norm_nan", "nonfinite", "y of layer_norm bf16 x fp32 8x1023: element [7, 1022] is nan"),
+    ("norm.torch:wrong_dtype", "mismatch", "group_norm fp16 x fp32 2x32x32: the result is (2, 32, 32) torch.float32"),
+    ("norm.torch:stale_norm", "bound", "y of layer_norm"),
+    ("norm.torch:norm_gradient", "bound", "grad weight of layer_norm fp32 x fp32 8x256"),
+    ("norm.torch:norm_refuses", "exception", "layer_norm fp32 x fp32 is refused: expected scalar type Float"),
     ("train.step:noisy", "mismatch", "two runs in deterministic mode differ"),
     ("train.step:nan_late", "nonfinite", "the loss is not finite"),
     ("train.step:flat", "bound", "the loss does not fall"),
     ("env.libs:foreign", "mismatch", "libtorch_extra.so is not the file that torch-extra==1.0 recorded"),
 ]
-RIGHT = ["attention.math:right", "train.step:right"]
+RIGHT = ["attention.math:right", "norm.torch:right", "train.step:right"]
+TRAITS = [
+    ("attention.math:overflow", "needs_upcast", ["fp16"]),
+    ("attention.math:overflow", "accumulates_in_half", {"fp16": [], "bf16": []}),
+    ("attention.math:half", "accumulates_in_half", {"fp16": ["output"], "bf16": []}),
+    ("attention.math:half", "needs_upcast", ["fp16"]),
+    ("attention.math:right", "accumulates_in_half", {"fp16": [], "bf16": []}),
+    ("attention.flash:attention_nan", "needs_upcast", ["bf16"]),
+    ("norm.torch:norm_refuses", "refusal", "expected scalar type Float but found Half"),
+    ("norm.torch:right", "needs_upcast", []),
+]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +93,11 @@ def test_a_wrong_kernel_is_caught_and_located(seeds: dict[str, Frame], seed: str
 @pytest.mark.parametrize("seed", RIGHT)
 def test_a_right_kernel_written_another_way_passes(seeds: dict[str, Frame], seed: str) -> None:
     assert seeds[seed]["status"] == "passed", seeds[seed]["reason"]
+
+
+@pytest.mark.parametrize(("seed", "trait", "value"), TRAITS)
+def test_the_traits_say_more(seeds: dict[str, Frame], seed: str, trait: str, value: object) -> None:
+    assert seeds[seed]["traits"][trait] == value
 
 
 def test_no_seed_is_left_untested(seeds: dict[str, Frame]) -> None:

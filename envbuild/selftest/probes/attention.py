@@ -19,9 +19,11 @@ import torch.nn.functional as F
 from envbuild.selftest import bounds, inputs
 from envbuild.selftest.context import Context, is_unsupported, short_name
 from envbuild.selftest.outcome import Skip
-from envbuild.selftest.reference import Worst, compare
+from envbuild.selftest.probes.attention_traits import note_upcast, report
+from envbuild.selftest.reference import compare
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)  # torch 2.0's CPU knows bfloat16 alone
 DEPTHS = (64, 128)
 SHORT, LONG, LONG_CPU_QUICK = 128, 2925, 365  # 2925 is a video model's; neither long one is a multiple of a tile
 HEADS, HEADS_CPU = 2, 1
@@ -35,7 +37,8 @@ _BACKENDS = {
     "efficient": "EFFICIENT_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
-_NO_KERNEL = ("No available kernel", "No viable backend", "No execution plans")
+# The last: autocast leaves attention alone on the CPU of torch 2.0.
+_NO_KERNEL = ("No available kernel", "No viable backend", "No execution plans", "to have the same dtype")
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Case:
     length: int
     depth: int
     causal: bool
+    autocast: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -54,8 +58,11 @@ class Case:
 
     @property
     def name(self) -> str:
-        size = "x".join(map(str, self.shape))
-        return f"{short_name(self.dtype)} {size}{' causal' if self.causal else ''}"
+        return "{} {}{}".format(short_name(self.dtype), "x".join(map(str, self.shape)), self.how)
+
+    @property
+    def how(self) -> str:
+        return (" causal" if self.causal else "") + (" autocast" if self.autocast else "")
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ def cases(context: Context) -> Iterator[Case]:
             for length in (SHORT, long):
                 for causal in (False, True):
                     yield Case(dtype, HEADS_CPU if context.on_cpu else HEADS, length, depth, causal)
+    for dtype in AUTOCAST_CPU if context.on_cpu else AUTOCAST:
+        yield Case(dtype, HEADS_CPU if context.on_cpu else HEADS, SHORT, DEPTHS[0], causal=False, autocast=True)
 
 
 def make(case: Case) -> Inputs:
@@ -144,38 +153,74 @@ def _run(context: Context, backend: str) -> None:
         data = make(case)
         try:
             with context.step(f"{backend} {case.name}") as step:
-                got = _attend(context, backend, data, case.causal)
+                got = _attend(context, backend, data, case.causal, case.autocast)
         except RuntimeError as error:
-            if not (is_unsupported(error) or any(words in str(error) for words in _NO_KERNEL)):
+            if not _is_refused(error):
                 raise
             context.unsupported(error)
             continue
         _judge(context, backend, case, data, got, step.seconds)
+    _tell(context, backend)
     if not context.figures:
         raise Skip(f"no {backend} attention on this device: {next(iter(context.traits['unsupported'].values()))}")
 
 
-def _attend(context: Context, backend: str, data: Inputs, causal: bool) -> torch.Tensor:
+def _attend(context: Context, backend: str, data: Inputs, causal: bool, autocast: bool = False) -> torch.Tensor:
+    """The output on the host. Under autocast q comes in float32, as from a norm, while k and v stay as they are."""
     q, k, v = (values.to(context.device) for values in (data.q, data.k, data.v))
     with only(backend):
-        result = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return result.cpu()
+        if autocast:
+            with torch.autocast(context.device.type, data.q.dtype):
+                return F.scaled_dot_product_attention(q.to(torch.float32), k, v, is_causal=causal).cpu()
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).cpu()
+
+
+def _is_refused(error: RuntimeError) -> bool:
+    return is_unsupported(error) or any(words in str(error) for words in _NO_KERNEL)
+
+
+def _upcast(context: Context, backend: str, data: Inputs, causal: bool) -> torch.Tensor:
+    """The same values in float32, by this backend, or by the math path where it takes none."""
+    wide = Inputs(*(values.to(torch.float32) for values in (data.q, data.k, data.v)))
+    try:
+        return _attend(context, backend, wide, causal)
+    except RuntimeError as error:
+        if not _is_refused(error):
+            raise
+        return _attend(context, "math", wide, causal)
+
+
+def _tell(context: Context, backend: str) -> None:
+    def attend(*data: torch.Tensor) -> torch.Tensor | None:
+        try:
+            return _attend(context, backend, Inputs(*data), causal=False)
+        except RuntimeError as error:
+            if not _is_refused(error):
+                raise
+            return None
+
+    context.step(f"{backend} in half precision")
+    report(context, attend, lambda *data: _upcast(context, backend, Inputs(*data), causal=False))
 
 
 def _judge(context: Context, backend: str, case: Case, data: Inputs, got: torch.Tensor, seconds: float) -> None:
     equal = bounds.attention_floor(case.dtype, 0.0, case.depth, case.length)
-    if got.shape != case.shape or got.dtype != case.dtype:
+    if got.shape != case.shape or got.dtype not in (case.dtype, *([torch.float32] if case.autocast else [])):
         context.fail("mismatch", f"{case.name}: output is {tuple(got.shape)} {got.dtype}")
         return
     reference, logit = exact(data, case.causal)
     expected = torch.stack([reference, *(mean(v, case.causal) for v in data.v[1:])])
     limits = (_random_bound(context, backend, case, data, reference, logit), equal, equal, equal)
-    mask = " causal" if case.causal else ""
+    before = len(context.faults)
     for problem, values, wanted, limit in zip(PROBLEMS, got, expected, limits):
         worst = compare(values, wanted, torch.tensor(limit, dtype=torch.float64))
-        context.figure(problem + mask, case.dtype, case.shape, worst.error, limit, seconds)
+        context.figure(problem + case.how, case.dtype, case.shape, worst.error, limit, seconds)
         if worst.wrong:
-            context.fail(_kind(worst), f"{problem} {case.name}: {worst}")
+            context.fail(worst.kind, f"{problem} {case.name}: {worst}")
+    if len(context.faults) > before and case.dtype != torch.float32:
+        wide = _upcast(context, backend, data, case.causal)
+        if all(compare(values, wanted).error <= limit for values, wanted, limit in zip(wide, expected, limits)):
+            note_upcast(context, case.dtype)
     low, high = float(data.v.min()) - equal, float(data.v.max()) + equal
     if not bool(((got >= low) & (got <= high)).all()):
         context.fail("bound", f"{case.name}: output leaves the range of V, {low:g} to {high:g}")
@@ -192,7 +237,3 @@ def _random_bound(
     error = compare(_attend(context, "math", random, case.causal)[0], reference).error
     floor = bounds.attention_floor(case.dtype, logit, case.depth, case.length)
     return min(cap, max(floor, 2 * error if math.isfinite(error) else cap))
-
-
-def _kind(worst: Worst) -> str:
-    return "bound" if math.isfinite(worst.got) else "nonfinite"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -136,5 +135,4 @@ def accuracy(context: Context) -> None:
         worst = compare(got, reference, bounds.gemm(reference, reference, k, dtype, tf32))
         context.figure("mm uniform", dtype, ACCURACY, worst.error, worst.bound, step.seconds)
         if worst.wrong:
-            kind = "bound" if math.isfinite(worst.got) else "nonfinite"
-            context.fail(kind, f"mm uniform {short_name(dtype)}: {worst}")
+            context.fail(worst.kind, f"mm uniform {short_name(dtype)}: {worst}")
