@@ -79,6 +79,16 @@ def test_the_usual_image(project: Path) -> None:
     assert envbuild("show", "mine").code == 0
 
 
+def test_a_recorded_image(project: Path) -> None:
+    """What the collector said in the image of step-video: its own profile comes out, but for cards and constraints."""
+    text = (Path(__file__).parent / "recorded" / "step-video.json").read_text(encoding="utf-8")
+    _, source, plan = written(project, Holdings.model_validate_json(text))
+    profile = source.profile
+    assert (profile.torch, profile.cuda, profile.python, plan.suite) == ("2.3.1", "12.1", "3.11", "bookworm")
+    assert {name: pin.version for name, pin in profile.pins.items()} == {"cublas": "12.5.2.13"}
+    assert profile.packages == ("numpy==1.26.4",)
+
+
 def test_a_library_that_differs_from_torchs_own_is_pinned_with_the_reason(project: Path) -> None:
     changed = held(nvidia_cublas_cu12=("12.5.2.13", []))
     _, source, plan = written(project, changed)
