@@ -41,6 +41,48 @@ def test_the_container_may_do_nothing(quick: Proved) -> None:
     assert containers(running.pid) == []
 
 
+CONFINED = """
+import os, pathlib, socket
+
+step("who it is")
+assert os.getuid() == 65534, os.getuid()
+status = pathlib.Path("/proc/self/status").read_text()
+assert "CapEff:\\t0000000000000000" in status and "NoNewPrivs:\\t1" in status, status
+step("the network")
+try:
+    socket.create_connection(("192.0.2.1", 9), timeout=5)
+    fail("the network is there")
+except OSError as error:
+    assert not isinstance(error, TimeoutError), "packets leave"
+step("the files")
+for folder in ("/", "/etc", "/opt/venv", "/var/tmp"):
+    if os.access(folder, os.W_OK):
+        fail(f"{folder} can be written")
+pathlib.Path("/tmp/own").write_text("yes")
+print(device)
+"""
+
+
+def test_a_profiles_own_script_may_do_nothing_either(quick: Proved) -> None:
+    project, name = quick.project, quick.name
+    before = project.profile(name).read_text(encoding="utf-8")
+    project.profile(name).with_name("smoke.py").write_text(CONFINED, encoding="utf-8")
+    selftest = {"level": "quick", "require": ["env.libs"], "script": "smoke.py"}
+    shapes = [{"m": 2, "k": 64, "n": 96, "dtype": "bf16", "bias": True}]
+    try:
+        project.change(name, selftest={**selftest, "shapes": shapes})
+        run = project.run("test", name, "--probe", "own.script", "--probe", "gemm.crash", "--json")
+        assert run.code == 0, f"{run.stdout}\n{run.stderr}"
+        crash, script = run.document["probes"]
+        assert crash["figures"][0]["case"] == "own linear bf16 2x64x96 bias"
+        assert (script["status"], script["traits"]["name"]) == ("passed", "smoke.py")
+        status = project.run("status", name, "--json")
+        assert (status.code, status.error["kind"]) == (8, "out-of-date")
+        assert "proved with another script and other shapes" in status.words
+    finally:
+        project.profile(name).write_text(before, encoding="utf-8")
+
+
 def test_what_a_killed_envbuild_left_is_removed_by_the_next(quick: Proved, broken: Workshop) -> None:
     reference = broken.image("forged")  # a self-test that is over at once
     running = quick.project.start("test", quick.name)

@@ -90,6 +90,7 @@ def _check(context: Context, case: Case) -> None:
             context.fail(worst.kind, f"{TITLES[name]} of {case.name}: {worst}")
     if any(worst.wrong for worst in worsts.values()):
         _note_upcast(context, case, given)
+        context.traits.setdefault("cure", "upcast" if case.label in context.traits["needs_upcast"] else "none")
 
 
 def _call(context: Context, case: Case, given: Given) -> Results:

@@ -30,8 +30,8 @@ ADVISORIES = words("""
     nccl-unequal-cards
     nccl-bf16-misaligned-h100 nccl-2.19.3-graph-leak nccl-2.20.5-graph-hang nccl-abort-hang nccl-2.27-fp8-symmetric
     nccl-2.28.3-2.29.2 nccl-4090-p2p nccl-h800-nvls-bf16 error-802-fabricmanager error-804-forward-compat
-    driver-too-old-cu13 fp8-scaled-mm-cc triton-ptxas-unknown-arch apex-t5-mixed-dtype cublas-not-initialized
-    h20-cluster-launch
+    driver-too-old-cu13 fp8-scaled-mm-cc triton-ptxas-unknown-arch apex-t5-mixed-dtype half-attention-nan
+    rmsnorm-half-torch-2.4 cublas-not-initialized h20-cluster-launch
 """)
 REFUSED = {
     "cublas-hopper-fpe",
@@ -45,8 +45,8 @@ REFUSED = {
 }
 CATALOGUE = words("""
     env.identity env.driver env.arch env.libs hw.health init.alloc gemm.crash gemm.exact gemm.accuracy gemm.accumulator
-    tf32.mode attention.math attention.flash attention.efficient attention.cudnn norm.apex optim.apex conv train.step
-    dist.staged compile.triton perf.gemm perf.memory burn memory
+    tf32.mode attention.math attention.flash attention.efficient attention.cudnn norm.torch norm.apex optim.apex conv
+    train.step dist.staged compile.triton perf.gemm perf.memory burn memory own.script
 """)
 
 
@@ -283,7 +283,7 @@ def test_short_names_and_distributions() -> None:
 
 def test_all_advisories_are_there_once() -> None:
     assert sorted(item.id for item in facts.advisories()) == sorted(ADVISORIES)
-    assert len(ADVISORIES) == 43
+    assert len(ADVISORIES) == 45
 
 
 def test_severity_is_as_decided() -> None:
@@ -317,7 +317,8 @@ def test_every_advisory_can_show_itself() -> None:
     for item in facts.advisories():
         assert item.shows.patterns
         assert set(item.shows.probes) <= set(CATALOGUE)
-        assert item.signature.get("probe", "gemm.crash") in CATALOGUE
+        named = item.signature.get("probe", "gemm.crash")
+        assert ({named} if isinstance(named, str) else set(named)) <= set(CATALOGUE)
 
 
 @pytest.mark.parametrize("line", ["", "NCCL version 2.20.5+cuda12.4", "loss: 0.25, lr 1e-4, 8 ranks", "exit code: 0"])
@@ -378,6 +379,26 @@ def test_a_signature_names_no_version_that_is_not_matched(name: str) -> None:
     told = item.signature.get("nccl", ())
     for version in (told,) if isinstance(told, str) else told:
         assert any(version in match.libraries["nccl"] for match in item.match), version
+
+
+@pytest.mark.parametrize(
+    ("result", "met"),
+    [
+        ({"probe": "attention.cudnn", "failure": "nonfinite", "traits": {"cure": "upcast"}}, "half-attention-nan"),
+        ({"probe": "attention.math", "failure": "nonfinite", "traits": {"cure": "upcast"}}, "half-attention-nan"),
+        ({"probe": "attention.math", "failure": "nonfinite", "traits": {"cure": "none"}}, None),
+        ({"probe": "attention.math", "failure": "bound", "traits": {"cure": "upcast"}}, None),
+        ({"probe": "norm.torch", "failure": "nonfinite", "traits": {"cure": "upcast"}}, None),
+        (
+            {"probe": "norm.apex", "traits": {"refusal": "expected scalar type Float but found Half"}},
+            "apex-t5-mixed-dtype",
+        ),
+        ({"probe": "norm.torch", "traits": {"refusal": "expected scalar type Float but found Half"}}, None),
+        ({"probe": "norm.apex", "failure": "bound", "traits": {}}, None),
+    ],
+)
+def test_what_half_precision_shows_is_named(result: dict[str, Any], met: str | None) -> None:
+    assert [item.id for item in facts.advisories() if item.matches(result)] == ([met] if met else [])
 
 
 def test_an_advisory_without_signature_is_never_met() -> None:
@@ -464,6 +485,10 @@ def test_an_advisory_without_signature_is_never_met() -> None:
             situation(extensions=frozenset({"apex"}), distributions={"transformers": "5.8.0"}),
         ),
         ("apex-t5-mixed-dtype", False, situation(distributions={"transformers": "4.40.0"})),
+        ("rmsnorm-half-torch-2.4", True, situation("a100", "2.4.0")),
+        ("rmsnorm-half-torch-2.4", True, situation(None, "2.5.1")),
+        ("rmsnorm-half-torch-2.4", False, situation("a100", "2.3.1")),
+        ("rmsnorm-half-torch-2.4", False, situation("a100", "2.6.0")),
         ("triton-ptxas-unknown-arch", True, situation("rtx5090", distributions={"triton": "3.2.0"})),
         ("triton-ptxas-unknown-arch", False, situation("rtx5090", distributions={"triton": "3.4.0"})),
         ("cublas-r535-multicontext-hang", True, situation("a100", "2.7.0", driver="535.54.03")),

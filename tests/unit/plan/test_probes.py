@@ -28,7 +28,7 @@ def test_every_probe_says_what_it_does_and_needs() -> None:
     assert len(probes.known()) >= 10
     for name, probe in probes.known().items():
         assert probe.name == name
-        assert probe.level in probes.LEVELS and probe.needs in ("cpu", "cuda")
+        assert probe.level in probes.LEVELS and probe.needs in ("cpu", "cuda", "script")
         assert len(probe.does) > 20 and not probe.does.startswith(name), probe
 
 
