@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Understand": {
         "audit": "What an image or environment really holds.",
         "bisect": "The first version that passes a probe.",
+        "compare": "Where two GPUs' numbers part, and why.",
     },
 }
 

@@ -64,6 +64,12 @@ class LockError(EnvbuildError):
     code, kind = 3, "lock"
 
 
+class FingerprintError(EnvbuildError):
+    """A fingerprint's file is at fault."""
+
+    code, kind = 3, "fingerprint"
+
+
 class HashMismatch(EnvbuildError):
     """A wheel or package is not the one that was locked."""
 

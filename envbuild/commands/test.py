@@ -11,7 +11,8 @@ from envbuild.commands.table import line
 from envbuild.errors import CheckFailed, NotProved, UsageError
 from envbuild.making import Made
 from envbuild.plan import probes
-from envbuild.proof import job, junit
+from envbuild.plan.store import write_atomically
+from envbuild.proof import fingerprint, job, junit
 
 
 @click.command("test", short_help="Run the self-test in an image and report.")
@@ -27,6 +28,10 @@ from envbuild.proof import job, junit
     "--junit", "report", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="JUnit XML, for CI."
 )
 @gpus_option
+@click.option(
+    "--fingerprint", "print_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Record numbers too, for `envbuild compare`.",
+)  # fmt: skip
 @json_option
 def command(
     name: str | None,
@@ -37,6 +42,7 @@ def command(
     listing: bool,
     report: Path | None,
     gpus: tuple[str, ...],
+    print_file: Path | None,
     as_json: bool,
 ) -> None:
     """Run the self-test in the image of a profile and report; moves no tag, writes no evidence.
@@ -51,7 +57,8 @@ def command(
     probes.check(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
-    console, wanted = Console(results=not as_json), job.Asked(level, asked, gpus)
+    console = Console(results=not as_json)
+    wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
     if python:
         made = pipeline.test_environment(name, python, console, wanted)
     else:
@@ -64,6 +71,8 @@ def command(
             if result["status"] == "failed" and result["detail"]:
                 click.echo(textwrap.indent(result["detail"].rstrip(), "    "))
     try:
+        if print_file:
+            _keep(made, print_file)
         pipeline.require_passed(made)
     except (CheckFailed, NotProved) as error:
         error.partial = document(made)
@@ -79,6 +88,13 @@ def _list(as_json: bool) -> None:
         return
     for row in rows:
         click.echo(f"{row.name:<20} {row.level:<9} {'GPU' if row.needs == 'cuda' else 'any':<4} {row.does}")
+
+
+def _keep(made: Made, file: Path) -> None:
+    """Also of a run that failed: the operation that is wrong is the one to compare."""
+    run = made.run
+    if run and (run.fingerprint or job.FINGERPRINT in run.by_status("passed")):
+        write_atomically(file, fingerprint.text_of(run))
 
 
 def _junit(made: Made) -> str:

@@ -17,7 +17,7 @@ _SELFTEST = Path(__file__).parent.parent / "selftest"
 
 @dataclass(frozen=True)
 class Known:
-    """A probe's name, the lowest level that runs it, what it needs, and what it does.
+    """A probe's name, the lowest level that runs it ("asked": none does), what it needs, and what it does.
 
     `needs`: "cpu" is any device, "cuda" a GPU, "script" a script of the profile's own.
     """
@@ -29,7 +29,7 @@ class Known:
 
     def within(self, level: str) -> bool:
         """Whether a run at this level has it."""
-        return LEVELS.index(self.level) <= LEVELS.index(level)
+        return self.level in LEVELS[: LEVELS.index(level) + 1]
 
 
 @cache

@@ -18,6 +18,7 @@ from envbuild.plan import facts, probes
 from envbuild.plan.lock import canonical_digest
 from envbuild.plan.profile import SelfTest
 
+FINGERPRINT = "fingerprint"  # the probe that records one
 _SOURCES = Path(__file__).parent.parent / "selftest"
 
 # Its arguments: the module whose main takes the job, and the file to read where that is not stdin (a bind mount would
@@ -57,11 +58,13 @@ class Asked:
     """What of a profile's self-test is asked for this once; all of it where nothing is said.
 
     `level`: another than the profile's. `probes`: exactly these. `gpus`: those of the machine, by index or UUID.
+    `fingerprint`: its probe too, which no level runs.
     """
 
     level: str | None = None
     probes: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
+    fingerprint: bool = False
 
 
 ALL = Asked()
@@ -110,6 +113,7 @@ class TestRun:
     seconds: float
     skipped_required: tuple[str, ...] = ()
     log: str = field(default="", compare=False)
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # as it came, unjudged; empty where none was asked for
 
     def by_status(self, status: str) -> list[str]:
         return [result["probe"] for result in self.results if result["status"] == status]
@@ -245,7 +249,7 @@ def document(
         "nonce": secrets.token_hex(16),
         "level": asked.level or wanted.level,
         "device": "cuda" if gpus else "cpu",
-        "probes": list(asked.probes) or None,
+        "probes": required(wanted, bool(gpus), asked, gpu_count) if asked.probes else None,
         "require": required(wanted, bool(gpus), asked, gpu_count),
         "expect": {
             "distributions": dict(versions),
@@ -268,13 +272,15 @@ def document(
 def required(wanted: SelfTest, gpu: bool, asked: Asked = ALL, gpu_count: int = 1) -> list[str]:
     """What must pass: the probes asked for by name; else the profile's list, on a GPU which card it is, on several that
     they work together, and a script that the profile brings, as far as the level asked for has them."""
+    extra = [FINGERPRINT] if asked.fingerprint else []
     if asked.probes:
-        return list(dict.fromkeys(asked.probes))
+        return list(dict.fromkeys([*asked.probes, *extra]))
     identity = ["env.identity"] if gpu else []
     staged = ["dist.staged"] if gpu and (gpu_count > 1 or wanted.transport) else []
     script = ["own.script"] if wanted.script else []
-    names = dict.fromkeys([*identity, *wanted.require, *staged, *script])
-    return [name for name in names if asked.level is None or probes.known()[name].within(asked.level)]
+    names = [*identity, *wanted.require, *staged, *script]
+    reached = (name for name in names if asked.level is None or probes.known()[name].within(asked.level))
+    return list(dict.fromkeys([*reached, *extra]))
 
 
 def on_host(wanted: SelfTest, asked: Asked = ALL) -> SelfTest:

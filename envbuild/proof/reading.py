@@ -61,10 +61,15 @@ def frame(line: bytes, nonce: str) -> tuple[int, dict[str, Any]] | None:
     try:
         if int(parts[3], 16) != zlib.crc32(parts[4]):
             return None
-        document = json.loads(parts[4], parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
+        document = strict_json(parts[4])
         return (int(parts[2]), document) if isinstance(document, dict) else None
     except (ValueError, RecursionError):
         return None
+
+
+def strict_json(text: bytes | str, **options: Any) -> Any:
+    """JSON without NaN, infinities and giant integers. Raises ValueError, and RecursionError where it is too deep."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded, **options)
 
 
 def _refuse(text: str) -> float:
@@ -123,6 +128,7 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
         seconds=output.seconds,
         skipped_required=tuple(name for name in require if ran.get(name) == "skipped"),
         log=output.stderr,
+        fingerprint=of_kind.get("fingerprint", {}),
     )
 
 

@@ -47,18 +47,24 @@ def rounding(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return unit_roundoff(dtype) * exact.abs() + _SUBNORMAL[str(dtype).replace("torch.", "")]
 
 
+def summation(n: int) -> float:
+    """Relative error of a float32 sum of n terms and of what little is done around it: gamma_m(2^-24) with m =
+    ceil(n / 32) + 16, as sums run in 32 lanes or more, which a tree of few levels ends.
+    """
+    return gamma(math.ceil(n / 32) + 16, ROUNDED)
+
+
 def norm(magnitude: torch.Tensor, n: int, times: int, dtype: torch.dtype, roundings: int) -> torch.Tensor:
     """Elementwise bound of the arithmetic of a norm over n elements, without the rounding of its result.
 
-    4 gamma_m(2^-24) `magnitude` with m = ceil(n / 32) + 16: sums run in 32 lanes or more, which a tree of few levels
-    ends. `magnitude` is |w| (|x| + mean |x|) / sigma + |b| for LayerNorm and GroupNorm, whose x - mean may cancel, and
-    |y| for RMSNorm; for a gradient it is the gradient with every term positive, and `times` 2, as an error of x / sigma
-    enters twice. Tried for n = 256..8192: right norms stay below 0.05 of it, with statistics in half precision they are
-    above 1.9; with n instead of m those would pass.
+    4 summation(n) `magnitude`, which is |w| (|x| + mean |x|) / sigma + |b| for LayerNorm and GroupNorm, whose x - mean
+    may cancel, and |y| for RMSNorm; for a gradient it is the gradient with every term positive, and `times` 2, as an
+    error of x / sigma enters twice. Tried for n = 256..8192: right norms stay below 0.05 of it, with statistics in half
+    precision they are above 1.9; with n instead of m those would pass.
 
     `roundings`: those to `dtype`, the input's, that an implementation is known to do on the way.
     """
-    arithmetic = 4 * times * gamma(math.ceil(n / 32) + 16, ROUNDED)
+    arithmetic = 4 * times * summation(n)
     return (arithmetic + roundings * unit_roundoff(dtype)) * magnitude
 
 
@@ -81,3 +87,15 @@ def attention_cap(dtype: torch.dtype, logit: float, depth: int, length: int) -> 
     """
     u = unit_roundoff(dtype)
     return 2 * math.expm1(3 * u * logit) + 3 * u + attention_floor(dtype, logit, depth, length)
+
+
+def softmax(exact: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Elementwise bound of the arithmetic of softmax over the last dimension, without the rounding of its result:
+    rounding x - max(x) moves the exponential by as much, and then there is the sum."""
+    distance = x.amax(dim=-1, keepdim=True) - x
+    return 4 * summation(x.shape[-1]) * (1 + distance) * exact.abs()
+
+
+def activation(x: torch.Tensor) -> torch.Tensor:
+    """The same of x times a factor in [0, 1] that float32 knows to 16 roundings of 1: gelu in both forms, and silu."""
+    return 16 * ROUNDED * x.abs()

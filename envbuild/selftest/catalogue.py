@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from envbuild.selftest.probes import attention, crash, dist, gemm, identity, libs, norm, norms, script, train
+from envbuild.selftest.probes import (
+    attention,
+    crash,
+    dist,
+    fingerprint,
+    gemm,
+    identity,
+    libs,
+    norm,
+    norms,
+    script,
+    train,
+)
 from envbuild.selftest.registry import Probe
 
 PROBES: tuple[Probe, ...] = (
@@ -18,5 +30,6 @@ PROBES: tuple[Probe, ...] = (
     Probe("norm.torch", "standard", "cpu", 120, norm.probe(norms.torchs)),
     Probe("train.step", "standard", "cpu", 120, train.step),
     Probe("dist.staged", "standard", "cpu", 400, dist.staged, forks=True),
+    Probe("fingerprint", "asked", "cpu", 120, fingerprint.record),
     Probe("own.script", "quick", "script", 300, script.script),  # last: nobody knows what it leaves behind
 )

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from envbuild.selftest.context import Context
-from envbuild.selftest.frames import ANNOUNCE, ENVIRONMENT, RESULT, encode, pack, write_all
+from envbuild.selftest.frames import ANNOUNCE, ENVIRONMENT, FINGERPRINT, RESULT, encode, pack, write_all
 from envbuild.selftest.job import SETTINGS, Job
 from envbuild.selftest.outcome import FAILED, PASSED, SKIPPED, Outcome, ProbeFailure, Skip, tail
 from envbuild.selftest.registry import Probe
@@ -100,6 +100,7 @@ def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:
         job,
         announce=lambda step: write_all(ends.messages, pack(ANNOUNCE, step.encode("utf-8"))),
         environment=lambda document: write_all(ends.messages, pack(ENVIRONMENT, encode(document))),
+        fingerprint=lambda document: write_all(ends.messages, pack(FINGERPRINT, encode(document))),
     )
     begin = time.perf_counter()
     outcome = _attempt(probe, job, context)

@@ -67,6 +67,7 @@ class Context:
         job: Job,
         announce: Callable[[str], None] = lambda step: None,
         environment: Callable[[Mapping[str, Any]], None] = lambda document: None,
+        fingerprint: Callable[[Mapping[str, Any]], None] = lambda document: None,
     ) -> None:
         self.job = job
         self.device = torch.device(job.device)
@@ -75,6 +76,7 @@ class Context:
         self.traits: dict[str, Any] = {}
         self.at: str | None = None
         self.send_environment = environment
+        self.send_fingerprint = fingerprint
         self._announce = announce
 
     @property

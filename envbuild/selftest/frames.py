@@ -17,8 +17,10 @@ MARK = "ENVBUILD"
 
 ANNOUNCE = b"A"  # the step that begins, as text
 ENVIRONMENT = b"E"  # the environment document so far, as JSON
+FINGERPRINT = b"F"  # the fingerprint, as JSON
 RESULT = b"R"  # the probe's result, as JSON; the last message
-_KINDS = (ANNOUNCE, ENVIRONMENT, RESULT)
+_KINDS = (ANNOUNCE, ENVIRONMENT, FINGERPRINT, RESULT)
+DOCUMENTS = {ENVIRONMENT: "environment", FINGERPRINT: "fingerprint"}  # and the kind of frame each becomes
 _HEADER = struct.Struct(">cII")
 _MESSAGE_LIMIT = 32 << 20
 

@@ -35,8 +35,8 @@ def plan(probes: Sequence[Probe], job: Job) -> tuple[Probe, ...]:
     """The probes to run, in the catalogue's order: those asked for by name, else the level's and the required ones."""
     if job.probes is not None:
         return tuple(probe for probe in probes if probe.name in job.probes)
-    reach = LEVELS.index(job.level)
-    due = {probe.name for probe in probes if LEVELS.index(probe.level) <= reach and not _lacks_script(probe, job)}
+    levels = LEVELS[: LEVELS.index(job.level) + 1]
+    due = {probe.name for probe in probes if probe.level in levels and not _lacks_script(probe, job)}
     return tuple(probe for probe in probes if probe.name in due or probe.name in job.require)
 
 
@@ -48,11 +48,11 @@ def run(probes: Sequence[Probe], job: Job, emit: Emit, terms: watch.Terms = watc
     try:
         emit(_start(planned, job))
         for probe in planned:
-            outcome, environment = _run_probe(probe, job, terms)
+            outcome, documents = _run_probe(probe, job, terms)
             counts[outcome.status] += 1
             emit(outcome.document(probe.name, probe.level))
-            if environment is not None:
-                emit(dict(environment, kind="environment"))
+            for document in documents:
+                emit(document)
         emit(dict(counts, kind="end", probes=len(planned)))
     finally:
         for number, handler in before.items():
@@ -64,17 +64,17 @@ def _lacks_script(probe: Probe, job: Job) -> bool:
     return probe.needs == "script" and job.own.script is None
 
 
-def _run_probe(probe: Probe, job: Job, terms: watch.Terms) -> tuple[Outcome, dict[str, Any] | None]:
+def _run_probe(probe: Probe, job: Job, terms: watch.Terms) -> tuple[Outcome, list[dict[str, Any]]]:
     if probe.needs == "cuda" and job.device != "cuda":
-        return Outcome(SKIPPED, reason="needs a GPU"), None
+        return Outcome(SKIPPED, reason="needs a GPU"), []
     if _lacks_script(probe, job):
-        return Outcome(SKIPPED, reason="needs a script of the profile's own"), None
+        return Outcome(SKIPPED, reason="needs a script of the profile's own"), []
     timeout = job.timeouts.get(probe.name, probe.timeout)
     try:
         ending = watch.run(probe, job, timeout, terms)
     except OSError as error:
-        return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), None
-    return verdict.judge(ending, timeout), verdict.environment(ending)
+        return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), []
+    return verdict.judge(ending, timeout), verdict.documents(ending)
 
 
 def _start(planned: Sequence[Probe], job: Job) -> dict[str, Any]:

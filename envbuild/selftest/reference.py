@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import math
 from collections.abc import Iterator
@@ -45,8 +46,9 @@ def raw_digest(*tensors: torch.Tensor) -> str:
     """sha256 of the tensors' bytes in C order (little-endian, as every platform of torch is)."""
     whole = hashlib.sha256()
     for values in tensors:
-        flat = values.detach().to("cpu").contiguous().reshape(-1)
-        whole.update(bytes(flat.view(torch.uint8).tolist()))
+        flat = values.detach().to("cpu").contiguous()
+        if flat.numel():
+            whole.update((ctypes.c_char * (flat.numel() * flat.element_size())).from_address(flat.data_ptr()))
     return whole.hexdigest()
 
 

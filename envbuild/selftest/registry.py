@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Probe:
-    """One check: `level` is the lowest that runs it, `timeout` in seconds.
+    """One check: `level` is the lowest that runs it, or "asked" where none does but only a job that names it; `timeout`
+    in seconds.
 
     `needs`: "cpu" (any device), "cuda", or "script": any device, and a script of the profile's own.
     `forks`: it starts processes of its own, so nothing of torch may be called in its own before.

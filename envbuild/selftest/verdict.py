@@ -7,7 +7,7 @@ import os
 import signal
 from typing import Any
 
-from envbuild.selftest.frames import ANNOUNCE, ENVIRONMENT, RESULT
+from envbuild.selftest.frames import ANNOUNCE, DOCUMENTS, RESULT
 from envbuild.selftest.outcome import DETAIL_LIMIT, FAILED, Outcome, tail
 from envbuild.selftest.watch import Ending
 
@@ -37,11 +37,10 @@ def judge(ending: Ending, timeout: float) -> Outcome:
     return _told(json.loads(results[0]), ending.seconds)
 
 
-def environment(ending: Ending) -> dict[str, Any] | None:
-    """The last environment document that the process sent, if any."""
-    documents = [payload for kind, payload in ending.messages if kind == ENVIRONMENT]
-    found: dict[str, Any] | None = json.loads(documents[-1]) if documents else None
-    return found
+def documents(ending: Ending) -> list[dict[str, Any]]:
+    """What the process told besides its result: the last document of each kind, as frames."""
+    last = {kind: payload for kind, payload in ending.messages if kind in DOCUMENTS}
+    return [dict(json.loads(payload), kind=DOCUMENTS[kind]) for kind, payload in last.items()]
 
 
 def _signalled(ending: Ending, number: int) -> Outcome:

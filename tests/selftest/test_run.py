@@ -156,7 +156,7 @@ def test_a_bare_run_as_json_is_one_document() -> None:
 
 def test_the_list_names_every_probe() -> None:
     names = [line.split()[0] for line in module("--list").stdout.splitlines()]
-    assert names == ["env.identity", *QUICK, *ON_GPUS, *REQUIRED, "own.script"]
+    assert names == ["env.identity", *QUICK, *ON_GPUS, *REQUIRED, "fingerprint", "own.script"]
 
 
 @pytest.mark.parametrize("name", ["gemm.exact", "dist.staged"])

@@ -130,6 +130,8 @@ CASES: list[tuple[list[str], int]] = [
     (["test", "sample", "--probe", "gemm.crsh"], 2),
     (["test", "sample", "--level", "deep"], 2),
     (["prove", "sample", "--image", "x"], 6),
+    (["compare", "a.json", "b.json"], 3),
+    (["compare", "a.json"], 2),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.evidence import Proof
 from envbuild.proof.findings import Finding
 from envbuild.steps import Session
+from unit.proof import prints
 from unit.proof.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
 
@@ -240,6 +242,33 @@ def test_a_failed_test_is_reported_for_ci_too(monkeypatch: pytest.MonkeyPatch, t
     assert envbuild("test", "sample", "--junit", str(tmp_path / "junit.xml")).code == 5
     assert "<failure" in (tmp_path / "junit.xml").read_text(encoding="utf-8")
     assert envbuild("test", "sample", "--junit", str(tmp_path / "no" / "junit.xml")).code == 6
+
+
+def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "card.json"
+    asked: list[job.Asked] = []
+
+    def test(name: str, reference: str | None, progress: Progress, wanted: job.Asked) -> Made:
+        asked.append(wanted)
+        return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=prints.load()))
+
+    monkeypatch.setattr(pipeline, "test", test)
+    assert envbuild("test", "sample", "--fingerprint", str(file)).code == 5
+    assert asked == [job.Asked(None, (), fingerprint=True)]
+    assert file.read_bytes() == prints.NEW.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("status", "sent", "code"), [("passed", {}, 5), ("passed", {"version": 1}, 5), ("skipped", {}, 4)]
+)
+def test_no_fingerprint_is_made_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, sent: dict[str, int], code: int
+) -> None:
+    run = dataclasses.replace(passed_run(probe("fingerprint", status)), fingerprint=sent)
+    monkeypatch.setattr(pipeline, "test", lambda *_: made(run))
+    done = envbuild("test", "sample", "--fingerprint", str(tmp_path / "card.json"), "--json")
+    assert (done.code, list(tmp_path.iterdir())) == (code, [])
+    assert done.document["probes"][0]["status"] == status
 
 
 def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:

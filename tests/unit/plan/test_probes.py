@@ -28,13 +28,14 @@ def test_every_probe_says_what_it_does_and_needs() -> None:
     assert len(probes.known()) >= 10
     for name, probe in probes.known().items():
         assert probe.name == name
-        assert probe.level in probes.LEVELS and probe.needs in ("cpu", "cuda", "script")
+        assert probe.level in (*probes.LEVELS, "asked") and probe.needs in ("cpu", "cuda", "script")
         assert len(probe.does) > 20 and not probe.does.startswith(name), probe
 
 
 def test_a_level_holds_those_below_it() -> None:
     step = probes.known()["train.step"]
     assert [step.within(level) for level in probes.LEVELS] == [False, True, True]
+    assert not any(probes.known()["fingerprint"].within(level) for level in probes.LEVELS)
 
 
 def test_all_unknown_names_are_told_at_once() -> None:

@@ -401,7 +401,9 @@ def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> Non
         (job.Asked(level="quick"), "quick", None, ["env.identity", "env.libs"]),
         (job.Asked(level="full"), "full", None, ["env.identity", "env.libs", "train.step"]),
         (job.Asked(probes=("gemm.crash",)), "standard", ["gemm.crash"], ["gemm.crash"]),
-        (job.Asked("quick", ("train.step", "train.step")), "quick", ["train.step", "train.step"], ["train.step"]),
+        (job.Asked("quick", ("train.step", "train.step")), "quick", ["train.step"], ["train.step"]),
+        (job.Asked("quick", fingerprint=True), "quick", None, ["env.identity", "env.libs", "fingerprint"]),
+        (job.Asked(probes=("a",), fingerprint=True), "standard", ["a", "fingerprint"], ["a", "fingerprint"]),
     ],
 )
 def test_what_is_asked_for_is_all_that_must_pass(

@@ -1,0 +1,25 @@
+"""A probe of a level, and two that run only when they are asked for: the fingerprint, and one of a wrong kernel."""
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.context import Context
+from envbuild.selftest.probes import fingerprint
+from envbuild.selftest.registry import Probe
+
+from .faults import good
+from .seeds import wrong_element
+
+fingerprint.DTYPES = (torch.float32,)
+
+
+def seeded(context: Context) -> None:
+    F.linear = wrong_element(F.linear, torch.float32, (0, 7, 500), 0.1)
+    fingerprint.record(context)
+
+
+PROBES = (
+    Probe("good", "quick", "cpu", 60, good),
+    Probe("fingerprint", "asked", "cpu", 60, fingerprint.record),
+    Probe("seeded", "asked", "cpu", 60, seeded),
+)

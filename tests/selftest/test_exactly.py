@@ -1,0 +1,83 @@
+"""The float64 sides of a fingerprint's operations against torch's own float64, and their bounds against rounding."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest import exactly, inputs, sequence
+from envbuild.selftest.exactly import Arithmetic
+
+HOW = Arithmetic(torch.float32)
+
+
+def values(*shape: int, seed: int = 1) -> torch.Tensor:
+    return inputs.signed(shape, seed).double()
+
+
+def near(found: exactly.Exact, wanted: torch.Tensor) -> None:
+    assert found.value.dtype == torch.float64
+    assert found.value.shape == wanted.shape == found.bound.expand_as(wanted).shape
+    assert float((found.value - wanted).abs().max()) < 1e-13
+    assert bool((found.bound > 0).all())
+
+
+def test_each_is_what_torch_gives_in_float64() -> None:
+    x, w, b = values(2, 5, 24), values(7, 24, seed=2), values(7, seed=3)
+    near(exactly.linear(HOW, x, w, b), F.linear(x, w, b))
+    near(exactly.matmul(HOW, x, w.t()), x @ w.t())
+    near(exactly.silu(HOW, 5 * x), F.silu(5 * x))
+    near(exactly.gelu(HOW, 5 * x), F.gelu(5 * x))
+    near(exactly.gelu_tanh(HOW, 5 * x), F.gelu(5 * x, approximate="tanh"))
+    near(exactly.softmax(HOW, 5 * x), torch.softmax(5 * x, dim=-1))
+    near(exactly.mean(HOW, x, 1), x.mean(dim=1))
+    near(exactly.total(HOW, x, -1), x.sum(dim=-1))
+    scale, shift = values(24, seed=4), values(24, seed=5)
+    near(exactly.layer_norm(HOW, x, scale, shift, 1e-3), F.layer_norm(x, (24,), scale, shift, 1e-3))
+    near(exactly.rms_norm(HOW, x, scale, 1e-3), x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-3) * scale)
+
+
+def test_attention_is_what_torch_gives_in_float64() -> None:
+    q, k, v = (values(2, 3, 11, 8, seed=seed) for seed in (1, 2, 3))
+    near(exactly.attention(HOW, q, k, v), F.scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (1, 1), (2, 1), (2, 0)])
+def test_convolutions_are_what_torch_gives_in_float64(stride: int, padding: int) -> None:
+    flat, solid = values(2, 3, 9, 7), values(2, 3, 5, 6, 7)
+    w2, w3, b = values(4, 3, 3, 3, seed=2), values(4, 3, 3, 2, 3, seed=3), values(4, seed=4)
+    near(exactly.conv(HOW, flat, w2, b, stride, padding), F.conv2d(flat, w2, b, stride, padding))
+    near(exactly.conv(HOW, solid, w3, b, stride, padding), F.conv3d(solid, w3, b, stride, padding))
+    near(exactly.conv(HOW, solid, w3, None, stride, padding), F.conv3d(solid, w3, None, stride, padding))
+
+
+def test_tf32_is_within_its_own_bound_and_not_within_float32s() -> None:
+    x, w = inputs.signed((64, 256), 1), inputs.signed((256, 64), 2)
+    cut = [(part.view(torch.int32) & ~0x1FFF).view(torch.float32).double() for part in (x, w)]
+    got = cut[0] @ cut[1]
+    for tf32 in (True, False):
+        found = exactly.matmul(Arithmetic(torch.float32, tf32), x.double(), w.double())
+        assert bool(((got - found.value).abs() <= found.bound).all()) == tf32
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 10), (torch.float16, 8), (torch.bfloat16, 5)])
+def test_the_last_rounding_is_within_every_bound_and_fewer_bits_are_not(dtype: torch.dtype, bits: int) -> None:
+    """Off by 2^-bits of the largest value no operation passes."""
+    golden = sequence.start().to(dtype)
+    for op in sequence.chain():
+        found = op.exact(Arithmetic(dtype), golden.double(), *(part.to(dtype).double() for part in op.weights))
+        golden = found.value.to(dtype)
+        assert bool(torch.isfinite(golden).all()), op.name
+        assert bool(((golden.double() - found.value).abs() <= found.bound).all()), op.name
+        off = 2.0**-bits * found.value.abs().max()
+        assert bool((off > found.bound).any()), op.name
+
+
+def test_the_first_input_and_the_weights_keep_the_chain_in_range() -> None:
+    golden = sequence.start().double()
+    for op in sequence.chain():
+        golden = op.exact(HOW, golden, *(part.double() for part in op.weights)).value
+        assert 0.005 < float(golden.square().mean().sqrt()) < 60, op.name
+        assert float(golden.abs().max()) < 100, op.name
