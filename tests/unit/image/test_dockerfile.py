@@ -272,6 +272,10 @@ def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
         data["torch"] = "2.13.0"  # they say nothing of a build without CUDA
     if path[0] in ("variant", "toolchain", "driver"):
         data["gpus"], data["variant"] = ["h200"], "devel"
+    if path[:2] == ("selftest", "shapes"):
+        data["selftest"]["shapes"] = [{"m": 1, "k": 1, "n": 1, "dtype": "bf16", "layout": "nn"}]
+        inside(data, path, value)
+        return
     if path[0] in COMPANIONS and path[0] not in data and len(path) > 1:
         data[path[0]] = copy.deepcopy(COMPANIONS[path[0]])
         inside(data[path[0]], path[1:], value)
@@ -322,6 +326,9 @@ HARMLESS = {
     "selftest.level": "quick",
     "selftest.require.[]": "env.libs",
     "selftest.transport": "p2p",
+    "selftest.shapes.[].dtype": "bf16",
+    "selftest.shapes.[].layout": "nn",
+    "selftest.script": "smoke.py",
     "extends": "parent",
     "gpus.[]": "h200",
     "cuda": "13.0",
@@ -369,6 +376,7 @@ def shape(found: list[Instruction]) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_hostile_value_is_refused_or_stays_a_value(project: Path, field: str) -> None:
     (project / "profiles" / "parent.yaml").write_text("description: parent\n", encoding="utf-8")
+    (project / "profiles" / "smoke.py").write_text("step('one')\n", encoding="utf-8")
     start = HARMLESS.get(field, "harmless")
     harmless = outcome(project, field, start)
     assert not isinstance(harmless, ProfileError), harmless.faults
