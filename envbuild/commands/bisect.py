@@ -6,7 +6,7 @@ import click
 from packaging.version import InvalidVersion, Version
 
 from envbuild import pipeline
-from envbuild.commands.console import Console, emit, json_option
+from envbuild.commands.console import Console, emit, json_option, profile_argument
 from envbuild.errors import CheckFailed, UsageError
 from envbuild.pipeline import Bisection, Hunt
 from envbuild.plan import probes
@@ -20,7 +20,7 @@ def _release(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 @click.command("bisect", short_help="The first version that passes a probe.")
-@click.argument("name")
+@profile_argument("name")
 @click.option("--pin", required=True, metavar="NAME", help="What to move: cublas, torch, a package of the profile, ...")
 @click.option("--probe", metavar="NAME", help="What decides: a probe of the self-test.")
 @click.option(

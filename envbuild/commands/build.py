@@ -3,12 +3,12 @@ from pathlib import Path
 import click
 
 from envbuild import pipeline
-from envbuild.commands.console import Console, emit, json_option, requirements_option
+from envbuild.commands.console import Console, emit, json_option, profile_argument, requirements_option
 from envbuild.making import Options
 
 
 @click.command("build", short_help="Build the image, without proof.")
-@click.argument("name")
+@profile_argument("name")
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @requirements_option

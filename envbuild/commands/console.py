@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from envbuild.commands.table import Live, line
 
@@ -17,6 +18,18 @@ if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `s
     from envbuild.making import Step
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def profile_argument(argument: str, **attributes: Any) -> Callable[[F], F]:
+    """A profile's name or path; shells complete the names."""
+    return click.argument(argument, shell_complete=_profiles, **attributes)
+
+
+def _profiles(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    from envbuild.plan import sources  # not for --help
+
+    paths = [CompletionItem(begun, type="file")] if "/" in begun or "." in begun else []
+    return paths or [CompletionItem(name) for name in sources.names() if name.startswith(begun)]
 
 
 def json_option(function: F) -> F:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import click
 
-from envbuild.commands.console import emit, json_option
+from envbuild.commands.console import emit, json_option, profile_argument
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.document import display
 from envbuild.proof import check, job
@@ -18,7 +18,7 @@ def command() -> None:
 
 
 @command.command("check")
-@click.argument("name")
+@profile_argument("name")
 @click.option(
     "-o", "output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Default: check-NAME.py."
 )

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import click
 
-from envbuild.commands.console import emit, json_option, pin_option, requirements_option
+from envbuild.commands.console import emit, json_option, pin_option, profile_argument, requirements_option
 from envbuild.errors import Fault, OutOfDate, UsageError
 from envbuild.plan import lock, locking, resolve, sources
 from envbuild.plan.document import display
 
 
 @click.command("lock", short_help="Pin every file by version and hash.")
-@click.argument("names", nargs=-1)
+@profile_argument("names", nargs=-1)
 @click.option("--check", is_flag=True, help="Only say whether the locks fit their profiles; offline; exit 8 if not.")
 @click.option(
     "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=locking.EVERYTHING, metavar="[NAME]",

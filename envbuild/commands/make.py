@@ -3,14 +3,22 @@ from pathlib import Path
 import click
 
 from envbuild import pipeline
-from envbuild.commands.console import Console, emit, gpus_option, json_option, pin_option, requirements_option
+from envbuild.commands.console import (
+    Console,
+    emit,
+    gpus_option,
+    json_option,
+    pin_option,
+    profile_argument,
+    requirements_option,
+)
 from envbuild.errors import NotProved
 from envbuild.making import Options
 from envbuild.proof.job import Asked
 
 
 @click.command("make", short_help="From a profile to a verified image.")
-@click.argument("name")
+@profile_argument("name")
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
 @requirements_option
 @pin_option

@@ -1,11 +1,11 @@
 import click
 
 from envbuild import pipeline
-from envbuild.commands.console import Console, emit, gpus_option, json_option
+from envbuild.commands.console import Console, emit, gpus_option, json_option, profile_argument
 
 
 @click.command("prove", short_help="Self-test, evidence and the tag, for a built image.")
-@click.argument("name")
+@profile_argument("name")
 @click.option("--image", "reference", metavar="REF", help="Which image, if not the one of the current lock.")
 @gpus_option
 @json_option

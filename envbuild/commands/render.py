@@ -1,6 +1,6 @@
 import click
 
-from envbuild.commands.console import emit, json_option
+from envbuild.commands.console import emit, json_option, profile_argument
 from envbuild.errors import LockError, OutOfDate
 from envbuild.image import dockerfile
 from envbuild.plan import lock, sources
@@ -9,7 +9,7 @@ from envbuild.plan.store import holds_text, write_atomically
 
 
 @click.command("render", short_help="Write the Dockerfile of a lock.")
-@click.argument("names", nargs=-1)
+@profile_argument("names", nargs=-1)
 @click.option(
     "--check", is_flag=True, help="Write nothing; exit 8 if a committed Dockerfile is not what its lock gives."
 )

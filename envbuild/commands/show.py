@@ -3,7 +3,7 @@ from typing import Any
 
 import click
 
-from envbuild.commands.console import emit, json_option, pin_option, table
+from envbuild.commands.console import emit, json_option, pin_option, profile_argument, table
 from envbuild.errors import EnvbuildError
 from envbuild.image import records
 from envbuild.image.records import Record
@@ -13,7 +13,7 @@ from envbuild.proof import proved
 
 
 @click.command("show", short_help="Pins and the reason for each.")
-@click.argument("name", required=False)
+@profile_argument("name", required=False)
 @pin_option
 @json_option
 def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:

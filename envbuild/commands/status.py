@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from envbuild.commands.console import emit, json_option, table
+from envbuild.commands.console import emit, json_option, profile_argument, table
 from envbuild.errors import CheckFailed, EnvbuildError, LockError, NotProved, OutOfDate, ProfileError
 from envbuild.image.engine import Engine
 from envbuild.image.names import VERIFIED
@@ -23,7 +23,7 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 
 
 @click.command("status", short_help="Verified or why not, recomputed.")
-@click.argument("name", required=False)
+@profile_argument("name", required=False)
 @click.option(
     "--outdated", "asks_index", is_flag=True,
     help="Ask the index instead: which pins have newer patch releases, and which an advisory asks for.",

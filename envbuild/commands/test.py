@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from envbuild import pipeline
-from envbuild.commands.console import Console, emit, gpus_option, json_option
+from envbuild.commands.console import Console, emit, gpus_option, json_option, profile_argument
 from envbuild.commands.table import line
 from envbuild.errors import CheckFailed, NotProved, UsageError
 from envbuild.making import Made
@@ -16,7 +16,7 @@ from envbuild.proof import fingerprint, job, junit
 
 
 @click.command("test", short_help="Run the self-test in an image and report.")
-@click.argument("name", required=False)
+@profile_argument("name", required=False)
 @click.option("--image", "reference", metavar="REF", help="Another image of the engine, by tag or digest.")
 @click.option(
     "--python", metavar="PATH", help="An interpreter or environment of this machine instead; needs no engine."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -231,10 +232,21 @@ def _message(item: Any, path: tuple[str | int, ...]) -> str:
         near = difflib.get_close_matches(str(path[-1]), _keys(path[:-1]), 1)
         return "unknown key" + (f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(_keys(path[:-1]))})")
     if kind == "string_pattern_mismatch":
-        return f"{item['input']!r} is not allowed here"
+        return f"{item['input']!r} is not allowed here{_instead(str(item['input']), path)}"
     if kind == "value_error":
         return str(item["ctx"]["error"])
     return str(_WORDS.get(kind, item["msg"]))
+
+
+def _instead(text: str, path: tuple[str | int, ...]) -> str:
+    """What to write where something else is often written."""
+    name, pinned, _ = text.partition("=")
+    if path[:1] == ("apt",) and pinned and re.fullmatch(r"[a-z0-9+.-]+", name):
+        return f": the lock keeps the version that the mirror has; write {name}"
+    if path == ("base", "image") and re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*", text):
+        digest = f"`docker buildx imagetools inspect {text}` shows it"
+        return f": give the digest, {text}@sha256:...; {digest}"
+    return ""
 
 
 def _keys(path: tuple[str | int, ...]) -> list[str]:

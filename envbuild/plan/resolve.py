@@ -129,7 +129,7 @@ def resolve(source: Source) -> Plan:
         toolchain=kept,
         archives=tuple(_archives(source, choice, kept)),
         reasons=_reasons(source, suite, choice),
-        places=_places(source, kept),
+        places=_places(source, choice, kept),
     )
 
 
@@ -224,12 +224,14 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
     return found
 
 
-def _places(source: Source, kept: Toolchain | None) -> dict[str, Place]:
-    """Where each requirement and Debian package stands."""
+def _places(source: Source, choice: Choice, kept: Toolchain | None) -> dict[str, Place]:
+    """Where each requirement, pin and Debian package stands."""
     profile, place = source.profile, source.document.place
     found = {_torch(profile): place(("torch",))}
     found |= {text: place(("packages", index)) for index, text in enumerate(profile.packages)}
     found |= {text: place(("apt", index)) for index, text in enumerate(profile.apt)}
+    pins = {f"{name}=={version}": facts.library_of(name) for name, version in choice.pinned.items()}
+    found |= {text: place(("pins", str(name))) for text, name in pins.items()}
     found |= {text: place(("variant",)) for text in (kept.requirements if kept else ())}
     return found
 

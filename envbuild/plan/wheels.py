@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from envbuild.errors import NetworkError, ProfileError
+from envbuild.errors import EnvbuildError, NetworkError, ProfileError
 from envbuild.plan import download, index
 from envbuild.plan.lock import Wheel
 from envbuild.plan.store import Store
@@ -85,8 +86,22 @@ def resolve(
             options += [option, str(file)] if lines else []
         done = _compile(requirements, python, glibc, *options)
         if done.code:
-            raise _refused(requirements, done)
+            raise _with_newest(_refused(requirements, done), python, glibc)
         return _parse(output.read_text(encoding="utf-8"))
+
+
+# What uv says of a version that is not there; of one that is too old for a range it tells the newest itself.
+_NOT_THERE = re.compile(r"no version of ([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
+
+
+def _with_newest(error: EnvbuildError, python: str, glibc: str) -> EnvbuildError:
+    """The same, saying what the index has instead of each version that it has not."""
+    if isinstance(error, ProfileError):
+        for name in dict.fromkeys(_NOT_THERE.findall(error.hint or "")):
+            with contextlib.suppress(ProfileError, NetworkError):
+                newest = offered([name], python, glibc)[canonicalize_name(name)]
+                error.hint = f"{error.hint}\nthe newest {name} for Python {python} is {newest}"
+    return error
 
 
 def offered(requirements: Sequence[str], python: str, glibc: str, oldest: bool = False) -> dict[str, str]:

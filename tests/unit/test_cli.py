@@ -96,6 +96,31 @@ def test_help_tells_every_exit_code_there_is() -> None:
     assert {kind.code for kind in kinds} - {errors.EnvbuildError.code} <= told
 
 
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["status", "sam"], ["plain,sample"]),
+        (["show", "rtx"], ["plain,rtx4090", "plain,rtx5090"]),
+        (["lock", "sample", "h20"], ["plain,h20", "plain,h200"]),
+        (["make", "profiles/"], ["file,profiles/"]),
+        (["build", "nosuch"], []),
+    ],
+)
+def test_a_shell_completes_names_of_profiles(project: Path, words: list[str], found: list[str]) -> None:
+    write_profile(project, PROFILE)
+    env = {
+        "_ENVBUILD_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["envbuild", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    code = "import sys; from envbuild import cli; sys.argv = ['envbuild']; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )  # fmt: skip
+    assert done.stdout.split() == found
+
+
 # failures
 
 CASES: list[tuple[list[str], int]] = [

@@ -180,3 +180,11 @@ def test_of_a_library_for_two_cudas_the_one_of_torchs_counts(project: Path) -> N
     plan = plan_of(project, {**HOPPER, "torch": "2.7.1"})
     choice = resolve.as_locked(plan, {"nvidia-cublas": "13.0.0.19", "nvidia-cublas-cu12": "12.6.4.1"})
     assert choice.situation.libraries["cublas"] == "12.6.4.1"
+
+
+def test_a_pin_that_no_index_has_is_named_at_its_line(project: Path) -> None:
+    plan = plan_of(project, {**HOPPER, "torch": "2.7.1", "pins": {"cublas": "12.6.4.9"}})
+    said = "there is no version of nvidia-cublas-cu12==12.6.4.9"
+    (fault,) = plan.faults(said)
+    assert (fault.file, fault.line) == ("profiles/sample.yaml", plan.places["nvidia-cublas-cu12==12.6.4.9"].line)
+    assert fault.line != plan.places["torch===2.7.1"].line

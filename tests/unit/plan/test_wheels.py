@@ -92,6 +92,17 @@ def test_versions_to_keep_are_kept_where_they_fit(folder: Path) -> None:
     assert resolve("alpha", keep={"gone": "1.0"}).versions == {"alpha": "2.0"}
 
 
+def test_a_version_that_is_not_there_brings_the_newest_that_is(folder: Path) -> None:
+    for version in ("1.0", "1.2", "1.10"):
+        write_wheel(folder, "alpha", version)
+    with pytest.raises(ProfileError) as caught:
+        resolve("alpha==9", "beta")
+    assert str(caught.value.hint).splitlines()[-1] == f"the newest alpha for Python {PYTHON} is 1.10"
+    with pytest.raises(ProfileError) as caught:
+        resolve("beta")  # there is none at all
+    assert "the newest" not in str(caught.value.hint)
+
+
 def test_a_python_that_this_machine_lacks_is_not_fetched(
     served: Index, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
