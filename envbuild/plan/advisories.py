@@ -98,8 +98,16 @@ def _pattern(value: Any) -> re.Pattern[str]:
         raise ValueError(f"is not a regular expression: {error}") from None
 
 
+def _any_pattern(value: Any) -> re.Pattern[str]:
+    """One, or a list of which any."""
+    if not isinstance(value, list):
+        return _pattern(value)
+    return _pattern("|".join(_pattern(item).pattern for item in value))
+
+
 Spec = Annotated[Versions, PlainValidator(_versions)]
 Pattern = Annotated[re.Pattern[str], PlainValidator(_pattern)]
+AnyPattern = Annotated[re.Pattern[str], PlainValidator(_any_pattern)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -272,7 +280,8 @@ def _stating(match: Match) -> Match:
 class Advisory(Row):
     """A known fault. It holds where any of `match` does; `decidable`: a profile alone can tell.
 
-    `signature` is what a probe reports when it is met: keys of a probe's result or traits, any of several values.
+    `signature`: what a probe reports when it is met, in any of these ways: each key of its result, or of its traits,
+    holds a value that the pattern fits from end to end.
     """
 
     id: Name
@@ -284,14 +293,17 @@ class Advisory(Row):
     remedy: Text
     cite: Sources
     change: Change = Field(default_factory=Change)
-    signature: Mapping[str, str | tuple[str, ...]] = Field(default_factory=dict)
+    signature: tuple[Mapping[str, AnyPattern], ...] = ()
     caution: Text | None = None
 
     def matches(self, result: Mapping[str, Any]) -> bool:
         """Whether a probe's result is this fault's signature."""
-        told = {**result.get("traits", {}), **result}
-        wanted = {key: (value,) if isinstance(value, str) else value for key, value in self.signature.items()}
-        return bool(wanted) and all(told.get(key) in values for key, values in wanted.items())
+        told = {**(result.get("traits") or {}), **result}
+        return any(
+            all(told.get(key) is not None and pattern.fullmatch(str(told[key])) for key, pattern in keys.items())
+            for keys in self.signature
+            if keys
+        )
 
     def holds(self, situation: Situation) -> bool:
         return any(match.holds(situation) for match in self.match)

@@ -148,8 +148,9 @@ def _rows(doc: Document, kind: str, row: type[T], faults: list[Fault]) -> Iterat
     adapter = TypeAdapter(row)
     for index, value in enumerate(listed):
         path = (kind, index)
-        if isinstance(value.get("match"), dict):  # one alternative needs no list around it
-            value = {**value, "match": [value["match"]]}
+        for key in ("match", "signature"):
+            if isinstance(value.get(key), dict):  # one alternative needs no list around it
+                value = {**value, key: [value[key]]}
         try:  # as JSON: lists become tuples and sets, while scalars stay strictly what they are
             found = adapter.validate_json(json.dumps({**common, **value}))
         except ValidationError as error:

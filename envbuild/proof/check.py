@@ -91,8 +91,9 @@ def _document(source: Source, locked: Lock) -> dict[str, Any]:
 def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The advisories that a probe's result alone can name, then what to do about anything else."""
     for advisory in facts.advisories():
-        if advisory.signature:
-            yield {"when": dict(advisory.signature), "remedy": f"{advisory.remedy} ({advisory.id})"}
+        for signature in advisory.signature:
+            when = {key: pattern.pattern for key, pattern in signature.items()}
+            yield {"when": when, "remedy": f"{advisory.remedy} ({advisory.id})"}
     image = f"run in the image of {name} (envbuild make {name})"
     yield {"when": {"probe": "env.libs", "failure": "version"}, "remedy": f"{image}, or install the versions locked"}
     if cards:

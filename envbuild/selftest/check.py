@@ -6,6 +6,7 @@ One line on stdout where all is well; else what is wrong and what cures it, on s
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
@@ -29,8 +30,7 @@ def main(document: Mapping[str, Any]) -> int:
     """Run the check; returns 0, 5, or 128 + the signal that interrupted.
 
     `document`: {"profile": name, "lock": short id, "job": a job document, its nonce to be replaced, "remedies":
-    [{"when": keys of a probe's result or traits, any of several values, "remedy": text}], of which the first that fits
-    is told}.
+    [{"when": keys of a probe's result or traits with patterns, "remedy": text}], of which the first that fits is told}.
     """
     who = "envbuild check: {}{}".format(document["profile"], _place())
     job = dict(document["job"], nonce=os.urandom(16).hex(), threads=_threads())
@@ -78,9 +78,10 @@ def told(result: Result, remedies: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, *(f"  remedy: {cure}" for cure in list(cures)[:1])]
 
 
-def _fits(result: Result, when: Mapping[str, Any]) -> bool:
+def _fits(result: Result, when: Mapping[str, str]) -> bool:
     known = {**result.get("traits", {}), **result}
-    return all(known.get(key) in (value if isinstance(value, list) else [value]) for key, value in when.items())
+    said = {key: "" if known.get(key) is None else str(known[key]) for key in when}
+    return all(said[key] and re.fullmatch(pattern, said[key], re.IGNORECASE) for key, pattern in when.items())
 
 
 def visible(variables: Mapping[str, str]) -> str | None:

@@ -65,7 +65,7 @@ def test_the_first_remedy_that_fits_is_told() -> None:
 
 
 def test_a_remedy_may_name_traits_and_several_values() -> None:
-    row = {"when": {"failure": ["signal", "hang"], "nccl": "2.18.1"}, "remedy": "a newer NCCL"}
+    row = {"when": {"failure": "signal|hang", "nccl": r"2\.18\.1"}, "remedy": "a newer NCCL"}
     assert check.told(result(traits={"nccl": "2.18.1"}), [row])[-1] == "  remedy: a newer NCCL"
     assert check.told(result(traits={"nccl": "2.18.3"}), [row])[-1] == "  died of SIGFPE"
     assert check.told(result(traits={"nccl": "2.18.1"}, failure="bound"), [row])[-1] == "  died of SIGFPE"

@@ -317,8 +317,9 @@ def test_every_advisory_can_show_itself() -> None:
     for item in facts.advisories():
         assert item.shows.patterns
         assert set(item.shows.probes) <= set(CATALOGUE)
-        named = item.signature.get("probe", "gemm.crash")
-        assert ({named} if isinstance(named, str) else set(named)) <= set(CATALOGUE)
+        for signature in item.signature:
+            named = signature["probe"].pattern.split("|")
+            assert set(named) <= set(CATALOGUE), item.id
 
 
 @pytest.mark.parametrize("line", ["", "NCCL version 2.20.5+cuda12.4", "loss: 0.25, lr 1e-4, 8 ranks", "exit code: 0"])
@@ -376,8 +377,8 @@ def test_an_advisory_is_met_where_its_whole_signature_is(result: dict[str, str],
 @pytest.mark.parametrize("name", ADVISORIES)
 def test_a_signature_names_no_version_that_is_not_matched(name: str) -> None:
     item = advisory(name)
-    told = item.signature.get("nccl", ())
-    for version in (told,) if isinstance(told, str) else told:
+    told = [keys["nccl"].pattern for keys in item.signature if "nccl" in keys]
+    for version in (version for pattern in told for version in pattern.split("|")):
         assert any(version in match.libraries["nccl"] for match in item.match), version
 
 
@@ -402,8 +403,28 @@ def test_what_half_precision_shows_is_named(result: dict[str, Any], met: str | N
 
 
 def test_an_advisory_without_signature_is_never_met() -> None:
-    bare = dataclasses.replace(advisory("cublas-hopper-fpe"), signature={}, shows=Shows())
+    bare = dataclasses.replace(advisory("cublas-hopper-fpe"), signature=(), shows=Shows())
     assert not bare.matches({"probe": "gemm.crash", "signal": "SIGFPE"})
+
+
+@pytest.mark.parametrize(
+    ("said", "met"),
+    [
+        ({"signal": "SIGFPE"}, True),
+        ({"traits": {"cublas": "12.3.4"}}, True),
+        ({"traits": {"cublas": "12.3.4", "more": 1}, "signal": None}, True),
+        ({"traits": {"cublas": "112.3.4"}}, False),
+        ({"traits": {"other": "12.3.4"}}, False),
+        ({"cublas": "12.3.4", "traits": {"cublas": "11"}}, True),
+        ({"cublas": "11", "traits": {"cublas": "12.3.4"}}, False),
+        ({"traits": None}, False),
+        ({"signal": ""}, False),
+    ],
+)
+def test_a_signature_reaches_traits_and_has_alternatives(said: dict[str, Any], met: bool) -> None:
+    patterns: tuple[dict[str, re.Pattern[str]], ...]
+    patterns = ({"signal": re.compile("SIG[A-Z]+")}, {"cublas": re.compile(r"12\.3\.[0-9]+")}, {})
+    assert dataclasses.replace(advisory("cublas-hopper-fpe"), signature=patterns).matches(said) is met
 
 
 # What holds where
