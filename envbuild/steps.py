@@ -19,7 +19,7 @@ from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
-from envbuild.proof import audit, collect, evidence, job, proved, reading
+from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading
 from envbuild.proof.evidence import Proof
 from envbuild.proof.job import TestRun
 from envbuild.proof.runners import here, local
@@ -199,8 +199,8 @@ class Session:
                 wanted = job.on_host(wanted, asked)
             cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
             handle = "" if isinstance(image, Path) else image.handle
-            count = source.profile.gpu_count
-            prepared = job.make(handle, wanted, versions, python, cards, asked, count)
+            count, expected = source.profile.gpu_count, hardware.expected(source.profile)
+            prepared = job.make(handle, wanted, versions, python, cards, asked, count, expected)
             tell = functools.partial(self._tell, prepared.nonce)
             if isinstance(image, Path):
                 output = here.start(image, prepared, tell)

@@ -15,7 +15,7 @@ from typing import Any
 from envbuild.plan import facts, resolve
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.proof import job
+from envbuild.proof import hardware, job
 
 _SCRIPT = """\
 try:
@@ -77,9 +77,9 @@ def _comments(mark: str, text: str) -> Iterator[str]:
 def _document(source: Source, locked: Lock) -> dict[str, Any]:
     """What the self-test's own `check.main` takes."""
     cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
-    quick = job.Asked(level="quick")
-    selftest = job.on_host(source.profile.selftest)
-    wanted = job.document(selftest, resolve.computing(locked.versions), locked.python, cards, quick)
+    asked, expected = job.Asked(level="quick"), hardware.expected(source.profile)
+    selftest, versions = job.on_host(source.profile.selftest), resolve.computing(locked.versions)
+    wanted = job.document(selftest, versions, locked.python, cards, asked, hardware=expected)
     return {
         "profile": source.name,
         "lock": locked.short,

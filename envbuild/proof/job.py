@@ -194,13 +194,13 @@ def make(
     gpus: Sequence[str] = (),
     asked: Asked = ALL,
     gpu_count: int = 1,
+    hardware: Mapping[str, Any] | None = None,
 ) -> Job:
     """The job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
 
-    `image` empty: an environment of this machine, where Python's own variables count. `gpus`: the names that the card
-    may have, as the driver prints them; none: the CPU. `gpu_count`: as many must be there and work together.
+    `image` empty: an environment of this machine, where Python's own variables count. The rest as `document` has it.
     """
-    made = document(wanted, versions, python, gpus, asked, gpu_count)
+    made = document(wanted, versions, python, gpus, asked, gpu_count, hardware)
     return Job(
         image=image,
         # -I keeps the working folder and PYTHON* variables out
@@ -242,8 +242,13 @@ def document(
     gpus: Sequence[str],
     asked: Asked = ALL,
     gpu_count: int = 1,
+    hardware: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What the self-test is told, with a nonce of its own."""
+    """What the self-test is told, with a nonce of its own.
+
+    `gpus`: the names that the card may have, as the driver prints them; none: the CPU. `gpu_count`: as many must be
+    there and work together. `hardware`: more of what is expected, as hardware.expected gives it.
+    """
     return {
         "version": 1,
         "nonce": secrets.token_hex(16),
@@ -257,6 +262,7 @@ def document(
             "gpus": list(gpus),
             "gpu_count": gpu_count,
             "transport": wanted.transport,
+            **(hardware or {}),
         },
         "settings": {"allow_tf32": wanted.allow_tf32},
         "own": {

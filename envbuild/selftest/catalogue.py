@@ -6,6 +6,7 @@ from envbuild.selftest.probes import (
     attention,
     crash,
     dist,
+    driver,
     fingerprint,
     gemm,
     identity,
@@ -19,6 +20,7 @@ from envbuild.selftest.registry import Probe
 
 PROBES: tuple[Probe, ...] = (
     Probe("env.identity", "quick", "cuda", 60, identity.identity),
+    Probe("env.driver", "quick", "cuda", 60, driver.driver, untouched=True),
     Probe("env.libs", "quick", "cpu", 120, libs.libs),
     Probe("gemm.crash", "quick", "cpu", 120, crash.crash),
     Probe("gemm.exact", "quick", "cpu", 60, gemm.exact),
@@ -29,7 +31,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("attention.cudnn", "quick", "cuda", 120, attention.probe("cudnn")),
     Probe("norm.torch", "standard", "cpu", 120, norm.probe(norms.torchs)),
     Probe("train.step", "standard", "cpu", 120, train.step),
-    Probe("dist.staged", "standard", "cpu", 400, dist.staged, forks=True),
+    Probe("dist.staged", "standard", "cpu", 400, dist.staged, untouched=True),
     Probe("fingerprint", "asked", "cpu", 120, fingerprint.record),
     Probe("own.script", "quick", "script", 300, script.script),  # last: nobody knows what it leaves behind
 )

@@ -109,7 +109,7 @@ def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:
 
 def _attempt(probe: Probe, job: Job, context: Context) -> Outcome:
     try:
-        if not probe.forks:
+        if not probe.untouched:
             _prepare(job)
         probe.function(context)
     except Skip as skip:

@@ -26,7 +26,9 @@ SETTINGS = (
 )
 _TOP_KEYS = ("version", "nonce", "level", "device", "probes", "require", "expect", "settings", "timeouts")
 _KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb", "own"))
-_EXPECT_KEYS = frozenset(("distributions", "python", "gpus", "gpu_count", "transport"))
+_EXPECT_KEYS = frozenset(("distributions", "python", "gpus", "gpu_count", "transport", "driver"))
+_DRIVER_KEYS = ("cuda", "profile")
+_DRIVER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}")
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
@@ -45,6 +47,7 @@ class Job:
     `probes` None means the level's probes and the required ones; a list means exactly those. `timeouts` are in seconds
     and override a probe's own. `memory_mb` caps the address space a probe may add to what is mapped when it starts.
     `gpu_count`: as many GPUs must work together; `transport`: how NCCL must reach one from another, None: as it likes.
+    `driver`: the oldest driver that torch's CUDA runs on ("cuda") and that the profile declares ("profile").
     """
 
     nonce: str
@@ -57,6 +60,7 @@ class Job:
     gpus: tuple[str, ...] = ()
     gpu_count: int = 1
     transport: str | None = None
+    driver: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, bool] = field(default_factory=dict)
     timeouts: Mapping[str, float] = field(default_factory=dict)
     threads: int | None = None
@@ -110,6 +114,14 @@ class _Reader:
             if not isinstance(item, str):
                 self.fault(f"{where}.{key}", f"a string expected, not {item!r}")
         return {key: str(item) for key, item in found.items()}
+
+    def releases(self, where: str, value: Any, known: tuple[str, ...]) -> dict[str, str]:
+        found = self.texts(where, value)
+        self.keys(where + ".", found, frozenset(known))
+        for key, item in found.items():
+            if not _DRIVER.fullmatch(item):
+                self.fault(f"{where}.{key}", f"numbers and dots expected, not {item!r}")
+        return found
 
     def flags(self, where: str, value: Any, known: tuple[str, ...]) -> dict[str, bool]:
         found = self.mapping(where, value)
@@ -169,6 +181,7 @@ def parse(document: Any, known: frozenset[str]) -> Job:
         gpus=reader.names("expect.gpus", expect.get("gpus", [])),
         gpu_count=reader.count("expect.gpu_count", expect.get("gpu_count")) or 1,
         transport=None if transport is None else reader.choice("expect.transport", transport, TRANSPORTS),
+        driver=reader.releases("expect.driver", expect.get("driver"), _DRIVER_KEYS),
         settings=reader.flags("settings", document.get("settings"), SETTINGS),
         timeouts=reader.seconds("timeouts", document.get("timeouts"), known),
         threads=reader.count("threads", document.get("threads")),

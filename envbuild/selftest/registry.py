@@ -15,7 +15,8 @@ class Probe:
     in seconds.
 
     `needs`: "cpu" (any device), "cuda", or "script": any device, and a script of the profile's own.
-    `forks`: it starts processes of its own, so nothing of torch may be called in its own before.
+    `untouched`: nothing of torch was called in its process when it begins, not even the question whether there is a
+    GPU, which starts CUDA. It judges the driver itself, or forks processes that are to use torch.
     """
 
     name: str
@@ -23,4 +24,4 @@ class Probe:
     needs: str
     timeout: float
     function: Callable[[Context], None]
-    forks: bool = False
+    untouched: bool = False

@@ -65,7 +65,7 @@ def seed(name: str, owner: Any, attribute: str, wrong: Callable[[Call], Call], w
             setattr(dist, limit, value)
         STAGED.function(context)
 
-    return Probe(f"dist.staged:{name}", "quick", "cpu", 120, function, forks=True)
+    return Probe(f"dist.staged:{name}", "quick", "cpu", 120, function, untouched=True)
 
 
 def segv(right: Call) -> Call:
@@ -174,5 +174,5 @@ PROBES = (
     seed("gradients", collectives, "DistributedDataParallel", unequal_gradients, lambda here: here.member == 2),
     seed("no-time", REAL_DIST, "barrier", noop, lambda here: False, BUDGET=0.3),
     seed("right", REAL_DIST, "barrier", noop, lambda here: True),
-    Probe("dist.staged:watched", "quick", "cpu", 120, watched, forks=True),
+    Probe("dist.staged:watched", "quick", "cpu", 120, watched, untouched=True),
 )

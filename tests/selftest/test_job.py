@@ -53,6 +53,7 @@ def test_every_field_is_taken() -> None:
                 "gpus": ["NVIDIA H20"],
                 "gpu_count": 4,
                 "transport": "p2p",
+                "driver": {"cuda": "580"},
             },
             settings={"allow_tf32": True},
             timeouts={"a": 3},
@@ -65,6 +66,7 @@ def test_every_field_is_taken() -> None:
     assert (parsed.level, parsed.device, parsed.probes, parsed.require) == ("full", "cuda", ("b",), ("a",))
     assert (parsed.distributions, parsed.python, parsed.gpus) == ({"torch": "2.3.1"}, "3.11", ("NVIDIA H20",))
     assert (parsed.gpu_count, parsed.transport) == (4, "p2p")
+    assert parsed.driver == {"cuda": "580"}
     assert (parsed.settings, parsed.timeouts) == ({"allow_tf32": True}, {"a": 3.0})
     assert (parsed.thread_count, parsed.memory_mb) == (3, 4096)
     assert parsed.own.shapes == (Shape(1, 2, 3, "float16", "nn", False),)
@@ -91,6 +93,8 @@ def test_every_field_is_taken() -> None:
             {"expect": {"transport": "pcie"}},
             "expect.transport: one of p2p, nvls, shm, ib, net, socket expected, not 'pcie'",
         ),
+        ({"expect": {"driver": {"gpu": "580"}}}, "expect.driver.gpu: unknown key"),
+        ({"expect": {"driver": {"cuda": "5x"}}}, "expect.driver.cuda: numbers and dots expected, not '5x'"),
         ({"settings": {"tf32": True}}, "settings.tf32: unknown key"),
         ({"settings": {"allow_tf32": 1}}, "settings.allow_tf32: true or false expected, not 1"),
         ({"timeouts": {"a": 0}}, "timeouts.a: seconds above zero expected, not 0"),

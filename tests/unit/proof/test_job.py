@@ -386,11 +386,12 @@ def test_gpus_that_work_together_must_be_shown_to(gpu: bool, count: int, transpo
 
 @pytest.mark.parametrize("cards", [(), ("NVIDIA H20",)])
 def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> None:
-    made = job.make("x", SelfTest(require=("env.libs",)), {}, "3.11", cards)
+    made = job.make("x", SelfTest(require=("env.libs",)), {}, "3.11", cards, hardware={"driver": {"cuda": "580"}})
     document = document_of(made)
     assert made.gpus == bool(cards)
     assert document["device"] == ("cuda" if cards else "cpu")
     assert document["expect"]["gpus"] == list(cards)
+    assert document["expect"]["driver"] == {"cuda": "580"}
     assert document["require"] == [*(["env.identity"] if cards else []), "env.libs"]
 
 
