@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, NoReturn
 
-Tell = Callable[[str, Any], None]
-Work = Callable[[Tell], None]
+from envbuild.selftest.frames import write_all
 
 # What is done to a process whose time is over, and the seconds it then has: faulthandler answers SIGABRT with the
 # stack; who outlives SIGKILL is held by the kernel, and is left behind.
@@ -30,6 +29,19 @@ _CHUNK = 1 << 16
 _RAISED = "raised at"
 _MOST_TOLD = 8 << 20  # bytes
 _KEPT_NOISE = 1 << 14  # bytes: a stack, and the list of modules that faulthandler writes after it
+
+
+class Tell:
+    """Says to the parent what a key's value is, by now; `fd` is where."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __call__(self, key: str, value: Any) -> None:
+        write_all(self.fd, (json.dumps([key, value]) + "\n").encode("ascii"))
+
+
+Work = Callable[[Tell], None]
 
 
 @dataclass(frozen=True)
@@ -222,13 +234,13 @@ def _child(work: Work, tell: int, noise: int, not_ours: tuple[int, ...]) -> NoRe
         os.close(noise)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         faulthandler.enable(file=2, all_threads=False)
-        with os.fdopen(tell, "w", encoding="ascii", newline="\n") as stream:
-            status = _attempt(work, lambda key, value: print(json.dumps([key, value]), file=stream, flush=True))
+        status = attempt(work, Tell(tell))
     finally:
         os._exit(status)
 
 
-def _attempt(work: Work, tell: Tell) -> int:
+def attempt(work: Work, tell: Tell) -> int:
+    """Do the work; the exit status of its process. What it raises is told."""
     try:
         work(tell)
     except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from envbuild.selftest.probes import (
+    arch,
     attention,
     crash,
     dist,
@@ -21,6 +22,7 @@ from envbuild.selftest.registry import Probe
 PROBES: tuple[Probe, ...] = (
     Probe("env.identity", "quick", "cuda", 60, identity.identity),
     Probe("env.driver", "quick", "cuda", 60, driver.driver, untouched=True),
+    Probe("env.arch", "quick", "cuda", 200, arch.arch),
     Probe("env.libs", "quick", "cpu", 120, libs.libs),
     Probe("gemm.crash", "quick", "cpu", 120, crash.crash),
     Probe("gemm.exact", "quick", "cpu", 60, gemm.exact),

@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
+from envbuild.selftest.apart import Tell
 from envbuild.selftest.catalogue import PROBES as REAL
 from envbuild.selftest.context import Context
+from envbuild.selftest.probes import arch
 from envbuild.selftest.registry import Probe
 
 CASES: Mapping[str, Mapping[str, str]] = {
@@ -31,4 +34,46 @@ def case(name: str, answers: Mapping[str, str]) -> Probe:
     return Probe(name, "quick", real.needs, real.timeout, function, real.untouched)
 
 
-PROBES = tuple(case(name, answers) for name, answers in CASES.items())
+LISTED = ["sm_50", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_120"]
+
+
+def wrong_operations(tell: Tell, device: str) -> None:
+    torch.exp = lambda values: values
+    arch.operations(tell, device)
+
+
+def no_kernel(tell: Tell, device: str) -> None:
+    tell("at", "exp")
+    raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+
+
+def without_switch(tell: Tell, device: str) -> None:
+    tell("wrong", [name for name in ("CUDA_DISABLE_PTX_JIT", "CUDA_CACHE_DISABLE") if os.environ.get(name) != "1"])
+
+
+def card(
+    seed: str, capability: arch.Capability, listed: list[str], release: str, operations: str = arch.OPERATIONS
+) -> Probe:
+    """env.arch on a card that is the CPU, with a torch of another release and another list of architectures."""
+
+    def function(context: Context) -> None:
+        cuda: Any = torch.cuda
+        cuda.get_arch_list = lambda: listed
+        torch.__version__ = release  # type: ignore[assignment]
+        module: Any = arch
+        module.cards, module.OPERATIONS = lambda: {capability: "cpu"}, operations
+        arch.arch(context)
+
+    return Probe(f"env.arch:{seed}", "quick", "cuda", 120, function, untouched=True)
+
+
+PROBES = (
+    *(case(name, answers) for name, answers in CASES.items()),
+    card("right", (8, 9), LISTED, "2.9.0+cu128"),
+    card("blackwell", (12, 0), LISTED[:-1], "2.6.0+cu124"),
+    card("volta", (7, 0), LISTED[1:], "2.11.0+cu130"),
+    card("ptx", (10, 0), [*LISTED, "compute_90"], "2.6.0+cu124"),
+    card("wrong", (9, 0), LISTED, "2.9.0", "selftest.hardware:wrong_operations"),
+    card("image", (9, 0), LISTED, "2.9.0", "selftest.hardware:no_kernel"),
+    card("switch", (9, 0), LISTED, "2.9.0", "selftest.hardware:without_switch"),
+)

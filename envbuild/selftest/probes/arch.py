@@ -1,0 +1,99 @@
+"""env.arch: torch has code for this card, and none of it is compiled by the driver at run time.
+
+A wheel holds machine code for some architectures and may hold PTX, which the driver compiles on first use: slow, and
+refused by a driver older than the toolkit. Whether the libraries beside torch have code too, only a call tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest import apart, fresh
+from envbuild.selftest.apart import Ending, Tell
+from envbuild.selftest.context import Context
+
+Capability = tuple[int, int]
+
+SECONDS = 90.0  # for a new interpreter that imports torch, from a cold disk
+OPERATIONS = "envbuild.selftest.probes.arch:operations"
+_ARCHITECTURE = re.compile(r"(sm|compute)_([0-9]+)([0-9])([af]?)")
+# The driver reads these when CUDA starts. The cache holds what it compiled before.
+_NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
+
+
+def arch(context: Context) -> None:
+    """env.arch: torch's arch list holds this card, and small operations run with the driver's compiler switched off."""
+    context.step("torch's list of architectures")
+    listed, found = torch.cuda.get_arch_list(), cards()
+    names = [f"{major}.{minor}" for major, minor in sorted(found)]
+    context.traits.update(torch=str(torch.__version__), arch_list=listed, compute_capability=", ".join(names))
+    for capability in sorted(found):
+        code = serves(listed, capability)
+        if code != "compiled":
+            context.fail("mismatch", _missing(capability, code, listed))
+    for capability, device in sorted(found.items()):
+        context.step(f"small operations on {device} without JIT")
+        ending = apart.run(fresh.work(OPERATIONS, device, **_NO_JIT), SECONDS)
+        fault = _fault(ending)
+        if fault:
+            context.fail("mismatch", "compute capability {}.{}: {}".format(*capability, fault))
+
+
+def cards() -> Mapping[Capability, str]:
+    """A visible GPU of each compute capability there is."""
+    return {torch.cuda.get_device_capability(i): f"cuda:{i}" for i in range(torch.cuda.device_count())}
+
+
+def serves(listed: Sequence[str], card: Capability) -> str | None:
+    """How code for these architectures serves a card: "compiled", "ptx" (compiled by the driver), or not at all.
+
+    Machine code runs on the same major version and no older minor one; of sm_90a on that very architecture; PTX on
+    what is as new or newer (NVIDIA, "CUDA C++ Programming Guide", binary and PTX compatibility).
+    """
+    found = [match for match in map(_ARCHITECTURE.fullmatch, listed) if match]
+    known = [(match[1], (int(match[2]), int(match[3])), match[4]) for match in found]
+    for kind, (major, minor), suffix in known:
+        if kind == "sm" and major == card[0] and (minor == card[1] if suffix == "a" else minor <= card[1]):
+            return "compiled"
+    return "ptx" if any(kind == "compute" and not suffix and at <= card for kind, at, suffix in known) else None
+
+
+def operations(tell: Tell, device: str) -> None:
+    """Operations of torch, cuBLAS and cuDNN with known results; tells each one's name, then those that are wrong."""
+    count = torch.arange(1000, dtype=torch.float32)
+    ones = torch.ones((32, 32))
+    image = torch.ones((1, 1, 3, 3))
+    wrong = []
+    for name, work, value, result in (
+        ("add", lambda x: x + x, count, 2 * count),
+        ("sum", torch.sum, count, torch.tensor(499500.0)),
+        ("exp", torch.exp, torch.zeros(1000), torch.ones(1000)),
+        ("sort", lambda x: torch.sort(x)[0], count.flip(0), count),
+        ("mm fp32", lambda x: x @ x, ones, 32 * ones),
+        ("mm fp16", lambda x: x @ x, ones.half(), 32 * ones.half()),
+        ("conv2d", lambda x: F.conv2d(x, x), image, torch.full((1, 1, 1, 1), 9.0)),
+    ):
+        tell("at", name)
+        if not torch.equal(work(value.to(device)).cpu(), result):
+            wrong.append(name)
+    tell("wrong", wrong)
+
+
+def _missing(card: Capability, code: str | None, listed: Sequence[str]) -> str:
+    has = "only PTX for it, which the driver would compile" if code == "ptx" else "no code for it"
+    return (
+        "compute capability {}.{}: torch {} has {} (its list: {}); take a torch whose list holds it, or build torch "
+        "with TORCH_CUDA_ARCH_LIST={}.{}".format(*card, torch.__version__, has, " ".join(listed) or "empty", *card)
+    )
+
+
+def _fault(ending: Ending) -> str | None:
+    at = ending.told.get("at", "the start")
+    if ending.failure:
+        return f"{at} fails where nothing may be compiled at run time: {ending.failure}"
+    wrong = ending.told.get("wrong")
+    return f"wrong results of {', '.join(wrong)}" if wrong else None if wrong == [] else "nothing was told"
