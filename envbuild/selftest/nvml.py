@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -23,6 +23,13 @@ class Unavailable(Exception):
 
 class Refused(Exception):
     """NVML answered with an error, such as that the GPU is lost."""
+
+
+class Rows(NamedTuple):
+    """Of memory rows that went bad: whether a replacement waits for a reset, and whether one failed."""
+
+    pending: bool
+    failed: bool
 
 
 class _Event(ctypes.Structure):
@@ -60,22 +67,21 @@ class Nvml:
         name = ctypes.c_char_p(bus_id.encode("ascii"))
         return found if self._ask("nvmlDeviceGetHandleByPciBusId_v2", name, ctypes.byref(found)) else None
 
-    def uncorrected(self, card: Handle) -> dict[str, int]:
-        """Counts of uncorrected memory errors, by how long they were counted; none where the card has no ECC."""
-        found: dict[str, int] = {}
-        for name, kind in (("since the driver was loaded", _VOLATILE), ("ever", _AGGREGATE)):
-            count = ctypes.c_ulonglong()
-            if self._ask("nvmlDeviceGetTotalEccErrors", card, _UNCORRECTED, kind, ctypes.byref(count)):
-                found[name] = count.value
-        return found
+    def uncorrected(self, card: Handle) -> tuple[int | None, int | None]:
+        """How many uncorrected memory errors there were since the driver was loaded, and ever."""
+        return self._errors(card, _VOLATILE), self._errors(card, _AGGREGATE)
 
-    def remapping(self, card: Handle) -> dict[str, bool] | None:
-        """Of memory rows that went bad, from Ampere on: whether a remap waits for a reset, and whether one failed."""
+    def _errors(self, card: Handle, counter: int) -> int | None:
+        count = ctypes.c_ulonglong()
+        asked = self._ask("nvmlDeviceGetTotalEccErrors", card, _UNCORRECTED, counter, ctypes.byref(count))
+        return count.value if asked else None
+
+    def remapping(self, card: Handle) -> Rows | None:
+        """From Ampere on."""
         corrected, uncorrected, pending, failed = (ctypes.c_uint() for _ in range(4))
         places = [ctypes.byref(value) for value in (corrected, uncorrected, pending, failed)]
-        if not self._ask("nvmlDeviceGetRemappedRows", card, *places):
-            return None
-        return {"pending": bool(pending.value), "failed": bool(failed.value)}
+        asked = self._ask("nvmlDeviceGetRemappedRows", card, *places)
+        return Rows(bool(pending.value), bool(failed.value)) if asked else None
 
     def retiring(self, card: Handle) -> bool | None:
         """Before Ampere: whether a page that went bad waits for a reset to be retired."""

@@ -22,6 +22,7 @@ FAILURES = (
     "mismatch",  # not equal where equality is promised
     "nonfinite",  # NaN or infinity
     "version",  # another version than expected
+    "hardware",  # the driver says that a card is at fault
     "incomplete",  # ended without its result, or with a cut one
 )
 DETAIL_LIMIT = 8192

@@ -20,6 +20,16 @@ CASES: Mapping[str, Mapping[str, str]] = {
     "env.driver:geforce": {"STUB_INIT": "804", "STUB_NAME": "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"},
     "env.driver:unknown": {"STUB_INIT": "999"},
     "env.driver:empty": {"STUB_INIT": "100"},
+    "hw.health:right": {"STUB_COUNT": "2", "STUB_ECC_EVER": "3"},
+    "hw.health:ecc": {"STUB_ECC": "5"},
+    "hw.health:pending": {"STUB_PENDING": "1"},
+    "hw.health:failed": {"STUB_FAILED": "1"},
+    "hw.health:retiring": {"STUB_OLD": "1", "STUB_RETIRING": "1"},
+    "hw.health:xid": {"STUB_XID": "79"},
+    "hw.health:lost": {"STUB_LOST": "1"},
+    "hw.health:silent": {"STUB_OLD": "1"},
+    "hw.health:unloaded": {"STUB_NVML": "9"},
+    "hw.health:stopped": {"STUB_INIT": "999"},
 }
 
 
