@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from envbuild.selftest.probes import (
+    alloc,
     arch,
     attention,
     crash,
@@ -26,6 +27,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("env.arch", "quick", "cuda", 200, arch.arch),
     Probe("env.libs", "quick", "cpu", 120, libs.libs),
     Probe("hw.health", "quick", "cuda", 60, health.health, untouched=True),
+    Probe("init.alloc", "quick", "cpu", 240, alloc.alloc, untouched=True),
     Probe("gemm.crash", "quick", "cpu", 120, crash.crash),
     Probe("gemm.exact", "quick", "cpu", 60, gemm.exact),
     Probe("gemm.accuracy", "quick", "cpu", 60, gemm.accuracy),

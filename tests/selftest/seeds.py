@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from envbuild.selftest.catalogue import PROBES as REAL
 from envbuild.selftest.context import Context
 from envbuild.selftest.own import Own, Shape
+from envbuild.selftest.probes import alloc
 from envbuild.selftest.registry import Probe
 
 Kernel = Callable[..., torch.Tensor]
@@ -221,15 +222,55 @@ def flat(kernel: Kernel) -> Kernel:
     return lambda *args, **options: kernel(*args, **options).detach() + kernel(*args, **options) * 0
 
 
-def seeded(probe: str, module: Any, name: str, wrong: Wrong) -> Probe:
-    """The probe, named after the seed, with `module.name` made wrong."""
+def greedy(kernel: Kernel) -> Kernel:
+    """A product that needs twice the memory there is, as a library's handle may where little is left."""
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        del b
+        torch.empty(2 * alloc.CPU_MEMORY, dtype=torch.uint8)
+        return kernel(a, a)
+
+    return seeded
+
+
+def no_handle(kernel: Kernel) -> Kernel:
+    """A cuBLAS that is broken, by torch's words."""
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+
+    return seeded
+
+
+def crowded(kernel: Kernel) -> Kernel:
+    """No handle for the second of the processes, whichever that is; nobody else is kept from one."""
+    turn, come = os.pipe()
+    for _ in range(2):  # one goes alone before the eight
+        os.write(come, b"+")
+    os.write(come, b"-")
+    os.write(come, b"+" * 20)
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return kernel(a, b) if os.read(turn, 1) == b"+" else no_handle(kernel)(a, b)
+
+    return seeded
+
+
+def dies(kernel: Kernel) -> Kernel:
+    """The library crashes where it makes its handle."""
+    return lambda a, b: torch.tensor(ctypes.string_at(0))
+
+
+def seeded(probe: str, module: Any, name: str, wrong: Wrong, level: str = "quick") -> Probe:
+    """The probe, named after the seed, with `module.name` made wrong, as a job of this level runs it."""
     (real,) = (item for item in REAL if item.name == probe)
 
     def function(context: Context) -> None:
         setattr(module, name, wrong(getattr(module, name)))
+        context.job = dataclasses.replace(context.job, level=level)
         real.function(context)
 
-    return Probe(f"{probe}:{wrong.__name__}", "quick", real.needs, real.timeout, function)
+    return Probe(f"{probe}:{wrong.__name__}", "quick", real.needs, real.timeout, function, real.untouched)
 
 
 def named(name: str, wrong: Wrong) -> Wrong:
@@ -265,6 +306,12 @@ HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 SDPA = "scaled_dot_product_attention"
 
 PROBES = (
+    seeded("init.alloc", torch, "mm", greedy),
+    seeded("init.alloc", torch, "mm", no_handle),
+    seeded("init.alloc", torch, "mm", crowded, "standard"),
+    seeded("init.alloc", torch, "mm", dies),
+    seeded("init.alloc", torch, "mm", named("wrong", lambda k: wrong_element(k, SINGLE, (3, 4)))),
+    seeded("init.alloc", torch, "mm", named("right", lambda k: k)),
     seeded("gemm.exact", F, "linear", named("linear", lambda k: wrong_element(k, HALF, (12, 34)))),
     seeded("gemm.exact", torch, "bmm", named("bmm", lambda k: wrong_element(k, BRAIN, (2, 66, 52), -1.0))),
     seeded("gemm.exact", torch, "bmm", named("nan", lambda k: wrong_element(k, SINGLE, (1, 2, 3), float("nan")))),

@@ -7,11 +7,20 @@ import subprocess
 
 import pytest
 
+from envbuild.plan import facts
+
 from .reading import Frame, job, outcomes, run
 
 pytest.importorskip("torch")
 
+MEMORY = "alone, with the memory free, it works: memory"
+LIBRARY = "so it does alone with the memory free: the library"
 WRONG = [
+    ("init.alloc:greedy", "oom", MEMORY),
+    ("init.alloc:no_handle", "exception", LIBRARY),
+    ("init.alloc:crowded", "oom", "1 of 8 processes failed at the first product"),
+    ("init.alloc:dies", "exception", "the process died of SIGSEGV; so it does alone"),
+    ("init.alloc:wrong", "mismatch", "1 process: the product is wrong by 1"),
     ("gemm.exact:linear", "mismatch", "Linear forward fp16: element [12, 34]"),
     ("gemm.exact:bmm", "mismatch", "bmm bf16: element [2, 66, 52]"),
     ("gemm.exact:nan", "mismatch", "bmm fp32: element [1, 2, 3] is nan"),
@@ -42,7 +51,7 @@ WRONG = [
     ("train.step:flat", "bound", "the loss does not fall"),
     ("env.libs:foreign", "mismatch", "libtorch_extra.so is not the file that torch-extra==1.0 recorded"),
 ]
-RIGHT = ["attention.math:right", "norm.torch:right", "train.step:right"]
+RIGHT = ["init.alloc:right", "attention.math:right", "norm.torch:right", "train.step:right"]
 TRAITS = [
     ("attention.math:overflow", "needs_upcast", ["fp16"]),
     ("attention.math:overflow", "accumulates_in_half", {"fp16": [], "bf16": []}),
@@ -53,6 +62,11 @@ TRAITS = [
     ("norm.torch:norm_refuses", "refusal", "expected scalar type Float but found Half"),
     ("norm.torch:right", "needs_upcast", []),
 ]
+# The advisories whose signature a seed shows; no other seed shows any.
+NAMED = {
+    "init.alloc:no_handle": ["cublas-not-initialized"],
+    "init.alloc:crowded": ["cublas-not-initialized"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +102,12 @@ def test_a_wrong_kernel_is_caught_and_located(seeds: dict[str, Frame], seed: str
     assert (frame["status"], frame["failure"]) == ("failed", failure), frame
     assert words in frame["reason"], frame["reason"]
     assert frame["at"]
+
+
+@pytest.mark.parametrize("seed", [seed for seed, _, _ in WRONG])
+def test_a_wrong_kernel_is_named_with_its_advisory(seeds: dict[str, Frame], seed: str) -> None:
+    result = {**seeds[seed], "probe": seed.partition(":")[0]}
+    assert [advisory.id for advisory in facts.advisories() if advisory.matches(result)] == NAMED.get(seed, [])
 
 
 @pytest.mark.parametrize("seed", RIGHT)

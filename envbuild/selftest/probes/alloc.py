@@ -1,0 +1,126 @@
+"""init.alloc: cuBLAS makes its handle when memory is nearly full, and for eight processes at once.
+
+Where it does not, torch says CUBLAS_STATUS_NOT_INITIALIZED, whether memory or the library is at fault. The same product
+in one process, once the memory is free again, tells which. On the CPU a limit of the address space stands for the GPU's
+memory.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from envbuild.selftest import apart
+from envbuild.selftest.apart import Apart, Ending, Tell, Work
+from envbuild.selftest.context import Context, need_gpu
+from envbuild.selftest.outcome import Skip
+
+HELD = 0.9  # of the memory that is free
+TOGETHER = 8  # processes
+ROOM = 512 << 20  # bytes left to each process on a GPU, for what cuBLAS loads with its handle
+CPU_MEMORY = 512 << 20  # bytes, of each process
+SECONDS = 60.0
+SIZE = 64
+
+
+class Gate:
+    """Holds processes until all of them have come to it, or ended."""
+
+    def __init__(self) -> None:
+        self._came, self._go = os.pipe(), os.pipe()
+
+    def wait(self) -> None:
+        """In a process: until the gate opens. To be called once by each that was forked, or they wait for it."""
+        os.close(self._go[1])
+        os.close(self._came[1])
+        os.read(self._go[0], 1)
+
+    def open(self, seconds: float) -> None:
+        """In the parent: once all have come; after some seconds at the latest."""
+        os.close(self._came[1])
+        select.select([self._came[0]], (), (), seconds)  # readable when the last one closed its end
+        for fd in (*self._go, self._came[0]):
+            os.close(fd)
+
+
+def alloc(context: Context) -> None:
+    """init.alloc: the first product works with 90% of memory held; from standard on also in eight processes at once."""
+    for count in (1, TOGETHER) if context.at_least("standard") else (1,):
+        case = "1 process" if count == 1 else f"{count} processes at once"
+        context.step(f"{case}, {HELD:.0%} of memory held")
+        endings = together(context.job.device, count)
+        reasons = [ending.told["skip"] for ending in endings if "skip" in ending.told]
+        if reasons:
+            raise Skip(str(reasons[0]))
+        errors = [float(ending.told.get("off", "nan")) for ending in endings]
+        worst = next((error for error in errors if error != 0), 0.0)
+        seconds = max(ending.seconds for ending in endings)
+        context.figure(case, torch.float32, (SIZE, SIZE, SIZE), worst, 0.0, seconds)
+        context.traits[case] = {"held": [ending.told.get("held") for ending in endings]}
+        failed = [ending for ending in endings if ending.failure]
+        if failed:
+            context.fail(*_told_apart(context, failed, count))
+        elif worst != 0:
+            context.fail("mismatch", f"{case}: the product is wrong by {worst:g}")
+
+
+def together(device: str, count: int) -> Sequence[Ending]:
+    """The first product of `count` processes that hold their share of the memory, all at once."""
+    gate = Gate()
+    processes = [Apart(_product(device, count, gate)) for _ in range(count)]
+    gate.open(SECONDS / 2)
+    return [process.finish(SECONDS) for process in processes]
+
+
+def _product(device: str, count: int, gate: Gate | None) -> Work:
+    """Start the device, hold memory where there is a gate, and multiply: CUDA's library makes its handle then."""
+
+    def work(tell: Tell) -> None:
+        torch.set_num_threads(1)  # each thread takes address space for its stack
+        tell("at", "the start of the device")
+        if device == "cuda":
+            try:
+                need_gpu()
+            except Skip as skip:
+                tell("skip", str(skip))
+                return
+        ones = torch.ones((SIZE, SIZE), device=device)
+        held = None
+        if gate:
+            gate.wait()
+            tell("at", "memory to hold")
+            size = _share(device, count)
+            tell("held", size)
+            held = torch.empty(size, dtype=torch.uint8, device=device)
+        tell("at", "the first product")
+        got = torch.mm(ones, ones).cpu()
+        del held
+        tell("off", float((got - SIZE).abs().max()))
+
+    return work
+
+
+def _share(device: str, count: int) -> int:
+    """Bytes for one of `count` processes to hold. On the CPU its address space is limited first."""
+    if device == "cuda":
+        free = int(torch.cuda.mem_get_info()[0])
+        return max(0, int(min(HELD * free, free - count * ROOM)) // count)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + CPU_MEMORY, mapped + CPU_MEMORY))
+    return int(HELD * CPU_MEMORY)
+
+
+def _told_apart(context: Context, failed: Sequence[Ending], count: int) -> tuple[str, str]:
+    """(failure, reason): memory where one process alone can do it with the memory free, else the library."""
+    first = failed[0]
+    what = f"{len(failed)} of {count} processes failed at {first.told.get('at')}: {first.failure}"
+    alone = apart.run(_product(context.job.device, 1, None), SECONDS)
+    context.traits["alone"] = alone.failure or "works"
+    if alone.failure:
+        return "exception", f"{what}; so it does alone with the memory free: the library, or the card"
+    return "oom", f"{what}; alone, with the memory free, it works: memory, so start one after the other and leave room"
