@@ -42,6 +42,13 @@ def gemm(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch.dtyp
     return unit_roundoff(dtype) * exact.abs() + relative * magnitude
 
 
+def fp8(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch.dtype) -> torch.Tensor:
+    """The same for factors of 8 bits: (k/32) 2^-13 |A||B| more. Hopper's tensor cores keep 13 bits of fraction where
+    they add 32 such products; without fast accumulation they promote the sums now and then, and stay within this too.
+    """
+    return gemm(exact, magnitude, k, dtype) + k / 32 * 2.0**-13 * magnitude
+
+
 def rounding(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What rounding to `dtype` takes from `exact` at most, results below the normal range included."""
     return unit_roundoff(dtype) * exact.abs() + _SUBNORMAL[str(dtype).replace("torch.", "")]

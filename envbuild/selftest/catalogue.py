@@ -16,6 +16,7 @@ from envbuild.selftest.probes import (
     libs,
     norm,
     norms,
+    precision,
     script,
     train,
 )
@@ -31,6 +32,9 @@ PROBES: tuple[Probe, ...] = (
     Probe("gemm.crash", "quick", "cpu", 120, crash.crash),
     Probe("gemm.exact", "quick", "cpu", 60, gemm.exact),
     Probe("gemm.accuracy", "quick", "cpu", 60, gemm.accuracy),
+    Probe("gemm.accumulator", "quick", "cpu", 60, precision.accumulator),
+    Probe("gemm.fp8", "quick", "cpu", 60, precision.fp8),
+    Probe("tf32.mode", "quick", "cpu", 60, precision.tf32),
     Probe("attention.math", "quick", "cpu", 120, attention.probe("math")),
     Probe("attention.flash", "quick", "cpu", 120, attention.probe("flash")),
     Probe("attention.efficient", "quick", "cuda", 120, attention.probe("efficient")),

@@ -112,7 +112,7 @@ class Context:
 
     def unsupported(self, error: BaseException) -> None:
         """Note that this torch has no kernel for the present step: among the traits, never silently left out."""
-        self.traits.setdefault("unsupported", {})[str(self.at)] = str(error).strip().splitlines()[0]
+        self.traits.setdefault("unsupported", {})[str(self.at)] = str(error).strip().splitlines()[0][:200]
 
 
 def is_unsupported(error: RuntimeError) -> bool:

@@ -36,15 +36,15 @@ def wrong_element(kernel: Kernel, dtype: torch.dtype, where: tuple[int, ...], by
     return seeded
 
 
-def half_accumulation(kernel: Kernel) -> Kernel:
+def half_accumulation(kernel: Kernel, block: int = 16) -> Kernel:
     """float16 products summed in float16, 16 at a time as a tensor core does."""
 
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype != torch.float16:
             return kernel(a, b)
         total = torch.zeros(a.shape[0], b.shape[1])
-        for k in range(0, a.shape[1], 16):
-            total = (total + a[:, k : k + 16].float() @ b[k : k + 16].float()).half().float()
+        for k in range(0, a.shape[1], block):
+            total = (total + a[:, k : k + block].float() @ b[k : k + block].float()).half().float()
         return total.half()
 
     return seeded
@@ -58,6 +58,15 @@ def tf32(kernel: Kernel) -> Kernel:
 
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return kernel(cut(a), cut(b)) if a.dtype == torch.float32 else kernel(a, b)
+
+    return seeded
+
+
+def unscaled(kernel: Kernel) -> Kernel:
+    """A product of scaled factors that forgets the scale."""
+
+    def seeded(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **options: Any) -> Any:
+        return kernel(a, b, scale_a=torch.ones_like(scale_a), scale_b=scale_b, **options)
 
     return seeded
 
@@ -274,8 +283,11 @@ def seeded(probe: str, module: Any, name: str, wrong: Wrong, level: str = "quick
 
 
 def named(name: str, wrong: Wrong) -> Wrong:
-    wrong.__name__ = name
-    return wrong
+    def renamed(kernel: Kernel) -> Kernel:
+        return wrong(kernel)
+
+    renamed.__name__ = name
+    return renamed
 
 
 def foreign_library(context: Context) -> None:
@@ -323,6 +335,15 @@ PROBES = (
     seeded("gemm.accuracy", torch, "mm", half_accumulation),
     seeded("gemm.accuracy", torch, "mm", tf32),
     seeded("gemm.accuracy", torch, "mm", named("inf", lambda k: wrong_element(k, HALF, (5, 6), float("inf")))),
+    seeded("gemm.accumulator", torch, "mm", half_accumulation),
+    seeded("gemm.accumulator", torch, "mm", named("ones", lambda k: half_accumulation(k, block=1))),
+    seeded("gemm.accumulator", torch, "mm", named("element", lambda k: wrong_element(k, HALF, (127, 0), 4.0))),
+    seeded("tf32.mode", torch, "mm", tf32),
+    seeded("tf32.mode", F, "conv2d", named("conv", tf32)),
+    seeded("tf32.mode", torch, "mm", named("lost", lambda k: wrong_element(k, SINGLE, (500, 500), -1.0))),
+    seeded("gemm.fp8", torch, "_scaled_mm", unscaled),
+    seeded("gemm.fp8", torch, "_scaled_mm", named("edge", lambda k: wrong_element(k, BRAIN, (271, 303)))),
+    seeded("gemm.fp8", torch, "_scaled_mm", named("nan", lambda k: wrong_element(k, BRAIN, (0, 0), float("nan")))),
     seeded("attention.flash", F, SDPA, attention_nan),
     seeded("attention.flash", F, SDPA, stale),
     seeded("attention.math", F, SDPA, named("overflow", lambda k: attention_own(k, first=False))),

@@ -62,6 +62,29 @@ def test_tf32_is_within_its_own_bound_only() -> None:
     assert bool((error > bounds.gemm(exact, exact, k, torch.float32)).any())
 
 
+def fp8_ratio(k: int, fraction: int) -> float:
+    """Error over bound of products of e4m3, 32 of them added at a time with so many bits of fraction, then cut."""
+    if not hasattr(torch, "float8_e4m3fn"):
+        pytest.skip("this torch has no fp8")
+    a = inputs.uniform((24, k), 1).to(torch.float8_e4m3fn).double()
+    b = inputs.uniform((k, 24), 2).to(torch.float8_e4m3fn).double()
+    exact, total = a @ b, torch.zeros(24, 24, dtype=torch.float64)
+    for start in range(0, k, 32):
+        total = truncate(total + a[:, start : start + 32] @ b[start : start + 32], fraction + 1)
+    error = (total.to(torch.bfloat16).double() - exact).abs()
+    return float((error / bounds.fp8(exact, exact, k, torch.bfloat16)).max())
+
+
+@pytest.mark.parametrize("k", LENGTHS)
+def test_fp8s_accumulators_stay_within(k: int) -> None:
+    assert fp8_ratio(k, fraction=13) <= 1
+
+
+@pytest.mark.parametrize("k", [1024, 4096])
+def test_fp8_with_float16s_fraction_does_not(k: int) -> None:
+    assert fp8_ratio(k, fraction=10) > 1.15
+
+
 def test_gamma_is_highams() -> None:
     assert bounds.gamma(4, 2.0**-4) == 0.25 / 0.75
     assert bounds.gamma(1 << 24, 2.0**-24) == math.inf

@@ -32,6 +32,15 @@ WRONG = [
     ("gemm.accuracy:half_accumulation", "bound", "mm uniform fp16: element"),
     ("gemm.accuracy:tf32", "bound", "mm uniform fp32: element"),
     ("gemm.accuracy:inf", "nonfinite", "mm uniform fp16: element [5, 6] is inf"),
+    ("gemm.accumulator:half_accumulation", "mismatch", "2048 + 255 x 1, 16 apart: element [0, 0] is 2048"),
+    ("gemm.accumulator:ones", "mismatch", "2048 + 4095 x 1: element [0, 0] is 2048, should be 6144"),
+    ("gemm.accumulator:element", "mismatch", "2048 + 4095 x 1: element [127, 0] is 6148"),
+    ("tf32.mode:tf32", "mismatch", "TF32 is used, and not allowed: mm"),
+    ("tf32.mode:conv", "mismatch", "TF32 is used, and not allowed: conv2d"),
+    ("tf32.mode:lost", "mismatch", "1 + 2^-12 comes out as"),
+    ("gemm.fp8:unscaled", "mismatch", "integer fp8: element"),
+    ("gemm.fp8:edge", "mismatch", "integer fp8: element [271, 303]"),
+    ("gemm.fp8:nan", "nonfinite", "integer fp8: element [0, 0] is nan"),
     ("attention.flash:attention_nan", "nonfinite", "random bf16 4x1x365x128: element [0, 364, 127] is nan"),
     ("attention.flash:stale", "bound", "causal"),
     ("attention.math:overflow", "nonfinite", "q=k=40 fp16"),
@@ -64,6 +73,11 @@ TRAITS = [
 ]
 # The advisories whose signature a seed shows; no other seed shows any.
 NAMED = {
+    "gemm.accumulator:half_accumulation": ["fp16-reduced-precision-reduction"],
+    "gemm.accumulator:ones": ["fp16-reduced-precision-reduction"],
+    "gemm.accuracy:half_accumulation": ["fp16-reduced-precision-reduction"],
+    "tf32.mode:tf32": ["tf32-default"],
+    "tf32.mode:conv": ["tf32-default"],
     "init.alloc:no_handle": ["cublas-not-initialized"],
     "init.alloc:crowded": ["cublas-not-initialized"],
 }

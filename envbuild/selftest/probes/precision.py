@@ -1,0 +1,156 @@
+"""In what precision products are summed and their factors taken: gemm.accumulator, tf32.mode and gemm.fp8."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest import bounds, inputs
+from envbuild.selftest.context import Context, is_unsupported
+from envbuild.selftest.outcome import Skip
+from envbuild.selftest.reference import compare, product
+
+# A float16 sum that has reached 2048 does not grow by 1. Tensor cores add 16 products at a time before they round, and
+# 2048 + 16 is exact: so in the second case no 16 neighbours hold two ones.
+START, LENGTH, APART = 2048, 4096, 16
+SUMS = {
+    f"{START} + {LENGTH - 1} x 1": slice(1, None),
+    f"{START} + {LENGTH // APART - 1} x 1, {APART} apart": slice(APART, None, APART),
+}
+SIDE = 128  # of the results, all of whose elements are equal
+
+STEP = 2.0**-12  # 1 + this is a float32, and 1 in TF32, which keeps 10 bits of fraction
+TF32_SIDE = 512
+TF32_CAPABILITY = (8, 0)
+OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries: 0 forbids TF32, 1 forces it, whatever torch asks for
+
+FP8_SIZE = (272, 1040, 304)  # multiples of 16, as _scaled_mm asks
+FP8_SCALE = 2.0
+FP8_CAPABILITY = (8, 9)
+
+
+def accumulator(context: Context) -> None:
+    """gemm.accumulator: sums of float16 products go on where a float16 sum would stand still, at 2048.
+
+    What torch's own default flags give, which may allow that, is told and not judged.
+    """
+    for case, places in SUMS.items():
+        row = torch.zeros(LENGTH)
+        row[0], row[places] = START, 1
+        total = float(row.sum())
+        factors = row.repeat(SIDE, 1), torch.ones((LENGTH, SIDE))
+        left, right = (factor.to(context.device, torch.float16) for factor in factors)
+        for name, multiply, expected in (
+            (case, torch.mm, float(torch.tensor(total).to(torch.float16))),
+            (f"{case}, out float32", _mm_float32, total),
+        ):
+            try:
+                with context.step(f"mm fp16 {name}") as step:
+                    got = multiply(left, right)
+            except (RuntimeError, TypeError) as error:
+                _leave_out(context, error)
+                continue
+            worst = compare(got, torch.full((SIDE, SIDE), expected))
+            context.figure(name, got.dtype, (SIDE, LENGTH, SIDE), worst.error, 0.0, step.seconds)
+            if worst.wrong:
+                lost = worst.wrong == worst.count and worst.got < worst.expected
+                context.fail("mismatch", f"{name}: {worst}" + (": the sum is kept in half precision" if lost else ""))
+        if case in (figure.case for figure in context.figures):
+            context.traits.setdefault("default flags", {})[case] = _with_default_flags(left, right)
+    if not context.figures:
+        raise Skip("this torch has no float16 products on this device")
+
+
+def _mm_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    multiply: Any = torch.mm
+    got: torch.Tensor = multiply(a, b, out_dtype=torch.float32)
+    return got
+
+
+def _leave_out(context: Context, error: RuntimeError | TypeError) -> None:
+    """Tell that this torch has no such product (a TypeError: it takes no such argument), or raise again."""
+    if not (isinstance(error, TypeError) or is_unsupported(error) or "only supported" in str(error)):
+        raise error
+    context.unsupported(error)
+
+
+def _with_default_flags(left: torch.Tensor, right: torch.Tensor) -> list[float]:
+    """The least and the greatest element where float16 may be reduced in float16, as torch has it by default."""
+    flags = torch.backends.cuda.matmul
+    before = flags.allow_fp16_reduced_precision_reduction
+    flags.allow_fp16_reduced_precision_reduction = True
+    got = torch.mm(left, right)
+    flags.allow_fp16_reduced_precision_reduction = before
+    return [float(got.min()), float(got.max())]
+
+
+def tf32(context: Context) -> None:
+    """tf32.mode: float32 products take TF32 where the profile allows it, and nowhere else."""
+    allowed = context.job.settings.get("allow_tf32", False)
+    context.traits.update({"allow_tf32": allowed, OVERRIDE: os.environ.get(OVERRIDE)})
+    if allowed and (context.on_cpu or torch.cuda.get_device_capability() < TF32_CAPABILITY):
+        raise Skip("the profile allows TF32, which this device does not have")
+    identity = torch.eye(TF32_SIDE, device=context.device)
+    image = torch.ones((1, TF32_SIDE, 8, 8), device=context.device)
+    with context.step(f"mm fp32 {TF32_SIDE}x{TF32_SIDE}x{TF32_SIDE} (1 + 2^-12) I") as step:
+        got = torch.mm((1 + STEP) * identity, identity)
+    judge_tf32(context, "mm", got.diagonal(), allowed, step.seconds)
+    with context.step(f"conv2d fp32 {TF32_SIDE}x{TF32_SIDE}x1x1 (1 + 2^-12) I") as step:
+        got = F.conv2d(image, (1 + STEP) * identity[:, :, None, None])
+    judge_tf32(context, "conv2d", got, allowed, step.seconds)
+
+
+def judge_tf32(context: Context, case: str, got: torch.Tensor, allowed: bool, seconds: float) -> None:
+    """Judge by what 1 + 2^-12 came out as. cuDNN may compute a convolution without TF32 though it is allowed."""
+    wanted = {"float32": 1 + STEP, "TF32": 1.0} if allowed else {"float32": 1 + STEP}
+    if allowed and case == "mm":
+        del wanted["float32"]
+    values = sorted(set(got.detach().flatten().tolist()))
+    error = max(min(abs(value - right) for right in wanted.values()) for value in values)
+    context.figure(f"{case} (1 + 2^-12) I", torch.float32, got.shape, error, 0.0, seconds)
+    found = {(1.0,): "TF32", (1 + STEP,): "float32"}.get(tuple(values), "neither")
+    context.traits[case] = found
+    if error == 0:
+        return
+    said = f" ({OVERRIDE}={os.environ[OVERRIDE]} is set)" if OVERRIDE in os.environ else ""
+    what = {"TF32": "TF32 is used, and not allowed", "float32": "TF32 is allowed, and not used"}
+    context.fail("mismatch", what.get(found, f"1 + 2^-12 comes out as {values[:4]}") + f": {case}{said}")
+
+
+def fp8(context: Context) -> None:
+    """gemm.fp8: products of float8 (e4m3) are exact on integers, and within the bound of its accumulators on others."""
+    multiply: Any = getattr(torch, "_scaled_mm", None)
+    dtype = getattr(torch, "float8_e4m3fn", None)
+    if multiply is None or dtype is None:
+        raise Skip(f"torch {torch.__version__} has no fp8 products")
+    if not context.on_cpu and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        raise Skip("compute capability {}.{} has no fp8 products, 8.9 has".format(*torch.cuda.get_device_capability()))
+    m, k, n = FP8_SIZE
+    scale = torch.tensor(FP8_SCALE, device=context.device)
+    one = torch.ones_like(scale)
+    for case, make in (("integer", inputs.ternary), ("uniform", inputs.uniform)):
+        left, right = make((m, k), seed=51).to(dtype), make((n, k), seed=52).to(dtype)
+        wide = left.to(torch.float64), right.to(torch.float64).t()
+        exact, magnitude = (FP8_SCALE * product(*pair) for pair in (wide, (wide[0].abs(), wide[1].abs())))
+        limit = None if case == "integer" else bounds.fp8(exact, magnitude, k, torch.bfloat16)
+        for fast in (False, True):
+            name = f"{case}{' fast accumulation' if fast else ''}"
+            a, b = left.to(context.device), right.to(context.device).t()
+            try:
+                with context.step(f"scaled_mm fp8 {m}x{k}x{n} {name}") as step:
+                    got = multiply(a, b, scale_a=scale, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast)
+            except (RuntimeError, TypeError) as error:
+                _leave_out(context, error)
+                continue
+            got = got[0] if isinstance(got, tuple) else got  # until torch 2.4 with the largest value beside it
+            worst = compare(got, exact, limit)
+            context.figure(name, dtype, FP8_SIZE, worst.error, worst.bound, step.seconds)
+            if worst.wrong:
+                kind = "nonfinite" if not math.isfinite(worst.got) else "bound" if worst.bound else "mismatch"
+                context.fail(kind, f"{name} fp8: {worst}")
+    if not context.figures:
+        raise Skip(f"no fp8 products on this device: {next(iter(context.traits['unsupported'].values()))}")
