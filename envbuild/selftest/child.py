@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from envbuild.selftest.context import Context
+from envbuild.selftest.context import Context, missing_gpu
 from envbuild.selftest.frames import ANNOUNCE, ENVIRONMENT, FINGERPRINT, RESULT, encode, pack, write_all
 from envbuild.selftest.job import SETTINGS, Job
 from envbuild.selftest.outcome import FAILED, PASSED, SKIPPED, Outcome, ProbeFailure, Skip, tail
@@ -85,14 +85,6 @@ def _prepare(job: Job) -> None:
     missing = missing_gpu() if job.device == "cuda" else None
     if missing:
         raise Skip(missing)
-
-
-def missing_gpu() -> str | None:
-    """Why there is no GPU for this process; None where there is one."""
-    if torch.cuda.is_available():
-        return None
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-    return f"no GPU is visible to torch {torch.__version__} (built with {built})"
 
 
 def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:

@@ -115,6 +115,14 @@ class Context:
         self.traits.setdefault("unsupported", {})[str(self.at)] = str(error).strip().splitlines()[0][:200]
 
 
+def missing_gpu() -> str | None:
+    """Why there is no GPU for this process; None where there is one. Asking starts CUDA."""
+    if torch.cuda.is_available():
+        return None
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    return f"no GPU is visible to torch {torch.__version__} (built with {built})"
+
+
 def is_unsupported(error: RuntimeError) -> bool:
     """torch's words where a device has no kernel of a dtype (fp16 on the CPU before torch 2.1, for one)."""
     return isinstance(error, NotImplementedError) or "not implemented for" in str(error)

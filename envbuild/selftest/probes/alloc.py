@@ -17,7 +17,7 @@ import torch
 
 from envbuild.selftest import apart
 from envbuild.selftest.apart import Apart, Ending, Tell, Work
-from envbuild.selftest.context import Context, need_gpu
+from envbuild.selftest.context import Context, missing_gpu
 from envbuild.selftest.outcome import Skip
 
 HELD = 0.9  # of the memory that is free
@@ -84,10 +84,9 @@ def _product(device: str, count: int, gate: Gate | None) -> Work:
         torch.set_num_threads(1)  # each thread takes address space for its stack
         tell("at", "the start of the device")
         if device == "cuda":
-            try:
-                need_gpu()
-            except Skip as skip:
-                tell("skip", str(skip))
+            missing = missing_gpu()
+            if missing:
+                tell("skip", missing)
                 return
         ones = torch.ones((SIZE, SIZE), device=device)
         held = None

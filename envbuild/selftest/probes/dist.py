@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.distributed
 
-from envbuild.selftest import apart, child, ranks, topology, transport
+from envbuild.selftest import apart, ranks, topology, transport
 from envbuild.selftest.collectives import FIGURE
-from envbuild.selftest.context import Context
+from envbuild.selftest.context import Context, missing_gpu
 from envbuild.selftest.outcome import Skip
 from envbuild.selftest.ranks import Tried, World
 from envbuild.selftest.topology import Stage, Verdict
@@ -120,7 +120,7 @@ def _cards(context: Context) -> list[dict[str, Any]]:
 
 
 def _look(tell: apart.Tell) -> None:
-    tell("missing", child.missing_gpu())
+    tell("missing", missing_gpu())
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     tell("cards", [_card(item) for item in found])
 

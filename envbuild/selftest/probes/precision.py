@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
@@ -150,7 +149,6 @@ def fp8(context: Context) -> None:
             worst = compare(got, exact, limit)
             context.figure(name, dtype, FP8_SIZE, worst.error, worst.bound, step.seconds)
             if worst.wrong:
-                kind = "nonfinite" if not math.isfinite(worst.got) else "bound" if worst.bound else "mismatch"
-                context.fail(kind, f"{name} fp8: {worst}")
+                context.fail(worst.kind, f"{name} fp8: {worst}")
     if not context.figures:
         raise Skip(f"no fp8 products on this device: {next(iter(context.traits['unsupported'].values()))}")
