@@ -56,8 +56,8 @@ def tf32(kernel: Kernel) -> Kernel:
     def cut(values: torch.Tensor) -> torch.Tensor:
         return (values.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
-    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return kernel(cut(a), cut(b)) if a.dtype == torch.float32 else kernel(a, b)
+    def seeded(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return kernel(cut(a), cut(b), *rest) if a.dtype == torch.float32 else kernel(a, b, *rest)
 
     return seeded
 
@@ -67,6 +67,47 @@ def unscaled(kernel: Kernel) -> Kernel:
 
     def seeded(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **options: Any) -> Any:
         return kernel(a, b, scale_a=torch.ones_like(scale_a), scale_b=scale_b, **options)
+
+    return seeded
+
+
+def half_convolution(kernel: Kernel) -> Kernel:
+    """float16 convolutions summed in float16, four channels at a time."""
+
+    def seeded(x: torch.Tensor, w: torch.Tensor, bias: None, *rest: Any) -> torch.Tensor:
+        if x.dtype != torch.float16 or rest[-1] != 1:
+            return kernel(x, w, bias, *rest)
+        parts = [kernel(x[:, c : c + 4].float(), w[:, c : c + 4].float(), bias, *rest) for c in range(0, x.shape[1], 4)]
+        total = torch.zeros_like(parts[0])
+        for part in parts:
+            total = (total + part).half().float()
+        return total.half()
+
+    return seeded
+
+
+def fourier(kernel: Kernel) -> Kernel:
+    """A right convolution of one dimension by way of float32 Fourier transforms: not exact on integers."""
+
+    def seeded(
+        x: torch.Tensor, w: torch.Tensor, bias: None, stride: int, padding: int, dilation: int, groups: int
+    ) -> Any:
+        length = x.shape[2] + 2 * padding
+        spread = torch.zeros((*w.shape[:2], (w.shape[2] - 1) * dilation + 1))
+        spread[..., ::dilation] = w.float()
+        images = torch.fft.rfft(F.pad(x.float(), (padding, padding)), length)
+        filters = torch.fft.rfft(spread, length).conj()
+        whole = torch.fft.irfft(torch.einsum("nif,oif->nof", images, filters), length)
+        return whole[..., : length - spread.shape[2] + 1].to(x.dtype)
+
+    return seeded
+
+
+def without_library(kernel: Kernel) -> Kernel:
+    """cuDNN's words where it has no code for the card."""
+
+    def seeded(*args: Any) -> torch.Tensor:
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH")
 
     return seeded
 
@@ -360,6 +401,13 @@ PROBES = (
     seeded("norm.torch", F, "layer_norm", norm_gradient),
     seeded("norm.torch", F, "layer_norm", norm_refuses),
     seeded("norm.torch", F, "layer_norm", named("right", norm_own)),
+    seeded("conv", F, "conv3d", named("element", lambda k: wrong_element(k, BRAIN, (0, 47, 4, 17, 19)))),
+    seeded("conv", F, "conv2d", half_convolution),
+    seeded("conv", F, "conv2d", named("nan", lambda k: wrong_element(k, HALF, (0, 63, 17, 18), float("nan")))),
+    seeded("conv", F, "conv2d", named("edge", lambda k: lambda x, w, b, s, p, *r: k(x.roll(1, 2), w, b, s, p, *r))),
+    seeded("conv", F, "conv1d", named("tf32", lambda k: tf32(k))),
+    seeded("conv", F, "conv1d", without_library),
+    seeded("conv", F, "conv1d", fourier),
     seeded("train.step", F, "mse_loss", noisy),
     seeded("train.step", F, "mse_loss", nan_late),
     seeded("train.step", F, "mse_loss", flat),

@@ -55,12 +55,18 @@ WRONG = [
     ("norm.torch:stale_norm", "bound", "y of layer_norm"),
     ("norm.torch:norm_gradient", "bound", "grad weight of layer_norm fp32 x fp32 8x256"),
     ("norm.torch:norm_refuses", "exception", "layer_norm fp32 x fp32 is refused: expected scalar type Float"),
+    ("conv:element", "bound", "bf16 conv3d 1x32x5x18x20 filters 48x32x3x3x3 integer: element [47, 1799]"),
+    ("conv:half_convolution", "bound", "fp16 conv2d 2x64x33x31 filters 48x64x3x3 uniform: element"),
+    ("conv:nan", "nonfinite", "fp16 conv2d 1x32x35x37 filters 64x32x3x3 integer: element [63, 341] is nan"),
+    ("conv:edge", "bound", "fp32 conv2d 2x64x33x31 filters 48x64x3x3 integer: element"),
+    ("conv:tf32", "bound", "fp32 conv1d 2x45x211 filters 51x45x7 uniform: element"),
+    ("conv:without_library", "exception", "CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH"),
     ("train.step:noisy", "mismatch", "two runs in deterministic mode differ"),
     ("train.step:nan_late", "nonfinite", "the loss is not finite"),
     ("train.step:flat", "bound", "the loss does not fall"),
     ("env.libs:foreign", "mismatch", "libtorch_extra.so is not the file that torch-extra==1.0 recorded"),
 ]
-RIGHT = ["init.alloc:right", "attention.math:right", "norm.torch:right", "train.step:right"]
+RIGHT = ["init.alloc:right", "conv:fourier", "attention.math:right", "train.step:right", "norm.torch:right"]
 TRAITS = [
     ("attention.math:overflow", "needs_upcast", ["fp16"]),
     ("attention.math:overflow", "accumulates_in_half", {"fp16": [], "bf16": []}),
@@ -78,6 +84,7 @@ NAMED = {
     "gemm.accuracy:half_accumulation": ["fp16-reduced-precision-reduction"],
     "tf32.mode:tf32": ["tf32-default"],
     "tf32.mode:conv": ["tf32-default"],
+    "conv:without_library": ["volta-dropped"],
     "init.alloc:no_handle": ["cublas-not-initialized"],
     "init.alloc:crowded": ["cublas-not-initialized"],
 }
