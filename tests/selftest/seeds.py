@@ -112,6 +112,38 @@ def without_library(kernel: Kernel) -> Kernel:
     return seeded
 
 
+def miscompiled(kernel: Any) -> Any:
+    """torch.compile whose code is wrong for the last row."""
+    return lambda function: wrong_element(function, SINGLE, (96,))
+
+
+def not_compiled(kernel: Any) -> Any:
+    """torch.compile as a variable switches it off: the function runs as it is."""
+    return lambda function: function
+
+
+# As Triton 3.4.0 says it where it compiles for compute capability 12.1.
+PTXAS = """PTXAS error: Internal Triton PTX codegen error
+`ptxas` stderr:
+ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'
+
+Repro command: /x/triton/backends/nvidia/bin/ptxas -lineinfo -v --gpu-name=sm_121a /tmp/x.ptx -o /tmp/x.ptx.o
+"""
+BF16 = """PTXAS error: Internal Triton PTX codegen error
+ptxas /tmp/x.ptx, line 63; error   : Feature '.bf16' requires .target sm_80 or higher
+"""
+
+
+def refused(words: str) -> Wrong:
+    def compiler(kernel: Any) -> Any:
+        def compile(function: Any) -> Any:
+            raise RuntimeError(words)
+
+        return compile
+
+    return compiler
+
+
 def wrong_gradient(kernel: Kernel) -> Kernel:
     """Linear whose weight gradient has one wrong element."""
 
@@ -408,6 +440,11 @@ PROBES = (
     seeded("conv", F, "conv1d", named("tf32", lambda k: tf32(k))),
     seeded("conv", F, "conv1d", without_library),
     seeded("conv", F, "conv1d", fourier),
+    seeded("compile.triton", torch, "compile", miscompiled),
+    seeded("compile.triton", torch, "compile", not_compiled),
+    seeded("compile.triton", torch, "compile", named("ptxas", refused(PTXAS))),
+    seeded("compile.triton", torch, "compile", named("bf16", refused(BF16))),
+    seeded("compile.triton", torch, "compile", named("right", lambda k: k)),
     seeded("train.step", F, "mse_loss", noisy),
     seeded("train.step", F, "mse_loss", nan_late),
     seeded("train.step", F, "mse_loss", flat),

@@ -61,12 +61,23 @@ WRONG = [
     ("conv:edge", "bound", "fp32 conv2d 2x64x33x31 filters 48x64x3x3 integer: element"),
     ("conv:tf32", "bound", "fp32 conv1d 2x45x211 filters 51x45x7 uniform: element"),
     ("conv:without_library", "exception", "CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH"),
+    ("compile.triton:miscompiled", "mismatch", "torch.compile forward: element [96]"),
+    ("compile.triton:not_compiled", "mismatch", "torch.compile has compiled nothing"),
+    ("compile.triton:ptxas", "exception", "RuntimeError: ptxas fatal   : Value 'sm_121a' is not defined"),
+    ("compile.triton:bf16", "exception", "Feature '.bf16' requires .target sm_80"),
     ("train.step:noisy", "mismatch", "two runs in deterministic mode differ"),
     ("train.step:nan_late", "nonfinite", "the loss is not finite"),
     ("train.step:flat", "bound", "the loss does not fall"),
     ("env.libs:foreign", "mismatch", "libtorch_extra.so is not the file that torch-extra==1.0 recorded"),
 ]
-RIGHT = ["init.alloc:right", "conv:fourier", "attention.math:right", "train.step:right", "norm.torch:right"]
+RIGHT = [
+    "init.alloc:right",
+    "conv:fourier",
+    "compile.triton:right",
+    "attention.math:right",
+    "train.step:right",
+    "norm.torch:right",
+]
 TRAITS = [
     ("attention.math:overflow", "needs_upcast", ["fp16"]),
     ("attention.math:overflow", "accumulates_in_half", {"fp16": [], "bf16": []}),
@@ -85,6 +96,8 @@ NAMED = {
     "tf32.mode:tf32": ["tf32-default"],
     "tf32.mode:conv": ["tf32-default"],
     "conv:without_library": ["volta-dropped"],
+    "compile.triton:ptxas": ["triton-ptxas-unknown-arch"],
+    "compile.triton:bf16": ["bf16-pre-ampere"],
     "init.alloc:no_handle": ["cublas-not-initialized"],
     "init.alloc:crowded": ["cublas-not-initialized"],
 }
