@@ -20,7 +20,7 @@ ANY = {"when": {}, "remedy": "look"}
 
 def result(**changes: Any) -> dict[str, Any]:
     base = {"probe": "gemm.crash", "status": "failed", "failure": "signal", "signal": "SIGFPE", "at": "a step"}
-    return {**base, "reason": "died of SIGFPE", "detail": None, **changes}
+    return {**base, "reason": "died of SIGFPE", "detail": None, "traits": {"cublas": "12.3.4"}, **changes}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,21 @@ def test_more_ranks_than_devices_are_refused() -> None:
 )
 def test_a_skip_of_what_is_required_is_wrong(status: str, required: bool, wrong: bool) -> None:
     assert check.is_wrong(result(status=status), ["gemm.crash"] if required else []) is wrong
+
+
+@pytest.mark.parametrize(
+    ("when", "fits"),
+    [
+        ({"reason": "died of SIG.{0,9}"}, True),
+        ({"reason": "died"}, False),
+        ({"cublas": r"12\.3\.[0-9]"}, True),
+        ({"cublas": "12"}, False),
+        ({"nccl": ".{0,9}"}, False),
+        ({"probe": "gemm.crash", "detail": ".{0,9}"}, False),
+    ],
+)
+def test_a_remedy_is_found_by_patterns_and_in_traits(when: dict[str, str], fits: bool) -> None:
+    assert (check.told(result(), [{"when": when, "remedy": "this"}])[-1] == "  remedy: this") is fits
 
 
 def test_the_first_remedy_that_fits_is_told() -> None:

@@ -84,7 +84,7 @@ WIDE = (
 
 
 def conv(context: Context) -> None:
-    """conv: convolutions of 1, 2 and 3 dimensions stay within the bound of a sum of as many products."""
+    """conv: image, video and audio convolutions stay within the bound of a sum of as many products."""
     version = None if context.on_cpu else torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     context.traits.update(torch=str(torch.__version__), cudnn=version)
     for case in SMALL if context.on_cpu else SMALL + WIDE:
