@@ -135,6 +135,13 @@ class Accept(_Model):
     reason: Annotated[str, StringConstraints(min_length=1, max_length=600, pattern=_PRINTABLE)]
 
 
+class Floor(_Model):
+    """Fractions of the datasheet's figures, below which a card is not what it should be. None: the figures are told."""
+
+    gemm: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(None, description="TFLOP/s of products")
+    memory: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(None, description="GB/s of a copy")
+
+
 class SelfTest(_Model):
     """What the image must pass in its container before it is called verified."""
 
@@ -154,6 +161,14 @@ class SelfTest(_Model):
     script: own.ScriptFile | None = Field(
         None, description="the project's own smoke test, relative to this file; the probe own.script runs it"
     )
+    floor: Floor = Floor()
+    burn_seconds: int = Field(60, ge=1, le=86400, description="seconds of products under check at level full")
+
+    @model_validator(mode="after")
+    def _has_time_to_burn(self) -> SelfTest:
+        if self.level == "full" and self.burn_seconds >= self.timeout:
+            raise ValueError(f"burn_seconds ({self.burn_seconds}) leaves nothing of timeout ({self.timeout})")
+        return self
 
 
 class Profile(_Model):

@@ -45,6 +45,7 @@ class _Selftest(_Part):
     gpu_count: int = 1
     transport: str | None = None
     own: dict[str, str] = {}
+    demands: dict[str, float] = {}
 
 
 class _Result(_Part):
@@ -90,6 +91,7 @@ class Wanted:
 
     `gpu_count`: so many cards or more were there; `transport`: it was required of NCCL; None: it may have been.
     `own`: the sha256 of what the profile adds to the self-test, by "script" and "shapes".
+    `demands`: by name, what was asked for at least (job.demands).
     """
 
     profile: str
@@ -100,6 +102,7 @@ class Wanted:
     gpu_count: int = 1
     transport: str | None = None
     own: Mapping[str, str] = field(default_factory=dict)
+    demands: Mapping[str, float] = field(default_factory=dict)
 
 
 def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished: datetime.datetime) -> dict[str, Any]:
@@ -121,6 +124,7 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
             "gpu_count": wanted.gpu_count,
             "transport": wanted.transport,
             "own": dict(wanted.own),
+            "demands": dict(wanted.demands),
         },
         "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
         "gpu": gpu_of(run),
@@ -301,6 +305,10 @@ def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
     own, said = record["selftest"].get("own", {}), {"script": "another script", "shapes": "other shapes"}
     if other := [words for part, words in said.items() if own.get(part) != wanted.own.get(part)]:
         return f"proved with {' and '.join(other)}"
+    demanded = record["selftest"].get("demands", {})  # a record from before there were any: none
+    less = [name for name, least in wanted.demands.items() if demanded.get(name, 0) < least]
+    if less:
+        return f"proved with less asked of {', '.join(less)}"
     if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
         return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
     passed = {result["probe"] for result in record["results"] if result["status"] == "passed"}

@@ -7,14 +7,31 @@ from typing import Any
 from packaging.version import Version
 
 from envbuild.plan import facts
+from envbuild.plan.advisories import Datasheet
 from envbuild.plan.profile import Profile
+
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 
 def expected(profile: Profile) -> dict[str, Any]:
-    """Of the job document's `expect`: the oldest driver for torch's CUDA and for the profile, where they are known."""
+    """Of the job document's `expect`, as far as the facts know: the oldest driver for torch's CUDA and for the profile,
+    and the datasheets by the cards' names.
+    """
     release = facts.torch_release(profile.torch)
     cuda = facts.driver_minimum(release.cuda).compatible if release else None
     minimum = {"cuda": cuda, "profile": profile.driver.minimum}
     return {
+        "datasheets": {
+            name: sheet
+            for gpu in map(facts.gpus().__getitem__, profile.gpus)
+            for name in gpu.all_names
+            if (sheet := _sheet(gpu.datasheet))
+        },
         "driver": {who: ".".join(map(str, Version(text).release)) for who, text in minimum.items() if text},
     }
+
+
+def _sheet(datasheet: Datasheet) -> dict[str, float]:
+    """By the job document's names; what has no source is absent."""
+    figures = {name: getattr(datasheet, f"tflops_{name}") for name in _PRECISIONS} | {"copy": datasheet.gb_per_s}
+    return {name: value for name, value in figures.items() if value is not None}

@@ -153,6 +153,7 @@ def _failure(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_AROUND_BURN = 240  # seconds to make its matrices, and to check what the last of them gave
 # What makes the zip a program: `python selftest.zip --level quick`.
 _PROGRAM = b"import sys\nfrom envbuild.selftest.__main__ import command\nsys.exit(command())\n"
 
@@ -269,10 +270,18 @@ def document(
             "shapes": [shape.model_dump() for shape in wanted.shapes],
             "script": {"name": wanted.script.name, "text": wanted.script.text} if wanted.script else None,
         },
-        "timeouts": {},
+        "timeouts": {"burn": wanted.burn_seconds + _AROUND_BURN},
+        "floors": wanted.floor.model_dump(exclude_none=True),
+        "burn_seconds": wanted.burn_seconds,
         "threads": None,
         "memory_mb": None,
     }
+
+
+def demands(wanted: SelfTest) -> dict[str, float]:
+    """What is asked for by degrees: fractions of the datasheet's speed, and seconds of burning. A proof has as much."""
+    burn = {"burn": float(wanted.burn_seconds)} if wanted.level == "full" else {}
+    return {**wanted.floor.model_dump(exclude_none=True), **burn}
 
 
 def required(wanted: SelfTest, gpu: bool, asked: Asked = ALL, gpu_count: int = 1) -> list[str]:

@@ -10,7 +10,7 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Profile
 from envbuild.proof import evidence
 from envbuild.proof.evidence import Proof, Wanted
-from envbuild.proof.job import own, required
+from envbuild.proof.job import demands, own, required
 
 
 def wanted(name: str, profile: Profile, lock: Lock) -> Wanted:
@@ -18,7 +18,15 @@ def wanted(name: str, profile: Profile, lock: Lock) -> Wanted:
     require = tuple(required(selftest, bool(profile.gpus), gpu_count=profile.gpu_count))
     settings = {"allow_tf32": selftest.allow_tf32}
     return Wanted(
-        name, lock.id, selftest.level, require, settings, profile.gpu_count, selftest.transport, own(selftest)
+        name,
+        lock.id,
+        selftest.level,
+        require,
+        settings,
+        profile.gpu_count,
+        selftest.transport,
+        own(selftest),
+        demands(selftest),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,11 @@ SETTINGS = (
     "allow_bf16_reduced_precision_reduction",
 )
 _TOP_KEYS = ("version", "nonce", "level", "device", "probes", "require", "expect", "settings", "timeouts")
-_KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb", "own"))
-_EXPECT_KEYS = frozenset(("distributions", "python", "gpus", "gpu_count", "transport", "driver"))
+_KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb", "own", "floors", "burn_seconds"))
+_EXPECT_KEYS = frozenset(("distributions", "python", "gpus", "gpu_count", "transport", "driver", "datasheets"))
 _DRIVER_KEYS = ("cuda", "profile")
+DATASHEET = ("fp32", "tf32", "fp16", "bf16", "fp8", "copy")
+FLOORS = ("gemm", "memory")
 _DRIVER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}")
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
@@ -48,6 +50,8 @@ class Job:
     and override a probe's own. `memory_mb` caps the address space a probe may add to what is mapped when it starts.
     `gpu_count`: as many GPUs must work together; `transport`: how NCCL must reach one from another, None: as it likes.
     `driver`: the oldest driver that torch's CUDA runs on ("cuda") and that the profile declares ("profile").
+    `datasheets`: by a card's name, dense TFLOP/s of each precision and GB/s of a copy. `floors`: the fractions of those
+    that products ("gemm") and copies ("memory") must reach. `burn_seconds`: how long the full level burns.
     """
 
     nonce: str
@@ -61,6 +65,9 @@ class Job:
     gpu_count: int = 1
     transport: str | None = None
     driver: Mapping[str, str] = field(default_factory=dict)
+    datasheets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    floors: Mapping[str, float] = field(default_factory=dict)
+    burn_seconds: int = 60
     settings: Mapping[str, bool] = field(default_factory=dict)
     timeouts: Mapping[str, float] = field(default_factory=dict)
     threads: int | None = None
@@ -131,14 +138,14 @@ class _Reader:
                 self.fault(f"{where}.{key}", f"true or false expected, not {item!r}")
         return {key: bool(item) for key, item in found.items()}
 
-    def seconds(self, where: str, value: Any, known: frozenset[str]) -> dict[str, float]:
+    def numbers(self, where: str, value: Any, known: Iterable[str], what: str = "a number") -> dict[str, float]:
         good: dict[str, float] = {}
         for key, item in self.mapping(where, value).items():
             number = isinstance(item, (int, float)) and not isinstance(item, bool)
             if key not in known:
-                self.fault(where, f"unknown probe {key!r}")
+                self.fault(f"{where}.{key}", "unknown key")
             elif not number or not math.isfinite(item) or item <= 0:
-                self.fault(f"{where}.{key}", f"seconds above zero expected, not {item!r}")
+                self.fault(f"{where}.{key}", f"{what} above zero expected, not {item!r}")
             else:
                 good[key] = float(item)
         return good
@@ -181,9 +188,15 @@ def parse(document: Any, known: frozenset[str]) -> Job:
         gpus=reader.names("expect.gpus", expect.get("gpus", [])),
         gpu_count=reader.count("expect.gpu_count", expect.get("gpu_count")) or 1,
         transport=None if transport is None else reader.choice("expect.transport", transport, TRANSPORTS),
+        datasheets={
+            name: reader.numbers(f"expect.datasheets.{name}", sheet, DATASHEET)
+            for name, sheet in reader.mapping("expect.datasheets", expect.get("datasheets")).items()
+        },
+        floors=reader.numbers("floors", document.get("floors"), FLOORS),
         driver=reader.releases("expect.driver", expect.get("driver"), _DRIVER_KEYS),
         settings=reader.flags("settings", document.get("settings"), SETTINGS),
-        timeouts=reader.seconds("timeouts", document.get("timeouts"), known),
+        timeouts=reader.numbers("timeouts", document.get("timeouts"), known, "seconds"),
+        burn_seconds=reader.count("burn_seconds", document.get("burn_seconds")) or Job.burn_seconds,
         threads=reader.count("threads", document.get("threads")),
         memory_mb=reader.count("memory_mb", document.get("memory_mb")),
         own=own.read(document.get("own"), reader.fault),

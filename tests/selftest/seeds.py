@@ -112,6 +112,35 @@ def without_library(kernel: Kernel) -> Kernel:
     return seeded
 
 
+def now_and_then(kernel: Kernel) -> Kernel:
+    """Right four times, then one element is off."""
+    count = iter(range(1 << 30))
+    wrong = wrong_element(kernel, SINGLE, (700, 3))
+    return lambda a, b: kernel(a, b) if next(count) < 4 else wrong(a, b)
+
+
+def stuck_bit(kernel: Any) -> Any:
+    """Memory with a bit of the word 77 that stays 1."""
+
+    def fill(self: torch.Tensor, value: int) -> torch.Tensor:
+        kernel(self, value)
+        self[77] |= 1 << 20
+        return self
+
+    return fill
+
+
+def aliases(kernel: Any) -> Any:
+    """Memory whose cells answer to several addresses: every allocation is the same."""
+    first: list[torch.Tensor] = []
+
+    def empty(*args: Any, **options: Any) -> torch.Tensor:
+        first.append(first[0] if first else kernel(*args, **options))
+        return first[0]
+
+    return empty
+
+
 def miscompiled(kernel: Any) -> Any:
     """torch.compile whose code is wrong for the last row."""
     return lambda function: wrong_element(function, SINGLE, (96,))
@@ -134,7 +163,7 @@ ptxas /tmp/x.ptx, line 63; error   : Feature '.bf16' requires .target sm_80 or h
 """
 
 
-def refused(words: str) -> Wrong:
+def compiler_says(words: str) -> Wrong:
     def compiler(kernel: Any) -> Any:
         def compile(function: Any) -> Any:
             raise RuntimeError(words)
@@ -442,9 +471,15 @@ PROBES = (
     seeded("conv", F, "conv1d", fourier),
     seeded("compile.triton", torch, "compile", miscompiled),
     seeded("compile.triton", torch, "compile", not_compiled),
-    seeded("compile.triton", torch, "compile", named("ptxas", refused(PTXAS))),
-    seeded("compile.triton", torch, "compile", named("bf16", refused(BF16))),
+    seeded("compile.triton", torch, "compile", named("ptxas", compiler_says(PTXAS))),
+    seeded("compile.triton", torch, "compile", named("bf16", compiler_says(BF16))),
     seeded("compile.triton", torch, "compile", named("right", lambda k: k)),
+    seeded("burn", torch, "mm", now_and_then),
+    seeded("burn", torch, "mm", named("nan", lambda k: wrong_element(k, SINGLE, (0, 767), float("nan")))),
+    seeded("burn", torch, "mm", named("right", lambda k: k)),
+    seeded("memory", torch.Tensor, "fill_", stuck_bit),
+    seeded("memory", torch, "empty", aliases),
+    seeded("memory", torch.Tensor, "fill_", named("right", lambda k: k)),
     seeded("train.step", F, "mse_loss", noisy),
     seeded("train.step", F, "mse_loss", nan_late),
     seeded("train.step", F, "mse_loss", flat),

@@ -461,6 +461,26 @@ def test_the_statement_names_what_the_profile_adds(locked: Lock) -> None:
     assert (digests["script"], digests["shapes"]) == ("1" * 64, "3" * 64)
 
 
+@pytest.mark.parametrize(
+    ("demanded", "reason"),
+    [
+        (None, "proved with less asked of gemm, burn"),
+        ({}, "proved with less asked of gemm, burn"),
+        ({"gemm": 0.6, "burn": 30.0}, "proved with less asked of burn"),
+        ({"gemm": 0.6, "burn": 60.0}, None),
+        ({"gemm": 0.7, "burn": 90.0, "memory": 0.1}, None),
+    ],
+)
+def test_a_proof_had_as_much_asked_of_it(locked: Lock, demanded: dict[str, float] | None, reason: str | None) -> None:
+    record = record_of(locked, selftest={"demands": demanded})
+    if demanded is None:
+        del record["selftest"]["demands"]
+    evidence.save(record)
+    asking = dataclasses.replace(wanted(locked), demands={"gemm": 0.6, "burn": 60.0})
+    (proof,) = evidence.prove(IMAGE.id, asking)
+    assert (proof.state, proof.reason) == ("stale", reason) if reason else proof.state == "proved"
+
+
 def test_a_proof_after_a_failure_counts(locked: Lock) -> None:
     evidence.save(record_of(locked, failed_run(), day=0))
     evidence.save(record_of(locked, day=1))

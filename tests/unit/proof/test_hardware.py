@@ -1,19 +1,30 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from envbuild.plan import facts, sources
+from envbuild.plan.advisories import Datasheet
 from envbuild.proof import hardware
 
 
 def test_the_cpu_expects_no_driver() -> None:
-    assert hardware.expected(sources.load("cpu").profile) == {"driver": {}}
+    assert hardware.expected(sources.load("cpu").profile) == {"driver": {}, "datasheets": {}}
 
 
 def test_the_oldest_driver_is_the_facts_and_the_profiles_own() -> None:
     found = hardware.expected(sources.load("h200").profile)["driver"]
     least = facts.driver_minimum("13.0").compatible
     assert found == {"cuda": least, "profile": "580.65.6"}
+
+
+def test_a_datasheet_goes_by_the_cards_names_and_what_has_no_source_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = facts.gpus()["h20"]
+    sheet = Datasheet(tflops_fp16=2.0, tflops_bf16=3.0, gb_per_s=4.0)
+    monkeypatch.setattr(facts, "gpus", lambda: {"h20": dataclasses.replace(card, datasheet=sheet)})
+    found = hardware.expected(sources.load("h20").profile)["datasheets"]
+    assert found == {name: {"fp16": 2.0, "bf16": 3.0, "copy": 4.0} for name in card.all_names}
 
 
 @pytest.mark.parametrize("name", sources.names())

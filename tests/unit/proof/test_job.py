@@ -330,7 +330,7 @@ def test_the_selftest_takes_what_is_sent() -> None:
     from envbuild.selftest.job import parse
 
     made = job.make("x", SelfTest(shapes=SHAPES, script=SCRIPT, require=("env.libs",)), {}, "3.11")
-    taken = parse(document_of(made), frozenset({"env.libs", "own.script"}))
+    taken = parse(document_of(made), frozenset({"env.libs", "own.script", "burn"}))
     assert taken.require == ("env.libs", "own.script")
     (shape,) = taken.own.shapes
     assert (shape.m, shape.k, shape.n, shape.dtype, shape.layout, shape.bias) == (2, 3, 4, "bfloat16", "nn", True)
@@ -352,6 +352,15 @@ def test_a_script_that_is_brought_must_pass() -> None:
         "own.script",
         "env.libs",
     ]
+
+
+def test_what_a_profile_asks_by_degrees_is_in_the_job_and_in_what_a_proof_needs() -> None:
+    wanted = SelfTest.model_validate({"floor": {"gemm": 0.6}, "burn_seconds": 20, "level": "full"})
+    told = job.document(wanted, {}, "3.11", ())
+    assert (told["floors"], told["burn_seconds"]) == ({"gemm": 0.6}, 20)
+    assert told["timeouts"]["burn"] > 20
+    assert job.demands(wanted) == {"gemm": 0.6, "burn": 20.0}
+    assert job.demands(SelfTest(burn_seconds=20)) == {}
 
 
 def test_every_run_has_a_nonce_of_its_own() -> None:
