@@ -2,7 +2,7 @@
 # the main job. `make help` lists everything.
 PYTHON ?= python3
 BIN := .venv/bin
-TARGETS := help venv engine engine-stop test test-images unit lint format bench clean
+TARGETS := help venv engine engine-stop test test-images unit lint format bench faults clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
 $(if $(CLASH),$(error a profile cannot be named like a target: $(CLASH)))
@@ -54,6 +54,9 @@ format: .venv/.dev ## let ruff format the sources
 
 bench: .venv/.dev ## measure, side by side; results go to benchmarks/results
 	for one in startup forking; do PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/$$one.py || exit; done
+
+faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; result in benchmarks/results
+	$(BIN)/python benchmarks/faults.py
 
 clean: ## remove .venv and what tools left in the tree; images and caches: envbuild prune
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

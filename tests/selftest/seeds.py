@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -400,6 +401,30 @@ def foreign_library(context: Context) -> None:
     next(item for item in REAL if item.name == "env.libs").function(context)
 
 
+def divides(kernel: Kernel) -> Kernel:
+    """A library that divides by zero on its way to a kernel."""
+    return lambda *args, **options: ctypes.CDLL(os.environ["ENVBUILD_TEST_LIBRARY"]).divide(1, 0)
+
+
+def segfaults(kernel: Kernel) -> Kernel:
+    return lambda *args, **options: ctypes.string_at(0)
+
+
+def hangs(kernel: Kernel) -> Kernel:
+    return lambda *args, **options: time.sleep(600)
+
+
+def leaks(kernel: Kernel) -> Kernel:
+    """Keeps two gigabytes of every call."""
+    kept: list[torch.Tensor] = []
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        kept.append(torch.empty(2 << 30, dtype=torch.uint8))
+        return kernel(*args, **options)
+
+    return seeded
+
+
 def refused(kernel: Kernel) -> Kernel:
     """As torch words it where a device has no kernel of a dtype."""
 
@@ -431,6 +456,10 @@ PROBES = (
     seeded("gemm.exact", torch, "bmm", named("nan", lambda k: wrong_element(k, SINGLE, (1, 2, 3), float("nan")))),
     seeded("gemm.exact", F, "linear", wrong_gradient),
     seeded("gemm.exact", torch.Tensor, "addcmul_", named("host", lambda k: lambda t, a, b: k(t, a, b).add_(1))),
+    seeded("gemm.exact", torch, "bmm", hangs),
+    seeded("gemm.exact", torch, "bmm", leaks),
+    seeded("gemm.crash", F, "linear", divides),
+    seeded("gemm.crash", F, "linear", segfaults),
     seeded("gemm.crash", torch, "matmul", named("matmul", lambda k: wrong_element(k, HALF, (63, 95)))),
     seeded("gemm.crash", F, "linear", named("linear", lambda k: wrong_element(k, BRAIN, (1, 18431)))),
     Probe("gemm.crash:own_shape", "quick", "cpu", 60, own_shape),

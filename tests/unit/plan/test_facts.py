@@ -45,8 +45,8 @@ REFUSED = {
 }
 CATALOGUE = words("""
     env.identity env.driver env.arch env.libs hw.health init.alloc gemm.crash gemm.exact gemm.accuracy gemm.accumulator
-    gemm.fp8 tf32.mode attention.math attention.flash attention.efficient attention.cudnn norm.torch norm.apex optim.apex
-    conv train.step dist.staged compile.triton perf.gemm perf.memory burn memory own.script
+    gemm.fp8 tf32.mode attention.math attention.flash attention.efficient attention.cudnn norm.torch norm.apex
+    optim.apex conv train.step dist.staged compile.triton perf.gemm perf.memory burn memory own.script
 """)
 
 

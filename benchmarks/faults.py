@@ -1,0 +1,103 @@
+"""Faults put into real processes, and what the self-test says of each; then clean runs, in which it must say nothing.
+
+python benchmarks/faults.py [--clean 50]        writes benchmarks/results/faults.md; exit 1 if a fault or a run is wrong
+
+The faults and what must be said of them are those of the tests (tests/selftest): patched operations, compiled
+libraries, leaks, hangs, and ranks that die, hang or come out wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from machine import described, write
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from selftest import seeding
+from selftest.test_dist import LAME
+from selftest.test_seeded import NAMED, WRONG
+
+from envbuild.plan import facts
+
+Frame = Mapping[str, Any]
+RANKS = "dist.staged:"
+
+# Seed -> how it must be called, words that must be said, and the advisories that must be named (None: any).
+WANTED: dict[str, tuple[str, str, list[str] | None]] = {
+    **{seed: (failure, words, NAMED.get(seed, [])) for seed, failure, words in WRONG},
+    **{RANKS + seed: (failure, words, None) for seed, failure, _, _, words in LAME},
+}
+
+
+def named(frame: Frame) -> list[str]:
+    """The advisories whose signature the failure shows, as `envbuild test` names them."""
+    result = {**frame, "probe": frame["probe"].partition(":")[0]}
+    return [advisory.id for advisory in facts.advisories() if advisory.matches(result)]
+
+
+def caught(seed: str, frame: Frame) -> bool:
+    failure, words, advisories = WANTED[seed]
+    said = frame["status"] == "failed" and frame["failure"] == failure and words in str(frame["reason"])
+    return said and advisories in (None, named(frame))
+
+
+def row(seed: str, frame: Frame) -> str:
+    probe, _, name = seed.partition(":")
+    how = " ".join(filter(None, (frame["failure"], frame["signal"])))
+    said = str(frame["reason"]).splitlines()[0].replace("|", "/")
+    said = said if len(said) < 120 else said[:117] + "..."
+    ids = ", ".join(named(frame)) or "-"
+    return f"| {name} | {probe} | {'yes' if caught(seed, frame) else 'NO'} | {how} | {said} | {ids} |"
+
+
+def clean(count: int) -> Iterator[tuple[float, list[str]]]:
+    """Seconds and failed probes of as many runs of level quick."""
+    for _ in range(count):
+        begin = time.perf_counter()
+        argv = [sys.executable, "-m", "envbuild.selftest", "--json"]
+        done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        failed = [probe["probe"] for probe in json.loads(done.stdout)["probes"] if probe["status"] == "failed"]
+        yield time.perf_counter() - begin, failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Faults that the self-test must catch, and clean runs.")
+    parser.add_argument("--clean", type=int, default=50, help="clean runs of level quick")
+    count = parser.parse_args().clean
+    with tempfile.TemporaryDirectory() as folder:
+        found = {**seeding.kernels(Path(folder)), **seeding.ranks(Path(folder))}
+    good = sum(caught(seed, found[seed]) for seed in WANTED)
+    runs = list(clean(count))
+    alarms = [failed for _, failed in runs if failed]
+    seconds = [took for took, _ in runs]
+    write(
+        "faults",
+        [
+            "# Faults that the self-test catches",
+            "",
+            f"Machine: {described()}. Made by `make faults`, on the CPU: nothing of it has run on a GPU.",
+            "",
+            f"- Caught: {good}/{len(WANTED)}, each by the probe whose job it is, with the advisory where one is known.",
+            f"- Clean runs of level quick with a false alarm: {len(alarms)}/{count}"
+            + (f", {min(seconds):.1f} to {max(seconds):.1f} s each." if seconds else ".")
+            + "".join(f" {', '.join(failed)}." for failed in alarms),
+            "",
+            "| seeded fault | probe | caught | as | in its words | advisory |",
+            "|---|---|---|---|---|---|",
+            *(row(seed, found[seed]) for seed in WANTED),
+        ],
+    )
+    return 0 if good == len(WANTED) and not alarms else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""One run of every seeded fault, for the tests and for the table of benchmarks/faults.py."""
+
+import base64
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+from .reading import Frame, job, outcomes, run
+
+# `divide` by zero makes the processor raise SIGFPE, as in cuBLAS's heuristic.
+_LIBRARY = "int one(void) { return 1; }\nint divide(int a, int b) { return a / b; }\n"
+_PATIENCE = {"gemm.exact:hangs": 2}
+_MEMORY_MB = 6000  # what a leak may take
+
+
+def library(folder: Path) -> dict[str, str]:
+    """A site-packages folder with a compiled library of torch's family that is not the one its RECORD lists: the
+    variables that name them. Raises FileNotFoundError without gcc.
+    """
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        raise FileNotFoundError("needs gcc")
+    site = folder / "lib" / "site-packages"
+    built = site / "torch_extra" / "libtorch_extra.so"
+    record = site / "torch_extra-1.0.dist-info" / "RECORD"
+    built.parent.mkdir(parents=True)
+    record.parent.mkdir()
+    source = record.parent / "one.c"
+    source.write_text(_LIBRARY)
+    subprocess.run([compiler, "-O0", "-shared", "-fPIC", "-o", built, source], check=True)
+    value = base64.urlsafe_b64encode(hashlib.sha256(b"other").digest()).rstrip(b"=").decode()
+    record.write_text(f"torch_extra/libtorch_extra.so,sha256={value},5\n")
+    (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_extra\nVersion: 1.0\n")
+    return {"ENVBUILD_TEST_SITE": str(site), "ENVBUILD_TEST_LIBRARY": str(built)}
+
+
+def kernels(folder: Path) -> dict[str, Frame]:
+    """Seed -> what the self-test says of it, for every wrong (and right) kernel of seeds.py."""
+    document = job(threads=2, timeouts=_PATIENCE, memory_mb=_MEMORY_MB)
+    frames, status, _ = run("seeds", document, folder / "kernels", **library(folder))
+    assert status == 5
+    return outcomes(frames)
+
+
+def ranks(folder: Path) -> dict[str, Frame]:
+    """Seed -> what dist.staged says of it, for every lame rank of lame.py."""
+    frames, status, _ = run("lame", job(threads=2), folder / "ranks")
+    assert status == 5
+    return outcomes(frames)
