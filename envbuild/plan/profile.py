@@ -166,7 +166,7 @@ class SelfTest(_Model):
 
     @model_validator(mode="after")
     def _has_time_to_burn(self) -> SelfTest:
-        if self.level == "full" and self.burn_seconds >= self.timeout:
+        if "burn_seconds" in self.model_fields_set and self.burn_seconds >= self.timeout:
             raise ValueError(f"burn_seconds ({self.burn_seconds}) leaves nothing of timeout ({self.timeout})")
         return self
 
