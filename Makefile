@@ -2,7 +2,7 @@
 # the main job. `make help` lists everything.
 PYTHON ?= python3
 BIN := .venv/bin
-TARGETS := help venv engine engine-stop test test-images unit lint format bench faults clean
+TARGETS := help venv engine engine-stop test test-images unit lint format bench faults gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
 $(if $(CLASH),$(error a profile cannot be named like a target: $(CLASH)))
@@ -57,6 +57,9 @@ bench: .venv/.dev ## measure, side by side; results go to benchmarks/results
 
 faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; result in benchmarks/results
 	$(BIN)/python benchmarks/faults.py
+
+gpu-check: ## where a GPU and torch are: the self-test twice, a fingerprint; results in benchmarks/results/gpu
+	$(PYTHON) benchmarks/gpu_check.py
 
 clean: ## remove .venv and what tools left in the tree; images and caches: envbuild prune
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -22,16 +22,16 @@ def expected(profile: Profile) -> dict[str, Any]:
     minimum = {"cuda": cuda, "profile": profile.driver.minimum}
     return {
         "datasheets": {
-            name: sheet
+            name: figures
             for gpu in map(facts.gpus().__getitem__, profile.gpus)
             for name in gpu.all_names
-            if (sheet := _sheet(gpu.datasheet))
+            if (figures := sheet(gpu.datasheet))
         },
         "driver": {who: ".".join(map(str, Version(text).release)) for who, text in minimum.items() if text},
     }
 
 
-def _sheet(datasheet: Datasheet) -> dict[str, float]:
+def sheet(datasheet: Datasheet) -> dict[str, float]:
     """By the job document's names; what has no source is absent."""
     figures = {name: getattr(datasheet, f"tflops_{name}") for name in _PRECISIONS} | {"copy": datasheet.gb_per_s}
     return {name: value for name, value in figures.items() if value is not None}
