@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -139,16 +139,24 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
 
 
 def gpu_of(run: TestRun) -> dict[str, Any] | None:
-    """The card as env.identity measured it: {"model", "name", "count", ...}; None for a run on the CPU.
+    """The card as env.identity measured it: {"model", "name", "count", "uuids", "driver", ...}; None for the CPU.
 
-    `model` is its id in the facts, or its name where they do not know it.
+    `model` is its id in the facts, or its name where they do not know it; `uuids` are the sha256 of each card's.
     """
-    cards = next((r["traits"].get("gpus") for r in run.results if r["probe"] == "env.identity"), None)
-    if not isinstance(cards, list) or not cards or not isinstance(cards[0], dict):
+    traits: Mapping[str, Any] = next((r["traits"] for r in run.results if r["probe"] == "env.identity"), {})
+    cards = traits.get("gpus")
+    if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards) or not cards:
         return None
     name = str(cards[0].get("name"))
     known = facts.gpu_by_name(name)
-    return {**cards[0], "model": known.id if known else name, "name": name, "count": len(cards)}
+    return {
+        **{key: value for key, value in cards[0].items() if key != "uuid_sha256"},
+        "model": known.id if known else name,
+        "name": name,
+        "count": len(cards),
+        "uuids": [card.get("uuid_sha256") for card in cards],
+        "driver": traits.get("driver"),
+    }
 
 
 def model_of(record: Mapping[str, Any]) -> str:
@@ -210,6 +218,18 @@ def run_of(statement_file: Path, image_id: str) -> TestRun:
     )
 
 
+def record_text(statement_file: Path) -> bytes:
+    """The record that a statement points at, as it was written. Raises OSError."""
+    return statement_file.with_name(statement_file.name.replace(".statement.", ".record.")).read_bytes()
+
+
+def checked(record: Any) -> dict[str, Any]:
+    """The same, if it has the shape of a run record. Raises ValueError."""
+    _Record.model_validate(record)
+    found: dict[str, Any] = record
+    return found
+
+
 def _folder(image_id: str) -> Path:
     return settings.state_folder("evidence") / _hex(image_id)
 
@@ -220,22 +240,25 @@ def _hex(digest: str) -> str:
 
 def prove(image_id: str, wanted: Wanted, models: Sequence[str] = (CPU,)) -> list[Proof]:
     """For each model the newest evidence that counts, else the newest with the reason why it does not."""
-    found = _all(image_id)
-    return [_best(model, wanted, found) for model in models]
+    found = stored(image_id)
+    return [judge(model, wanted, found) for model in models]
 
 
 def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
     """Whether this image was once proved as profile `name`, for one of `locks`, by whatever self-test."""
     return any(
         record["profile"] == name and record["lock"] in locks and _result(record) == "PASSED"
-        for _, record in _all(image_id)
+        for _, record in stored(image_id)
     )
 
 
-def _all(image_id: str) -> list[tuple[Path, dict[str, Any]]]:
+def stored(image_id: str) -> list[tuple[Path, dict[str, Any]]]:
     """Every whole piece of evidence on an image, the newest first."""
     paths = _folder(image_id).glob("*.statement.json")
-    found = [(path, record) for path in paths if (record := _read(path, image_id))]
+    return newest_first((path, record) for path in paths if (record := _read(path, image_id)))
+
+
+def newest_first(found: Iterable[tuple[Path, dict[str, Any]]]) -> list[tuple[Path, dict[str, Any]]]:
     return sorted(found, key=lambda item: str(item[1]["finished"]), reverse=True)
 
 
@@ -243,7 +266,8 @@ def _result(record: Mapping[str, Any]) -> str:
     return str(statement(record, "")["predicate"]["result"])
 
 
-def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+def judge(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+    """What statements (named by their records' digests, the newest first) and records say of one model."""
     found = [(path, record) for path, record in found if model_of(record) in _sharing(model)]
     denials = {_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
     denied = stale = None
@@ -320,9 +344,8 @@ def _read(path: Path, image_id: str) -> dict[str, Any] | None:
     """The record behind a statement; None unless the two, their names and the image fit together to the byte."""
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
-        text = path.with_name(path.name.replace(".statement.", ".record.")).read_bytes()
-        record = json.loads(text)
-        _Record.model_validate(record)
+        text = record_text(path)
+        record = checked(json.loads(text))
         digest = hashlib.sha256(text).hexdigest()
         whole = stated == statement(record, digest) and path.name == f"{digest}.statement.json"
         return record if whole and record["image"]["id"] == image_id else None
