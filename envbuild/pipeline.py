@@ -20,6 +20,7 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.releases import releases
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
+from envbuild.proof import signing
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners import here
 from envbuild.proof.search import Found, search
@@ -36,8 +37,9 @@ def make(name: str, options: Options, progress: Progress) -> Made:
         text = session.render(source, locked)
         image = session.build(source, plan, locked, text)
         if not session.proved_already(source, image, locked):
+            signer = signing.configured()  # before the long part: it may ask for a passphrase
             run = session.selftest(source, image, locked.versions, locked.python)
-            session.evidence(source, image, locked, run)
+            session.evidence(source, image, locked, run, signer)
             require_passed(session.made)
         session.tag(source, image)
     return session.made
@@ -71,8 +73,9 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
                 "or only look: envbuild test",
             )
         session.made.image, session.made.lock = image, locked
+        signer = signing.configured()
         run = session.selftest(source, image, locked.versions, locked.python)
-        session.evidence(source, image, locked, run)
+        session.evidence(source, image, locked, run, signer)
         require_passed(session.made)
         session.tag(source, image)
     return session.made

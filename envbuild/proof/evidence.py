@@ -208,6 +208,13 @@ def save(record: Mapping[str, Any]) -> Path:
     return path
 
 
+def save_envelope(statement_file: Path, envelope: Mapping[str, Any]) -> Path:
+    """Write the signed form of a statement beside it: one file that can be given to others."""
+    file = statement_file.with_name(f"{_digest(statement_file)}.dsse.json")
+    write_atomically(file, json.dumps(envelope, sort_keys=True))
+    return file
+
+
 def run_of(statement_file: Path, image_id: str) -> TestRun:
     """The run that a proof's statement points at. Raises FileNotFoundError if it went away meanwhile."""
     record = _read(statement_file, image_id)

@@ -17,7 +17,7 @@ from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedWheel
 from envbuild.proof import evidence, untrusted
 from envbuild.proof.evidence import STATEMENT, TEST_RESULT
-from envbuild.proof.untrusted import Malformed
+from envbuild.proof.reasons import Malformed
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CYCLONEDX = "https://cyclonedx.org/bom"

@@ -6,14 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.errors import CheckFailed
+from envbuild.proof.reasons import Malformed
 
 MAX_BYTES = 32 << 20
 MAX_DEPTH = 64
-
-
-class Malformed(CheckFailed):
-    """What came is not a document of the kind that was asked for."""
 
 
 def parse(raw: bytes, what: str, limit: int = MAX_BYTES) -> dict[str, Any]:

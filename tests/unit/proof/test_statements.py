@@ -13,7 +13,7 @@ from envbuild.errors import CheckFailed
 from envbuild.plan import facts, lock
 from envbuild.plan.contents import roots
 from envbuild.plan.lock import Lock
-from envbuild.proof import evidence, sbom, statements, untrusted
+from envbuild.proof import evidence, reasons, sbom, statements, untrusted
 from envbuild.proof.statements import Built, Subject
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 from unit.proof.test_evidence import IMAGE, record_of
@@ -206,5 +206,5 @@ def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
     ],
 )
 def test_documents_from_elsewhere_are_bounded(raw: bytes, said: str) -> None:
-    with pytest.raises(untrusted.Malformed, match=said):
+    with pytest.raises(reasons.Malformed, match=said):
         untrusted.parse(raw, "the document", limit=1000 if len(raw) == 2009 else untrusted.MAX_BYTES)
