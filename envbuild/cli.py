@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "facts": "What is known of GPUs, CUDA, torch and faults.",
     },
     "Publish": {
+        "push": "A verified image to a registry, with its evidence.",
         "keygen": "A key pair to sign evidence with.",
         "export": "Files for machines that have no envbuild.",
     },
