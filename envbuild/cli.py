@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
     "Publish": {
         "push": "A verified image to a registry, with its evidence.",
+        "verify": "Whether an image in a registry may be used.",
         "keygen": "A key pair to sign evidence with.",
         "export": "Files for machines that have no envbuild.",
     },

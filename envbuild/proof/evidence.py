@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
 from envbuild import settings
 from envbuild.image.names import repository
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 CPU = "cpu"
+FINISHED = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class _Part(BaseModel):
@@ -57,12 +58,25 @@ class _Image(_Part):
     id: str
 
 
+class _Gpu(_Part):
+    model: str
+    name: str
+    driver: str | None = None
+
+
+def _time(text: str) -> str:
+    datetime.datetime.strptime(text, FINISHED)
+    return text
+
+
 class _Record(_Part):
     version: Literal[1]
     image: _Image
     profile: str
     lock: str
-    finished: Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+    finished: Annotated[str, StringConstraints(max_length=20), AfterValidator(_time)]
+    gpu: _Gpu | None
+    environment: dict[str, Any]
     seconds: float
     selftest: _Selftest
     before: list[str]
@@ -105,6 +119,21 @@ class Wanted:
     demands: Mapping[str, float] = field(default_factory=dict)
 
 
+def as_recorded(record: Mapping[str, Any]) -> Wanted:
+    """What a record was made for: whether it meets that is asked where nothing else says what is wanted."""
+    made = record["selftest"]
+    return Wanted(
+        profile=record["profile"],
+        lock=record["lock"],
+        level=made["level"],
+        require=tuple(made["require"]),
+        settings=made["settings"],
+        gpu_count=made.get("gpu_count", 1),
+        transport=made.get("transport"),
+        own=made.get("own", {}),
+    )
+
+
 def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished: datetime.datetime) -> dict[str, Any]:
     """Everything that was measured, in one document; named by the sha256 of its bytes.
 
@@ -129,7 +158,7 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
         "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
         "gpu": gpu_of(run),
         "engine": engine,
-        "finished": finished.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "finished": finished.strftime(FINISHED),
         "seconds": round(run.seconds, 3),
         "start": dict(run.start),
         "environment": dict(run.environment),

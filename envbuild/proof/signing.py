@@ -24,6 +24,7 @@ from envbuild.proof.reasons import Malformed, Refusal
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
 
+NO_KEY = "no public key is given: nothing tells who proved it (--key, keys in the policy, or the setting public_key)"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 KEY = "ENVBUILD_SIGNING_KEY"
 PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
@@ -204,4 +205,6 @@ def opened(envelope: Mapping[str, Any], keys: Sequence[PublicKey]) -> dict[str, 
             except (UnverifiedSignatureError, VerificationError):
                 continue
             return untrusted.parse(content, "the statement")
+    if not keys:
+        raise Refusal("no-key", NO_KEY)
     raise Refusal("signature", "no key that is trusted here signed this evidence, or it was changed afterwards")

@@ -17,7 +17,7 @@ from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedWheel
 from envbuild.proof import evidence, untrusted
 from envbuild.proof.evidence import STATEMENT, TEST_RESULT
-from envbuild.proof.reasons import Malformed
+from envbuild.proof.reasons import Malformed, Refusal
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CYCLONEDX = "https://cyclonedx.org/bom"
@@ -100,7 +100,7 @@ def test_result(record: Mapping[str, Any], raw: bytes, subject: Subject) -> dict
 
 
 def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
-    """(digest, record) of a test-result's run record. Raises Malformed unless the predicate says what it says."""
+    """(digest, record) of a test-result's run record. Raises Refusal unless the predicate says what it says."""
     try:
         descriptors = [item for item in predicate["configuration"] if item["name"] == "run-record"]
     except (KeyError, TypeError):
@@ -112,7 +112,7 @@ def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
     except (ValueError, KeyError, TypeError):
         raise Malformed("the run record is not as it should be") from None
     if not honest:
-        raise Malformed("the test result does not say what its run record says")
+        raise Refusal("predicate", "the test result does not say what its run record says")
     return hashlib.sha256(raw).hexdigest(), record
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from envbuild.proof.reasons import Malformed
 
-MAX_BYTES = 32 << 20
+MAX_BYTES = 16 << 20
 MAX_DEPTH = 64
 
 

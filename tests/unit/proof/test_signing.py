@@ -64,7 +64,7 @@ def test_an_envelope_without_a_signature_is_unsigned(signer: Signer) -> None:
 
 
 def test_without_a_key_nothing_is_believed(signer: Signer) -> None:
-    assert refused(signing.seal(PAYLOAD, signer)) == "signature"
+    assert refused(signing.seal(PAYLOAD, signer)) == "no-key"
 
 
 def test_one_changed_byte_anywhere_is_refused(signer: Signer) -> None:
