@@ -36,6 +36,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Publish": {
         "push": "A verified image to a registry, with its evidence.",
         "verify": "Whether an image in a registry may be used.",
+        "ci": "A CI job that verifies an image, then uses it by digest.",
+        "pin": "Digests for verified images in Dockerfiles and CI files.",
         "keygen": "A key pair to sign evidence with.",
         "export": "Files for machines that have no envbuild.",
     },
