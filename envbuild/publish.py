@@ -1,24 +1,30 @@
-"""`push` as a list of steps: the image, then what is known of it, then the tags that say so."""
+"""`push` and `bundle` as lists of steps: the image, then what is known of it, then the tags that say so."""
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from envbuild.errors import CheckFailed, NotProved, UsageError
+from envbuild.errors import CheckFailed, EngineError, NotProved, UsageError
 from envbuild.image import build
-from envbuild.image.engine import Image
+from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
 from envbuild.pipeline import existing, working
-from envbuild.plan import contents, facts, resolve, store, wheels
+from envbuild.plan import contents, facts, resolve, sources, store, wheels
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.proof import attestations, evidence, sbom, signing, statements, status
-from envbuild.proof.oci import Manifest, Reference
+from envbuild.proof import attestations, bundles, evidence, sbom, signing, statements, status, verify
+from envbuild.proof.oci import Manifest, Place, Reference
+from envbuild.proof.policy import Policy
+from envbuild.proof.reasons import Malformed
 from envbuild.proof.registry import Repository
 from envbuild.proof.signing import Signer
 from envbuild.proof.statements import Built, Subject
+from envbuild.proof.verify import Verdict
 from envbuild.steps import Options, Progress, Session
 
 
@@ -55,14 +61,7 @@ def push(name: str, target: str, progress: Progress) -> Pushed:
     session = Session(name, Options(locked=True), progress)
     signer = signing.configured()
     with working(session):
-        source, locked, image = existing(session, None)
-        found = evidence.prove(
-            image.id, status.wanted(source.name, source.profile, locked), status.models(source.profile)
-        )
-        missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
-        if missing:
-            text = f"{source.name} is not proved on all it is for: nothing is pushed"
-            raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.name}"]))
+        source, locked, image = _proved(session)
         done = Pushed(source.name, reference.repository, signer.public.fingerprint if signer else None)
         place = Repository(reference)
         manifest = session.step("push image", lambda: _image(session, place, image))
@@ -73,6 +72,79 @@ def push(name: str, target: str, progress: Progress) -> Pushed:
         session.step("evidence", lambda: _evidence(place, manifest, wanted, signer))
         session.step("tags", lambda: _tags(place, manifest, locked, done))
     return done
+
+
+def export(name: str, file: Path, progress: Progress) -> Pushed:
+    """A verified image with its evidence, the public key and its lock as one file. Raises NotProved."""
+    if file.exists():
+        raise UsageError(f"{file} is there already", hint="choose another name")
+    session = Session(name, Options(locked=True), progress)
+    signer = signing.configured()
+    with working(session), tempfile.TemporaryDirectory(prefix=".envbuild-bundle-", dir=file.parent) as folder:
+        source, locked, image = _proved(session)
+        done = Pushed(source.name, str(file), signer.public.fingerprint if signer else None)
+        place = bundles.Folder(Path(folder) / "layout")
+        manifest = session.step("save image", lambda: _saved(session, place, image))
+        done.digest = manifest.digest
+        place.put_manifest(source.name, manifest)
+        wanted = said(
+            source, locked, image, Subject(repository(source.name), image.id, str(file.name), manifest.digest)
+        )
+        done.statements = len(wanted)
+        session.step("evidence", lambda: _evidence(place, manifest, wanted, signer))
+        files = {bundles.LOCK: source.known_lock.read_bytes(), bundles.PROFILE: source.name.encode()}
+        files |= {bundles.KEY: signer.public.pem} if signer else {}
+        partial = Path(folder) / "bundle.tar"
+        session.step("write", lambda: (place.write(partial, files), False, f"{partial.stat().st_size / 1e6:.0f} MB"))
+        partial.replace(file)
+    return done
+
+
+def _saved(session: Session, place: bundles.Folder, image: Image) -> tuple[Manifest, bool, str]:
+    with session.connected().saved(image) as archive:
+        manifest = place.take(archive)
+    layers = tuple(layer["digest"] for layer in manifest.layers)
+    if (manifest.config, layers) != (image.id, image.layers):
+        raise EngineError(f"the engine saves another image than {image.id}")
+    return manifest, False, f"{len(layers)} layers"
+
+
+def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
+    """Load a bundle's image, after its evidence and every byte were checked; (the verdict, the image's tag).
+
+    Raises CheckFailed with every reason, and then nothing was loaded.
+    """
+    bundle = bundles.Bundle(file)
+    name = bundle.file(bundles.PROFILE, 100).decode(errors="replace")
+    if not sources.NAME.fullmatch(name):
+        raise Malformed("the bundle does not name its profile")
+    verdict = verify.at(bundle, Reference("bundle", name, name), policy, (), datetime.datetime.now(datetime.UTC))
+    verdict.require()
+    assert verdict.image and verdict.build
+    tag = f"{repository(verdict.build.name)}:{verdict.build.lock.short}"
+    manifest = bundle.manifest(verdict.digest or "")
+    assert manifest
+    for digest in verdict.image.layers:  # before the engine sees any of it
+        for _ in bundle.blocks(digest):
+            pass
+    progress.say(f"loading {tag}")
+    engine = Engine()
+    engine.load(bundle.loadable(manifest, verdict.image.layers, tag))
+    loaded = engine.find(tag)
+    if loaded is None or loaded.id != verdict.image.id:
+        raise EngineError(f"the engine loaded another image than {verdict.image.id}")
+    return verdict, tag
+
+
+def _proved(session: Session) -> tuple[Source, Lock, Image]:
+    source, locked, image = existing(session, None)
+    wanted = status.wanted(source.name, source.profile, locked)
+    found = evidence.prove(image.id, wanted, status.models(source.profile))
+    missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
+    if missing:
+        text = f"{source.name} is not proved on all it is for: nothing is published"
+        raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.name}"]))
+    return source, locked, image
 
 
 def _image(session: Session, place: Repository, image: Image) -> tuple[Manifest, bool, str]:
@@ -127,7 +199,7 @@ def built(source: Source, locked: Lock, image: Image) -> Built:
 
 
 def _evidence(
-    place: Repository, manifest: Manifest, wanted: list[tuple[str, bytes]], signer: Signer | None
+    place: Place, manifest: Manifest, wanted: list[tuple[str, bytes]], signer: Signer | None
 ) -> tuple[int, bool, str]:
     new = attestations.publish(place, manifest, wanted, signer)
     by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned: no signing_key is set"

@@ -143,6 +143,18 @@ class Engine:
                     raise NetworkError(text, hint=hint)
                 on_line(" ".join(filter(None, (told.get("id"), told.get("status"), told.get("progress")))))
 
+    def saved(self, image: Image) -> tarfile.TarFile:
+        """The image as an archive, to be read once from its begin to its end."""
+        with asking():
+            return tarfile.open(None, "r|", fileobj=_Stream(self.client.api.get_image(image.handle)))
+
+    def load(self, archive: Iterator[bytes]) -> None:
+        """Take the images of an archive in."""
+        with asking():
+            for told in self.client.api.load_image(archive):  # type: ignore[no-untyped-call]
+                if "error" in told:
+                    raise EngineError(f"the engine does not load the image: {told['error']}")
+
     def remove(self, reference: str) -> None:
         """Remove a tag, and the image with its last one; nothing if a container uses it or it is gone."""
         with asking():

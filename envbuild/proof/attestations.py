@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from envbuild.proof import oci, signing, untrusted
-from envbuild.proof.oci import Manifest
+from envbuild.proof.oci import Manifest, Place
 from envbuild.proof.reasons import Malformed, Refusal
-from envbuild.proof.registry import Repository, fallback_tag
 from envbuild.proof.signing import PublicKey, Signer
 
 ENVELOPE = "application/vnd.dsse.envelope.v1+json"
@@ -49,9 +48,7 @@ def bundle(attestation: Attestation, key: PublicKey) -> dict[str, Any]:
     }
 
 
-def publish(
-    repository: Repository, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None
-) -> int:
+def publish(repository: Place, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> int:
     """Put statements, each as (kind, payload), beside an image; how many were not there yet.
 
     Each is signed unless the very same one is there, signed by this key. Without a key there is only the older form.
@@ -91,7 +88,7 @@ def _same(envelope: Envelope, payload: bytes, signer: Signer | None) -> bool:
         return False
 
 
-def _put_layers(repository: Repository, digest: str, layers: Sequence[Mapping[str, Any]]) -> None:
+def _put_layers(repository: Place, digest: str, layers: Sequence[Mapping[str, Any]]) -> None:
     files = {"type": "layers", "diff_ids": [item["digest"] for item in layers]}
     config = oci.encoded({"architecture": "", "os": "", "config": {}, "rootfs": files})
     repository.put_blob(config)
@@ -104,7 +101,7 @@ def _put_layers(repository: Repository, digest: str, layers: Sequence[Mapping[st
     repository.put_manifest(att_tag(digest), Manifest(oci.encoded(document), oci.MANIFEST))
 
 
-def _put_bundle(repository: Repository, subject: Manifest, made: Attestation, key: PublicKey) -> None:
+def _put_bundle(repository: Place, subject: Manifest, made: Attestation, key: PublicKey) -> None:
     raw, nothing = oci.encoded(bundle(made, key)), b"{}"
     for blob in (raw, nothing):
         repository.put_blob(blob)
@@ -127,19 +124,19 @@ def _put_bundle(repository: Repository, subject: Manifest, made: Attestation, ke
         _list_by_tag(repository, subject.digest, item)
 
 
-def _list_by_tag(repository: Repository, digest: str, item: Mapping[str, Any]) -> None:
+def _list_by_tag(repository: Place, digest: str, item: Mapping[str, Any]) -> None:
     """For a registry without the referrers API: the list is kept by its clients, under a tag."""
-    before = repository.manifest(fallback_tag(digest))
+    before = repository.manifest(oci.fallback_tag(digest))
     listed = oci.listed(before.document, "manifests") if before else []
     document = {"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": [*listed, dict(item)]}
-    repository.put_manifest(fallback_tag(digest), Manifest(oci.encoded(document), oci.INDEX))
+    repository.put_manifest(oci.fallback_tag(digest), Manifest(oci.encoded(document), oci.INDEX))
 
 
 def att_tag(digest: str) -> str:
     return f"{digest.replace(':', '-')}.att"
 
 
-def fetch(repository: Repository, digest: str) -> tuple[list[Envelope], list[Refusal]]:
+def fetch(repository: Place, digest: str) -> tuple[list[Envelope], list[Refusal]]:
     """Every envelope beside an image, each once, believed or not; and what is there that is none.
 
     Raises NetworkError; Refusal where a list itself is not as it should be.
@@ -156,7 +153,7 @@ def fetch(repository: Repository, digest: str) -> tuple[list[Envelope], list[Ref
 class _Reader:
     """Reads what others may have written: so many pieces and bytes, and no more. A bad one does not hide the others."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Place) -> None:
         self._repository = repository
         self._pieces, self._left = _MOST, _TOTAL
 

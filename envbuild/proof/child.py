@@ -19,9 +19,8 @@ from packaging.utils import canonicalize_name
 
 from envbuild.plan import facts
 from envbuild.proof import oci, untrusted
-from envbuild.proof.oci import Manifest
+from envbuild.proof.oci import Manifest, Place
 from envbuild.proof.reasons import Malformed, Reason, Refusal
-from envbuild.proof.registry import Repository
 from envbuild.proof.trust import Build
 
 _CONFIG_BYTES = 8 << 20
@@ -42,7 +41,7 @@ class Config:
     environment: Mapping[str, str]
 
 
-def config_of(place: Repository, manifest: Manifest) -> Config:
+def config_of(place: Place, manifest: Manifest) -> Config:
     """Raises Refusal if the registry's answer is not what the manifest names, NetworkError."""
     raw = place.blob(manifest.config, _CONFIG_BYTES)
     document = untrusted.parse(raw, "the image's configuration", _CONFIG_BYTES)
@@ -59,7 +58,7 @@ def config_of(place: Repository, manifest: Manifest) -> Config:
 
 
 def objections(
-    place: Repository,
+    place: Place,
     manifest: Manifest,
     child: Config,
     base: Config,
@@ -152,7 +151,7 @@ class _Member(tarfile.TarInfo):
         return super()._proc_gnulong(archive)  # type: ignore[misc]
 
 
-def _members(place: Repository, digest: str, diff_id: str) -> Iterator[tarfile.TarInfo]:
+def _members(place: Place, digest: str, diff_id: str) -> Iterator[tarfile.TarInfo]:
     """Every entry of a layer. Raises Refusal if it is not the layer of its digests, or cannot be looked into."""
     stream = _Unpacked(place.blocks(digest))
     try:

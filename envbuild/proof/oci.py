@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from envbuild.errors import UsageError
 from envbuild.proof import untrusted
@@ -129,6 +129,17 @@ class Manifest:
         raise Malformed(f"the index has no image for {os}/{architecture}")
 
 
+class Place(Protocol):
+    """Where manifests and blobs are: a repository in a registry, or a folder. All that is read is of its digest."""
+
+    def manifest(self, target: str) -> Manifest | None: ...
+    def blob(self, digest: str, limit: int = ...) -> bytes: ...
+    def blocks(self, digest: str) -> Iterator[bytes]: ...
+    def referrers(self, digest: str) -> list[dict[str, Any]]: ...
+    def put_blob(self, raw: bytes) -> None: ...
+    def put_manifest(self, target: str, manifest: Manifest) -> bool: ...
+
+
 def listed(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """A manifest's list of descriptors. Raises Malformed."""
     found = document.get(key)
@@ -143,3 +154,8 @@ def digest_in(item: Any) -> str:
     if not isinstance(found, str) or not DIGEST.fullmatch(found):
         raise Malformed("the manifest names something without a sha256 digest")
     return found
+
+
+def fallback_tag(digest: str) -> str:
+    """Where a registry has no referrers API, its clients keep the list under this tag."""
+    return digest.replace(":", "-")

@@ -83,7 +83,7 @@ class Repository:
         if answer is not None:
             raw = self._body(answer, oci.MAX_MANIFEST, "the list of referrers")
             return oci.listed(untrusted.parse(raw, "the list of referrers"), "manifests")
-        index = self.manifest(fallback_tag(digest))
+        index = self.manifest(oci.fallback_tag(digest))
         return oci.listed(index.document, "manifests") if index else []
 
     def put_blob(self, raw: bytes) -> None:
@@ -139,11 +139,6 @@ class Repository:
             return access.body(answer, limit, what)
         except requests.RequestException as error:
             raise access.unreachable(self.reference.host, error) from None
-
-
-def fallback_tag(digest: str) -> str:
-    """Where a registry has no referrers API, its clients keep the list under this tag."""
-    return digest.replace(":", "-")
 
 
 def _told(answer: requests.Response) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError
-from envbuild.plan import lock, profile
+from envbuild.plan import lock, profile, sources
 from envbuild.plan.document import Document
 from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Profile
@@ -91,6 +91,8 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
             canonicalize_name(one.wheel.name): tuple(str(root) for root in files.get(one.wheel.file, ()))
             for one in locked.wheels
         }
+        if not sources.NAME.fullmatch(name):
+            raise Malformed("the build statement names no profile")
         if definition["internalParameters"]["lock"] != locked.id:
             raise Malformed("the build statement names another lock than it holds")
     except Refusal:

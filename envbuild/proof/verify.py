@@ -14,7 +14,7 @@ from envbuild.errors import CheckFailed, NetworkError, UsageError
 from envbuild.image.names import LOCK_LABEL
 from envbuild.proof import attestations, child, judgement, signing, trust, untrusted
 from envbuild.proof.child import Config
-from envbuild.proof.oci import Manifest, Reference
+from envbuild.proof.oci import Manifest, Place, Reference
 from envbuild.proof.policy import Policy
 from envbuild.proof.reasons import Reason, Refusal
 from envbuild.proof.registry import Repository
@@ -64,9 +64,14 @@ class Verdict:
 
 def image(reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
     """Judge an image in a registry; `given` is evidence from files. Raises NetworkError."""
+    return at(Repository(reference), reference, policy, given, now)
+
+
+def at(place: Place, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
+    """The same, wherever the image is; only of a registry it is asked whether it has the base of a child."""
     verdict = Verdict(str(reference))
     try:
-        _image(verdict, reference, policy, given, now)
+        _image(verdict, place, reference, policy, given, now)
     except Refusal as refusal:
         verdict.reasons.append(refusal.reason)
     verdict.reasons = list(dict.fromkeys(verdict.reasons))
@@ -87,9 +92,10 @@ def statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdi
     return verdict
 
 
-def _image(verdict: Verdict, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> None:
-    place = Repository(reference)
-    top, manifest = resolve(place)
+def _image(
+    verdict: Verdict, place: Place, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
+) -> None:
+    top, manifest = resolve(place, reference)
     verdict.digest = top.digest
     config = verdict.image = child.config_of(place, manifest)
     verdict.reasons += _no_key(policy)
@@ -97,7 +103,7 @@ def _image(verdict: Verdict, reference: Reference, policy: Policy, given: Envelo
     if believed.builds or believed.records:
         _judge(verdict, believed, config, policy, now)
         return
-    if policy.base or LOCK_LABEL in config.labels:
+    if isinstance(place, Repository) and (policy.base or LOCK_LABEL in config.labels):
         proved = _base(reference, config, policy)
         if proved is not None:
             _child(verdict, place, manifest, proved, policy, given, now)
@@ -107,16 +113,16 @@ def _image(verdict: Verdict, reference: Reference, policy: Policy, given: Envelo
         verdict.reasons.append(Reason("base", "if it is built on a proved image: name that one's place with --base"))
 
 
-def resolve(place: Repository) -> tuple[Manifest, Manifest]:
+def resolve(place: Place, reference: Reference) -> tuple[Manifest, Manifest]:
     """What the reference means (a manifest or an index), and the manifest of our platform in it."""
-    top = place.manifest(place.reference.target)
+    top = place.manifest(reference.target)
     if top is None:
-        raise NetworkError(f"there is no {place.reference}", hint="envbuild push NAME REGISTRY/NAME puts it there")
+        raise NetworkError(f"there is no {reference}", hint="envbuild push NAME REGISTRY/NAME puts it there")
     if not top.is_index:
         return top, top
     inner = place.manifest(top.of_platform(*PLATFORM))
     if inner is None or inner.is_index:
-        raise Refusal("digest", f"{place.reference} names a manifest that is not there")
+        raise Refusal("digest", f"{reference} names a manifest that is not there")
     return top, inner
 
 
@@ -124,9 +130,7 @@ def _no_key(policy: Policy) -> list[Reason]:
     return [] if policy.keys else [Reason("no-key", signing.NO_KEY)]
 
 
-def _believed(
-    place: Repository, manifests: Sequence[Manifest], config: Config, policy: Policy, given: Envelopes
-) -> Trusted:
+def _believed(place: Place, manifests: Sequence[Manifest], config: Config, policy: Policy, given: Envelopes) -> Trusted:
     found = list(given)
     bad: list[Refusal] = []
     for digest in dict.fromkeys(manifest.digest for manifest in manifests):
@@ -165,12 +169,12 @@ def _base(reference: Reference, config: Config, policy: Policy) -> tuple[Reposit
         if policy.base:
             raise NetworkError(f"there is no {named}", hint="--base names where the proved image and its evidence are")
         return None
-    return place, resolve(place)[1]
+    return place, resolve(place, named)[1]
 
 
 def _child(
     verdict: Verdict,
-    place: Repository,
+    place: Place,
     manifest: Manifest,
     proved: tuple[Repository, Manifest],
     policy: Policy,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import io
 import json
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,12 +41,31 @@ class Engine:
     config: bytes
     instead: bytes | None = None
     tags: list[str] = dataclasses.field(default_factory=list)
+    loaded: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
     def tag(self, image: Image, repository: str, tag: str) -> None:
         self.tags.append(f"{repository}:{tag}")
 
     def remove(self, reference: str) -> None:
         self.tags.remove(reference)
+
+    def saved(self, image: Image) -> tarfile.TarFile:
+        listed = [{"Config": "config.json", "Layers": ["one/layer.tar"], "RepoTags": None}]
+        files = {"one/layer.tar": b"layer", "config.json": self.config, "manifest.json": json.dumps(listed).encode()}
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for name, raw in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(raw)
+                archive.addfile(member, io.BytesIO(raw))
+        return tarfile.open(fileobj=io.BytesIO(buffer.getvalue()), mode="r|")
+
+    def load(self, archive: Iterator[bytes]) -> None:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(archive))) as tar:
+            self.loaded = {m.name: f.read() for m in tar.getmembers() for f in [tar.extractfile(m)] if f}
+
+    def find(self, reference: str) -> Image | None:
+        return self.image
 
     def push(self, repository: str, tag: str, on_line: Callable[[str], None]) -> None:
         config = self.registry.add_blob(self.instead or self.config)
@@ -105,6 +126,7 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
         engine = Engine(registry, image, config)
         monkeypatch.setattr(publish, "existing", lambda session, reference: (source, made, image))
         monkeypatch.setattr(Session, "connected", lambda self: engine)
+        monkeypatch.setattr(publish, "Engine", lambda: engine)
         found = Site(registry, engine, source, made)
         found.prove(day=day)
         yield found
