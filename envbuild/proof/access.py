@@ -33,10 +33,17 @@ Send = Callable[..., requests.Response]
 
 
 class _Adapter(HTTPAdapter):
-    """Trusts the system's authorities, and those that requests is told of."""
+    """Trusts the system's authorities, `authority`'s, and those that requests is told of."""
+
+    def __init__(self, authority: str | None, **options: Any) -> None:
+        self._authority = authority
+        super().__init__(**options)
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-        super().init_poolmanager(*arguments, ssl_context=ssl.create_default_context(), **options)
+        context = ssl.create_default_context()
+        if self._authority:
+            context.load_verify_locations(self._authority)
+        super().init_poolmanager(*arguments, ssl_context=context, **options)
 
 
 def session(authority: str | None, tries: int = 4) -> requests.Session:
@@ -44,12 +51,10 @@ def session(authority: str | None, tries: int = 4) -> requests.Session:
     made = requests.Session()
     made.auth = _nobody
     made.headers["Accept-Encoding"] = "identity"
-    if authority:
-        made.verify = authority
     again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 502, 503, 504), raise_on_status=False,
                   redirect=False, respect_retry_after_header=False)  # fmt: skip
     for scheme in ("http://", "https://"):
-        made.mount(scheme, _Adapter(max_retries=again))
+        made.mount(scheme, _Adapter(authority, max_retries=again))
     return made
 
 
