@@ -86,7 +86,7 @@ class Session:
                 after = lock.current(before, plan, source.lock_file)
             else:
                 after = locking.make(plan, before, progress=self._fetching())
-            after = self._base_at_hand(plan, after)
+            after = self.at_hand(plan, after)
             if after is not before:
                 if not self.options.trial:
                     lock.write(after, source.lock_file, source.name)
@@ -97,7 +97,7 @@ class Session:
 
         return self.step("lock", work)
 
-    def _base_at_hand(self, plan: Plan, found: Lock) -> Lock:
+    def at_hand(self, plan: Plan, found: Lock) -> Lock:
         """Base packages that no mirror has any longer are locked again, unless --locked forbids it."""
         if found.suite is None or (base.tar_file(found).is_file() and not found.apt):
             return found

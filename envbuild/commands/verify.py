@@ -3,7 +3,7 @@ from pathlib import Path
 
 import click
 
-from envbuild.commands.console import emit, json_option
+from envbuild.commands.console import Console, emit, json_option
 from envbuild.errors import UsageError
 from envbuild.proof import policy, verify
 from envbuild.proof.oci import Reference
@@ -23,6 +23,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--base", metavar="REGISTRY/NAME", help="For an image built on a proved one: where that one is.")
 @click.option("--policy", "policy_file", type=_FILE, metavar="FILE", help="All of this as a file; options come first.")
 @click.option("--evidence", "files", multiple=True, type=_FILE, metavar="FILE", help="A signed statement as a file.")
+@click.option("--rebuild", is_flag=True, help="Also build it again from its lock, and compare; needs an engine.")
 @json_option
 def command(
     ref: str | None,
@@ -34,6 +35,7 @@ def command(
     base: str | None,
     policy_file: Path | None,
     files: tuple[Path, ...],
+    rebuild: bool,
     as_json: bool,
 ) -> None:
     """Check an image's evidence before it is used: signature, subject, lock, probes, GPU, driver, age, known faults.
@@ -44,6 +46,8 @@ def command(
     """
     if ref is None and not files:
         raise UsageError("name an image, or files with --evidence", hint="envbuild verify REF --key PUB")
+    if rebuild and ref is None:
+        raise UsageError("--rebuild compares with an image", hint="envbuild verify REF --key PUB --rebuild")
     given = {"gpus": list(gpus), "driver": driver, "max_age": max_age, "level": level, "base": base}
     asked = policy.read(policy_file, given, key)
     reference = Reference.parse(ref) if ref else None
@@ -54,6 +58,10 @@ def command(
         Verdict(ref, reasons=[refusal.reason]).require()
         raise
     done = verify.image(reference, asked, envelopes, now) if reference else verify.statement(envelopes, asked, now)
+    if rebuild and done.verified:
+        from envbuild import rebuild as again
+
+        done.reasons += again.objections(done, Console())
     done.require()
     if as_json:
         emit(done.document())

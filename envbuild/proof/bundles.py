@@ -47,7 +47,9 @@ class Folder:
         return self._path(digest).read_bytes()
 
     def blocks(self, digest: str) -> Iterator[bytes]:
-        yield self.blob(digest)
+        with self._path(digest).open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                yield block
 
     def referrers(self, digest: str) -> list[dict[str, Any]]:
         index = self.manifest(oci.fallback_tag(digest))

@@ -152,14 +152,21 @@ class _Member(tarfile.TarInfo):
 
 
 def _members(place: Place, digest: str, diff_id: str) -> Iterator[tarfile.TarInfo]:
-    """Every entry of a layer. Raises Refusal if it is not the layer of its digests, or cannot be looked into."""
+    return (member for member, _ in entries(place, digest, diff_id))
+
+
+def entries(place: Place, digest: str, diff_id: str) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+    """Every entry of a layer, with the archive to read its content from before the next one is asked for.
+
+    Raises Refusal if it is not the layer of its digests, or cannot be looked into.
+    """
     stream = _Unpacked(place.blocks(digest))
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK, tarinfo=_Member) as archive:
             for count, member in enumerate(archive):
                 if count > _MOST:
                     raise Refusal("too-large", f"the layer {digest} has more than {_MOST} files")
-                yield member
+                yield member, archive
                 archive.members = []  # type: ignore[attr-defined]  # else each is kept
     except (tarfile.TarError, zlib.error, EOFError):
         raise Malformed(f"the layer {digest} cannot be unpacked") from None

@@ -24,6 +24,7 @@ class Build:
     """A build statement as read: the wishes, the lock, and what each locked distribution fills below site-packages."""
 
     name: str
+    document: Document
     profile: Profile
     lock: Lock
     lock_text: str
@@ -83,7 +84,8 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
         given = definition["externalParameters"]
         name = str(given["profile"]["name"])
         text = statements.opened(given["lock"], "the lock").decode()
-        wishes = profile.checked(Document("the profile of the build statement", given["profile"]["document"]), name)
+        document = Document("the profile of the build statement", given["profile"]["document"])
+        wishes = profile.checked(document, name)
         locked = lock.parse(text, "the lock of the build statement")
         files = {item["name"]: item["annotations"]["roots"] for item in definition["resolvedDependencies"]
                  if "annotations" in item}  # fmt: skip
@@ -101,4 +103,4 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
         raise Malformed("the build statement is not as it should be") from None
     except EnvbuildError as error:
         raise Malformed(f"the build statement is not as it should be: {error.message}") from None
-    return [Build(name, wishes, locked, text, roots)]
+    return [Build(name, document, wishes, locked, text, roots)]

@@ -30,7 +30,8 @@ Envelopes = Sequence[Mapping[str, Any]]
 class Verdict:
     """The answer. `digest` is what the reference means now; `gpus` are the models that it is proved on.
 
-    `image` and `base`: what was looked at; `build`: the build statement that it was judged by.
+    `image`: what the reference names; `build`: the build statement it was judged by, `proved` what that is about, and
+    where: the image itself, or its base.
     """
 
     ref: str | None
@@ -39,6 +40,7 @@ class Verdict:
     reasons: list[Reason] = field(default_factory=list)
     image: Config | None = None
     build: Build | None = None
+    proved: tuple[Place, Manifest, Config] | None = None
 
     @property
     def verified(self) -> bool:
@@ -101,6 +103,7 @@ def _image(
     verdict.reasons += _no_key(policy)
     believed = _believed(place, (top, manifest), config, policy, given)
     if believed.builds or believed.records:
+        verdict.proved = place, manifest, config
         _judge(verdict, believed, config, policy, now)
         return
     if isinstance(place, Repository) and (policy.base or LOCK_LABEL in config.labels):
@@ -188,6 +191,7 @@ def _child(
     if not believed.builds and not believed.records:
         verdict.reasons += believed.refused or [Reason("no-evidence", f"no evidence is beside {proved[0].reference}")]
         return
+    verdict.proved = (*proved, base)
     _judge(verdict, believed, base, policy, now)
     if verdict.build is None:
         return
