@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import CheckFailed, EngineError, NotProved, UsageError
-from envbuild.image import build
+from envbuild.image import records
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
+from envbuild.making import Options, Progress
 from envbuild.pipeline import existing, working
 from envbuild.plan import contents, facts, resolve, sources, store, wheels
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.proof import attestations, bundles, evidence, sbom, signing, statements, status, verify
+from envbuild.proof import attestations, bundles, evidence, proved, sbom, signing, statements, verify
 from envbuild.proof.oci import Manifest, Place, Reference
 from envbuild.proof.policy import Policy
 from envbuild.proof.reasons import Malformed
@@ -25,7 +26,7 @@ from envbuild.proof.registry import Repository
 from envbuild.proof.signing import Signer
 from envbuild.proof.statements import Built, Subject
 from envbuild.proof.verify import Verdict
-from envbuild.steps import Options, Progress, Session
+from envbuild.steps import Session
 
 
 @dataclass
@@ -138,8 +139,8 @@ def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]
 
 def _proved(session: Session) -> tuple[Source, Lock, Image]:
     source, locked, image = existing(session, None)
-    wanted = status.wanted(source.name, source.profile, locked)
-    found = evidence.prove(image.id, wanted, status.models(source.profile))
+    wanted = proved.wanted(source.name, source.profile, locked)
+    found = evidence.prove(image.id, wanted, proved.models(source.profile))
     missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
     if missing:
         text = f"{source.name} is not proved on all it is for: nothing is published"
@@ -179,7 +180,7 @@ def said(source: Source, locked: Lock, image: Image, subject: Subject) -> list[t
 
 def built(source: Source, locked: Lock, image: Image) -> Built:
     """What this envbuild recorded of the build. Wheels that are no longer in the store are fetched again."""
-    record = next(record for record in build.records(image.id) if record.lock == locked.id)
+    record = next(record for record in records.every(image.id) if record.lock == locked.id)
     plan, needed = resolve.resolve(source), [item.wheel for item in locked.wheels]
     wheels.fetch(needed, plan.python, plan.glibc, store.wheels(), lambda file, count: None)
     roots = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from envbuild.image import dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import repository
+from envbuild.making import Options, Progress
 from envbuild.plan import resolve
 from envbuild.plan.sources import Source
 from envbuild.proof import bundles, child
@@ -19,7 +20,7 @@ from envbuild.proof.oci import Place, digest_in
 from envbuild.proof.reasons import Reason, Refusal
 from envbuild.proof.trust import Build
 from envbuild.proof.verify import Verdict
-from envbuild.steps import Options, Progress, Session
+from envbuild.steps import Session
 
 Facts = tuple[object, ...]
 _KINDS = ("kind", "mode", "owner", "group", "time", "link", "size", "content")

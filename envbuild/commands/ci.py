@@ -3,7 +3,7 @@ import click
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import UsageError
 from envbuild.plan import sources
-from envbuild.proof import jobs, status
+from envbuild.proof import jobs, proved
 from envbuild.proof.oci import Reference
 
 
@@ -21,7 +21,7 @@ def command(system: str, name: str, image: str | None, as_json: bool) -> None:
     reference = Reference.parse(image or f"registry.example/{source.name}")
     if reference.tag or reference.digest:
         raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")
-    text = jobs.job(system, source.name, reference.repository, status.models(source.profile))
+    text = jobs.job(system, source.name, reference.repository, proved.models(source.profile))
     if as_json:
         emit({"system": system, "profile": source.name, "text": text})
     else:

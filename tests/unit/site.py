@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from envbuild import publish
-from envbuild.image import build
+from envbuild.image import records
 from envbuild.image.engine import Image
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan import lock, store
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.proof import evidence, oci, signing, status
+from envbuild.proof import evidence, oci, signing
+from envbuild.proof import proved as required
 from envbuild.proof.oci import Reference
 from envbuild.proof.registry import Repository
 from envbuild.steps import Session
@@ -100,7 +101,7 @@ class Site:
         return Repository(Reference.parse(f"{self.registry.host}/team/sample"))
 
     def prove(self, run: Any = None, day: int = 0) -> Path:
-        wanted = status.wanted("sample", self.source.profile, self.lock)
+        wanted = required.wanted("sample", self.source.profile, self.lock)
         finished = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=day)
         record = evidence.run_record(self.engine.image, wanted, run or passed_run(), "docker 26", finished)
         return evidence.save(record)
@@ -120,8 +121,8 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
     lock.write(made, source.lock_file, "sample")
     config = config_of([LAYER], {LOCK_LABEL: made.id})
     image = Image(oci.digest_of(config), "handle", (LAYER,), {}, {}, 1)
-    record = build.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
-    monkeypatch.setattr(build, "records", lambda image_id=None: iter([record]))
+    record = records.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
+    monkeypatch.setattr(records, "every", lambda image_id=None: iter([record]))
     with serving(Registry()) as registry:
         engine = Engine(registry, image, config)
         monkeypatch.setattr(publish, "existing", lambda session, reference: (source, made, image))
