@@ -18,6 +18,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild.plan import facts
+from envbuild.plan.archive import FOLDERS
 from envbuild.proof import oci, untrusted
 from envbuild.proof.oci import Manifest, Place
 from envbuild.proof.reasons import Malformed, Reason, Refusal
@@ -86,6 +87,7 @@ class _Watch:
         self._site = f"opt/venv/lib/python{build.lock.python}/site-packages"
         self._versions = {canonicalize_name(name): version for name, version in build.lock.versions.items()}
         self._owners = {f"{self._site}/{root}": name for name, roots in build.roots.items() for root in roots}
+        self._owners |= {FOLDERS[item.name].lstrip("/"): item.name for item in build.lock.archives}
         self._cuda = {name for record in records for name in _libraries(record)}
         self._found: dict[tuple[str, str], list[str]] = {}
 

@@ -52,6 +52,8 @@ def _components(lock: Lock) -> Iterator[Component]:
         yield Component(name=name, type=ComponentType.CONTAINER, bom_ref=lock.image, hashes=hashes)
     for deb in (*lock.base, *lock.apt):
         yield _library(deb.name, deb.version, deb.sha256, deb.file, statements.deb_url(deb))
+    for archive in lock.archives:
+        yield _library(archive.name, archive.version, archive.sha256, archive.name, statements.archive_url(archive))
     for locked in lock.wheels:
         wheel = locked.wheel
         yield _library(wheel.name, wheel.version, wheel.sha256, wheel.file, statements.wheel_url(locked))

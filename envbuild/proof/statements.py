@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.own import Script
 from envbuild.proof import evidence, untrusted
 from envbuild.proof.evidence import STATEMENT, TEST_RESULT
 from envbuild.proof.reasons import Malformed, Refusal
@@ -120,6 +122,7 @@ def build(made: Built, subject: Subject) -> dict[str, Any]:
     """SLSA provenance: the profile and the lock it was made from, and every file that went in, by hash."""
     dependencies = [
         *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),
+        *(_archive(archive) for archive in made.lock.archives),
         *(_wheel(wheel, made.roots.get(wheel.wheel.file, ())) for wheel in made.lock.wheels),
     ]
     if made.lock.image:
@@ -128,7 +131,7 @@ def build(made: Built, subject: Subject) -> dict[str, Any]:
     definition = {
         "buildType": BUILD_TYPE,
         "externalParameters": {
-            "profile": {"name": made.profile, "document": dict(made.document)},
+            "profile": _profile(made),
             "lock": _enclosed(f"{made.profile}.lock.yaml", made.lock_text.encode(), "application/yaml"),
         },
         "internalParameters": {
@@ -142,6 +145,17 @@ def build(made: Built, subject: Subject) -> dict[str, Any]:
     return _statement(subject, PROVENANCE, {"buildDefinition": definition, "runDetails": run})
 
 
+def _profile(made: Built) -> dict[str, Any]:
+    """The wishes as they were written; the source of a script of the project's own is enclosed."""
+    selftest = made.document.get("selftest")
+    script = selftest.get("script") if isinstance(selftest, Mapping) else None
+    if not isinstance(script, Script) or not isinstance(selftest, Mapping):
+        return {"name": made.profile, "document": dict(made.document)}
+    document = {**made.document, "selftest": {**selftest, "script": script.path}}
+    enclosed = _enclosed(script.path, script.text.encode(), "text/x-python")
+    return {"name": made.profile, "document": document, "script": enclosed}
+
+
 def _deb(deb: Deb) -> dict[str, Any]:
     return {"name": deb.file, "uri": deb_url(deb), "digest": digest_set(deb.sha256)}
 
@@ -149,6 +163,14 @@ def _deb(deb: Deb) -> dict[str, Any]:
 def _wheel(locked: LockedWheel, roots: Sequence[str]) -> dict[str, Any]:
     found = {"name": locked.wheel.file, "uri": wheel_url(locked), "digest": digest_set(locked.wheel.sha256)}
     return {**found, "annotations": {"layer": locked.layer, "roots": list(roots)}}
+
+
+def _archive(archive: Archive) -> dict[str, Any]:
+    return {"name": archive.name, "uri": archive_url(archive), "digest": digest_set(archive.sha256)}
+
+
+def archive_url(archive: Archive) -> str:
+    return _package_url("generic", None, archive.name, archive.version)
 
 
 def deb_url(deb: Deb) -> str:

@@ -13,6 +13,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.plan import lock, profile, sources
 from envbuild.plan.document import Document
 from envbuild.plan.lock import Lock
+from envbuild.plan.own import Script
 from envbuild.plan.profile import Profile
 from envbuild.proof import evidence, signing, statements
 from envbuild.proof.reasons import Malformed, Reason, Refusal
@@ -85,6 +86,9 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
         name = str(given["profile"]["name"])
         text = statements.opened(given["lock"], "the lock").decode()
         document = Document("the profile of the build statement", given["profile"]["document"])
+        if "script" in given["profile"]:
+            source = statements.opened(given["profile"]["script"], "the script").decode()
+            document.data["selftest"]["script"] = Script(document.data["selftest"]["script"], source)
         wishes = profile.checked(document, name)
         locked = lock.parse(text, "the lock of the build statement")
         files = {item["name"]: item["annotations"]["roots"] for item in definition["resolvedDependencies"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 
 from envbuild.errors import CheckFailed
 from envbuild.plan import facts, lock
+from envbuild.plan.archive import Archive
 from envbuild.plan.contents import roots
 from envbuild.plan.lock import Lock
-from envbuild.proof import evidence, reasons, sbom, statements, untrusted
+from envbuild.plan.own import Script
+from envbuild.proof import evidence, reasons, sbom, signing, statements, trust, untrusted
 from envbuild.proof.statements import Built, Subject
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 from unit.proof.test_evidence import IMAGE, record_of
@@ -150,6 +153,26 @@ def test_a_base_image_is_a_dependency(project: Path) -> None:
     stated = statements.build(made_of(based, project), SUBJECT)
     first = stated["predicate"]["buildDefinition"]["resolvedDependencies"][0]
     assert first["digest"] == {"sha256": sha("base")}
+
+
+def test_a_script_of_the_projects_own_and_archives_travel_along(
+    locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "x")
+    document = {**PROFILE, "selftest": {**PROFILE["selftest"], "script": Script("smoke.py", "print(1)\n")}}
+    archive = Archive("cuda-compat", "570.124.06", sha("archive"), 1000)
+    based = dataclasses.replace(locked, archives=(archive,))
+    made = dataclasses.replace(made_of(based, project), document=document)
+    payload = statements.canonical(statements.build(made, SUBJECT))
+    found = json.loads(payload)["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert {"sha256": sha("archive")} in [item["digest"] for item in found]
+    assert "cuda-compat" in [item["name"] for item in sbom.make("sample", based, IMAGE.id)["components"]]
+    signer = signing.private(signing.generate("x")[0], "key")
+    believed = trust.believe([signing.seal(payload, signer)], [signer.public], IMAGE.id)
+    assert believed.refused == ()
+    (build,) = believed.builds
+    assert build.profile.selftest.script == Script("smoke.py", "print(1)\n")
+    assert build.lock.archives == (archive,)
 
 
 def test_the_facts_digest_moves_with_a_sites_own(tmp_path: Path) -> None:
