@@ -12,9 +12,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from typing import TYPE_CHECKING, Any
 
 from envbuild import settings
 from envbuild.image.names import repository
@@ -22,6 +20,7 @@ from envbuild.plan import facts
 from envbuild.plan.probes import LEVELS
 from envbuild.plan.store import write_atomically
 from envbuild.proof.job import TestRun, selftest_id
+from envbuild.proof.shape import FINISHED, checked
 
 if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its client
     from envbuild.image.engine import Image
@@ -29,59 +28,6 @@ if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 CPU = "cpu"
-FINISHED = "%Y-%m-%dT%H:%M:%SZ"
-
-
-class _Part(BaseModel):
-    """What is read of a record must have its shape, whoever wrote it; the rest is only carried along."""
-
-    model_config = ConfigDict(extra="allow", strict=True, defer_build=True)
-
-
-class _Selftest(_Part):
-    id: str
-    level: Literal["quick", "standard", "full"]
-    require: list[str]
-    settings: dict[str, bool]
-    gpu_count: int = 1
-    transport: str | None = None
-    own: dict[str, str] = {}
-    demands: dict[str, float] = {}
-
-
-class _Result(_Part):
-    probe: str
-    status: Literal["passed", "failed", "skipped"]
-
-
-class _Image(_Part):
-    id: str
-
-
-class _Gpu(_Part):
-    model: str
-    name: str
-    driver: str | None = None
-
-
-def _time(text: str) -> str:
-    datetime.datetime.strptime(text, FINISHED)
-    return text
-
-
-class _Record(_Part):
-    version: Literal[1]
-    image: _Image
-    profile: str
-    lock: str
-    finished: Annotated[str, StringConstraints(max_length=20), AfterValidator(_time)]
-    gpu: _Gpu | None
-    environment: dict[str, Any]
-    seconds: float
-    selftest: _Selftest
-    before: list[str]
-    results: list[_Result]
-    errors: list[str]
 
 
 @dataclass(frozen=True)
@@ -131,6 +77,7 @@ def as_recorded(record: Mapping[str, Any]) -> Wanted:
         gpu_count=made.get("gpu_count", 1),
         transport=made.get("transport"),
         own=made.get("own", {}),
+        demands=made.get("demands", {}),
     )
 
 
@@ -257,13 +204,6 @@ def run_of(statement_file: Path, image_id: str) -> TestRun:
 def record_text(statement_file: Path) -> bytes:
     """The record that a statement points at, as it was written. Raises OSError."""
     return statement_file.with_name(statement_file.name.replace(".statement.", ".record.")).read_bytes()
-
-
-def checked(record: Any) -> dict[str, Any]:
-    """The same, if it has the shape of a run record. Raises ValueError."""
-    _Record.model_validate(record)
-    found: dict[str, Any] = record
-    return found
 
 
 def _folder(image_id: str) -> Path:

@@ -14,7 +14,7 @@ from envbuild.plan import facts
 from envbuild.plan.advisories import Situation
 from envbuild.plan.probes import LEVELS
 from envbuild.plan.profile import Profile
-from envbuild.proof import evidence, proved
+from envbuild.proof import evidence, proved, shape
 from envbuild.proof.evidence import Proof, Wanted
 from envbuild.proof.policy import Policy
 from envbuild.proof.reasons import Reason
@@ -78,7 +78,7 @@ def _kind(proof: Proof) -> str:
 def _record(
     record: Mapping[str, Any], policy: Policy, now: datetime.datetime, profile: Profile | None
 ) -> Iterator[Reason]:
-    finished = datetime.datetime.strptime(record["finished"], evidence.FINISHED).replace(tzinfo=datetime.UTC)
+    finished = datetime.datetime.strptime(record["finished"], shape.FINISHED).replace(tzinfo=datetime.UTC)
     if policy.max_age and now - finished > policy.max_age:
         yield Reason("age", f"proved {record['finished']}, {(now - finished).days} days ago")
     if finished - now > _AHEAD:

@@ -17,7 +17,7 @@ from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedWheel
 from envbuild.plan.own import Script
-from envbuild.proof import evidence, untrusted
+from envbuild.proof import evidence, shape, untrusted
 from envbuild.proof.evidence import STATEMENT, TEST_RESULT
 from envbuild.proof.reasons import Malformed, Refusal
 
@@ -109,7 +109,7 @@ def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
         raise Malformed("the test result names no run record") from None
     raw = opened(descriptors[0] if descriptors else None, "the run record")
     try:
-        record = evidence.checked(untrusted.parse(raw, "the run record"))
+        record = shape.checked(untrusted.parse(raw, "the run record"))
         honest = test_result(record, raw, Subject("", ""))["predicate"] == predicate
     except (ValueError, KeyError, TypeError):
         raise Malformed("the run record is not as it should be") from None

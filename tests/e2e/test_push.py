@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+import shutil
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -187,6 +188,18 @@ def test_the_lock_in_the_evidence_gives_the_same_image(site: Site, run_id: str) 
     done = site.proved.project.run(*wanted, DOCKER_CONFIG=str(site.registry.login))
     assert (done.code, done.document["verified"]) == (0, True), f"{done.stdout}\n{done.stderr}"
     assert docker("image", "ls", "--quiet", f"envbuild/{site.proved.name}-rebuild") == ""
+
+
+def test_another_clone_with_another_zone_locale_and_user_gives_the_same_image(
+    site: Site, scratch: Path, run_id: str
+) -> None:
+    name, other = f"e2e-clone-{run_id}", Project.create(scratch / "a" / "deeper" / "place")
+    shutil.copy(site.proved.project.profile(site.proved.name), other.profile(name))
+    shutil.copy(site.proved.project.lock(site.proved.name), other.lock(name))
+    somebody = {"TZ": "Pacific/Kiritimati", "LC_ALL": "C", "LANG": "C", "USER": "somebody", "LOGNAME": "somebody"}
+    done = other.run("build", name, "--no-cache", "--locked", "--json", **somebody)
+    assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.document["image"]["id"] == site.proved.id
 
 
 def test_a_pinned_dockerfile_names_the_digest(site: Site, scratch: Path) -> None:
