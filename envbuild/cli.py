@@ -34,6 +34,12 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "facts": "What is known of GPUs, CUDA, torch and faults.",
     },
     "Publish": {
+        "push": "A verified image to a registry, with its evidence.",
+        "verify": "Whether an image in a registry may be used.",
+        "bundle": "A verified image with its evidence as one file, for closed sites.",
+        "ci": "A CI job that verifies an image, then uses it by digest.",
+        "pin": "Digests for verified images in Dockerfiles and CI files.",
+        "keygen": "A key pair to sign evidence with.",
         "export": "Files for machines that have no envbuild.",
     },
     "Understand": {

@@ -20,6 +20,7 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.releases import releases
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
+from envbuild.proof import signing
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners import here
 from envbuild.proof.search import Found, search
@@ -29,15 +30,16 @@ from envbuild.steps import Session
 def make(name: str, options: Options, progress: Progress) -> Made:
     """From a profile to a verified image. Raises what the steps raise; CheckFailed if the self-test fails."""
     session = Session(name, options, progress)
-    with _alone(session):
+    with working(session):
         source = session.load()
         plan = session.resolve(source)
         locked = session.lock(source, plan)
         text = session.render(source, locked)
         image = session.build(source, plan, locked, text)
         if not session.proved_already(source, image, locked):
+            signer = signing.configured()  # before the long part: it may ask for a passphrase
             run = session.selftest(source, image, locked.versions, locked.python)
-            session.evidence(source, image, locked, run)
+            session.evidence(source, image, locked, run, signer)
             require_passed(session.made)
         session.tag(source, image)
     return session.made
@@ -46,7 +48,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
 def build_only(name: str, options: Options, progress: Progress) -> Made:
     """Layers and tags, no proof."""
     session = Session(name, options, progress)
-    with _alone(session):
+    with working(session):
         _image(session)
     return session.made
 
@@ -61,8 +63,8 @@ def _image(session: Session) -> tuple[Source, Lock, Image]:
 def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = ()) -> Made:
     """Test, evidence and the tag, for an image that was built from this lock. Raises CheckFailed for any other."""
     session = Session(name, Options(locked=True, asked=Asked(gpus=gpus)), progress)
-    with _alone(session):
-        source, locked, image = _existing(session, reference)
+    with working(session):
+        source, locked, image = existing(session, reference)
         recipe = build.recipe(locked, dockerfile.render(locked, source.name))
         if not any(record.recipe == recipe for record in records.every(image.id)):
             raise CheckFailed(
@@ -71,8 +73,9 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
                 "or only look: envbuild test",
             )
         session.made.image, session.made.lock = image, locked
+        signer = signing.configured()
         run = session.selftest(source, image, locked.versions, locked.python)
-        session.evidence(source, image, locked, run)
+        session.evidence(source, image, locked, run, signer)
         require_passed(session.made)
         session.tag(source, image)
     return session.made
@@ -81,7 +84,7 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
 def test(name: str, reference: str | None, progress: Progress, asked: Asked = ALL) -> Made:
     """Run the self-test, or what is asked for of it, and report; no evidence, no tag."""
     session = Session(name, Options(locked=True, asked=asked), progress)
-    source, locked, image = _existing(session, reference)
+    source, locked, image = existing(session, reference)
     session.made.image, session.made.lock = image, locked
     session.selftest(source, image, locked.versions, locked.python)
     return session.made
@@ -103,7 +106,8 @@ def _locked(session: Session) -> tuple[Source, Lock]:
     return source, lock.current(lock.read(source.known_lock), plan, source.lock_file)
 
 
-def _existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
+def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
+    """A profile, its current lock, and an image in the engine: `reference`, else the one built from the lock."""
     source, locked = _locked(session)
     engine = session.connected()
     if reference is None:
@@ -139,7 +143,7 @@ def require_passed(made: Made) -> None:
 
 
 @contextlib.contextmanager
-def _alone(session: Session) -> Iterator[None]:
+def working(session: Session) -> Iterator[None]:
     """The profile is this process' own meanwhile. A failure carries what was made so far."""
     _, name = sources.meant(session.made.name)
     with alone(name, session.progress.say):
@@ -204,7 +208,7 @@ def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
     Changes no file of the project, moves no tag, writes no evidence. Raises NotProved where the probe cannot run here.
     """
     session = Session(name, Options(), progress)
-    with _alone(session):
+    with working(session):
         plan = session.resolve(session.load())
         if hunt.probe and probes.known()[hunt.probe].needs == "cuda" and not plan.choice.situation.gpus:
             raise UsageError(f"{hunt.probe} needs a GPU; {session.made.name} is for the CPU")

@@ -19,10 +19,12 @@ from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
-from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading
+from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading, signing, statements
 from envbuild.proof.evidence import Proof
 from envbuild.proof.job import TestRun
 from envbuild.proof.runners import here, local
+from envbuild.proof.signing import Signer
+from envbuild.proof.statements import Subject
 
 T = TypeVar("T")
 
@@ -84,7 +86,7 @@ class Session:
                 after = lock.current(before, plan, source.lock_file)
             else:
                 after = locking.make(plan, before, progress=self._fetching())
-            after = self._base_at_hand(plan, after)
+            after = self.at_hand(plan, after)
             if after is not before:
                 if not self.options.trial:
                     lock.write(after, source.lock_file, source.name)
@@ -95,7 +97,7 @@ class Session:
 
         return self.step("lock", work)
 
-    def _base_at_hand(self, plan: Plan, found: Lock) -> Lock:
+    def at_hand(self, plan: Plan, found: Lock) -> Lock:
         """Base packages that no mirror has any longer are locked again, unless --locked forbids it."""
         if found.suite is None or (base.tar_file(found).is_file() and not found.apt):
             return found
@@ -246,7 +248,7 @@ class Session:
         self.made.proofs = self.step("evidence", lambda: (proofs, True, proofs[0].reason))
         return True
 
-    def evidence(self, source: Source, image: Image, locked: Lock, run: TestRun) -> None:
+    def evidence(self, source: Source, image: Image, locked: Lock, run: TestRun, signer: Signer | None) -> None:
         def work() -> tuple[None, bool, str]:
             now = datetime.datetime.now(datetime.UTC)
             engine = f"docker {self.connected().version}"
@@ -254,7 +256,12 @@ class Session:
             record = evidence.run_record(image, wanted, run, engine, now)
             self.made.evidence = evidence.save(record)
             self.made.proofs = self._proofs(source, image, locked)
-            return None, False, f"{self.made.evidence.name[:12]} unsigned"
+            if signer is None:
+                return None, False, f"{self.made.evidence.name[:12]} unsigned: no signing_key is set"
+            subject = Subject(repository(source.name), image.id)
+            made = statements.test_result(record, evidence.record_text(self.made.evidence), subject)
+            evidence.save_envelope(self.made.evidence, signing.seal(statements.canonical(made), signer))
+            return None, False, f"{self.made.evidence.name[:12]} signed by {signer.public.fingerprint[:12]}"
 
         self.step("evidence", work)
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ import docker.utils
 import requests
 
 from envbuild import settings
-from envbuild.errors import EngineError
+from envbuild.errors import EngineError, NetworkError
 from envbuild.plan.store import write_atomically
 from envbuild.process import ProcessMissing, run
 
@@ -131,6 +131,29 @@ class Engine:
     def tag(self, image: Image, repository: str, tag: str) -> None:
         with asking():
             self.client.api.tag(image.handle, repository, tag)
+
+    def push(self, repository: str, tag: str, on_line: Callable[[str], None]) -> None:
+        """Push a tag, as whoever docker is logged in as. Raises NetworkError with the engine's words."""
+        with asking():
+            for told in self.client.api.push(repository, tag, stream=True, decode=True):
+                if "error" in told:
+                    text = f"the engine could not push to {repository}"
+                    host = repository.partition("/")[0]
+                    hint = f"{told['error']}\ndocker login {host}; its CA belongs into the engine's certs.d/{host}"
+                    raise NetworkError(text, hint=hint)
+                on_line(" ".join(filter(None, (told.get("id"), told.get("status"), told.get("progress")))))
+
+    def saved(self, image: Image) -> tarfile.TarFile:
+        """The image as an archive, to be read once from its begin to its end."""
+        with asking():
+            return tarfile.open(None, "r|", fileobj=_Stream(self.client.api.get_image(image.handle)))
+
+    def load(self, archive: Iterator[bytes]) -> None:
+        """Take the images of an archive in."""
+        with asking():
+            for told in self.client.api.load_image(archive):  # type: ignore[no-untyped-call]
+                if "error" in told:
+                    raise EngineError(f"the engine does not load the image: {told['error']}")
 
     def remove(self, reference: str) -> None:
         """Remove a tag, and the image with its last one; nothing if a container uses it or it is gone."""

@@ -7,6 +7,7 @@ facts/advisories.yaml. Every function raises FactsError with all that is malform
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -177,6 +178,15 @@ def rows(name: str, kind: str, row: type[T]) -> tuple[T, ...]:
 def site_files() -> tuple[Path, ...]:
     """A site's own facts, in order of name."""
     return tuple(sorted((settings.config_file().parent / "facts.d").glob("*.yaml")))
+
+
+def digest() -> str:
+    """sha256, hex, over the names and contents of all facts, a site's own included: which facts decided."""
+    found = hashlib.sha256()
+    for file in (*sorted(_FOLDER.glob("*.yaml")), *site_files()):
+        content = file.read_bytes()
+        found.update(f"{file.name}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()
 
 
 @plain(frozen=True)

@@ -209,9 +209,15 @@ def read(file: Path) -> Lock | None:
 
     Raises LockError if it is damaged, was edited by hand, or is of a later format.
     """
-    if not file.exists():
-        return None
-    doc = document.read(file, LockError)
+    return _checked(document.read(file, LockError)) if file.exists() else None
+
+
+def parse(text: str, name: str) -> Lock:
+    """The lock that `text` holds, from wherever it came. Raises LockError as `read` does."""
+    return _checked(document.parse(text, name, LockError))
+
+
+def _checked(doc: document.Document) -> Lock:
     if doc.data.get("format") not in (None, FORMAT):
         raise LockError(
             f"{doc.file} has format {doc.data['format']}, this envbuild reads {FORMAT}", hint="use a newer envbuild"

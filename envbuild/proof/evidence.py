@@ -9,12 +9,10 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from typing import TYPE_CHECKING, Any
 
 from envbuild import settings
 from envbuild.image.names import repository
@@ -22,6 +20,7 @@ from envbuild.plan import facts
 from envbuild.plan.probes import LEVELS
 from envbuild.plan.store import write_atomically
 from envbuild.proof.job import TestRun, selftest_id
+from envbuild.proof.shape import FINISHED, checked
 
 if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its client
     from envbuild.image.engine import Image
@@ -29,45 +28,6 @@ if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 CPU = "cpu"
-
-
-class _Part(BaseModel):
-    """What is read of a record must have its shape, whoever wrote it; the rest is only carried along."""
-
-    model_config = ConfigDict(extra="allow", strict=True, defer_build=True)
-
-
-class _Selftest(_Part):
-    id: str
-    level: Literal["quick", "standard", "full"]
-    require: list[str]
-    settings: dict[str, bool]
-    gpu_count: int = 1
-    transport: str | None = None
-    own: dict[str, str] = {}
-    demands: dict[str, float] = {}
-
-
-class _Result(_Part):
-    probe: str
-    status: Literal["passed", "failed", "skipped"]
-
-
-class _Image(_Part):
-    id: str
-
-
-class _Record(_Part):
-    version: Literal[1]
-    image: _Image
-    profile: str
-    lock: str
-    finished: Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
-    seconds: float
-    selftest: _Selftest
-    before: list[str]
-    results: list[_Result]
-    errors: list[str]
 
 
 @dataclass(frozen=True)
@@ -105,6 +65,22 @@ class Wanted:
     demands: Mapping[str, float] = field(default_factory=dict)
 
 
+def as_recorded(record: Mapping[str, Any]) -> Wanted:
+    """What a record was made for: whether it meets that is asked where nothing else says what is wanted."""
+    made = record["selftest"]
+    return Wanted(
+        profile=record["profile"],
+        lock=record["lock"],
+        level=made["level"],
+        require=tuple(made["require"]),
+        settings=made["settings"],
+        gpu_count=made.get("gpu_count", 1),
+        transport=made.get("transport"),
+        own=made.get("own", {}),
+        demands=made.get("demands", {}),
+    )
+
+
 def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished: datetime.datetime) -> dict[str, Any]:
     """Everything that was measured, in one document; named by the sha256 of its bytes.
 
@@ -129,7 +105,7 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
         "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
         "gpu": gpu_of(run),
         "engine": engine,
-        "finished": finished.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "finished": finished.strftime(FINISHED),
         "seconds": round(run.seconds, 3),
         "start": dict(run.start),
         "environment": dict(run.environment),
@@ -139,16 +115,24 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
 
 
 def gpu_of(run: TestRun) -> dict[str, Any] | None:
-    """The card as env.identity measured it: {"model", "name", "count", ...}; None for a run on the CPU.
+    """The card as env.identity measured it: {"model", "name", "count", "uuids", "driver", ...}; None for the CPU.
 
-    `model` is its id in the facts, or its name where they do not know it.
+    `model` is its id in the facts, or its name where they do not know it; `uuids` are the sha256 of each card's.
     """
-    cards = next((r["traits"].get("gpus") for r in run.results if r["probe"] == "env.identity"), None)
-    if not isinstance(cards, list) or not cards or not isinstance(cards[0], dict):
+    traits: Mapping[str, Any] = next((r["traits"] for r in run.results if r["probe"] == "env.identity"), {})
+    cards = traits.get("gpus")
+    if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards) or not cards:
         return None
     name = str(cards[0].get("name"))
     known = facts.gpu_by_name(name)
-    return {**cards[0], "model": known.id if known else name, "name": name, "count": len(cards)}
+    return {
+        **{key: value for key, value in cards[0].items() if key != "uuid_sha256"},
+        "model": known.id if known else name,
+        "name": name,
+        "count": len(cards),
+        "uuids": [card.get("uuid_sha256") for card in cards],
+        "driver": traits.get("driver"),
+    }
 
 
 def model_of(record: Mapping[str, Any]) -> str:
@@ -200,6 +184,13 @@ def save(record: Mapping[str, Any]) -> Path:
     return path
 
 
+def save_envelope(statement_file: Path, envelope: Mapping[str, Any]) -> Path:
+    """Write the signed form of a statement beside it: one file that can be given to others."""
+    file = statement_file.with_name(f"{_digest(statement_file)}.dsse.json")
+    write_atomically(file, json.dumps(envelope, sort_keys=True))
+    return file
+
+
 def run_of(statement_file: Path, image_id: str) -> TestRun:
     """The run that a proof's statement points at. Raises FileNotFoundError if it went away meanwhile."""
     record = _read(statement_file, image_id)
@@ -208,6 +199,11 @@ def run_of(statement_file: Path, image_id: str) -> TestRun:
     return TestRun(
         tuple(record["results"]), record["environment"], record["start"], tuple(record["errors"]), record["seconds"]
     )
+
+
+def record_text(statement_file: Path) -> bytes:
+    """The record that a statement points at, as it was written. Raises OSError."""
+    return statement_file.with_name(statement_file.name.replace(".statement.", ".record.")).read_bytes()
 
 
 def _folder(image_id: str) -> Path:
@@ -220,22 +216,25 @@ def _hex(digest: str) -> str:
 
 def prove(image_id: str, wanted: Wanted, models: Sequence[str] = (CPU,)) -> list[Proof]:
     """For each model the newest evidence that counts, else the newest with the reason why it does not."""
-    found = _all(image_id)
-    return [_best(model, wanted, found) for model in models]
+    found = stored(image_id)
+    return [judge(model, wanted, found) for model in models]
 
 
 def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
     """Whether this image was once proved as profile `name`, for one of `locks`, by whatever self-test."""
     return any(
         record["profile"] == name and record["lock"] in locks and _result(record) == "PASSED"
-        for _, record in _all(image_id)
+        for _, record in stored(image_id)
     )
 
 
-def _all(image_id: str) -> list[tuple[Path, dict[str, Any]]]:
+def stored(image_id: str) -> list[tuple[Path, dict[str, Any]]]:
     """Every whole piece of evidence on an image, the newest first."""
     paths = _folder(image_id).glob("*.statement.json")
-    found = [(path, record) for path in paths if (record := _read(path, image_id))]
+    return newest_first((path, record) for path in paths if (record := _read(path, image_id)))
+
+
+def newest_first(found: Iterable[tuple[Path, dict[str, Any]]]) -> list[tuple[Path, dict[str, Any]]]:
     return sorted(found, key=lambda item: str(item[1]["finished"]), reverse=True)
 
 
@@ -243,7 +242,8 @@ def _result(record: Mapping[str, Any]) -> str:
     return str(statement(record, "")["predicate"]["result"])
 
 
-def _best(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+def judge(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+    """What statements (named by their records' digests, the newest first) and records say of one model."""
     found = [(path, record) for path, record in found if model_of(record) in _sharing(model)]
     denials = {_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
     denied = stale = None
@@ -320,9 +320,8 @@ def _read(path: Path, image_id: str) -> dict[str, Any] | None:
     """The record behind a statement; None unless the two, their names and the image fit together to the byte."""
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
-        text = path.with_name(path.name.replace(".statement.", ".record.")).read_bytes()
-        record = json.loads(text)
-        _Record.model_validate(record)
+        text = record_text(path)
+        record = checked(json.loads(text))
         digest = hashlib.sha256(text).hexdigest()
         whole = stated == statement(record, digest) and path.name == f"{digest}.statement.json"
         return record if whole and record["image"]["id"] == image_id else None

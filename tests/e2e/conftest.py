@@ -14,7 +14,10 @@ import pytest
 from unit.support import write_wheel
 
 from .broken import Workshop
+from .registries import address, cosign, program, registry
 from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, Result, command, docker, handle, machine_cache
+
+__all__ = ["address", "cosign", "program", "registry"]  # fixtures
 
 KEPT_FREE = 30_000_000_000
 

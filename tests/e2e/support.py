@@ -310,3 +310,17 @@ def containers(pid: int) -> list[str]:
     """Ids of the containers that the envbuild of this process id started."""
     rows = docker("ps", "--all", "--no-trunc", "--format", f'{{{{.ID}}}} {{{{.Label "{OWNER}"}}}}').splitlines()
     return [row.split()[0] for row in rows if f":{pid}:" in row]
+
+
+def in_layers(reference: str, secrets_: list[bytes]) -> bool:
+    """Whether any of the secrets is in what the engine saves of the image: its metadata and its layers, as they are."""
+    longest = max(map(len, secrets_))
+    found, kept = False, b""
+    with subprocess.Popen([shutil.which("docker") or "docker", "save", reference], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        while block := process.stdout.read(1 << 22):
+            text = kept + block
+            found = found or any(secret in text for secret in secrets_)
+            kept = text[-longest:]
+    assert process.returncode == 0
+    return found

@@ -1,0 +1,28 @@
+import click
+
+from envbuild.commands.console import emit, json_option
+from envbuild.errors import UsageError
+from envbuild.plan import sources
+from envbuild.proof import jobs, proved
+from envbuild.proof.oci import Reference
+
+
+@click.command("ci", short_help="A CI job that verifies an image, then uses it by digest.")
+@click.argument("system", type=click.Choice(sorted(jobs.SYSTEMS)))
+@click.argument("name")
+@click.option("--image", metavar="REGISTRY/NAME", help="Where it was pushed; default: registry.example/NAME.")
+@json_option
+def command(system: str, name: str, image: str | None, as_json: bool) -> None:
+    """Print a job for a CI system: verify a profile's image by policy.yaml, then run in it by digest.
+
+    Example: envbuild ci gitlab h20 --image registry.example/h20 > .gitlab-ci.yml
+    """
+    source = sources.load(name)
+    reference = Reference.parse(image or f"registry.example/{source.name}")
+    if reference.tag or reference.digest:
+        raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")
+    text = jobs.job(system, source.name, reference.repository, proved.models(source.profile))
+    if as_json:
+        emit({"system": system, "profile": source.name, "text": text})
+    else:
+        click.echo(text, nl=False)

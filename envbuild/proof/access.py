@@ -1,0 +1,221 @@
+"""Who we are to a registry, and who is told: docker's credentials, tokens, and where neither is ever sent.
+
+A registry may send us elsewhere, for a token or for a blob. Credentials go to the registry itself and to a token
+service of the same domain, over TLS where the registry speaks TLS; anybody else gets none.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+import ssl
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import docker.auth
+import docker.errors
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
+
+from envbuild.errors import NetworkError
+from envbuild.proof import untrusted
+from envbuild.proof.reasons import Refusal
+
+TIMEOUT = (15, 120)  # seconds: to connect, and between two pieces of an answer
+_TOKEN_BYTES = 1 << 20
+_REDIRECTS = 5
+
+Send = Callable[..., requests.Response]
+
+
+class _Adapter(HTTPAdapter):
+    """Trusts the system's authorities, `authority`'s, and those that requests is told of."""
+
+    def __init__(self, authority: str | None, **options: Any) -> None:
+        self._authority = authority
+        super().__init__(**options)
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        context = ssl.create_default_context()
+        if self._authority:
+            context.load_verify_locations(self._authority)
+        super().init_poolmanager(*arguments, ssl_context=context, **options)
+
+
+def session(authority: str | None, tries: int = 4) -> requests.Session:
+    """Proxies as the environment has them, but no netrc; `authority`: a file of more certificates to trust."""
+    made = requests.Session()
+    made.auth = _nobody
+    made.headers["Accept-Encoding"] = "identity"
+    again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 502, 503, 504), raise_on_status=False,
+                  redirect=False, respect_retry_after_header=False)  # fmt: skip
+    for scheme in ("http://", "https://"):
+        made.mount(scheme, _Adapter(authority, max_retries=again))
+    return made
+
+
+def _nobody(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Instead of netrc: what we say of ourselves stands in the headers that we write."""
+    return request
+
+
+@cache
+def _docker_logins() -> docker.auth.AuthConfig:
+    return docker.auth.load_config()
+
+
+def login(host: str) -> dict[str, str]:
+    """What docker's config.json or its credential helper knows for a host, keys in lower case; empty: nothing.
+
+    Raises NetworkError if a helper fails.
+    """
+    try:
+        found = docker.auth.resolve_authconfig(_docker_logins(), None if host == "docker.io" else host)
+    except (docker.errors.DockerException, OSError, ValueError) as error:
+        text = f"docker's credentials for {host} cannot be read"
+        raise NetworkError(text, hint=f"{type(error).__name__}; docker login {host}") from None
+    return {key.lower(): value for key, value in (found or {}).items() if isinstance(value, str)}
+
+
+class Access:
+    """Sends requests to one registry, as whoever docker is logged in as there. `base` is its origin."""
+
+    def __init__(self, host: str, base: str, http: requests.Session) -> None:
+        self.host, self.base, self._http = host, base, http
+        self._proofs: dict[str, str] = {}  # scope -> the header's value
+
+    def send(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
+        """The answer, whatever its status; a redirected answer is followed. Raises NetworkError or Refusal."""
+        answer = self._follow(method, url, scope, **options)
+        if answer.status_code == 401:  # not asked yet, or the token is too old by now
+            proof = self._proof(answer.headers.get("WWW-Authenticate", ""), scope)
+            if proof:
+                answer.close()
+                self._proofs[scope] = proof
+                answer = self._follow(method, url, scope, **options)
+        return answer
+
+    def _follow(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
+        for _ in range(_REDIRECTS):
+            answer = self._one(method, url, scope, **options)
+            if answer.status_code not in (301, 302, 303, 307, 308) or method not in ("GET", "HEAD"):
+                return answer
+            answer.close()
+            url = self.inside(urljoin(url, answer.headers.get("Location", "")))
+        raise Refusal("redirect", f"{self.host} redirects more than {_REDIRECTS} times")
+
+    def inside(self, url: str) -> str:
+        """The same address, if it may be asked. Raises Refusal where it leaves TLS."""
+        if urlsplit(url).scheme not in ("https", urlsplit(self.base).scheme):
+            raise Refusal("insecure", f"{self.host} sends us from https to {urlsplit(url).scheme or 'nowhere'}")
+        return url
+
+    def _one(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
+        headers = dict(options.pop("headers", {}))
+        if _origin(url) == _origin(self.base) and scope in self._proofs:
+            headers["Authorization"] = self._proofs[scope]
+        try:
+            return self._http.request(
+                method, url, headers=headers, allow_redirects=False, stream=True, timeout=TIMEOUT, **options
+            )
+        except requests.RequestException as error:
+            raise unreachable(self.host, error) from None
+
+    def _proof(self, challenge: str, scope: str) -> str | None:
+        kind, _, rest = challenge.partition(" ")
+        known = login(self.host)
+        if kind.lower() == "basic":
+            return _basic(known)
+        if kind.lower() != "bearer":
+            return None
+        asked = dict(re.findall(r'([a-z_]+)="([^"]*)"', rest[:4000]))
+        return f"Bearer {self._token(asked, known, asked.get('scope') or scope)}"
+
+    def _token(self, asked: dict[str, str], known: dict[str, str], scope: str) -> str:
+        realm = self.inside(asked.get("realm", ""))
+        mine = known if related(self.host, urlsplit(realm).hostname or "") else {}
+        fields = {"service": asked.get("service", ""), "scope": scope}
+        proof = _basic(mine)
+        try:
+            if "identitytoken" in mine:
+                fields |= {
+                    "grant_type": "refresh_token",
+                    "refresh_token": mine["identitytoken"],
+                    "client_id": "envbuild",
+                }
+                answer = self._http.post(realm, data=fields, allow_redirects=False, stream=True, timeout=TIMEOUT)
+            else:
+                headers = {"Authorization": proof} if proof else {}
+                answer = self._http.get(
+                    realm, params=fields, headers=headers, allow_redirects=False, stream=True, timeout=TIMEOUT
+                )
+            raw = body(answer, _TOKEN_BYTES, "the token")
+        except requests.RequestException as error:
+            raise unreachable(urlsplit(realm).hostname or realm, error) from None
+        if answer.status_code != 200:
+            text = f"{self.host} gives no access: its token service answers {answer.status_code}"
+            elsewhere = f"; it is at {urlsplit(realm).hostname}, which gets no credentials of {self.host}"
+            raise NetworkError(text + (elsewhere if known and not mine else ""), hint=f"docker login {self.host}")
+        found = untrusted.parse(raw, "the token", _TOKEN_BYTES)
+        token = found.get("token") or found.get("access_token")
+        if not isinstance(token, str) or not re.fullmatch(r"[!-~]{1,100000}", token):
+            raise NetworkError(f"the token service of {self.host} gives no token")
+        return token
+
+
+def _basic(known: dict[str, str]) -> str | None:
+    if not known.get("username"):
+        return None
+    return "Basic " + base64.b64encode(f"{known['username']}:{known.get('password', '')}".encode()).decode()
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+
+
+def related(registry: str, service: str) -> bool:
+    """Whether a token service may have a registry's credentials: the same host, or one of the same domain.
+
+    As registry-1.docker.io and auth.docker.io, or registry.gitlab.com and gitlab.com.
+    """
+    own = "docker.io" if registry == "docker.io" else (urlsplit(f"//{registry}").hostname or "")
+    if own == service:
+        return True
+    if _is_address(own) or _is_address(service):
+        return False
+    parents = (own, own.partition(".")[2])
+    return any(parent.count(".") >= 1 and (service == parent or service.endswith(f".{parent}")) for parent in parents)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+        return True
+    except ValueError:
+        return False
+
+
+def body(answer: requests.Response, limit: int, what: str) -> bytes:
+    """All of an answer. Raises Refusal beyond `limit` bytes, requests' errors where it is cut off."""
+    found = bytearray()
+    for block in answer.iter_content(1 << 16):
+        found += block
+        if len(found) > limit:
+            answer.close()
+            raise Refusal("too-large", f"{what} is larger than {limit} bytes")
+    return bytes(found)
+
+
+def unreachable(host: str, error: requests.RequestException) -> NetworkError:
+    """In words of our own: requests' may hold addresses with secrets in them."""
+    if isinstance(error, requests.exceptions.SSLError):
+        hint = f"put its authority into /etc/docker/certs.d/{host}/ca.crt, or name it in REQUESTS_CA_BUNDLE"
+        return NetworkError(f"the certificate of {host} is not one that this machine trusts", hint=hint)
+    return NetworkError(
+        f"{host} does not answer: {type(error).__name__}", hint="is its name right, and the network up?"
+    )

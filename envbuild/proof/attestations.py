@@ -1,0 +1,194 @@
+"""Signed statements beside an image in a registry, in the two forms that clients read.
+
+New clients: a sigstore bundle as an OCI referrer. Older ones: cosign's tag `sha256-<hex>.att`, a layer a statement.
+What others put there stays; what is there is not written again, so that an interrupted push can be repeated.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from envbuild.proof import oci, signing, untrusted
+from envbuild.proof.oci import Manifest, Place
+from envbuild.proof.reasons import Malformed, Refusal
+from envbuild.proof.signing import PublicKey, Signer
+
+ENVELOPE = "application/vnd.dsse.envelope.v1+json"
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_MOST = 200  # pieces of evidence that are read
+_TOTAL = 128 << 20  # bytes of them
+
+Envelope = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """An envelope, and the kind of its statement for those who look for one kind."""
+
+    envelope: Envelope
+    kind: str
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return {"predicateType": self.kind, "dev.cosignproject.cosign/signature": ""}
+
+
+def bundle(attestation: Attestation, key: PublicKey) -> dict[str, Any]:
+    """The envelope as a sigstore bundle: a key as hint, no transparency log."""
+    envelope = attestation.envelope
+    signatures = [{"sig": base64.b64encode(sig).decode(), "keyid": ""} for sig in signing.signatures(envelope)]
+    return {
+        "mediaType": BUNDLE,
+        "verificationMaterial": {"publicKey": {"hint": key.fingerprint}, "tlogEntries": []},
+        "dsseEnvelope": {**envelope, "signatures": signatures},
+    }
+
+
+def publish(repository: Place, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> int:
+    """Put statements, each as (kind, payload), beside an image; how many were not there yet.
+
+    Each is signed unless the very same one is there, signed by this key. Without a key there is only the older form.
+    """
+    reader = _Reader(repository)
+    layers = reader.layers(subject.digest)
+    in_layers = [found for _, found in layers if not isinstance(found, Refusal)]
+    in_bundles = [found for found in reader.bundles(subject.digest) if not isinstance(found, Refusal)] if signer else []
+    listed, new = [item for item, _ in layers], 0
+    for kind, payload in wanted:
+        layer, bundled = (_known(found, payload, signer) for found in (in_layers, in_bundles))
+        made = Attestation(layer or bundled or signing.seal(payload, signer), kind)
+        if layer is None:
+            raw = oci.encoded(made.envelope)
+            repository.put_blob(raw)
+            listed.append(oci.descriptor(ENVELOPE, raw, annotations=made.annotations))
+        if signer and bundled is None:
+            _put_bundle(repository, subject, made, signer.public)
+        new += layer is None or (signer is not None and bundled is None)
+    if len(listed) > len(layers):
+        _put_layers(repository, subject.digest, listed)
+    return new
+
+
+def _known(found: Sequence[Envelope], payload: bytes, signer: Signer | None) -> Envelope | None:
+    return next((envelope for envelope in found if _same(envelope, payload, signer)), None)
+
+
+def _same(envelope: Envelope, payload: bytes, signer: Signer | None) -> bool:
+    try:
+        if signing.payload(envelope) != payload:
+            return False
+        if signer is not None:
+            signing.opened(envelope, [signer.public])
+        return True
+    except Refusal:
+        return False
+
+
+def _put_layers(repository: Place, digest: str, layers: Sequence[Mapping[str, Any]]) -> None:
+    files = {"type": "layers", "diff_ids": [item["digest"] for item in layers]}
+    config = oci.encoded({"architecture": "", "os": "", "config": {}, "rootfs": files})
+    repository.put_blob(config)
+    document = {
+        "schemaVersion": 2,
+        "mediaType": oci.MANIFEST,
+        "config": oci.descriptor(oci.CONFIG, config),
+        "layers": list(layers),
+    }
+    repository.put_manifest(att_tag(digest), Manifest(oci.encoded(document), oci.MANIFEST))
+
+
+def _put_bundle(repository: Place, subject: Manifest, made: Attestation, key: PublicKey) -> None:
+    raw, nothing = oci.encoded(bundle(made, key)), b"{}"
+    for blob in (raw, nothing):
+        repository.put_blob(blob)
+    annotations = {
+        "dev.sigstore.bundle.content": "dsse-envelope",
+        "dev.sigstore.bundle.predicateType": made.kind,
+    }
+    document = {
+        "schemaVersion": 2,
+        "mediaType": oci.MANIFEST,
+        "artifactType": BUNDLE,
+        "config": oci.descriptor(oci.EMPTY, nothing),
+        "layers": [oci.descriptor(BUNDLE, raw)],
+        "subject": subject.descriptor,
+        "annotations": annotations,
+    }
+    manifest = Manifest(oci.encoded(document), oci.MANIFEST)
+    if not repository.put_manifest(manifest.digest, manifest):
+        item = {**manifest.descriptor, "artifactType": BUNDLE, "annotations": annotations}
+        _list_by_tag(repository, subject.digest, item)
+
+
+def _list_by_tag(repository: Place, digest: str, item: Mapping[str, Any]) -> None:
+    """For a registry without the referrers API: the list is kept by its clients, under a tag."""
+    before = repository.manifest(oci.fallback_tag(digest))
+    listed = oci.listed(before.document, "manifests") if before else []
+    document = {"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": [*listed, dict(item)]}
+    repository.put_manifest(oci.fallback_tag(digest), Manifest(oci.encoded(document), oci.INDEX))
+
+
+def att_tag(digest: str) -> str:
+    return f"{digest.replace(':', '-')}.att"
+
+
+def fetch(repository: Place, digest: str) -> tuple[list[Envelope], list[Refusal]]:
+    """Every envelope beside an image, each once, believed or not; and what is there that is none.
+
+    Raises NetworkError; Refusal where a list itself is not as it should be.
+    """
+    reader = _Reader(repository)
+    everything = [*(found for _, found in reader.layers(digest)), *reader.bundles(digest)]
+    envelopes: dict[tuple[bytes, ...], Envelope] = {}
+    for found in everything:
+        if not isinstance(found, Refusal):
+            envelopes.setdefault((signing.payload(found), *signing.signatures(found)), found)
+    return list(envelopes.values()), [found for found in everything if isinstance(found, Refusal)]
+
+
+class _Reader:
+    """Reads what others may have written: so many pieces and bytes, and no more. A bad one does not hide the others."""
+
+    def __init__(self, repository: Place) -> None:
+        self._repository = repository
+        self._pieces, self._left = _MOST, _TOTAL
+
+    def layers(self, digest: str) -> list[tuple[dict[str, Any], Envelope | Refusal]]:
+        """What the older form holds, each with its descriptor."""
+        manifest = self._repository.manifest(att_tag(digest))
+        return [(item, self._envelope(partial(self._json, item))) for item in (manifest.layers if manifest else ())]
+
+    def bundles(self, digest: str) -> list[Envelope | Refusal]:
+        found = [item for item in self._repository.referrers(digest) if item.get("artifactType") == BUNDLE]
+        return [self._envelope(partial(self._bundle, item, digest)) for item in found]
+
+    def _envelope(self, read: Callable[[], Any]) -> Envelope | Refusal:
+        try:
+            self._pieces -= 1
+            if self._pieces < 0:
+                raise Refusal("too-large", f"there are more than {_MOST} pieces of evidence")
+            found: Envelope = read()
+            signing.payload(found), signing.signatures(found)
+            return found
+        except Refusal as refusal:
+            return refusal
+
+    def _bundle(self, item: Mapping[str, Any], digest: str) -> Any:
+        wanted = oci.digest_in(item)
+        manifest = self._repository.manifest(wanted)
+        if manifest is None:
+            raise Malformed(f"the referrer {wanted} is not there")
+        if oci.digest_in(manifest.document.get("subject")) != digest:
+            raise Refusal("subject", f"the bundle {wanted} refers to another image")
+        if len(manifest.layers) != 1:
+            raise Malformed(f"the bundle {wanted} has not one layer")
+        return self._json(manifest.layers[0]).get("dsseEnvelope")
+
+    def _json(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        raw = self._repository.blob(oci.digest_in(item), min(self._left, untrusted.MAX_BYTES))
+        self._left -= len(raw)
+        return untrusted.parse(raw, "the envelope")

@@ -1,0 +1,133 @@
+"""Whether what is believed of an image is enough for a policy, with the faults that are known by now. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.plan import facts
+from envbuild.plan.advisories import Situation
+from envbuild.plan.probes import LEVELS
+from envbuild.plan.profile import Profile
+from envbuild.proof import evidence, proved, shape
+from envbuild.proof.evidence import Proof, Wanted
+from envbuild.proof.policy import Policy
+from envbuild.proof.reasons import Reason
+from envbuild.proof.trust import Build
+
+Records = Sequence[tuple[Path, dict[str, Any]]]
+_AHEAD = datetime.timedelta(hours=24)  # clocks differ, and by no more
+
+
+def of_build(build: Build, records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[str], list[Reason]]:
+    """(models that it is proved on, why that is not enough) for an image and all that its profile asks for."""
+    asked = _stricter(proved.wanted(build.name, build.profile, build.lock), policy)
+    named = policy.gpus or proved.models(build.profile)
+    return _each(named, asked, records, policy, now, build.profile)
+
+
+def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[str], list[Reason]]:
+    """The same for run records alone: is each enough for what it was made for?"""
+    on: list[str] = []
+    reasons: list[Reason] = []
+    for item in records:
+        asked = _stricter(evidence.as_recorded(item[1]), policy)
+        named = policy.gpus or (evidence.model_of(item[1]),)
+        found, why = _each(named, asked, [item], policy, now, None)
+        on += found
+        reasons += why
+    return list(dict.fromkeys(on)), list(dict.fromkeys(reasons))
+
+
+def _stricter(wanted: Wanted, policy: Policy) -> Wanted:
+    level = max(wanted.level, policy.level or wanted.level, key=LEVELS.index)
+    return dataclasses.replace(wanted, level=level, require=tuple(dict.fromkeys((*wanted.require, *policy.probes))))
+
+
+def _each(
+    models: Sequence[str],
+    asked: Wanted,
+    records: Records,
+    policy: Policy,
+    now: datetime.datetime,
+    profile: Profile | None,
+) -> tuple[list[str], list[Reason]]:
+    on: list[str] = []
+    reasons: list[Reason] = []
+    by_name = dict(records)
+    for model in models:
+        proof = evidence.judge(model, asked, records)
+        if proof.state != "proved" or proof.evidence is None:
+            reasons.append(Reason(_kind(proof), f"{model}: {proof.reason}"))
+            continue
+        on.append(model)
+        record = by_name[proof.evidence]
+        reasons += [Reason(reason.id, f"{model}: {reason.detail}") for reason in _record(record, policy, now, profile)]
+    return on, reasons
+
+
+def _kind(proof: Proof) -> str:
+    return "failed" if proof.failed else "gpu" if proof.state == "missing" else "stale"
+
+
+def _record(
+    record: Mapping[str, Any], policy: Policy, now: datetime.datetime, profile: Profile | None
+) -> Iterator[Reason]:
+    finished = datetime.datetime.strptime(record["finished"], shape.FINISHED).replace(tzinfo=datetime.UTC)
+    if policy.max_age and now - finished > policy.max_age:
+        yield Reason("age", f"proved {record['finished']}, {(now - finished).days} days ago")
+    if finished - now > _AHEAD:
+        yield Reason("age", f"proved {record['finished']}, which is yet to come")
+    yield from _driver(record, policy)
+    accepted = {item.advisory for item in profile.accept} if profile else set()
+    for advisory in facts.matching(situation(record, policy, profile)):
+        if advisory.severity == "refuse" and advisory.id not in accepted:
+            yield Reason("advisory", f"{advisory.id}: {advisory.title} ({', '.join(advisory.cite[:2])})")
+
+
+def _driver(record: Mapping[str, Any], policy: Policy) -> Iterator[Reason]:
+    """A driver runs what an older one ran; of a newer one nothing is known."""
+    if policy.driver is None:
+        return
+    measured = record["gpu"].get("driver") if record["gpu"] else None
+    try:
+        if measured is None:
+            yield Reason("driver", "the proof names no driver")
+        elif Version(policy.driver) < Version(str(measured)):
+            yield Reason("driver", f"proved with driver {measured}; {policy.driver} is older")
+    except InvalidVersion:
+        yield Reason("driver", f"the proof names a driver {str(measured)[:40]!r} that is no version")
+
+
+def situation(record: Mapping[str, Any], policy: Policy, profile: Profile | None) -> Situation:
+    """What was there when it was proved, for the advisories: what was loaded comes before what was installed."""
+    held = _of(record["environment"], "distributions", dict)
+    installed = {str(name): str(version) for name, version in held.items()}
+    on_cpu = not record["gpu"]
+    versions = {} if on_cpu else {facts.library_of(name): version for name, version in installed.items()}
+    for item in [] if on_cpu else _of(record["environment"], "libraries", list):
+        name, _, version = str(item.get("owner")).partition("==") if isinstance(item, dict) else ("", "", "")
+        if version and item.get("record"):
+            versions[facts.library_of(name)] = version
+    gpu = facts.gpus().get(evidence.model_of(record))
+    release = facts.torch_release(installed.get("torch", ""))
+    return Situation(
+        gpus=(gpu,) if gpu else (),
+        torch=installed.get("torch"),
+        cuda=release.cuda if release else None,
+        libraries={name: version for name, version in versions.items() if name},
+        distributions=installed,
+        driver=policy.driver or (record["gpu"] or {}).get("driver"),
+        gpu_count=profile.gpu_count if profile else 1,
+        features=frozenset(profile.features if profile else ()),
+    )
+
+
+def _of(environment: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
+    found = environment.get(key)
+    return found if isinstance(found, kind) else kind()

@@ -1,0 +1,161 @@
+"""What registries hold, as data: references, manifests, descriptors. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from envbuild.errors import UsageError
+from envbuild.proof import untrusted
+from envbuild.proof.reasons import Malformed
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+EMPTY = "application/vnd.oci.empty.v1+json"
+_DOCKER = "application/vnd.docker.distribution.manifest"
+MANIFESTS = (MANIFEST, f"{_DOCKER}.v2+json")
+INDEXES = (INDEX, f"{_DOCKER}.list.v2+json")
+MAX_MANIFEST = 4 << 20  # bytes; what registries take, by the distribution specification
+
+_WORD = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_NAME = re.compile(rf"{_WORD}(?:/{_WORD})*")
+_HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An image in a registry, as docker writes it. `host` is where it is; neither tag nor digest: `latest` is meant."""
+
+    host: str
+    name: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Raises UsageError unless it is `[HOST/]NAME[:TAG][@sha256:...]`."""
+        rest, separator, digest = text.partition("@")
+        first, slash, remainder = rest.partition("/")
+        is_host = bool(slash) and (first == "localhost" or any(c in first for c in ".:["))
+        host, path = (first, remainder) if is_host else ("docker.io", rest)
+        name, colon, tag = path.partition(":")
+        if host == "docker.io" and "/" not in name:
+            name = f"library/{name}"
+        parts = (_HOST.fullmatch(host), _NAME.fullmatch(name), not colon or _TAG.fullmatch(tag),
+                 not separator or DIGEST.fullmatch(digest), len(text) <= 500)  # fmt: skip
+        if not all(parts):
+            raise UsageError(
+                f"{text[:200]!r} does not name an image in a registry",
+                hint="write HOST/NAME:TAG or HOST/NAME@sha256:..., without http:// or https://",
+            )
+        return cls(host, name, tag or None, digest or None)
+
+    @property
+    def repository(self) -> str:
+        return f"{self.host}/{self.name}"
+
+    @property
+    def target(self) -> str:
+        """What to ask the registry for."""
+        return self.digest or self.tag or "latest"
+
+    def tagged(self, tag: str) -> Reference:
+        return replace(self, tag=tag, digest=None)
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.repository}{tag}{f'@{self.digest}' if self.digest else ''}"
+
+
+def digest_of(raw: bytes) -> str:
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def encoded(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def descriptor(media_type: str, raw: bytes, **more: Any) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": digest_of(raw), "size": len(raw), **more}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest or an index, as the bytes that its digest is of."""
+
+    raw: bytes
+    media_type: str
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.raw)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """Raises Malformed."""
+        return untrusted.parse(self.raw, "the manifest", MAX_MANIFEST)
+
+    @property
+    def is_index(self) -> bool:
+        return self.media_type in INDEXES
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        return descriptor(self.media_type, self.raw)
+
+    @property
+    def config(self) -> str:
+        """The digest of its configuration: the image id. Raises Malformed."""
+        return digest_in(self.document.get("config"))
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        return listed(self.document, "layers")
+
+    def of_platform(self, os: str, architecture: str) -> str:
+        """Of an index, the digest of the manifest for a platform. Raises Malformed where there is none."""
+        for item in listed(self.document, "manifests"):
+            platform = item.get("platform")
+            if isinstance(platform, dict) and (platform.get("os"), platform.get("architecture")) == (os, architecture):
+                return digest_in(item)
+        raise Malformed(f"the index has no image for {os}/{architecture}")
+
+
+class Place(Protocol):
+    """Where manifests and blobs are: a repository in a registry, or a folder. All that is read is of its digest."""
+
+    def manifest(self, target: str) -> Manifest | None: ...
+    def blob(self, digest: str, limit: int = ...) -> bytes: ...
+    def blocks(self, digest: str) -> Iterator[bytes]: ...
+    def referrers(self, digest: str) -> list[dict[str, Any]]: ...
+    def put_blob(self, raw: bytes) -> None: ...
+    def put_manifest(self, target: str, manifest: Manifest) -> bool: ...
+
+
+def listed(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """A manifest's list of descriptors. Raises Malformed."""
+    found = document.get(key)
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise Malformed(f"the manifest has no list of {key}")
+    return found
+
+
+def digest_in(item: Any) -> str:
+    """The digest of a descriptor. Raises Malformed."""
+    found = item.get("digest") if isinstance(item, dict) else None
+    if not isinstance(found, str) or not DIGEST.fullmatch(found):
+        raise Malformed("the manifest names something without a sha256 digest")
+    return found
+
+
+def fallback_tag(digest: str) -> str:
+    """Where a registry has no referrers API, its clients keep the list under this tag."""
+    return digest.replace(":", "-")

@@ -1,0 +1,88 @@
+"""What a site asks of an image before it is used: policy.yaml, and the options of a command line on top of it."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from envbuild.errors import UsageError
+from envbuild.plan import document, facts
+from envbuild.plan.profile import ProbeName, Release
+from envbuild.proof import signing
+from envbuild.proof.evidence import CPU
+from envbuild.proof.oci import Reference
+from envbuild.proof.signing import PublicKey
+
+_AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
+Age = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}[dh]$")]
+Level = Literal["quick", "standard", "full"]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    keys: list[str] = Field([], description="files of public keys, beside the policy; any of them may have signed")
+    gpus: list[str] = Field([], description="models that it must be proved on; default: all that its profile is for")
+    driver: Release | None = Field(None, description="the driver that it will run with")
+    max_age: Age | None = Field(None, description="how old the newest proof may be: 90d, 12h")
+    level: Level | None = Field(None, description="at which level at least")
+    probes: list[ProbeName] = Field([], description="probes that must have passed, beside those of its profile")
+    base: str | None = Field(None, description="for images built on a proved one: where that one's evidence is")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`gpus`: ids of the facts, or names that they do not know; none: those that the image's profile is for."""
+
+    keys: tuple[PublicKey, ...] = ()
+    gpus: tuple[str, ...] = ()
+    driver: str | None = None
+    max_age: datetime.timedelta | None = None
+    level: str | None = None
+    probes: tuple[str, ...] = ()
+    base: Reference | None = None
+
+
+def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
+    """The policy in `file`, each of its keys replaced by one that is `given`; `key` is trusted alone if given.
+
+    Without any key there, the setting `public_key` is. Raises UsageError with every fault.
+    """
+    doc = document.read(file, UsageError) if file else document.Document("the command line", {})
+    try:
+        found = _File.model_validate({**doc.data, **{name: value for name, value in given.items() if value}})
+    except ValidationError as error:
+        faults = [doc.fault(tuple(item["loc"]), item["msg"]) for item in error.errors()]
+        raise UsageError(f"{doc.file} asks for what no policy can", faults=faults) from None
+    names = [key] if key else [file.parent / name for name in found.keys if file]
+    keys = [signing.trusted(name) for name in names or (None,)]
+    return Policy(
+        keys=tuple(one for one in keys if one),
+        gpus=models(found.gpus),
+        driver=found.driver,
+        max_age=_age(found.max_age) if found.max_age else None,
+        level=found.level,
+        probes=tuple(found.probes),
+        base=Reference.parse(found.base) if found.base else None,
+    )
+
+
+def models(names: Sequence[str]) -> tuple[str, ...]:
+    """ "NVIDIA H20" and "h20" are h20."""
+    found = []
+    for name in names:
+        known = facts.gpus().get(name.lower()) or facts.gpu_by_name(name)
+        found.append(known.id if known else CPU if name.lower() == CPU else name)
+    return tuple(dict.fromkeys(found))
+
+
+def _age(text: str) -> datetime.timedelta:
+    match = _AGE.fullmatch(text)
+    assert match
+    return datetime.timedelta(**{"days" if match[2] == "d" else "hours": int(match[1])})

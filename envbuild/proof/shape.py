@@ -1,0 +1,69 @@
+"""The shape that a run record must have, whoever wrote it, before anything of it is believed."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+
+FINISHED = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class _Part(BaseModel):
+    """What is read of a record must have its shape, whoever wrote it; the rest is only carried along."""
+
+    model_config = ConfigDict(extra="allow", strict=True, defer_build=True)
+
+
+class _Selftest(_Part):
+    id: str
+    level: Literal["quick", "standard", "full"]
+    require: list[str]
+    settings: dict[str, bool]
+    gpu_count: int = 1
+    transport: str | None = None
+    own: dict[str, str] = {}
+    demands: dict[str, float] = {}
+
+
+class _Result(_Part):
+    probe: str
+    status: Literal["passed", "failed", "skipped"]
+
+
+class _Image(_Part):
+    id: str
+
+
+class _Gpu(_Part):
+    model: str
+    name: str
+    driver: str | None = None
+
+
+def _time(text: str) -> str:
+    datetime.datetime.strptime(text, FINISHED)
+    return text
+
+
+class _Record(_Part):
+    version: Literal[1]
+    image: _Image
+    profile: str
+    lock: str
+    finished: Annotated[str, StringConstraints(max_length=20), AfterValidator(_time)]
+    gpu: _Gpu | None
+    environment: dict[str, Any]
+    seconds: float
+    selftest: _Selftest
+    before: list[str]
+    results: list[_Result]
+    errors: list[str]
+
+
+def checked(record: Any) -> dict[str, Any]:
+    """The same, if it has the shape of a run record. Raises ValueError."""
+    _Record.model_validate(record)
+    found: dict[str, Any] = record
+    return found

@@ -1,0 +1,191 @@
+"""What is said of an image for others to check: in-toto statements that carry all that a reader needs. Pure.
+
+One a GPU model (test-result, with the whole run record in it), one of the build (SLSA provenance), one SBOM.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.plan.archive import Archive
+from envbuild.plan.debs import Deb
+from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.own import Script
+from envbuild.proof import evidence, shape, untrusted
+from envbuild.proof.evidence import STATEMENT, TEST_RESULT
+from envbuild.proof.reasons import Malformed, Refusal
+
+PROVENANCE = "https://slsa.dev/provenance/v1"
+CYCLONEDX = "https://cyclonedx.org/bom"
+BUILD_TYPE = "urn:envbuild:build:1"
+BUILDER = "urn:envbuild:builder"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An image by its id, and once it is in a registry, by its manifest too; digests are "sha256:...".
+
+    `name` is what the engine calls it, `repository` what the registry does.
+    """
+
+    name: str
+    image: str
+    repository: str | None = None
+    manifest: str | None = None
+
+    @property
+    def descriptors(self) -> list[dict[str, Any]]:
+        found = [(self.name, self.image), (self.repository, self.manifest)]
+        return [{"name": name, "digest": digest_set(digest)} for name, digest in found if name and digest]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What is known of a build: which profile and lock, by what. `facts` and `recipe` are sha256, hex."""
+
+    profile: str
+    document: Mapping[str, Any]
+    lock: Lock
+    lock_text: str
+    facts: str
+    recipe: str
+    versions: Mapping[str, str]
+    roots: Mapping[str, Sequence[str]]
+    """Wheel file -> what it fills below site-packages."""
+
+
+def digest_set(digest: str) -> dict[str, str]:
+    return {"sha256": digest.removeprefix("sha256:")}
+
+
+def canonical(statement: Mapping[str, Any]) -> bytes:
+    """The bytes that are signed: the same statement gives the same ones."""
+    return json.dumps(statement, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _statement(subject: Subject, kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
+    return {"_type": STATEMENT, "subject": subject.descriptors, "predicateType": kind, "predicate": dict(predicate)}
+
+
+def _enclosed(name: str, raw: bytes, media_type: str) -> dict[str, Any]:
+    """A resource descriptor that holds what it describes."""
+    content = base64.b64encode(raw).decode()
+    digest = {"sha256": hashlib.sha256(raw).hexdigest()}
+    return {"name": name, "digest": digest, "content": content, "mediaType": media_type}
+
+
+def opened(descriptor: Any, what: str) -> bytes:
+    """The content of a descriptor. Raises Malformed where it is not that of its digest."""
+    try:
+        raw = base64.b64decode(descriptor["content"], validate=True)
+        wanted = descriptor["digest"]["sha256"]
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        raise Malformed(f"{what} is not in its statement") from None
+    if hashlib.sha256(raw).hexdigest() != wanted:
+        raise Malformed(f"{what} is not the one that its statement names")
+    return raw
+
+
+def test_result(record: Mapping[str, Any], raw: bytes, subject: Subject) -> dict[str, Any]:
+    """The stored statement about a record, with the record's own bytes enclosed."""
+    made = evidence.statement(record, hashlib.sha256(raw).hexdigest())
+    predicate = made["predicate"]
+    enclosed = _enclosed("run-record", raw, "application/json")
+    configuration = [enclosed if item["name"] == "run-record" else item for item in predicate["configuration"]]
+    return _statement(subject, TEST_RESULT, {**predicate, "configuration": configuration})
+
+
+def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
+    """(digest, record) of a test-result's run record. Raises Refusal unless the predicate says what it says."""
+    try:
+        descriptors = [item for item in predicate["configuration"] if item["name"] == "run-record"]
+    except (KeyError, TypeError):
+        raise Malformed("the test result names no run record") from None
+    raw = opened(descriptors[0] if descriptors else None, "the run record")
+    try:
+        record = shape.checked(untrusted.parse(raw, "the run record"))
+        honest = test_result(record, raw, Subject("", ""))["predicate"] == predicate
+    except (ValueError, KeyError, TypeError):
+        raise Malformed("the run record is not as it should be") from None
+    if not honest:
+        raise Refusal("predicate", "the test result does not say what its run record says")
+    return hashlib.sha256(raw).hexdigest(), record
+
+
+def build(made: Built, subject: Subject) -> dict[str, Any]:
+    """SLSA provenance: the profile and the lock it was made from, and every file that went in, by hash."""
+    dependencies = [
+        *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),
+        *(_archive(archive) for archive in made.lock.archives),
+        *(_wheel(wheel, made.roots.get(wheel.wheel.file, ())) for wheel in made.lock.wheels),
+    ]
+    if made.lock.image:
+        name, _, digest = made.lock.image.partition("@")
+        dependencies.insert(0, {"name": name, "uri": f"docker://{name}", "digest": digest_set(digest)})
+    definition = {
+        "buildType": BUILD_TYPE,
+        "externalParameters": {
+            "profile": _profile(made),
+            "lock": _enclosed(f"{made.profile}.lock.yaml", made.lock_text.encode(), "application/yaml"),
+        },
+        "internalParameters": {
+            "lock": made.lock.id,
+            "facts": digest_set(made.facts),
+            "recipe": digest_set(made.recipe),
+        },
+        "resolvedDependencies": dependencies,
+    }
+    run = {"builder": {"id": BUILDER, "version": dict(made.versions)}}
+    return _statement(subject, PROVENANCE, {"buildDefinition": definition, "runDetails": run})
+
+
+def _profile(made: Built) -> dict[str, Any]:
+    """The wishes as they were written; the source of a script of the project's own is enclosed."""
+    selftest = made.document.get("selftest")
+    script = selftest.get("script") if isinstance(selftest, Mapping) else None
+    if not isinstance(script, Script) or not isinstance(selftest, Mapping):
+        return {"name": made.profile, "document": dict(made.document)}
+    document = {**made.document, "selftest": {**selftest, "script": script.path}}
+    enclosed = _enclosed(script.path, script.text.encode(), "text/x-python")
+    return {"name": made.profile, "document": document, "script": enclosed}
+
+
+def _deb(deb: Deb) -> dict[str, Any]:
+    return {"name": deb.file, "uri": deb_url(deb), "digest": digest_set(deb.sha256)}
+
+
+def _wheel(locked: LockedWheel, roots: Sequence[str]) -> dict[str, Any]:
+    found = {"name": locked.wheel.file, "uri": wheel_url(locked), "digest": digest_set(locked.wheel.sha256)}
+    return {**found, "annotations": {"layer": locked.layer, "roots": list(roots)}}
+
+
+def _archive(archive: Archive) -> dict[str, Any]:
+    return {"name": archive.name, "uri": archive_url(archive), "digest": digest_set(archive.sha256)}
+
+
+def archive_url(archive: Archive) -> str:
+    return _package_url("generic", None, archive.name, archive.version)
+
+
+def deb_url(deb: Deb) -> str:
+    return _package_url("deb", "debian", deb.name, deb.version, deb.file.removesuffix(".deb").rpartition("_")[2])
+
+
+def wheel_url(locked: LockedWheel) -> str:
+    return _package_url("pypi", None, locked.wheel.name, locked.wheel.version)
+
+
+def _package_url(kind: str, namespace: str | None, name: str, version: str, arch: str | None = None) -> str:
+    from packageurl import PackageURL  # only where something is published: the command line starts without it
+
+    return PackageURL(kind, namespace, name, version, {"arch": arch} if arch else None).to_string()
+
+
+def sbom(bom: Mapping[str, Any], subject: Subject) -> dict[str, Any]:
+    return _statement(subject, CYCLONEDX, bom)

@@ -1,0 +1,110 @@
+"""From envelopes that anybody may have written to what is believed of one image, and why the rest is not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from envbuild.errors import EnvbuildError
+from envbuild.plan import lock, profile, sources
+from envbuild.plan.document import Document
+from envbuild.plan.lock import Lock
+from envbuild.plan.own import Script
+from envbuild.plan.profile import Profile
+from envbuild.proof import evidence, signing, statements
+from envbuild.proof.reasons import Malformed, Reason, Refusal
+from envbuild.proof.signing import PublicKey
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build statement as read: the wishes, the lock, and what each locked distribution fills below site-packages."""
+
+    name: str
+    document: Document
+    profile: Profile
+    lock: Lock
+    lock_text: str
+    roots: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """`records`: run records under the name of their digest, the newest first. `refused`: why others do not count."""
+
+    builds: tuple[Build, ...]
+    records: tuple[tuple[Path, dict[str, Any]], ...]
+    refused: tuple[Reason, ...]
+
+
+def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], image_id: str | None) -> Trusted:
+    """What the owners of `keys` say of the image; `image_id` None: of whatever image each is about."""
+    builds: list[Build] = []
+    records: dict[str, dict[str, Any]] = {}
+    refused: list[Reason] = []
+    for envelope in envelopes:
+        try:
+            statement = signing.opened(envelope, keys)
+            about = _subjects(statement)
+            if image_id and image_id.removeprefix("sha256:") not in about:
+                raise Refusal("subject", "a statement is about another image")
+            if statement.get("predicateType") == evidence.TEST_RESULT:
+                digest, record = statements.read_test_result(statement.get("predicate"))
+                measured = record["image"]["id"]
+                if measured.removeprefix("sha256:") not in about or image_id not in (None, measured):
+                    raise Refusal("subject", "a run record is about another image than its statement")
+                records[digest] = record
+            elif statement.get("predicateType") == statements.PROVENANCE:
+                builds += _build(statement)
+        except Refusal as refusal:
+            refused.append(refusal.reason)
+    found = evidence.newest_first((Path(f"{digest}.statement.json"), record) for digest, record in records.items())
+    return Trusted(tuple(builds), tuple(found), tuple(dict.fromkeys(refused)))
+
+
+def _subjects(statement: Mapping[str, Any]) -> set[str]:
+    """The sha256 digests, hex, that a statement is about. Raises Malformed."""
+    if statement.get("_type") != evidence.STATEMENT:
+        raise Malformed("what is signed is no in-toto statement")
+    try:
+        return {str(item["digest"]["sha256"]) for item in statement["subject"]}
+    except (KeyError, TypeError):
+        raise Malformed("a statement names no subject") from None
+
+
+def _build(statement: Mapping[str, Any]) -> list[Build]:
+    """The build, none if it is of another builder. Raises Malformed."""
+    try:
+        definition = statement["predicate"]["buildDefinition"]
+        if definition["buildType"] != statements.BUILD_TYPE:
+            return []
+        given = definition["externalParameters"]
+        name = str(given["profile"]["name"])
+        text = statements.opened(given["lock"], "the lock").decode()
+        document = Document("the profile of the build statement", given["profile"]["document"])
+        if "script" in given["profile"]:
+            source = statements.opened(given["profile"]["script"], "the script").decode()
+            document.data["selftest"]["script"] = Script(document.data["selftest"]["script"], source)
+        wishes = profile.checked(document, name)
+        locked = lock.parse(text, "the lock of the build statement")
+        files = {item["name"]: item["annotations"]["roots"] for item in definition["resolvedDependencies"]
+                 if "annotations" in item}  # fmt: skip
+        roots: dict[str, tuple[str, ...]] = {
+            canonicalize_name(one.wheel.name): tuple(str(root) for root in files.get(one.wheel.file, ()))
+            for one in locked.wheels
+        }
+        if not sources.NAME.fullmatch(name):
+            raise Malformed("the build statement names no profile")
+        if definition["internalParameters"]["lock"] != locked.id:
+            raise Malformed("the build statement names another lock than it holds")
+    except Refusal:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Malformed("the build statement is not as it should be") from None
+    except EnvbuildError as error:
+        raise Malformed(f"the build statement is not as it should be: {error.message}") from None
+    return [Build(name, document, wishes, locked, text, roots)]

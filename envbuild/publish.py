@@ -1,0 +1,219 @@
+"""`push` and `bundle` as lists of steps: the image, then what is known of it, then the tags that say so."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envbuild.errors import CheckFailed, EngineError, NotProved, UsageError
+from envbuild.image import records
+from envbuild.image.engine import Engine, Image
+from envbuild.image.names import VERIFIED, repository
+from envbuild.making import Options, Progress
+from envbuild.pipeline import existing, working
+from envbuild.plan import contents, facts, resolve, sources, store, wheels
+from envbuild.plan.lock import Lock
+from envbuild.plan.sources import Source
+from envbuild.proof import attestations, bundles, evidence, proved, sbom, signing, statements, verify
+from envbuild.proof.oci import Manifest, Place, Reference
+from envbuild.proof.policy import Policy
+from envbuild.proof.reasons import Malformed
+from envbuild.proof.registry import Repository
+from envbuild.proof.signing import Signer
+from envbuild.proof.statements import Built, Subject
+from envbuild.proof.verify import Verdict
+from envbuild.steps import Session
+
+
+@dataclass
+class Pushed:
+    """What `push` came to; filled in as the steps go. `signed`: the key's fingerprint, None where there is no key."""
+
+    profile: str
+    repository: str
+    signed: str | None
+    digest: str | None = None
+    statements: int = 0
+    tags: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "profile": self.profile,
+            "repository": self.repository,
+            "digest": self.digest,
+            "statements": self.statements,
+            "signed": self.signed,
+            "tags": self.tags,
+        }
+
+
+def push(name: str, target: str, progress: Progress) -> Pushed:
+    """A verified image to a registry, with its evidence; the tags come last. Repeated, it does what is left to do.
+
+    Raises NotProved unless all evidence is there, NetworkError, CheckFailed if the registry has something else.
+    """
+    reference = Reference.parse(target)
+    if reference.tag or reference.digest:
+        raise UsageError(f"{target} has a tag", hint=f"name the repository: {reference.repository}; tags are made")
+    session = Session(name, Options(locked=True), progress)
+    signer = signing.configured()
+    with working(session):
+        source, locked, image = _proved(session)
+        done = Pushed(source.name, reference.repository, signer.public.fingerprint if signer else None)
+        place = Repository(reference)
+        manifest = session.step("push image", lambda: _image(session, place, image))
+        done.digest = manifest.digest
+        subject = Subject(repository(source.name), image.id, reference.repository, manifest.digest)
+        wanted = said(source, locked, image, subject)
+        done.statements = len(wanted)
+        session.step("evidence", lambda: _evidence(place, manifest, wanted, signer))
+        session.step("tags", lambda: _tags(place, manifest, locked, done))
+    return done
+
+
+def export(name: str, file: Path, progress: Progress) -> Pushed:
+    """A verified image with its evidence, the public key and its lock as one file. Raises NotProved."""
+    if file.exists():
+        raise UsageError(f"{file} is there already", hint="choose another name")
+    session = Session(name, Options(locked=True), progress)
+    signer = signing.configured()
+    with working(session), tempfile.TemporaryDirectory(prefix=".envbuild-bundle-", dir=file.parent) as folder:
+        source, locked, image = _proved(session)
+        done = Pushed(source.name, str(file), signer.public.fingerprint if signer else None)
+        place = bundles.Folder(Path(folder) / "layout")
+        manifest = session.step("save image", lambda: _saved(session, place, image))
+        done.digest = manifest.digest
+        place.put_manifest(source.name, manifest)
+        wanted = said(
+            source, locked, image, Subject(repository(source.name), image.id, str(file.name), manifest.digest)
+        )
+        done.statements = len(wanted)
+        session.step("evidence", lambda: _evidence(place, manifest, wanted, signer))
+        files = {bundles.LOCK: source.known_lock.read_bytes(), bundles.PROFILE: source.name.encode()}
+        files |= {bundles.KEY: signer.public.pem} if signer else {}
+        partial = Path(folder) / "bundle.tar"
+        session.step("write", lambda: (place.write(partial, files), False, f"{partial.stat().st_size / 1e6:.0f} MB"))
+        partial.replace(file)
+    return done
+
+
+def _saved(session: Session, place: bundles.Folder, image: Image) -> tuple[Manifest, bool, str]:
+    with session.connected().saved(image) as archive:
+        manifest = place.take(archive)
+    layers = tuple(layer["digest"] for layer in manifest.layers)
+    if (manifest.config, layers) != (image.id, image.layers):
+        raise EngineError(f"the engine saves another image than {image.id}")
+    return manifest, False, f"{len(layers)} layers"
+
+
+def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
+    """Load a bundle's image, after its evidence and every byte were checked; (the verdict, the image's tag).
+
+    Raises CheckFailed with every reason, and then nothing was loaded.
+    """
+    bundle = bundles.Bundle(file)
+    name = bundle.file(bundles.PROFILE, 100).decode(errors="replace")
+    if not sources.NAME.fullmatch(name):
+        raise Malformed("the bundle does not name its profile")
+    verdict = verify.at(bundle, Reference("bundle", name, name), policy, (), datetime.datetime.now(datetime.UTC))
+    verdict.require()
+    assert verdict.image and verdict.build
+    tag = f"{repository(verdict.build.name)}:{verdict.build.lock.short}"
+    manifest = bundle.manifest(verdict.digest or "")
+    assert manifest
+    for digest in verdict.image.layers:  # before the engine sees any of it
+        for _ in bundle.blocks(digest):
+            pass
+    progress.say(f"loading {tag}")
+    engine = Engine()
+    engine.load(bundle.loadable(manifest, verdict.image.layers, tag))
+    loaded = engine.find(tag)
+    if loaded is None or loaded.id != verdict.image.id:
+        raise EngineError(f"the engine loaded another image than {verdict.image.id}")
+    return verdict, tag
+
+
+def _proved(session: Session) -> tuple[Source, Lock, Image]:
+    source, locked, image = existing(session, None)
+    wanted = proved.wanted(source.name, source.profile, locked)
+    found = evidence.prove(image.id, wanted, proved.models(source.profile))
+    missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
+    if missing:
+        text = f"{source.name} is not proved on all it is for: nothing is published"
+        raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.name}"]))
+    return source, locked, image
+
+
+def _image(session: Session, place: Repository, image: Image) -> tuple[Manifest, bool, str]:
+    """Pushed under a tag of its own id: a push by digest there is not. Nothing is believed but the manifest."""
+    tag = f"id-{image.id.removeprefix('sha256:')}"
+    found = place.manifest(tag)
+    if found is not None and not found.is_index and found.config == image.id:
+        return found, True, found.digest
+    engine, name = session.connected(), place.reference.repository
+    engine.tag(image, name, tag)
+    try:
+        engine.push(name, tag, session.progress.line)
+    finally:
+        engine.remove(f"{name}:{tag}")
+    found = place.manifest(tag)
+    if found is None or found.is_index or found.config != image.id:
+        raise CheckFailed(f"{name}:{tag} is not the image that was just pushed", hint="did somebody move the tag?")
+    return found, False, found.digest
+
+
+def said(source: Source, locked: Lock, image: Image, subject: Subject) -> list[tuple[str, bytes]]:
+    """Every statement about an image, as (kind, payload): its build, its contents, and each run of its self-test."""
+    made = [
+        statements.build(built(source, locked, image), subject),
+        statements.sbom(sbom.make(source.name, locked, image.id), subject),
+    ]
+    for path, record in evidence.stored(image.id):
+        if (record["profile"], record["lock"]) == (source.name, locked.id):
+            made.append(statements.test_result(record, evidence.record_text(path), subject))
+    return [(one["predicateType"], statements.canonical(one)) for one in made]
+
+
+def built(source: Source, locked: Lock, image: Image) -> Built:
+    """What this envbuild recorded of the build. Wheels that are no longer in the store are fetched again."""
+    record = next(record for record in records.every(image.id) if record.lock == locked.id)
+    plan, needed = resolve.resolve(source), [item.wheel for item in locked.wheels]
+    wheels.fetch(needed, plan.python, plan.glibc, store.wheels(), lambda file, count: None)
+    roots = {
+        item.wheel.file: contents.roots(store.wheels().path(item.wheel.sha256, item.wheel.file))
+        for item in locked.wheels
+    }
+    return Built(
+        profile=source.name,
+        document=source.document.data,
+        lock=locked,
+        lock_text=source.known_lock.read_text(encoding="utf-8"),
+        facts=facts.digest(),
+        recipe=record.recipe,
+        versions={"envbuild": importlib.metadata.version("envbuild"), "engine": record.builder},
+        roots=roots,
+    )
+
+
+def _evidence(
+    place: Place, manifest: Manifest, wanted: list[tuple[str, bytes]], signer: Signer | None
+) -> tuple[int, bool, str]:
+    new = attestations.publish(place, manifest, wanted, signer)
+    by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned: no signing_key is set"
+    return new, new == 0, f"{len(wanted)} statements, {by}"
+
+
+def _tags(place: Repository, manifest: Manifest, locked: Lock, done: Pushed) -> tuple[None, bool, str]:
+    """`verified` last: whoever follows it finds evidence."""
+    moved = False
+    for tag in (locked.short, VERIFIED):
+        before = place.manifest(tag)
+        if before is None or before.digest != manifest.digest:
+            place.put_manifest(tag, manifest)
+            moved = True
+        done.tags.append(f"{done.repository}:{tag}")
+    return None, not moved, " ".join(done.tags)

@@ -1,0 +1,101 @@
+"""`verify --rebuild`: the image made again from the lock that its evidence names, compared layer by layer."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+from envbuild.image import dockerfile
+from envbuild.image.engine import Engine, Image
+from envbuild.image.names import repository
+from envbuild.making import Options, Progress
+from envbuild.plan import resolve
+from envbuild.plan.sources import Source
+from envbuild.proof import bundles, child
+from envbuild.proof.oci import Place, digest_in
+from envbuild.proof.reasons import Reason, Refusal
+from envbuild.proof.trust import Build
+from envbuild.proof.verify import Verdict
+from envbuild.steps import Session
+
+Facts = tuple[object, ...]
+_KINDS = ("kind", "mode", "owner", "group", "time", "link", "size", "content")
+
+
+def objections(verdict: Verdict, progress: Progress) -> list[Reason]:
+    """Why what the lock gives is not the image that was proved; empty if it is the same.
+
+    Another builder may write another configuration; layers, labels and environment must be the same. Raises what a
+    build raises.
+    """
+    assert verdict.build and verdict.proved
+    place, manifest, config = verdict.proved
+    made, engine = _made(verdict.build, progress)
+    try:
+        if made.id == config.id:
+            return []
+        for index, (there, here) in enumerate(zip_longest(config.layers, made.layers)):
+            if there is None or here is None:
+                return [Reason("rebuild", f"it has {len(config.layers)} layers, the lock gives {len(made.layers)}")]
+            if there != here:
+                first = _first(place, digest_in(manifest.layers[index]), there, engine, made, here)
+                return [Reason("rebuild", f"layer {index + 1} of {len(made.layers)} is another: {first}")]
+        if (dict(made.labels), dict(made.environment)) != (dict(config.labels), dict(config.environment)):
+            return [Reason("rebuild", "the layers are the same, labels or environment are not")]
+        return []
+    except Refusal as refusal:
+        return [refusal.reason]
+    finally:
+        engine.remove(f"{repository(_name(verdict.build))}:{verdict.build.lock.short}")
+
+
+def _name(build: Build) -> str:
+    return f"{build.name[:55]}-rebuild"
+
+
+def _made(build: Build, progress: Progress) -> tuple[Image, Engine]:
+    """Under a name of its own, every layer anew."""
+    with tempfile.TemporaryDirectory(prefix="envbuild-rebuild-") as folder:
+        file = Path(folder) / "profiles" / f"{_name(build)}.yaml"
+        source = Source(_name(build), file, build.profile, build.document)
+        plan = resolve.resolve(source)
+        session = Session(source.name, Options(locked=True, no_cache=True), progress)
+        locked = session.at_hand(plan, build.lock)
+        image = session.build(source, plan, locked, dockerfile.render(locked, source.name))
+        return image, session.connected()
+
+
+def _first(place: Place, digest: str, diff_id: str, engine: Engine, made: Image, here: str) -> str:
+    """The first file in which two layers differ, and how."""
+    with tempfile.TemporaryDirectory(prefix="envbuild-rebuild-") as folder:
+        local = bundles.Folder(Path(folder) / "layout")
+        with engine.saved(made) as archive:
+            local.take(archive)
+        there = _files(place, digest, diff_id)
+        for one, two in zip_longest(there, _files(local, here, here)):
+            if one is None or two is None or one[0] != two[0]:
+                name = min(item[0] for item in (one, two) if item)
+                return f"/{name} is in one of the two"
+            if one[1] != two[1]:
+                kinds = [kind for kind, a, b in zip(_KINDS, one[1], two[1], strict=True) if a != b]
+                return f"/{one[0]} has another {', '.join(kinds)}"
+    return "the same files in other archives"
+
+
+def _files(place: Place, digest: str, diff_id: str) -> Iterator[tuple[str, Facts]]:
+    """(path, what is compared of it) of each entry, in the order of the archive, which builders sort by path."""
+    for member, archive in child.entries(place, digest, diff_id):
+        facts = (member.type, member.mode, member.uid, member.gid, member.mtime, member.linkname, member.size)
+        yield member.name.strip("./"), (*facts, _content(member, archive))
+
+
+def _content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> str:
+    seen = hashlib.sha256()
+    stream = archive.extractfile(member) if member.isreg() else None
+    while stream and (block := stream.read(1 << 20)):
+        seen.update(block)
+    return seen.hexdigest()

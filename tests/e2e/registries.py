@@ -1,0 +1,141 @@
+"""A real registry: Debian's, with TLS by an authority of our own, user and password; and cosign, to read it."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from .support import command, docker, until
+
+USER = "reader"
+SUITE = "trixie"  # bookworm has no cosign; trixie's runs there
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+@dataclass(frozen=True)
+class Registry:
+    """`login` is a DOCKER_CONFIG that may pull and push, `stranger` one that may not; `authority` signed for it."""
+
+    host: str
+    password: str
+    login: Path
+    stranger: Path
+    authority: Path
+
+
+@pytest.fixture(scope="session")
+def program(workplace: Path) -> Path:
+    """Debian's docker-registry: the one installed, else unpacked from its package."""
+    installed = shutil.which("docker-registry")
+    if installed:
+        return Path(installed)
+    if not shutil.which("apt-get"):
+        pytest.skip("no docker-registry is installed, and there is no apt-get to fetch it with")
+    folder = workplace / "registry-package"
+    folder.mkdir()
+    done = subprocess.run(["apt-get", "download", "docker-registry"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    command("dpkg", "-x", next(folder.glob("*.deb")), folder)
+    return folder / "usr" / "bin" / "docker-registry"
+
+
+@pytest.fixture(scope="session")
+def cosign(workplace: Path) -> Path:
+    """cosign: the one installed, else unpacked from trixie's package, by an apt that touches nothing here."""
+    installed = shutil.which("cosign")
+    if installed:
+        return Path(installed)
+    if not shutil.which("apt-get") or not KEYRING.is_file():
+        pytest.skip("no cosign is installed, and there is no Debian to fetch it from")
+    targets = command("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian")
+    apt = workplace / "apt"
+    for folder in ("lists/partial", "archives/partial", "debs"):
+        (apt / folder).mkdir(parents=True)
+    (apt / "sources.list").write_text(
+        f"deb [signed-by={KEYRING}] {targets.split()[0]} {SUITE} main\n", encoding="utf-8"
+    )
+    options = {"Dir::State": apt, "Dir::State::status": "/dev/null", "Dir::Cache": apt,
+               "Dir::Etc::sourcelist": apt / "sources.list", "Dir::Etc::sourceparts": "/dev/null",
+               "Dir::Etc::preferences": "/dev/null", "Dir::Etc::preferencesparts": "/dev/null",
+               "APT::Default-Release": "", "Acquire::Languages": "none", "APT::Sandbox::User": "root"}  # fmt: skip
+    get = ["apt-get", "-qq", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
+    command(*get, "update")
+    subprocess.run([*get, "download", "cosign"], cwd=apt / "debs", check=True, capture_output=True, timeout=240)
+    command("dpkg", "-x", next((apt / "debs").glob("*.deb")), apt / "tree")
+    return apt / "tree" / "usr" / "bin" / "cosign"
+
+
+@pytest.fixture(scope="session")
+def address(engine: None, run_id: str) -> Iterator[str]:
+    """An address of this machine that is not loopback, for which an engine checks no certificate."""
+    network = f"e2e-{run_id}"
+    docker("network", "create", network)
+    yield docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", network).strip()
+    docker("network", "rm", network)
+
+
+@pytest.fixture(scope="session")
+def registry(program: Path, address: str, workplace: Path) -> Iterator[Registry]:
+    folder = workplace / "registry"
+    folder.mkdir()
+    password = secrets.token_hex(16)
+    command(
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+        "-subj", "/CN=envbuild e2e", "-addext", f"subjectAltName=IP:{address}",
+        "-keyout", folder / "key.pem", "-out", folder / "ca.pem",
+    )  # fmt: skip
+    hashed = command("perl", "-e", "print crypt($ARGV[0], q($2y$05$) . $ARGV[1])", password, secrets.token_hex(11))
+    (folder / "htpasswd").write_text(f"{USER}:{hashed}\n", encoding="utf-8")
+    host = f"{address}:5443"
+    (folder / "config.yml").write_text(
+        f"""version: 0.1
+log: {{level: error}}
+storage: {{filesystem: {{rootdirectory: {folder}/data}}}}
+http:
+  addr: {host}
+  secret: {secrets.token_hex(8)}
+  tls: {{certificate: {folder}/ca.pem, key: {folder}/key.pem}}
+auth: {{htpasswd: {{realm: e2e, path: {folder}/htpasswd}}}}
+""",
+        encoding="utf-8",
+    )
+    trusted = Path("/etc/docker/certs.d") / host
+    log = (folder / "log").open("wb")
+    with subprocess.Popen([program, "serve", folder / "config.yml"], stdout=log, stderr=log) as process:
+        try:
+            until(f"the registry to answer, see {folder}/log", lambda: answers(host, folder / "ca.pem"))
+            login, stranger = folder / "login", folder / "stranger"
+            stranger.mkdir()
+            with pytest.raises(AssertionError, match="certificate"):
+                log_in(host, password, login)  # the engine does check
+            trusted.mkdir(parents=True)
+            shutil.copy(folder / "ca.pem", trusted / "ca.crt")
+            log_in(host, password, login)
+            yield Registry(host, password, login, stranger, folder / "ca.pem")
+        finally:
+            shutil.rmtree(trusted, ignore_errors=True)
+            process.terminate()
+
+
+def answers(host: str, authority: Path) -> bool:
+    """Whether the registry is up, and lets nobody in."""
+    try:
+        urllib.request.urlopen(f"https://{host}/v2/", context=ssl.create_default_context(cafile=str(authority)))
+    except urllib.error.HTTPError as error:
+        return error.code == 401
+    except OSError:
+        return False
+    raise AssertionError("the registry asks for no password")
+
+
+def log_in(host: str, password: str, config: Path) -> None:
+    docker("login", "--username", USER, "--password-stdin", host, stdin=password, env={"DOCKER_CONFIG": str(config)})

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envbuild.errors import NetworkError, OutOfDate, UsageError
+from envbuild.proof import oci, pins
+from unit.registries import Registry, serving
+from unit.support import PROFILE, envbuild, sha, write_profile
+
+DIGEST, OLD = f"sha256:{sha('now')}", f"sha256:{sha('then')}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM registry.example/h20:verified\n",
+        "FROM --platform=linux/amd64 registry.example:5000/a/b/h20:verified AS base\n",
+        'image: "registry.example/h20:verified"\n',
+        "image: localhost/h20:verified # comment\n",
+        "image: box:5000/h20:verified",
+        f"FROM registry.example/h20:verified@{OLD} AS x\n",
+    ],
+)
+def test_references_are_pinned_and_nothing_else_changes(text: str) -> None:
+    after, (pin,) = pins.pinned(text, lambda image: DIGEST)
+    assert after == text.replace(f"@{OLD}", "").replace(":verified", f":verified@{DIGEST}")
+    assert pin.before == (OLD if OLD in text else None)
+    again, (pin,) = pins.pinned(after, lambda image: DIGEST)
+    assert (again, pin.current) == (after, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["FROM envbuild/h20:verified\n", "FROM h20:verified\n", "FROM registry.example/h20:verified-2\n",
+     "FROM registry.example/h20:latest\n", "see http://registry.example/h20:verified\n", "unverified:verified"],
+)  # fmt: skip
+def test_what_is_no_verified_image_of_a_registry_is_left_alone(text: str) -> None:
+    assert pins.pinned(text, lambda image: DIGEST) == (text, [])
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serving(Registry()) as found:
+        yield found
+
+
+def test_pin_writes_and_check_tells(registry: Registry, project: Path) -> None:
+    digest = registry.put(oci.MANIFEST, {"mediaType": oci.MANIFEST}, "verified")
+    image = f"{registry.host}/team/h20:verified"
+    Path("Dockerfile").write_text(f"# a comment\nFROM {image}\nRUN pip install einops\n", encoding="utf-8")
+    said = envbuild("pin", "--check", "Dockerfile", "--json")
+    assert (said.code, said.document["error"]["faults"][0]["line"]) == (OutOfDate.code, 2)
+    assert envbuild("pin", "Dockerfile").code == 0
+    assert Path("Dockerfile").read_text(encoding="utf-8").splitlines()[1] == f"FROM {image}@{digest}"
+    assert envbuild("pin", "--check", "Dockerfile").code == 0
+    registry.put(oci.MANIFEST, {"mediaType": oci.MANIFEST, "annotations": {"a": "b"}}, "verified")
+    from envbuild.commands import pin
+
+    pin._digest.cache_clear()
+    assert envbuild("pin", "--check", "Dockerfile").code == OutOfDate.code
+
+
+def test_pin_says_what_it_cannot_do(registry: Registry, project: Path) -> None:
+    Path("a").write_text("FROM scratch\n", encoding="utf-8")
+    assert envbuild("pin", "a").code == UsageError.code
+    assert envbuild("pin", "nowhere").code == UsageError.code
+    Path("a").write_text(f"FROM {registry.host}/gone:verified\n", encoding="utf-8")
+    assert envbuild("pin", "a").code == NetworkError.code
+
+
+@pytest.mark.parametrize("system", ["github", "gitlab"])
+def test_a_ci_job_verifies_and_then_uses_the_digest(project: Path, system: str) -> None:
+    write_profile(project, PROFILE)
+    said = envbuild("ci", system, "sample", "--image", "registry.example:5000/team/sample")
+    assert said.code == 0, said.stderr
+    jobs = yaml.safe_load(said.stdout)
+    jobs = jobs.get("jobs", jobs)
+    assert "registry.example:5000/team/sample:verified --policy policy.yaml" in str(jobs["verify"])
+    image = jobs["use"].get("container", jobs["use"])["image"]
+    assert image in (
+        "registry.example:5000/team/sample@$DIGEST",
+        "registry.example:5000/team/sample@${{ needs.verify.outputs.digest }}",
+    )
+    assert "needs" in jobs["use"]
+    assert "#   gpus: [cpu]" in said.stdout
+
+
+def test_a_ci_job_takes_a_repository_alone(project: Path) -> None:
+    write_profile(project, PROFILE)
+    assert envbuild("ci", "github", "sample", "--image", "r.example/a:tag").code == UsageError.code

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild import settings
+from envbuild.errors import UsageError
+from envbuild.proof import signing
+from envbuild.proof.reasons import Refusal
+from envbuild.proof.signing import Signer
+from unit.support import envbuild
+
+SECRET = "correct horse battery staple"
+STATEMENT = {"_type": "https://in-toto.io/Statement/v1", "subject": [], "predicate": {"result": "PASSED"}}
+PAYLOAD = json.dumps(STATEMENT).encode()
+
+
+@pytest.fixture
+def signer(monkeypatch: pytest.MonkeyPatch) -> Signer:
+    return new_signer(monkeypatch)
+
+
+def new_signer(monkeypatch: pytest.MonkeyPatch) -> Signer:
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
+    return signing.private(signing.generate(SECRET)[0], "key")
+
+
+def refused(envelope: dict[str, Any], *signers: Signer) -> str:
+    with pytest.raises(Refusal) as caught:
+        signing.opened(envelope, [signer.public for signer in signers])
+    return caught.value.reason.id
+
+
+# envelopes
+
+
+def test_what_was_signed_is_opened(signer: Signer) -> None:
+    envelope = signing.seal(PAYLOAD, signer)
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    assert signing.opened(json.loads(json.dumps(envelope)), [signer.public]) == STATEMENT
+
+
+def test_key_ids_are_only_hints(signer: Signer) -> None:
+    envelope = signing.seal(PAYLOAD, signer)
+    envelope["signatures"][0]["keyid"] = ""
+    assert signing.opened(envelope, [signer.public]) == STATEMENT
+
+
+def test_another_keys_signature_is_refused(signer: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = new_signer(monkeypatch)
+    assert refused(signing.seal(PAYLOAD, other), signer) == "signature"
+    assert signing.opened(signing.seal(PAYLOAD, other), [signer.public, other.public]) == STATEMENT
+
+
+def test_an_envelope_without_a_signature_is_unsigned(signer: Signer) -> None:
+    assert refused(signing.seal(PAYLOAD, None), signer) == "unsigned"
+
+
+def test_without_a_key_nothing_is_believed(signer: Signer) -> None:
+    assert refused(signing.seal(PAYLOAD, signer)) == "no-key"
+
+
+def test_one_changed_byte_anywhere_is_refused(signer: Signer) -> None:
+    whole = signing.seal(PAYLOAD, signer)
+    for at in range(len(PAYLOAD)):
+        changed = bytearray(PAYLOAD)
+        changed[at] ^= 1
+        assert refused({**whole, "payload": base64.b64encode(changed).decode()}, signer) == "signature"
+    signed = base64.b64decode(whole["signatures"][0]["sig"])
+    for at in range(len(signed)):
+        envelope = copy.deepcopy(whole)
+        spoilt = signed[:at] + bytes([signed[at] ^ 1]) + signed[at + 1 :]
+        envelope["signatures"][0]["sig"] = base64.b64encode(spoilt).decode()
+        assert refused(envelope, signer) == "signature"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"payload": "*"}, {"payload": None}, {"payloadType": "text/plain"}, {"signatures": None}, {"signatures": [1]},
+        {"signatures": [{"sig": "*"}]}, {"signatures": {"a": 1}},
+    ],
+)  # fmt: skip
+def test_what_is_no_envelope_is_malformed(signer: Signer, change: dict[str, Any]) -> None:
+    assert refused({**signing.seal(PAYLOAD, signer), **change}, signer) == "malformed"
+
+
+# keys
+
+
+def test_keygen_writes_an_encrypted_key_that_signs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
+    done = envbuild("keygen", "-o", "team", "--json")
+    assert done.code == 0, done.stderr
+    assert set(done.document) == {"private", "public", "fingerprint"}
+    private = Path("team.key")
+    assert b"ENCRYPTED PRIVATE KEY" in private.read_bytes()
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    monkeypatch.setenv("ENVBUILD_SIGNING_KEY", str(private))
+    signer = signing.configured()
+    assert signer is not None
+    assert signer.public == signing.trusted(Path("team.pub"))
+    assert signer.public.fingerprint == done.document["fingerprint"]
+    assert SECRET not in done.stdout + done.stderr
+    again = envbuild("keygen", "-o", "team")
+    assert (again.code, "is there already" in again.stderr) == (2, True)
+
+
+def test_an_empty_passphrase_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "")
+    assert envbuild("keygen").code == 2
+    assert [file.name for file in project.iterdir()] == ["profiles"]
+
+
+def test_the_key_comes_from_the_environment_or_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert signing.configured() is None
+    private, public = signing.generate(SECRET)
+    (tmp_path / "a.key").write_bytes(private)
+    (tmp_path / "a.pub").write_bytes(public)
+    (tmp_path / "secret").write_text(f"{SECRET}\n", encoding="utf-8")
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE_FILE", str(tmp_path / "secret"))
+    monkeypatch.setenv("ENVBUILD_SIGNING_KEY", private.decode())
+    signer = signing.configured()
+    assert signer is not None
+    monkeypatch.delenv("ENVBUILD_SIGNING_KEY")
+    settings.config_file().parent.mkdir(parents=True)
+    text = f"signing_key: {tmp_path}/a.key\npublic_key: {tmp_path}/a.pub\n"
+    settings.config_file().write_text(text, encoding="utf-8")
+    settings._settings.cache_clear()
+    assert signing.configured() == signer
+    assert signing.trusted() == signer.public
+
+
+def test_a_wrong_passphrase_is_a_usage_error_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    private, _ = signing.generate(SECRET)
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "hunter2")
+    with pytest.raises(UsageError) as caught:
+        signing.private(private, "team.key")
+    told = f"{caught.value.message} {caught.value.hint}"
+    assert "hunter2" not in told
+    assert "team.key cannot be opened" in told
+
+
+def test_without_passphrase_and_terminal_it_says_where_to_put_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123
+    with pytest.raises(UsageError, match="no terminal"):
+        signing.private(signing.generate(SECRET)[0], "key")
+
+
+def test_other_kinds_of_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    for key in (ec.generate_private_key(ec.SECP384R1()), ed25519.Ed25519PrivateKey.generate()):
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        with pytest.raises(UsageError, match="not an ECDSA P-256 key"):
+            signing.private(pem, "key")
+        pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        with pytest.raises(UsageError, match="not an ECDSA P-256 key"):
+            signing.public(pem, "key")
+    for text in (b"", b"junk", b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n"):
+        with pytest.raises(UsageError):
+            signing.private(text, "key")
+        with pytest.raises(UsageError, match="no public key"):
+            signing.public(text, "key")
+    with pytest.raises(UsageError, match="cannot be read"):
+        signing.trusted(Path("nowhere.pub"))

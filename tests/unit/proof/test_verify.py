@@ -1,0 +1,474 @@
+"""Each attack on an image in a registry is refused, with its own reason."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import dataclasses
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import CheckFailed, NetworkError, UsageError
+from envbuild.image.names import LOCK_LABEL
+from envbuild.proof import attestations, evidence, oci, signing, statements
+from envbuild.proof import child as children
+from envbuild.proof.child import Config
+from envbuild.proof.statements import Subject
+from unit.proof.runs import documents, judged, lines, passed_run, probe
+from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
+from unit.support import Said, as_yaml, envbuild, sha
+
+
+@pytest.fixture
+def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with proved(project, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = Path("team.pub")
+    file.write_bytes(new_key(monkeypatch).pem)
+    return file
+
+
+@pytest.fixture
+def pushed(site: Site, key: Path) -> Site:
+    assert site.push().code == 0
+    return site
+
+
+def verify(site: Site, *arguments: str, tag: str = "verified", name: str = "team/sample") -> Said:
+    return envbuild("verify", f"{site.registry.host}/{name}:{tag}", *arguments, "--json")
+
+
+def reasons(site: Site, *arguments: str, key: str = "team.pub", **where: str) -> list[str]:
+    """The ids of why it is refused, none if it is verified."""
+    said = verify(site, "--key", key, *arguments, **where)
+    document = said.document
+    assert said.code == (0 if document["verified"] else CheckFailed.code)
+    return [reason["id"] for reason in document["reasons"]]
+
+
+def att(site: Site) -> str:
+    _, raw = site.registry.manifests["verified"]
+    return attestations.att_tag(oci.digest_of(raw))
+
+
+def rewrite(site: Site, change: Callable[[dict[str, Any]], dict[str, Any] | bytes | None]) -> None:
+    """Change every envelope beside the image, in both forms, as one who can write to the registry."""
+    for target, (media, raw) in list(site.registry.manifests.items()):
+        document = json.loads(raw)
+        for layer in document.get("layers", []):
+            if layer["mediaType"] not in (attestations.ENVELOPE, attestations.BUNDLE):
+                continue
+            blob = json.loads(site.registry.blobs[layer["digest"]])
+            envelope = blob.get("dsseEnvelope", blob)
+            changed = change(copy.deepcopy(envelope)) or envelope
+            if isinstance(changed, dict) and "dsseEnvelope" in blob:
+                changed = {**blob, "dsseEnvelope": changed}
+            new = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
+            layer["digest"] = site.registry.add_blob(new)
+        if document.get("layers") and raw != json.dumps(document).encode():
+            site.registry.manifests[target] = (media, json.dumps(document).encode())
+    only_att(site)
+
+
+def only_att(site: Site) -> None:
+    """Leave the older form alone, so that the referrers' digests need not be kept right."""
+    for target in [name for name in site.registry.manifests if name.startswith("sha256-") and ".att" not in name]:
+        del site.registry.manifests[target]
+
+
+def resign(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change every statement and sign it again with the right key, as one who has it and lies."""
+    signer = signing.configured()
+
+    def again(envelope: dict[str, Any]) -> dict[str, Any]:
+        stated = json.loads(base64.b64decode(envelope["payload"]))
+        change(stated)
+        return signing.seal(statements.canonical(stated), signer)
+
+    rewrite(site, again)
+
+
+# what is right
+
+
+def test_a_pushed_image_is_verified(pushed: Site) -> None:
+    said = verify(pushed, "--key", "team.pub")
+    assert said.code == 0, said.stdout
+    _, raw = pushed.registry.manifests["verified"]
+    assert said.document == {
+        "ref": f"{pushed.registry.host}/team/sample:verified",
+        "digest": oci.digest_of(raw),
+        "verified": True,
+        "gpus": ["cpu"],
+        "reasons": [],
+    }
+    plain = envbuild("verify", f"{pushed.registry.host}/team/sample@{oci.digest_of(raw)}", "--key", "team.pub")
+    assert plain.stdout == f"{oci.digest_of(raw)}\n"
+
+
+def test_the_older_form_is_enough(pushed: Site) -> None:
+    only_att(pushed)
+    assert reasons(pushed) == []
+
+
+def test_the_newer_form_is_enough(pushed: Site) -> None:
+    del pushed.registry.manifests[att(pushed)]
+    assert reasons(pushed) == []
+
+
+def test_an_image_in_an_index_is_found(pushed: Site) -> None:
+    media, raw = pushed.registry.manifests["verified"]
+    platform = {"os": "linux", "architecture": "amd64"}
+    listed = {"manifests": [{**oci.descriptor(media, raw), "platform": platform}], "mediaType": oci.INDEX}
+    digest = pushed.registry.put(oci.INDEX, listed, "index")
+    said = verify(pushed, "--key", "team.pub", tag="index")
+    assert (said.code, said.document["digest"]) == (0, digest)
+
+
+# attacks
+
+
+def test_evidence_for_another_image_is_refused(pushed: Site) -> None:
+    config = config_of([LAYER], {LOCK_LABEL: pushed.lock.id}, ["EVIL=1"])
+    document = {"mediaType": oci.MANIFEST, "config": {"digest": pushed.registry.add_blob(config)},
+                "layers": [{"digest": LAYER, "mediaType": LAYER_TYPE}]}  # fmt: skip
+    digest = pushed.registry.put(oci.MANIFEST, document, "evil")
+    pushed.registry.manifests[attestations.att_tag(digest)] = pushed.registry.manifests[att(pushed)]
+    del pushed.registry.manifests[pushed.lock.short]  # else it may be a child of that
+    assert reasons(pushed, tag="evil") == ["subject"]
+
+
+def test_a_tag_moved_by_hand_to_another_image_is_refused(pushed: Site) -> None:
+    config = config_of([f"sha256:{sha('other')}"], {})
+    layers = [{"digest": f"sha256:{sha('other')}", "mediaType": LAYER_TYPE}]
+    document = {"mediaType": oci.MANIFEST, "config": {"digest": pushed.registry.add_blob(config)}, "layers": layers}
+    pushed.registry.put(oci.MANIFEST, document, "verified")
+    assert reasons(pushed) == ["no-evidence"]
+
+
+def test_another_keys_signature_is_refused(pushed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("other.pub").write_bytes(new_key(monkeypatch).pem)
+    assert reasons(pushed, key="other.pub") == ["signature"]
+
+
+def test_unsigned_evidence_is_refused(site: Site, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENVBUILD_SIGNING_KEY")
+    assert site.push().code == 0
+    assert reasons(site) == ["unsigned"]
+
+
+def test_without_a_key_nothing_is_believed(pushed: Site) -> None:
+    said = verify(pushed)
+    assert (said.code, [reason["id"] for reason in said.document["reasons"]]) == (5, ["no-key"])
+
+
+def test_one_changed_byte_is_refused(pushed: Site) -> None:
+    blobs = dict(pushed.registry.blobs)
+    _, raw = pushed.registry.manifests[att(pushed)]
+    for digest in [item["digest"] for item in json.loads(raw)["layers"]]:
+        whole = blobs[digest]
+        for at in range(7, len(whole), max(1, len(whole) // 9)):
+            pushed.registry.blobs[digest] = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+            only_att(pushed)
+            # the other statements may be enough (an SBOM is not asked for), or the piece is missing
+            found = reasons(pushed)
+            assert set(found) <= {"digest", "no-build", "gpu"}
+        pushed.registry.blobs[digest] = whole
+
+
+def test_one_changed_byte_in_a_statement_is_refused(pushed: Site) -> None:
+    def flip(envelope: dict[str, Any]) -> dict[str, Any]:
+        content = bytearray(base64.b64decode(envelope["payload"]))
+        content[len(content) // 2] ^= 1
+        return {**envelope, "payload": base64.b64encode(content).decode()}
+
+    rewrite(pushed, flip)
+    assert reasons(pushed) == ["signature"]
+
+
+def test_a_swapped_predicate_is_refused(pushed: Site) -> None:
+    """With the signatures of other statements it is one of another content; signed anew, it contradicts its record."""
+
+    def lie(stated: dict[str, Any]) -> None:
+        if stated["predicateType"] == evidence.TEST_RESULT:
+            stated["predicate"]["passedTests"] += ["h20/gemm.exact"]
+
+    resign(pushed, lie)
+    assert "predicate" in reasons(pushed)
+
+
+def test_another_predicate_type_is_no_test_result(pushed: Site) -> None:
+    resign(pushed, lambda stated: stated.update(predicateType="https://kind.example/other"))
+    assert reasons(pushed) == ["no-evidence"]
+
+
+def test_a_replayed_older_statement_does_not_outweigh_a_failure(site: Site, key: Path) -> None:
+    assert site.push().code == 0
+    site.prove(passed_run(probe("env.libs", "failed")), day=1)
+    signer = signing.configured()
+    _, raw = site.registry.manifests["verified"]
+    subject = Subject("envbuild/sample", site.engine.image.id, site.registry.host, oci.digest_of(raw))
+    wanted = []
+    for path, record in evidence.stored(site.engine.image.id):
+        made = statements.test_result(record, evidence.record_text(path), subject)
+        wanted.append((evidence.TEST_RESULT, statements.canonical(made)))
+    attestations.publish(site.place, oci.Manifest(raw, oci.MANIFEST), wanted, signer)
+    assert reasons(site) == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("day", "allowed", "found"),
+    [(-30, "29d", ["age"]), (-30, "31d", []), (-30, "100h", ["age"]), (3, "29d", ["age"])],
+)
+def test_evidence_is_refused_by_age(
+    project: Path, key: Path, monkeypatch: pytest.MonkeyPatch, day: int, allowed: str, found: list[str]
+) -> None:
+    """Too old, or of a day that is yet to come."""
+    with proved(project, monkeypatch, day) as site:
+        assert site.push().code == 0
+        assert reasons(site, "--max-age", allowed) == found
+
+
+@pytest.mark.parametrize("what", ["manifest", "config"])
+def test_a_registry_that_serves_something_else_for_a_digest_is_refused(pushed: Site, what: str) -> None:
+    media, raw = pushed.registry.manifests["verified"]
+    digest = oci.digest_of(raw) if what == "manifest" else json.loads(raw)["config"]["digest"]
+    other = json.dumps({**json.loads(raw), "annotations": {"a": "b"}}).encode() if what == "manifest" else b"{}"
+    kind = "manifests" if what == "manifest" else "blobs"
+    pushed.registry.lies[f"/v2/team/sample/{kind}/{digest}"] = (200, {"Content-Type": media}, other)
+    said = envbuild("verify", f"{pushed.registry.host}/team/sample@{oci.digest_of(raw)}", "--key", "team.pub", "--json")
+    assert [reason["id"] for reason in said.document["reasons"]] == ["digest"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"payload": "' + b"A" * (17 << 20) + b'"}', "too-large"),
+        (b'{"payload": ' + b"[" * 5000 + b"]" * 5000 + b"}", "malformed"),
+        (b"\x00", "malformed"),
+    ],
+)
+def test_giant_and_deep_evidence_is_refused(pushed: Site, content: bytes, reason: str) -> None:
+    rewrite(pushed, lambda envelope: content)
+    assert set(reasons(pushed)) == {reason}
+
+
+def test_another_lock_than_the_images_is_refused(pushed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = children.config_of
+    monkeypatch.setattr(children, "config_of", lambda *a: _relabelled(right(*a)))
+    assert reasons(pushed) == ["lock"]
+
+
+def _relabelled(config: Config) -> Config:
+    return dataclasses.replace(config, labels={LOCK_LABEL: f"sha256:{'0' * 64}"})
+
+
+def test_garbage_beside_good_evidence_does_no_harm(pushed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, raw = pushed.registry.manifests["verified"]
+    stranger = signing.private(signing.generate("correct horse battery staple")[0], "key")
+    attestations.publish(pushed.place, oci.Manifest(raw, oci.MANIFEST), [("x", b"{}"), ("y", b"[")], stranger)
+    assert reasons(pushed) == []
+
+
+# what a policy asks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--gpu", "NVIDIA H20"], "gpu"),
+        (["--level", "full"], "stale"),
+        (["--driver", "550.54.15"], "driver"),
+    ],
+)
+def test_what_was_not_proved_is_refused(pushed: Site, arguments: list[str], reason: str) -> None:
+    assert reasons(pushed, *arguments) == [reason]
+
+
+def test_a_policy_is_a_file(pushed: Site) -> None:
+    Path("policy.yaml").write_text(as_yaml({"keys": ["team.pub"], "gpus": ["cpu"], "level": "quick"}), encoding="utf-8")
+    assert verify(pushed, "--policy", "policy.yaml").code == 0
+    Path("policy.yaml").write_text(as_yaml({"keys": ["team.pub"], "probes": ["gemm.accuracy"]}), encoding="utf-8")
+    said = verify(pushed, "--policy", "policy.yaml")
+    assert [reason["id"] for reason in said.document["reasons"]] == ["stale"]
+    assert "gemm.accuracy" in said.document["reasons"][0]["detail"]
+
+
+def test_a_policys_faults_come_all_at_once(pushed: Site) -> None:
+    Path("policy.yaml").write_text(as_yaml({"max_age": "long", "levle": "quick", "gpus": "h20"}), encoding="utf-8")
+    said = verify(pushed, "--policy", "policy.yaml")
+    assert (said.code, len(said.document["error"]["faults"])) == (UsageError.code, 3)
+
+
+def test_an_image_that_is_not_there_is_a_network_error(pushed: Site) -> None:
+    assert verify(pushed, "--key", "team.pub", tag="nothing").code == NetworkError.code
+
+
+# a card
+
+
+def h20(driver: str = "550.54.15", cublas: str = "12.5.2.13") -> Any:
+    card = {"name": "NVIDIA H20", "compute_capability": "9.0", "uuid_sha256": "a" * 64}
+    found = documents(probe("env.identity", traits={"gpus": [card], "driver": driver}), probe("env.libs"))
+    library = {"owner": f"nvidia-cublas-cu12=={cublas}", "record": True, "name": "libcublas.so.12"}
+    installed = {"torch": "2.3.1", "nvidia-cublas-cu12": cublas}
+    environment = {"kind": "environment", "libraries": [library], "distributions": installed}
+    return judged(lines([environment if one["kind"] == "environment" else one for one in found]))
+
+
+def test_a_card_by_name_family_and_driver(site: Site, key: Path) -> None:
+    site.prove(h20())
+    assert site.push().code == 0
+    for name in ("NVIDIA H20", "h20"):
+        assert reasons(site, "--gpu", name) == []
+    assert reasons(site, "--gpu", "NVIDIA H200") == ["gpu"]
+    assert reasons(site, "--gpu", "h20", "--driver", "550.54.15") == []
+    assert reasons(site, "--gpu", "h20", "--driver", "570.10") == []
+    assert reasons(site, "--gpu", "h20", "--driver", "535.10") == ["driver"]
+
+
+def test_an_advisory_that_is_known_by_now_is_refused(site: Site, key: Path) -> None:
+    """cuBLAS 12.1 on an H20: whatever passed then, it is known to crash now."""
+    site.prove(h20(cublas="12.1.3.1"))
+    assert site.push().code == 0
+    assert "advisory" in reasons(site, "--gpu", "h20")
+
+
+# evidence as a file
+
+
+def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
+    path = site.prove(h20())
+    record = dict(evidence.stored(site.engine.image.id))[path]
+    made = statements.test_result(record, evidence.record_text(path), Subject("envbuild/sample", record["image"]["id"]))
+    file = evidence.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
+    said = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
+    assert (said.code, said.document["gpus"], said.document["digest"]) == (0, ["h20"], record["image"]["id"])
+    assert said.document["ref"] is None
+    refused = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--gpu", "b200", "--json")
+    assert (refused.code, refused.document["reasons"][0]["id"]) == (5, "gpu")
+    file.write_text(file.read_text(encoding="utf-8")[:-9], encoding="utf-8")
+    broken = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
+    assert (broken.code, broken.document["reasons"][0]["id"]) == (5, "malformed")
+    assert envbuild("verify").code == UsageError.code
+
+
+# an image built on a proved one
+
+
+def layer(*members: tuple[str, str]) -> bytes:
+    """A layer of (path, kind): kind is file, dir or a link's target."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, kind in members:
+            member = tarfile.TarInfo(path)
+            member.type = tarfile.DIRTYPE if kind == "dir" else tarfile.REGTYPE
+            archive.addfile(member)
+    return buffer.getvalue()
+
+
+def child(site: Site, *members: tuple[str, str], env: list[str] | None = None, packed: bool = True) -> None:
+    """An image in another repository of the registry, with one layer above the proved one's."""
+    tar = layer(*members)
+    blob = gzip.compress(tar) if packed else tar
+    config = config_of([LAYER, oci.digest_of(tar)], {LOCK_LABEL: site.lock.id}, env)
+    layers = [{"digest": d, "mediaType": LAYER_TYPE} for d in (LAYER, site.registry.add_blob(blob))]
+    document = {"mediaType": oci.MANIFEST, "config": {"digest": site.registry.add_blob(config)}, "layers": layers}
+    site.registry.put(oci.MANIFEST, document, "app")
+
+
+SITE = "opt/venv/lib/python3.11/site-packages"
+
+
+def child_reasons(site: Site) -> list[str]:
+    return reasons(site, "--base", f"{site.registry.host}/team/sample", tag="app", name="team/app")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_child_that_replaces_nothing_is_verified(pushed: Site, packed: bool) -> None:
+    child(
+        pushed, ("opt/", "dir"), (SITE, "dir"), (f"{SITE}/mine/__init__.py", "file"), ("app/main.py", "file"),
+        (f"{SITE}/torch", "dir"), (f"{SITE}/torch/__pycache__/a.pyc", "file"), packed=packed,
+    )  # fmt: skip
+    assert child_reasons(pushed) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{SITE}/torch.py",
+        f"./{SITE}/torch.py",
+        f"{SITE}/x/../torch.py",
+        f"{SITE}/.wh.torch.py",
+        f"{SITE}/torch-2.13.0+cpu.dist-info/METADATA",
+        f"{SITE}/torch-2.2.0.dist-info/METADATA",
+        f"{SITE}/.wh..wh..opq",
+        "opt/.wh.venv",
+        "opt/venv",
+    ],
+)
+def test_a_child_that_replaces_a_locked_library_is_refused(pushed: Site, path: str) -> None:
+    child(pushed, ("app/main.py", "file"), (path, "file"))
+    assert child_reasons(pushed) == ["replaced"]
+
+
+@pytest.mark.parametrize(
+    ("member", "env"),
+    [("app", ["PATH=/bin", "LD_LIBRARY_PATH=/x"]), ("app", ["PYTHONPATH=/x"]), ("etc/ld.so.preload", None)],
+)
+def test_a_child_that_changes_what_is_found_first_is_refused(pushed: Site, member: str, env: list[str] | None) -> None:
+    child(pushed, (member, "file"), env=env)
+    assert child_reasons(pushed) == ["environment"]
+
+
+def test_a_child_with_another_cublas_beside_is_refused(site: Site, key: Path) -> None:
+    site.prove(h20())
+    assert site.push().code == 0
+    child(site, ("usr/lib/libcublas.so.12", "file"))
+    assert child_reasons(site) == ["shadowed"]
+
+
+def test_a_child_of_something_else_is_refused(pushed: Site) -> None:
+    child(pushed)
+    media, raw = pushed.registry.manifests["app"]
+    document = json.loads(raw)
+    config = config_of([f"sha256:{sha('x')}", oci.digest_of(layer())], {LOCK_LABEL: pushed.lock.id})
+    document["config"]["digest"] = pushed.registry.add_blob(config)
+    pushed.registry.put(media, document, "app")
+    assert child_reasons(pushed) == ["base"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"\x28\xb5\x2f\xfdx", "layer"), (gzip.compress(layer(("a", "file"))), "digest"), (b"\x1f\x8bx", "malformed"),
+     (b"x" * 2000, "malformed")],
+)  # fmt: skip
+def test_a_layer_that_is_not_what_it_says_is_refused(pushed: Site, content: bytes, reason: str) -> None:
+    child(pushed, ("b", "file"))
+    media, raw = pushed.registry.manifests["app"]
+    document = json.loads(raw)
+    document["layers"][1]["digest"] = pushed.registry.add_blob(content)
+    pushed.registry.put(media, document, "app")
+    assert child_reasons(pushed) == [reason]
+
+
+def test_a_layer_with_an_endless_name_is_refused(pushed: Site) -> None:
+    child(pushed, ("a" * (2 << 20), "file"))
+    assert child_reasons(pushed) == ["too-large"]
+
+
+def test_without_its_base_a_child_is_told_what_to_name(pushed: Site) -> None:
+    child(pushed)
+    del pushed.registry.manifests[pushed.lock.short]
+    assert reasons(pushed, tag="app", name="team/app") == ["no-evidence", "base"]

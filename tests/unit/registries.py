@@ -1,0 +1,163 @@
+"""A registry in this process, small and honest, with faults on request; it remembers who showed which credentials."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.proof import oci
+
+
+@dataclass
+class Registry:
+    """`lies`: path -> (status, headers, body) of an answer given instead. `referrers`: whether it has that API."""
+
+    user: str = ""
+    password: str = ""
+    bearer: str = ""  # the realm of a token service; then `token` is what opens it
+    token: str = "t0ken"
+    referrers: bool = False
+    lies: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
+    refuse: str = ""  # a pattern of requests, as "PUT /v2/.*/manifests/verified", that are refused
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    asked: list[tuple[str, str]] = field(default_factory=list)  # request line, Authorization
+    port: int = 0
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def written(self) -> list[str]:
+        return [line for line, _ in self.asked if line.startswith(("PUT", "POST"))]
+
+    def put(self, media_type: str, document: Mapping[str, Any], *targets: str) -> str:
+        raw = json.dumps(document).encode()
+        digest = oci.digest_of(raw)
+        for target in (digest, *targets):
+            self.manifests[target] = (media_type, raw)
+        return digest
+
+    def add_blob(self, raw: bytes) -> str:
+        self.blobs[oci.digest_of(raw)] = raw
+        return oci.digest_of(raw)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    registry: Registry
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+    def _handle(self) -> None:
+        registry = self.registry
+        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path, _, query = self.path.partition("?")
+        registry.asked.append((f"{self.command} {path}", self.headers.get("Authorization", "")))
+        if path in registry.lies:
+            return self._answer(*registry.lies[path])
+        if path == "/token":
+            return self._answer(200, {}, json.dumps({"token": registry.token}).encode())
+        if not self._known():
+            basic = f'Bearer realm="{registry.bearer}",service="s"' if registry.bearer else 'Basic realm="r"'
+            return self._answer(401, {"WWW-Authenticate": basic}, b"{}")
+        if registry.refuse and re.fullmatch(registry.refuse, f"{self.command} {path}"):
+            return self._answer(500, {}, b'{"errors": [{"code": "NO", "message": "not now"}]}')
+        kind, _, target = path.removeprefix("/v2/").rpartition("/")
+        kind = kind.rpartition("/")[2]
+        return {"manifests": self._manifest, "blobs": self._blob, "uploads": self._upload,
+                "referrers": self._referrers}.get(kind, self._missing)(target, query, raw)  # fmt: skip
+
+    do_GET = do_HEAD = do_PUT = do_POST = _handle
+
+    def _known(self) -> bool:
+        registry, shown = self.registry, self.headers.get("Authorization")
+        if registry.bearer:
+            return shown == f"Bearer {registry.token}"
+        basic = base64.b64encode(f"{registry.user}:{registry.password}".encode()).decode()
+        return not registry.user or shown == f"Basic {basic}"
+
+    def _manifest(self, target: str, query: str, raw: bytes) -> None:
+        registry = self.registry
+        if self.command == "PUT":
+            digest = oci.digest_of(raw)
+            for name in (digest, target):
+                registry.manifests[name] = (self.headers["Content-Type"], raw)
+            subject = json.loads(raw).get("subject")
+            more = {"OCI-Subject": subject["digest"]} if subject and registry.referrers else {}
+            return self._answer(201, more, b"")
+        if target not in registry.manifests:
+            return self._missing(target, query, raw)
+        media_type, content = registry.manifests[target]
+        headers = {"Content-Type": media_type, "Docker-Content-Digest": oci.digest_of(content)}
+        return self._answer(200, headers, content)
+
+    def _blob(self, target: str, query: str, raw: bytes) -> None:
+        if target not in self.registry.blobs:
+            return self._missing(target, query, raw)
+        return self._answer(200, {}, self.registry.blobs[target])
+
+    def _upload(self, target: str, query: str, raw: bytes) -> None:
+        if self.command == "POST":
+            return self._answer(202, {"Location": f"{self.path}one?state=x"}, b"")
+        digest = query.rpartition("digest=")[2].replace("%3A", ":")
+        assert hashlib.sha256(raw).hexdigest() == digest.removeprefix("sha256:")
+        self.registry.blobs[digest] = raw
+        return self._answer(201, {}, b"")
+
+    def _referrers(self, target: str, query: str, raw: bytes) -> None:
+        if not self.registry.referrers:
+            return self._missing(target, query, raw)
+        found = []
+        for digest, (media_type, content) in self.registry.manifests.items():
+            document = json.loads(content)
+            if digest.startswith("sha256:") and document.get("subject", {}).get("digest") == target:
+                listed = {"artifactType": document["artifactType"], "annotations": document["annotations"]}
+                found.append({**oci.descriptor(media_type, content), **listed})
+        body = json.dumps({"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": found}).encode()
+        return self._answer(200, {"Content-Type": oci.INDEX}, body)
+
+    def _missing(self, target: str, query: str, raw: bytes) -> None:
+        self._answer(404, {}, b"{}")
+
+    def _answer(self, code: int, headers: Mapping[str, str], content: bytes) -> None:
+        self.send_response(code)
+        for key, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+@contextlib.contextmanager
+def serving(registry: Registry) -> Iterator[Registry]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"registry": registry}))
+    server.daemon_threads = True
+    registry.port = server.server_address[1]
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield registry
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def docker_login(folder: Path, monkeypatch: pytest.MonkeyPatch, **logins: str) -> None:
+    """docker's config.json: host -> "user:password"; a host's colons stand as they are, given as a mapping."""
+    folder.mkdir(parents=True, exist_ok=True)
+    auths = {host: {"auth": base64.b64encode(secret.encode()).decode()} for host, secret in logins.items()}
+    (folder / "config.json").write_text(json.dumps({"auths": auths}), encoding="utf-8")
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))

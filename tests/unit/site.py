@@ -1,0 +1,142 @@
+"""A profile that was made and proved, an engine that only knows how to push, and a registry to push to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild import publish
+from envbuild.image import records
+from envbuild.image.engine import Image
+from envbuild.image.names import LOCK_LABEL
+from envbuild.plan import lock, store
+from envbuild.plan.lock import Lock
+from envbuild.plan.sources import Source
+from envbuild.proof import evidence, oci, signing
+from envbuild.proof import proved as required
+from envbuild.proof.oci import Reference
+from envbuild.proof.registry import Repository
+from envbuild.steps import Session
+from unit.proof.runs import passed_run
+from unit.registries import Registry, serving
+from unit.support import PROFILE, Said, envbuild, lock_for, plan_of, sha, source_of, write_wheel
+
+SECRET = "correct horse battery staple"
+
+
+@dataclasses.dataclass
+class Engine:
+    """Pushes what it is said to hold into a registry; `instead` is what arrives there."""
+
+    registry: Registry
+    image: Image
+    config: bytes
+    instead: bytes | None = None
+    tags: list[str] = dataclasses.field(default_factory=list)
+    loaded: dict[str, bytes] = dataclasses.field(default_factory=dict)
+
+    def tag(self, image: Image, repository: str, tag: str) -> None:
+        self.tags.append(f"{repository}:{tag}")
+
+    def remove(self, reference: str) -> None:
+        self.tags.remove(reference)
+
+    def saved(self, image: Image) -> tarfile.TarFile:
+        listed = [{"Config": "config.json", "Layers": ["one/layer.tar"], "RepoTags": None}]
+        files = {"one/layer.tar": b"layer", "config.json": self.config, "manifest.json": json.dumps(listed).encode()}
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for name, raw in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(raw)
+                archive.addfile(member, io.BytesIO(raw))
+        return tarfile.open(fileobj=io.BytesIO(buffer.getvalue()), mode="r|")
+
+    def load(self, archive: Iterator[bytes]) -> None:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(archive))) as tar:
+            self.loaded = {m.name: f.read() for m in tar.getmembers() for f in [tar.extractfile(m)] if f}
+
+    def find(self, reference: str) -> Image | None:
+        return self.image
+
+    def push(self, repository: str, tag: str, on_line: Callable[[str], None]) -> None:
+        config = self.registry.add_blob(self.instead or self.config)
+        layers = [{"mediaType": LAYER_TYPE, "digest": LAYER}]
+        document = {"mediaType": oci.MANIFEST, "config": {"digest": config}, "layers": layers}
+        self.registry.put(oci.MANIFEST, document, tag)
+
+
+LAYER = f"sha256:{sha('layer')}"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+
+
+def config_of(layers: list[str], labels: dict[str, str], env: list[str] | None = None) -> bytes:
+    inner = {"Labels": labels, "Env": env or ["PATH=/bin"]}
+    return json.dumps({"config": inner, "rootfs": {"type": "layers", "diff_ids": layers}}).encode()
+
+
+@dataclasses.dataclass
+class Site:
+    """A profile that was made and proved, and a registry to push it to."""
+
+    registry: Registry
+    engine: Engine
+    source: Source
+    lock: Lock
+
+    def push(self, *arguments: str) -> Said:
+        return envbuild("push", "sample", f"{self.registry.host}/team/sample", *arguments)
+
+    @property
+    def place(self) -> Repository:
+        return Repository(Reference.parse(f"{self.registry.host}/team/sample"))
+
+    def prove(self, run: Any = None, day: int = 0) -> Path:
+        wanted = required.wanted("sample", self.source.profile, self.lock)
+        finished = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=day)
+        record = evidence.run_record(self.engine.image, wanted, run or passed_run(), "docker 26", finished)
+        return evidence.save(record)
+
+
+@contextlib.contextmanager
+def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iterator[Site]:
+    """`day`: when it was proved, counted from now."""
+    source, plan = source_of(project, PROFILE), plan_of(project, PROFILE)
+    wheels = []
+    for item in lock_for(plan).wheels:  # real ones, so that what they fill can be read
+        file = write_wheel(project / "wheels", item.wheel.name, item.wheel.version)
+        real = dataclasses.replace(item.wheel, file=file.name, sha256=store.digest(file))
+        store.wheels().put(file, real.sha256, real.file)
+        wheels.append(dataclasses.replace(item, wheel=real))
+    made = dataclasses.replace(lock_for(plan), wheels=tuple(wheels))
+    lock.write(made, source.lock_file, "sample")
+    config = config_of([LAYER], {LOCK_LABEL: made.id})
+    image = Image(oci.digest_of(config), "handle", (LAYER,), {}, {}, 1)
+    record = records.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
+    monkeypatch.setattr(records, "every", lambda image_id=None: iter([record]))
+    with serving(Registry()) as registry:
+        engine = Engine(registry, image, config)
+        monkeypatch.setattr(publish, "existing", lambda session, reference: (source, made, image))
+        monkeypatch.setattr(Session, "connected", lambda self: engine)
+        monkeypatch.setattr(publish, "Engine", lambda: engine)
+        found = Site(registry, engine, source, made)
+        found.prove(day=day)
+        yield found
+
+
+def new_key(monkeypatch: pytest.MonkeyPatch) -> signing.PublicKey:
+    """A key pair; from now on it signs."""
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
+    monkeypatch.setenv("ENVBUILD_SIGNING_KEY", signing.generate(SECRET)[0].decode())
+    signer = signing.configured()
+    assert signer is not None
+    return signer.public
