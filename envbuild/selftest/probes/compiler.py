@@ -39,10 +39,10 @@ def scale(x, y, count, FACTOR: tl.constexpr, LESS: tl.constexpr, BLOCK: tl.const
 """
 BLOCK = 128
 
-# Where what is compiled goes; one process compiles; and no test of the processor's vector units, each of which would
-# call the compiler: that what /proc/cpuinfo says is true is not in question.
+# Where what is compiled goes; one process compiles, and for no vector units, since every check for one would call the
+# compiler first.
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-_VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+_VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
 _BUILT = (".so", ".cubin")
 _NOT_YET = re.compile(r"Python 3\.[0-9]+\+? (is )?not (yet )?supported|not supported on Python")
 _TELLING = re.compile(r"\bfatal\b|No such file|not found|requires \.target|Failed to find")
