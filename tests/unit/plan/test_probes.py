@@ -32,6 +32,16 @@ def test_every_probe_says_what_it_does_and_needs() -> None:
         assert len(probe.does) > 20 and not probe.does.startswith(name), probe
 
 
+def test_the_page_on_probes_has_each_with_its_level_and_device() -> None:
+    page = (Path(probes.__file__).parents[2] / "docs" / "selftest.md").read_text(encoding="utf-8")
+    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| ")]
+    told = {name: (level, device) for names, level, device in cells[1:] for name in names.split(", ")}
+    levels = {"asked": "asked for"}
+    assert told == {
+        p.name: (levels.get(p.level, p.level), "GPU" if p.needs == "cuda" else "any") for p in probes.known().values()
+    }
+
+
 def test_a_level_holds_those_below_it() -> None:
     step = probes.known()["train.step"]
     assert [step.within(level) for level in probes.LEVELS] == [False, True, True]
