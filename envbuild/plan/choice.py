@@ -81,7 +81,6 @@ def choose(source: Source) -> Choice:
     faults: list[Fault] = []
     gpus = tuple(_gpus(source, faults))
     release = facts.torch_release(profile.torch)
-    cuda = release.cuda if release else profile.cuda
     faults += _torch(source, gpus, release)
     pinned, overrides = _pins(source, release, faults)
     libraries = {
@@ -89,21 +88,29 @@ def choose(source: Source) -> Choice:
         **{k: profile.pins[k].version for k in profile.pins},
     }
     faults += _compat(source, gpus)
-    situation = Situation(
+    situation = replace(
+        stated(profile),
         gpus=gpus,
-        torch=profile.torch,
-        cuda=cuda,
         libraries=libraries,
         distributions=_exact(profile),
         driver=_driver(source, release),
-        gpu_count=profile.gpu_count,
-        features=frozenset(profile.features),
-        environment=frozenset({"cuda-compat"} if profile.driver.compat else ()),
     )
     accepted = {item.advisory: item.reason for item in profile.accept}
     advice = tuple(_advice(accepted, situation))
     faults += _refusals(source, advice)
     return Choice(situation, pinned, overrides, _environment(gpus), accepted, advice, tuple(faults))
+
+
+def stated(profile: Profile) -> Situation:
+    """What a profile says by itself, whatever is locked, measured or planned for it."""
+    release = facts.torch_release(profile.torch)
+    return Situation(
+        torch=profile.torch,
+        cuda=release.cuda if release else profile.cuda,
+        gpu_count=profile.gpu_count,
+        features=frozenset(profile.features),
+        environment=frozenset({"cuda-compat"} if profile.driver.compat else ()),
+    )
 
 
 def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:

@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.plan import facts
 from envbuild.plan.advisories import Situation
+from envbuild.plan.choice import stated
 from envbuild.plan.probes import LEVELS
 from envbuild.plan.profile import Profile
 from envbuild.proof import evidence, proved, shape
@@ -108,24 +109,31 @@ def situation(record: Mapping[str, Any], policy: Policy, profile: Profile | None
     """What was there when it was proved, for the advisories: what was loaded comes before what was installed."""
     held = _of(record["environment"], "distributions", dict)
     installed = {str(name): str(version) for name, version in held.items()}
-    on_cpu = not record["gpu"]
-    versions = {} if on_cpu else {facts.library_of(name): version for name, version in installed.items()}
-    for item in [] if on_cpu else _of(record["environment"], "libraries", list):
-        name, _, version = str(item.get("owner")).partition("==") if isinstance(item, dict) else ("", "", "")
-        if version and item.get("record"):
-            versions[facts.library_of(name)] = version
+    said = stated(profile) if profile else Situation()
+    torch = installed.get("torch")
+    release = facts.torch_release(torch or "")
+    cuda = release.cuda if release else said.cuda
     gpu = facts.gpus().get(evidence.model_of(record))
-    release = facts.torch_release(installed.get("torch", ""))
-    return Situation(
+    return dataclasses.replace(
+        said,
         gpus=(gpu,) if gpu else (),
-        torch=installed.get("torch"),
-        cuda=release.cuda if release else None,
-        libraries={name: version for name, version in versions.items() if name},
+        torch=torch,
+        cuda=cuda,
+        libraries={**facts.libraries_among(installed, cuda), **_loaded(record)} if record["gpu"] else {},
         distributions=installed,
         driver=policy.driver or (record["gpu"] or {}).get("driver"),
-        gpu_count=profile.gpu_count if profile else 1,
-        features=frozenset(profile.features if profile else ()),
     )
+
+
+def _loaded(record: Mapping[str, Any]) -> dict[str, str]:
+    """Short name -> version of the libraries that were mapped from a distribution's own files."""
+    versions: dict[str, str] = {}
+    for item in _of(record["environment"], "libraries", list):
+        name, _, version = str(item.get("owner")).partition("==") if isinstance(item, dict) else ("", "", "")
+        library = facts.library_of(name)
+        if library and version and item.get("record"):
+            versions[library] = version
+    return versions
 
 
 def _of(environment: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
