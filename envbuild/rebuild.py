@@ -11,12 +11,13 @@ from pathlib import Path
 
 from envbuild.image import dockerfile
 from envbuild.image.engine import Engine, Image
-from envbuild.image.names import repository
 from envbuild.making import Options, Progress
+from envbuild.pipeline import alone
 from envbuild.plan import resolve
 from envbuild.plan.sources import Source
 from envbuild.proof import bundles, child
-from envbuild.proof.oci import Place, digest_in
+from envbuild.proof.child import Config
+from envbuild.proof.oci import Manifest, Place, digest_in
 from envbuild.proof.reasons import Reason, Refusal
 from envbuild.proof.trust import Build
 from envbuild.proof.verify import Verdict
@@ -30,43 +31,44 @@ def objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     """Why what the lock gives is not the image that was proved; empty if it is the same.
 
     Another builder may write another configuration; layers, labels and environment must be the same. Raises what a
-    build raises.
+    build raises. Whatever comes of it, nothing of the rebuild stays.
     """
     assert verdict.build and verdict.proved
-    place, manifest, config = verdict.proved
-    made, engine = _made(verdict.build, progress)
-    try:
-        if made.id == config.id:
-            return []
-        for index, (there, here) in enumerate(zip_longest(config.layers, made.layers)):
-            if there is None or here is None:
-                return [Reason("rebuild", f"it has {len(config.layers)} layers, the lock gives {len(made.layers)}")]
-            if there != here:
-                first = _first(place, digest_in(manifest.layers[index]), there, engine, made, here)
-                return [Reason("rebuild", f"layer {index + 1} of {len(made.layers)} is another: {first}")]
-        if (dict(made.labels), dict(made.environment)) != (dict(config.labels), dict(config.environment)):
-            return [Reason("rebuild", "the layers are the same, labels or environment are not")]
-        return []
-    except Refusal as refusal:
-        return [refusal.reason]
-    finally:
-        engine.remove(f"{repository(_name(verdict.build))}:{verdict.build.lock.short}")
+    session = Session(f"{verdict.build.name[:55]}-rebuild", Options(locked=True, no_cache=True), progress)
+    session.made.lock = verdict.build.lock
+    with alone(session.made.name, progress.say):
+        try:
+            return list(_differences(session, _made(session, verdict.build), *verdict.proved))
+        except Refusal as refusal:
+            return [refusal.reason]
+        finally:
+            session.discard()
 
 
-def _name(build: Build) -> str:
-    return f"{build.name[:55]}-rebuild"
+def _differences(session: Session, made: Image, place: Place, manifest: Manifest, config: Config) -> Iterator[Reason]:
+    """The first one, if there is any."""
+    if made.id == config.id:
+        return
+    for index, (there, here) in enumerate(zip_longest(config.layers, made.layers)):
+        if there is None or here is None:
+            yield Reason("rebuild", f"it has {len(config.layers)} layers, the lock gives {len(made.layers)}")
+            return
+        if there != here:
+            first = _first(place, digest_in(manifest.layers[index]), there, session.connected(), made, here)
+            yield Reason("rebuild", f"layer {index + 1} of {len(made.layers)} is another: {first}")
+            return
+    if (dict(made.labels), dict(made.environment)) != (dict(config.labels), dict(config.environment)):
+        yield Reason("rebuild", "the layers are the same, labels or environment are not")
 
 
-def _made(build: Build, progress: Progress) -> tuple[Image, Engine]:
+def _made(session: Session, build: Build) -> Image:
     """Under a name of its own, every layer anew."""
+    name = session.made.name
     with tempfile.TemporaryDirectory(prefix="envbuild-rebuild-") as folder:
-        file = Path(folder) / "profiles" / f"{_name(build)}.yaml"
-        source = Source(_name(build), file, build.profile, build.document)
+        source = Source(name, Path(folder) / "profiles" / f"{name}.yaml", build.profile, build.document)
         plan = resolve.resolve(source)
-        session = Session(source.name, Options(locked=True, no_cache=True), progress)
         locked = session.at_hand(plan, build.lock)
-        image = session.build(source, plan, locked, dockerfile.render(locked, source.name))
-        return image, session.connected()
+        return session.build(source, plan, locked, dockerfile.render(locked, name))
 
 
 def _first(place: Place, digest: str, diff_id: str, engine: Engine, made: Image, here: str) -> str:

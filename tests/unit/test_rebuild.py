@@ -4,19 +4,23 @@ import dataclasses
 import io
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 
-from envbuild import rebuild
+from envbuild import rebuild, settings
+from envbuild.commands.console import Console
 from envbuild.errors import CheckFailed, UsageError
+from envbuild.image.build import layers_tag
 from envbuild.image.engine import Image
 from envbuild.proof import oci
 from envbuild.proof.child import Config
 from envbuild.proof.oci import Manifest
 from envbuild.proof.verify import Verdict
+from envbuild.steps import Session
 from unit.site import LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import envbuild
 
@@ -68,6 +72,18 @@ class Engine:
         self.removed.append(reference)
 
 
+def stand_in(monkeypatch: pytest.MonkeyPatch, engine: Engine, build: Callable[[], Image]) -> None:
+    """`build` gives what the engine made."""
+    monkeypatch.setattr(rebuild, "_made", lambda session, _: build())
+    monkeypatch.setattr(Session, "connected", lambda session: engine)
+
+
+def tags(site: Site) -> list[str]:
+    """What a rebuild makes meanwhile."""
+    tag = f"envbuild/sample-rebuild:{site.lock.short}"
+    return [tag, layers_tag(site.lock, "sample-rebuild")]
+
+
 def compared(
     site: Site, monkeypatch: pytest.MonkeyPatch, there: list[bytes], here: list[bytes], **other: Any
 ) -> list[str]:
@@ -77,13 +93,12 @@ def compared(
                 "layers": [{"digest": digest, "mediaType": LAYER_TYPE} for digest in digests]}  # fmt: skip
     manifest = Manifest(json.dumps(document).encode(), oci.MANIFEST)
     engine = Engine(*here)
-    monkeypatch.setattr(rebuild, "_made", lambda build, progress: (engine.image, engine))
+    stand_in(monkeypatch, engine, lambda: engine.image)
     config = Config(other.pop("id", "sha256:0"), tuple(digests), {}, {"PATH": "/bin"})
     build: Any = dataclasses.make_dataclass("B", ["name", "lock"])("sample", site.lock)
     verdict = Verdict("ref", build=build, proved=(site.place, manifest, dataclasses.replace(config, **other)))
-    progress: Any = None
-    found = rebuild.objections(verdict, progress)
-    assert engine.removed == [f"envbuild/sample-rebuild:{site.lock.short}"]
+    found = rebuild.objections(verdict, Console())
+    assert engine.removed == tags(site)
     assert {reason.id for reason in found} <= {"rebuild"}
     return [reason.detail for reason in found]
 
@@ -121,14 +136,34 @@ def test_labels_and_environment_count(site: Site, monkeypatch: pytest.MonkeyPatc
 
 def test_verify_refuses_what_the_lock_does_not_give(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(A)
-    monkeypatch.setattr(rebuild, "_made", lambda build, progress: (engine.image, engine))
+    stand_in(monkeypatch, engine, lambda: engine.image)
     wanted = ("verify", f"{site.registry.host}/team/sample:verified", "--key", "team.pub", "--rebuild", "--json")
     site.registry.add_blob(b"layer")
     done = envbuild(*wanted)
     assert (done.code, done.document["verified"]) == (CheckFailed.code, False)
     right = dataclasses.replace(engine.image, id=site.engine.image.id)
-    monkeypatch.setattr(rebuild, "_made", lambda build, progress: (right, engine))
+    stand_in(monkeypatch, engine, lambda: right)
     assert envbuild(*wanted).code == 0
+
+
+def test_a_rebuild_that_fails_leaves_nothing_and_one_runs_at_a_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the audit of the layers fails: they have a tag by then."""
+    engine = Engine(A)
+
+    def failed() -> Image:
+        with pytest.raises(Timeout):
+            FileLock(settings.state_folder("locks") / "sample-rebuild.lock").acquire(timeout=0)
+        raise CheckFailed("the audit says no")
+
+    stand_in(monkeypatch, engine, failed)
+    build: Any = dataclasses.make_dataclass("B", ["name", "lock"])("sample", site.lock)
+    config = Config("sha256:0", (), {}, {})
+    verdict = Verdict("ref", build=build, proved=(site.place, Manifest(b"{}", oci.MANIFEST), config))
+    with pytest.raises(CheckFailed, match="the audit says no"):
+        rebuild.objections(verdict, Console())
+    assert engine.removed == tags(site)
 
 
 def test_only_an_image_can_be_rebuilt(site: Site) -> None:
