@@ -72,7 +72,7 @@ def _nearest() -> str:
 
 def _expected(name: str) -> Expected:
     source = sources.load(name)
-    return audit.expected(source, lock.read(source.lock_file))
+    return audit.expected(source, lock.read(source.known_lock))
 
 
 def _labelled(image: Image) -> Expected | None:
@@ -81,7 +81,7 @@ def _labelled(image: Image) -> Expected | None:
     for name in sources.names() if label else ():
         try:
             source = sources.load(name)
-            locked = lock.read(source.lock_file)
+            locked = lock.read(source.known_lock)
         except EnvbuildError:
             continue  # another profile's fault
         if locked and locked.id == label:

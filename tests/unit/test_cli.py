@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -18,10 +19,12 @@ import pytest
 from click.testing import CliRunner
 
 from envbuild import cli, errors, shipped
+from envbuild.commands import audit
 from envbuild.image import base, dockerfile
+from envbuild.image.names import LOCK_LABEL
 from envbuild.plan import lock, store
 from envbuild.plan.lock import Lock
-from unit.support import PROFILE, Said, as_yaml, envbuild, lock_for, plan_of, write_profile
+from unit.support import PROFILE, Said, as_yaml, envbuild, image_of, lock_for, plan_of, write_profile
 
 NAMES = [name for group in cli.COMMANDS.values() for name in group]
 ROOT = Path(cli.__file__).parent.parent
@@ -326,6 +329,13 @@ def test_the_shipped_lock_is_good_in_an_empty_folder(locked: Lock, elsewhere: Pa
     assert [str(file.relative_to(elsewhere)) for file in elsewhere.rglob("*") if file.is_file()] == [
         "dockerfiles/sample.Dockerfile"
     ]
+
+
+def test_an_audit_knows_the_shipped_lock(locked: Lock, elsewhere: Path) -> None:
+    assert audit._expected("sample").lock == locked
+    labelled = audit._labelled(dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id}))
+    assert labelled is not None
+    assert (labelled.profile, labelled.lock, labelled.claimed) == ("sample", locked, True)
 
 
 def test_lock_names_the_file_that_it_means(elsewhere: Path) -> None:
