@@ -15,6 +15,7 @@ import torch
 
 ACCUMULATOR = 2.0**-23  # a float32 accumulator that truncates
 ROUNDED = 2.0**-24  # one that rounds to nearest
+LIKELY = 6.0  # times the root of a sum of squares: passed with a probability below 4e-8
 TF32 = 2.0**-10  # TF32 truncates each factor to 10 bits of fraction
 
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -94,6 +95,33 @@ def attention_cap(dtype: torch.dtype, logit: float, depth: int, length: int) -> 
     """
     u = unit_roundoff(dtype)
     return 2 * math.expm1(3 * u * logit) + 3 * u + attention_floor(dtype, logit, depth, length)
+
+
+def attention_gradient_floor(dtype: torch.dtype, logit: float, depth: int, length: int) -> float:
+    """What a fused kernel is always allowed of a gradient, relative to its `spread`; its own rounding comes beside.
+
+    `spread` is the root of the sum over the squares of the terms, each with what it is a difference of made positive
+    (probes/attention_backward.py). Roundings to `dtype` are independent of each other, so that n of them of unit u
+    leave LIKELY n u `spread` with a probability below 2 exp(-LIKELY^2 / 2) (Hoeffding; Higham and Mary, "A new approach
+    to probabilistic rounding error analysis", 2019, theorem 2.4); what a worst case allows is wider than the gradients.
+    A fused kernel rounds the output, by way of which the row's sum enters, and the factor of the last product.
+
+    Arithmetic in float32 is bounded as in the forward pass, with the sums over `depth` of dO V and dO O; sums of
+    absolute values over `depth` or `length` terms are at most sqrt(depth) or sqrt(length) times the roots.
+    """
+    forward = 2 * math.expm1(gamma(depth + 2, ACCUMULATOR) * logit) + 2 * gamma(length + 4, ACCUMULATOR)
+    arithmetic = forward + math.sqrt(depth) * gamma(depth + 2, ACCUMULATOR) + gamma(length, ACCUMULATOR)
+    return 2 * LIKELY * unit_roundoff(dtype) + math.sqrt(length) * arithmetic
+
+
+def attention_gradient_cap(dtype: torch.dtype, logit: float, depth: int, length: int) -> float:
+    """What no kernel is ever allowed to pass, likewise: a path that keeps everything in `dtype` rounds the logits (as
+    in the forward pass: 3 u `logit`, twice), the probabilities twice, the gradients of those and of the logits, the
+    row's sum and the scaled factor, and the result once more as it is scaled back: 7 u beside the floor.
+    """
+    u = unit_roundoff(dtype)
+    floor = attention_gradient_floor(dtype, logit, depth, length)
+    return LIKELY * (2 * math.expm1(3 * u * logit) + 7 * u) + floor
 
 
 def softmax(exact: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

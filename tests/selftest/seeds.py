@@ -18,6 +18,8 @@ from envbuild.selftest.own import Own, Shape
 from envbuild.selftest.probes import alloc
 from envbuild.selftest.registry import Probe
 
+from . import gradients
+
 Kernel = Callable[..., torch.Tensor]
 Wrong = Callable[[Kernel], Kernel]
 
@@ -104,11 +106,11 @@ def fourier(kernel: Kernel) -> Kernel:
     return seeded
 
 
-def without_library(kernel: Kernel) -> Kernel:
-    """cuDNN's words where it has no code for the card."""
+def library_says(status: str) -> Kernel:
+    """A convolution that cuDNN refuses in these words."""
 
     def seeded(*args: Any) -> torch.Tensor:
-        raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH")
+        raise RuntimeError(f"cuDNN error: CUDNN_STATUS_{status}")
 
     return seeded
 
@@ -483,6 +485,7 @@ PROBES = (
     seeded("attention.math", F, SDPA, named("right", lambda k: attention_own(k))),
     seeded("attention.math", F, SDPA, wrong_row),
     seeded("attention.flash", F, SDPA, wrong_dtype),
+    *gradients.PROBES,
     seeded("norm.torch", F, "layer_norm", named("rounded", lambda k: norm_own(k, rounds=True))),
     seeded("norm.torch", F, "layer_norm", named("squares", lambda k: norm_own(k, upcasts=False))),
     seeded("norm.torch", F, "layer_norm", norm_nan),
@@ -496,7 +499,8 @@ PROBES = (
     seeded("conv", F, "conv2d", named("nan", lambda k: wrong_element(k, HALF, (0, 63, 17, 18), float("nan")))),
     seeded("conv", F, "conv2d", named("edge", lambda k: lambda x, w, b, s, p, *r: k(x.roll(1, 2), w, b, s, p, *r))),
     seeded("conv", F, "conv1d", named("tf32", lambda k: tf32(k))),
-    seeded("conv", F, "conv1d", without_library),
+    seeded("conv", F, "conv1d", named("without_library", lambda k: library_says("NOT_SUPPORTED_ARCH_MISMATCH"))),
+    seeded("conv", F, "conv1d", named("sublibrary", lambda k: library_says("SUBLIBRARY_VERSION_MISMATCH"))),
     seeded("conv", F, "conv1d", fourier),
     seeded("compile.triton", torch, "compile", miscompiled),
     seeded("compile.triton", torch, "compile", not_compiled),

@@ -2,12 +2,11 @@
 
 Four problems lie in one batch, so that each kernel is called once for all: random values, compared with float64; V = 1,
 whose output is 1; q = 0, whose output is the mean of V; and q = k = 40, whose logits leave float16 where they are not
-scaled first, and whose output is again the mean of V, as all logits are equal.
+scaled first, and whose output is again the mean of V, as all logits are equal. From level standard on, gradients too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest import bounds, inputs
-from envbuild.selftest.context import Context, is_unsupported, short_name
+from envbuild.selftest.context import Context, short_name
 from envbuild.selftest.outcome import Skip
+from envbuild.selftest.probes import attention_backward
+from envbuild.selftest.probes.attention_backends import is_refused, only
 from envbuild.selftest.probes.attention_traits import note_upcast, report
 from envbuild.selftest.reference import compare
 
@@ -29,16 +30,6 @@ SHORT, LONG, LONG_CPU_QUICK = 128, 2925, 365  # 2925 is a video model's; neither
 HEADS, HEADS_CPU = 2, 1
 PROBLEMS = ("random", "V=1", "q=0", "q=k=40")
 LARGE = 40.0
-
-_FLAGS = {"math": "enable_math", "flash": "enable_flash", "efficient": "enable_mem_efficient"}  # before torch 2.3
-_BACKENDS = {
-    "math": "MATH",
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "cudnn": "CUDNN_ATTENTION",
-}
-# The last: autocast leaves attention alone on the CPU of torch 2.0.
-_NO_KERNEL = ("No available kernel", "No viable backend", "No execution plans", "to have the same dtype")
 
 
 @dataclass(frozen=True)
@@ -127,26 +118,12 @@ def exact(data: Inputs, causal: bool) -> tuple[torch.Tensor, float]:
     return torch.softmax(logits, dim=-1) @ v, largest
 
 
-@contextlib.contextmanager
-def only(backend: str) -> Iterator[None]:
-    """Only this backend may be chosen; Skip where this torch has none of that name or no way to choose it."""
-    attention = getattr(torch.nn, "attention", None)
-    if attention is not None:
-        member = getattr(attention.SDPBackend, _BACKENDS[backend], None)
-        if member is None:
-            raise Skip(f"torch {torch.__version__} has no {backend} attention")
-        with attention.sdpa_kernel([member]):
-            yield
-        return
-    if backend not in _FLAGS:
-        raise Skip(f"torch {torch.__version__} has no {backend} attention")
-    with torch.backends.cuda.sdp_kernel(**{flag: name == backend for name, flag in _FLAGS.items()}):
-        yield
-
-
 def _run(context: Context, backend: str) -> None:
     if context.on_cpu and backend != "math" and not hasattr(torch.nn, "attention"):
         raise Skip(f"torch {torch.__version__} cannot choose a backend on the CPU")
+    context.traits["torch"] = str(torch.__version__)
+    if backend == "cudnn":
+        context.traits["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if context.on_cpu:
         context.traits["shapes"] = "cpu subset"
     for case in cases(context):
@@ -155,11 +132,13 @@ def _run(context: Context, backend: str) -> None:
             with context.step(f"{backend} {case.name}") as step:
                 got = _attend(context, backend, data, case.causal, case.autocast)
         except RuntimeError as error:
-            if not _is_refused(error):
+            if not is_refused(error):
                 raise
             context.unsupported(error)
             continue
         _judge(context, backend, case, data, got, step.seconds)
+    if context.at_least("standard"):
+        attention_backward.check(context, backend)
     _tell(context, backend)
     if not context.figures:
         raise Skip(f"no {backend} attention on this device: {next(iter(context.traits['unsupported'].values()))}")
@@ -175,17 +154,13 @@ def _attend(context: Context, backend: str, data: Inputs, causal: bool, autocast
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal).cpu()
 
 
-def _is_refused(error: RuntimeError) -> bool:
-    return is_unsupported(error) or any(words in str(error) for words in _NO_KERNEL)
-
-
 def _upcast(context: Context, backend: str, data: Inputs, causal: bool) -> torch.Tensor:
     """The same values in float32, by this backend, or by the math path where it takes none."""
     wide = Inputs(*(values.to(torch.float32) for values in (data.q, data.k, data.v)))
     try:
         return _attend(context, backend, wide, causal)
     except RuntimeError as error:
-        if not _is_refused(error):
+        if not is_refused(error):
             raise
         return _attend(context, "math", wide, causal)
 
@@ -195,7 +170,7 @@ def _tell(context: Context, backend: str) -> None:
         try:
             return _attend(context, backend, Inputs(*data), causal=False)
         except RuntimeError as error:
-            if not _is_refused(error):
+            if not is_refused(error):
                 raise
             return None
 

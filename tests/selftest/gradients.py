@@ -1,0 +1,114 @@
+"""Attention whose way back is wrong, and a cuDNN that the CPU plays: for seeds.py."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.catalogue import PROBES as REAL
+from envbuild.selftest.context import Context
+from envbuild.selftest.probes import attention, attention_backward
+from envbuild.selftest.registry import Probe
+
+Kernel = Callable[..., torch.Tensor]
+Wrong = Callable[[Kernel], Kernel]
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def changed(which: int, change: Change, where: Callable[..., bool] = lambda *args, **options: True) -> Wrong:
+    """Attention whose gradient of q, k or v (0, 1 or 2) is another, for some calls."""
+
+    def wrong(kernel: Kernel) -> Kernel:
+        def seeded(*args: torch.Tensor, **options: Any) -> torch.Tensor:
+            if args[which].requires_grad and where(*args, **options):
+                register: Any = args[which].register_hook
+                register(change)
+            return kernel(*args, **options)
+
+        return seeded
+
+    return wrong
+
+
+def neighbour(grad: torch.Tensor) -> torch.Tensor:
+    """Row 20 is that of row 19."""
+    grad = grad.clone()
+    grad[..., 20, :] = grad[..., 19, :]
+    return grad
+
+
+def nan(*where: int) -> Change:
+    def change(grad: torch.Tensor) -> torch.Tensor:
+        grad = grad.clone()
+        grad[where] = float("nan")
+        return grad
+
+    return change
+
+
+def before() -> Change:
+    """The gradient of the call before of the same shape and dtype."""
+    last: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+
+    def change(grad: torch.Tensor) -> torch.Tensor:
+        found = last.get((grad.shape, grad.dtype), grad)
+        last[grad.shape, grad.dtype] = grad
+        return found
+
+    return change
+
+
+def no_plan(kernel: Kernel) -> Kernel:
+    """cuDNN's words where it finds no kernel that serves."""
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        raise RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built.")
+
+    return seeded
+
+
+def is_of_64_modulo_128(q: torch.Tensor, *args: Any, attn_mask: Any = None, **options: Any) -> bool:
+    return attn_mask is not None and q.shape[-2] % 128 == 64
+
+
+def is_one_query(q: torch.Tensor, *args: Any, **options: Any) -> bool:
+    return q.shape[-2] == 1
+
+
+def seeded(backend: str, name: str, wrong: Wrong, torch_: str | None = None, cudnn: int | None = None) -> Probe:
+    """The probe at level standard, its long forward cases left out. "cudnn" is played by the CPU's flash kernel, with a
+    torch and a cuDNN of these versions."""
+    (real,) = (item for item in REAL if item.name == f"attention.{backend}")
+
+    def function(context: Context) -> None:
+        modules: list[Any] = [attention, attention_backward]
+        if backend == "cudnn":
+            only = attention.only
+            for module in modules:
+                module.only = lambda name: only("flash" if name == "cudnn" else name)
+            torch.backends.cudnn.version = lambda: cudnn  # type: ignore[assignment]
+            torch.__version__ = torch_ or torch.__version__  # type: ignore[assignment]
+        modules[0].LONG = attention.SHORT
+        setattr(F, SDPA, wrong(getattr(F, SDPA)))
+        context.job = dataclasses.replace(context.job, level="standard")
+        real.function(context)
+
+    return Probe(f"{real.name}:{name}", "quick", "cpu", real.timeout, function)
+
+
+SDPA = "scaled_dot_product_attention"
+NEGATIVE = attention_backward.PROBLEMS.index("scores -120")
+LONG = attention_backward.LONG_CPU
+
+PROBES = (
+    seeded("math", "grad_k_row", changed(1, neighbour)),
+    seeded("flash", "grad_v_nan", changed(2, nan(0, 0, 7, 9), lambda q, *args, **rest: q.shape[-2] == LONG)),
+    seeded("flash", "stale_gradient", changed(0, before())),
+    seeded("cudnn", "masked", changed(0, nan(NEGATIVE), is_of_64_modulo_128), "2.13.0+cu130", 92000),
+    seeded("cudnn", "one_query", changed(1, nan(NEGATIVE), is_one_query), "2.15.0+cu130", 92600),
+    seeded("cudnn", "exploding", changed(1, lambda grad: grad * 1000), "2.5.0+cu124", 90100),
+    seeded("cudnn", "no_plan", no_plan, "2.11.0+cu128", 91900),
+    seeded("cudnn", "right", lambda kernel: kernel, "2.13.0+cu130", 92000),
+)
