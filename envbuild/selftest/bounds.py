@@ -28,6 +28,11 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return _UNIT[str(dtype).replace("torch.", "")]
 
 
+def factor_roundoff(dtype: torch.dtype, tf32: bool) -> float:
+    """u of what enters a product: float32 factors keep TF32's 10 bits where that is allowed."""
+    return TF32 if tf32 and dtype == torch.float32 else unit_roundoff(dtype)
+
+
 def gamma(k: int, u: float) -> float:
     """k u / (1 - k u), Higham's lemma 3.1; infinite where k u is not below 1, as nothing is promised then."""
     return k * u / (1 - k * u) if k * u < 1 else math.inf
@@ -76,7 +81,7 @@ def norm(magnitude: torch.Tensor, n: int, times: int, dtype: torch.dtype, roundi
     return (arithmetic + roundings * unit_roundoff(dtype)) * magnitude
 
 
-def attention_floor(dtype: torch.dtype, logit: float, depth: int, length: int) -> float:
+def attention_floor(dtype: torch.dtype, logit: float, depth: int, length: int, tf32: bool = False) -> float:
     """What a fused kernel is always allowed, relative to max |V|.
 
     One rounding of the probabilities and one of the output (2 u), and float32 arithmetic: logits up to `logit` in
@@ -84,20 +89,20 @@ def attention_floor(dtype: torch.dtype, logit: float, depth: int, length: int) -
     the exponentials and the two sums over `length`.
     """
     arithmetic = 2 * math.expm1(gamma(depth + 2, ACCUMULATOR) * logit) + 2 * gamma(length + 4, ACCUMULATOR)
-    return 2 * unit_roundoff(dtype) + arithmetic
+    return 2 * factor_roundoff(dtype, tf32) + arithmetic
 
 
-def attention_cap(dtype: torch.dtype, logit: float, depth: int, length: int) -> float:
+def attention_cap(dtype: torch.dtype, logit: float, depth: int, length: int, tf32: bool = False) -> float:
     """What no kernel is ever allowed to pass, relative to max |V|.
 
     A path that keeps everything in `dtype` rounds the scaled q and k, the logits, the probabilities (numerator and
     quotient) and the output: the logits' error, 3 u `logit`, enters softmax twice.
     """
-    u = unit_roundoff(dtype)
-    return 2 * math.expm1(3 * u * logit) + 3 * u + attention_floor(dtype, logit, depth, length)
+    u = factor_roundoff(dtype, tf32)
+    return 2 * math.expm1(3 * u * logit) + 3 * u + attention_floor(dtype, logit, depth, length, tf32)
 
 
-def attention_gradient_floor(dtype: torch.dtype, logit: float, depth: int, length: int) -> float:
+def attention_gradient_floor(dtype: torch.dtype, logit: float, depth: int, length: int, tf32: bool = False) -> float:
     """What a fused kernel is always allowed of a gradient, relative to its `spread`; its own rounding comes beside.
 
     `spread` is the root of the sum over the squares of the terms, each with what it is a difference of made positive
@@ -111,16 +116,16 @@ def attention_gradient_floor(dtype: torch.dtype, logit: float, depth: int, lengt
     """
     forward = 2 * math.expm1(gamma(depth + 2, ACCUMULATOR) * logit) + 2 * gamma(length + 4, ACCUMULATOR)
     arithmetic = forward + math.sqrt(depth) * gamma(depth + 2, ACCUMULATOR) + gamma(length, ACCUMULATOR)
-    return 2 * LIKELY * unit_roundoff(dtype) + math.sqrt(length) * arithmetic
+    return 2 * LIKELY * factor_roundoff(dtype, tf32) + math.sqrt(length) * arithmetic
 
 
-def attention_gradient_cap(dtype: torch.dtype, logit: float, depth: int, length: int) -> float:
+def attention_gradient_cap(dtype: torch.dtype, logit: float, depth: int, length: int, tf32: bool = False) -> float:
     """What no kernel is ever allowed to pass, likewise: a path that keeps everything in `dtype` rounds the logits (as
     in the forward pass: 3 u `logit`, twice), the probabilities twice, the gradients of those and of the logits, the
     row's sum and the scaled factor, and the result once more as it is scaled back: 7 u beside the floor.
     """
-    u = unit_roundoff(dtype)
-    floor = attention_gradient_floor(dtype, logit, depth, length)
+    u = factor_roundoff(dtype, tf32)
+    floor = attention_gradient_floor(dtype, logit, depth, length, tf32)
     return LIKELY * (2 * math.expm1(3 * u * logit) + 7 * u) + floor
 
 

@@ -118,9 +118,7 @@ def attention(how: Arithmetic, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 def _one_head(how: Arithmetic, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Exact:
     """Bounded as a path that keeps everything in the dtype needs it: there are four roundings in a logit (q, k, their
     product, its scaling), which move its exponential and the sum of all of them, and three more (u) on the way to v."""
-    (length, depth), u = k.shape, bounds.unit_roundoff(how.dtype)
-    if how.tf32 and how.dtype == torch.float32:
-        u = bounds.TF32
+    (length, depth), u = k.shape, bounds.factor_roundoff(how.dtype, how.tf32)
     scale = 1 / math.sqrt(depth)
     weights = _softmax(product(q, k.t()) * scale)
     moved = (4 * u + bounds.gamma(depth + 2, bounds.ACCUMULATOR)) * product(q.abs(), k.abs().t()) * scale
