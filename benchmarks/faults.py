@@ -23,8 +23,9 @@ from machine import described, write
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from selftest import seeding
+from selftest.named import NAMED
 from selftest.test_dist import LAME
-from selftest.test_seeded import NAMED, WRONG
+from selftest.test_seeded import WRONG
 
 from envbuild.plan import facts
 

@@ -12,6 +12,7 @@ from envbuild.selftest import libcuda
 from envbuild.selftest.probes.driver import Versions, faults
 
 from . import hardware, stubs
+from .named import DRIVER
 from .reading import Frame, job, outcomes, run
 
 
@@ -107,23 +108,21 @@ def test_an_old_driver_is_named_with_its_advisory(tmp_path: Path) -> None:
     assert (result["status"], result["failure"]) == ("failed", "version")
     assert result["reason"].startswith("driver 535.104.05 is older than 580, which CUDA 13.0 needs")
     assert "libcuda serves CUDA 12.4 at most" in result["detail"]
-    assert named(result) == ["driver-too-old-cu13"]
+    assert named(result) == DRIVER["compat"]
 
 
 @pytest.mark.parametrize(
-    ("case", "code", "advisory"),
+    ("case", "code"),
     [
-        ("unready", "802, CUDA_ERROR_SYSTEM_NOT_READY", ["error-802-fabricmanager"]),
-        ("geforce", "804, CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", ["error-804-forward-compat"]),
-        ("unknown", "999, CUDA_ERROR_UNKNOWN", []),
+        ("unready", "802, CUDA_ERROR_SYSTEM_NOT_READY"),
+        ("geforce", "804, CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"),
+        ("unknown", "999, CUDA_ERROR_UNKNOWN"),
     ],
 )
-def test_a_driver_that_does_not_start_is_named(
-    recent: dict[str, Frame], case: str, code: str, advisory: list[str]
-) -> None:
+def test_a_driver_that_does_not_start_is_named(recent: dict[str, Frame], case: str, code: str) -> None:
     result = recent[f"env.driver:{case}"]
     assert (result["failure"], result["at"], result["reason"]) == ("exception", "cuInit", f"cuInit: error {code}")
-    assert named(result) == advisory
+    assert named(result) == DRIVER.get(case, [])
 
 
 def test_no_gpu_for_this_process_is_a_skip(recent: dict[str, Frame]) -> None:

@@ -5,6 +5,7 @@ import pytest
 from envbuild.plan import facts
 
 from . import seeding
+from .named import NAMED
 from .reading import Frame
 
 pytest.importorskip("torch")
@@ -103,27 +104,6 @@ TRAITS = [
     ("norm.torch:norm_refuses", "refusal", "expected scalar type Float but found Half"),
     ("norm.torch:right", "needs_upcast", []),
 ]
-# The advisories whose signature a seed shows; no other seed shows any.
-NAMED = {
-    "gemm.crash:divides": ["cublas-hopper-fpe"],
-    "attention.flash:attention_nan": ["half-attention-nan"],
-    "attention.math:overflow": ["half-attention-nan"],
-    "gemm.accumulator:half_accumulation": ["fp16-reduced-precision-reduction"],
-    "gemm.accumulator:ones": ["fp16-reduced-precision-reduction"],
-    "gemm.accuracy:half_accumulation": ["fp16-reduced-precision-reduction"],
-    "tf32.mode:tf32": ["tf32-default"],
-    "tf32.mode:conv": ["tf32-default"],
-    "attention.cudnn:masked": ["cudnn-sdpa-bwd-nan-hopper"],
-    "attention.cudnn:one_query": ["cudnn-sdpa-bwd-9.26"],
-    "attention.cudnn:exploding": ["cudnn-sdpa-2.5.0"],
-    "attention.cudnn:no_plan": ["cudnn-sdpa-b300-noplan"],
-    "conv:without_library": ["volta-dropped"],
-    "conv:sublibrary": ["cudnn-sublibrary-mismatch"],
-    "compile.triton:ptxas": ["triton-ptxas-unknown-arch"],
-    "compile.triton:bf16": ["bf16-pre-ampere"],
-    "init.alloc:no_handle": ["cublas-not-initialized"],
-    "init.alloc:crowded": ["cublas-not-initialized"],
-}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from packaging.version import Version
+from selftest.named import RECORDED
 
 from envbuild.errors import FactsError
 from envbuild.plan import document, facts, fleet
@@ -400,6 +401,11 @@ def test_a_signature_names_no_version_that_is_not_matched(name: str) -> None:
 )
 def test_what_half_precision_shows_is_named(result: dict[str, Any], met: str | None) -> None:
     assert [item.id for item in facts.advisories() if item.matches(result)] == ([met] if met else [])
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_result_is_named(name: str) -> None:
+    assert [item.id for item in facts.advisories() if item.matches(RECORDED[name])] == [name]
 
 
 def test_an_advisory_without_signature_is_never_met() -> None:

@@ -1,0 +1,86 @@
+"""Which advisories are shown to be named, and by what. What stands nowhere here stands in docs/unproved.md; a test of
+tests/unit keeps it so. No torch is imported."""
+
+from typing import Any, NamedTuple
+
+# Kernels made wrong (seeds.py): the advisories whose signature a seed shows; no other seed shows any.
+NAMED: dict[str, list[str]] = {
+    "gemm.crash:divides": ["cublas-hopper-fpe"],
+    "attention.flash:attention_nan": ["half-attention-nan"],
+    "attention.math:overflow": ["half-attention-nan"],
+    "gemm.accumulator:half_accumulation": ["fp16-reduced-precision-reduction"],
+    "gemm.accumulator:ones": ["fp16-reduced-precision-reduction"],
+    "gemm.accuracy:half_accumulation": ["fp16-reduced-precision-reduction"],
+    "tf32.mode:tf32": ["tf32-default"],
+    "tf32.mode:conv": ["tf32-default"],
+    "attention.cudnn:masked": ["cudnn-sdpa-bwd-nan-hopper"],
+    "attention.cudnn:one_query": ["cudnn-sdpa-bwd-9.26"],
+    "attention.cudnn:exploding": ["cudnn-sdpa-2.5.0"],
+    "attention.cudnn:no_plan": ["cudnn-sdpa-b300-noplan"],
+    "conv:without_library": ["volta-dropped"],
+    "conv:sublibrary": ["cudnn-sublibrary-mismatch"],
+    "compile.triton:ptxas": ["triton-ptxas-unknown-arch"],
+    "compile.triton:bf16": ["bf16-pre-ampere"],
+    "init.alloc:no_handle": ["cublas-not-initialized"],
+    "init.alloc:crowded": ["cublas-not-initialized"],
+}
+
+# Cards played by the CPU (hardware.py): env.arch.
+ARCH: dict[str, list[str]] = {
+    "blackwell": ["no-kernel-image-blackwell"],
+    "volta": ["volta-dropped"],
+    "ptx": ["no-kernel-image-blackwell"],
+}
+# Drivers played by stubs (hardware.py): env.driver.
+DRIVER: dict[str, list[str]] = {
+    "compat": ["driver-too-old-cu13"],
+    "unready": ["error-802-fabricmanager"],
+    "geforce": ["error-804-forward-compat"],
+}
+
+
+class World(NamedTuple):
+    """How NCCL fails between two cards: its version, how, in which step, the setting that cures it, and the cards'
+    compute capabilities and name."""
+
+    nccl: str
+    failure: str
+    step: str
+    cure: str | None = None
+    capabilities: tuple[str, str] = ("9.0", "9.0")
+    card: str = "NVIDIA H100 80GB HBM3"
+
+
+# Worlds whose ranks are played, judged by the real dist.staged; NCCL itself has never run.
+WORLDS: dict[str, World] = {
+    "nccl-2.18.1": World("2.18.1", "mismatch", "all_reduce fp32 1001"),
+    "nccl-unequal-cards": World("2.20.5", "hang", "all_reduce fp32 1001", capabilities=("8.0", "9.0")),
+    "nccl-bf16-misaligned-h100": World("2.21.5", "exception", "all_reduce bf16 1001", "NCCL_NVLS_ENABLE=0"),
+    "nccl-abort-hang": World("2.21.5", "hang", "leave"),
+    "nccl-2.27-fp8-symmetric": World("2.27.3", "exception", "init"),
+    "nccl-2.28.3-2.29.2": World("2.29.2", "hang", "all_reduce fp32 1001"),
+    "nccl-4090-p2p": World("2.26.5", "hang", "init", "NCCL_P2P_DISABLE=1", ("8.9", "8.9"), "NVIDIA GeForce RTX 4090"),
+}
+
+# Results as a probe words them, of what no CPU can play.
+RECORDED: dict[str, dict[str, Any]] = {
+    "conv3d-bf16": {
+        "probe": "conv",
+        "failure": "bound",
+        "at": "bf16 conv3d 1x32x5x18x20 filters 48x32x3x3x3 integer",
+        "traits": {"torch": "2.8.0+cu128", "cudnn": 91002},
+    },
+    "apex-t5-mixed-dtype": {
+        "probe": "norm.apex",
+        "failure": "exception",
+        "traits": {"refusal": "expected scalar type Float but found Half"},
+    },
+}
+
+# Named by the audit (tests/unit/proof/test_audit.py); env.libs names the library that is out of place.
+CUBLASLT_SHADOW, NVJITLINK_SHADOW = "cublaslt-shadow-runpath", "nvjitlink-shadow"
+
+SHOWN: frozenset[str] = frozenset(
+    [name for names in (*NAMED.values(), *ARCH.values(), *DRIVER.values()) for name in names]
+    + [*WORLDS, *RECORDED, CUBLASLT_SHADOW, NVJITLINK_SHADOW]
+)
