@@ -108,7 +108,7 @@ class Apex(_Model):
 
 
 class Python(_Model):
-    version: Word
+    version: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}[A-Za-z0-9.+]*$", max_length=60)]
     executable: Text
     prefix: Text
     markers: dict[Word, Word] = Field(max_length=30)

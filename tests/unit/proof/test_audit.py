@@ -454,6 +454,10 @@ HOSTILE: dict[str, RawOutput] = {
     "a long path": output({**DOCUMENT, "compat": ["/" * 5000]}),
     "many libraries": output({**DOCUMENT, "libraries": [copy("/libcublas.so.12")] * 1001}),
     "a wrong type": output({**DOCUMENT, "cut": "yes"}),
+    **{
+        f"Python {version!r}": output({**DOCUMENT, "python": {**DOCUMENT["python"], "version": version}})
+        for version in ("", "3", "3.x", ".11", "3.11\n")
+    },
     "a deep document": RawOutput(b"ENVBUILD " + NONCE.encode() + b" 0 0 " + b"[" * 100000 + b"\n", "", 0, 1.0),
 }
 
