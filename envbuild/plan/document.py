@@ -5,6 +5,7 @@ No tags, no aliases (an alias bomb is a few hundred bytes), no duplicate keys, b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -176,8 +177,11 @@ def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def home(file: FilePath) -> FilePath:
-    """The folder of the project that a profile's file belongs to: the one that holds profiles/."""
-    folder = file.parent
+    """The folder of the project that a profile's file belongs to: the one that holds profiles/.
+
+    `file` may be relative, and a bare name where the working folder is profiles/.
+    """
+    folder = FilePath(os.path.abspath(file)).parent  # noqa: PTH100 - a link to a profile does not move it
     while folder.name in ("projects", "profiles"):
         folder = folder.parent
     return folder

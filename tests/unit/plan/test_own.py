@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,17 @@ def test_a_script_is_read_from_beside_its_profile(project: Path, file: str, path
     assert found == Script(path, text)
     assert found.name == file.rpartition("/")[2]
     assert found.sha256 == hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("folder", ["profiles", "profiles/projects"])
+def test_it_does_not_matter_where_envbuild_is_started(
+    project: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    script(project, "scripts/smoke.py")
+    write_profile(project, asking(script="../scripts/smoke.py"))
+    (project / folder).mkdir(exist_ok=True)
+    monkeypatch.chdir(project / folder)
+    assert sources.load(os.path.relpath(project / "profiles" / "sample.yaml")).profile.selftest.script
 
 
 def test_without_a_script_there_is_none(project: Path) -> None:
