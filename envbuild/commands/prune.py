@@ -15,20 +15,21 @@ from envbuild.proof.runners import local
 @click.option("--images-only", is_flag=True, help="Leave the caches of wheels, packages and bases alone.")
 @json_option
 def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
-    """Remove images of the profiles seen from here that no current lock names, and cached files that none needs.
+    """Remove images of the profiles and locks seen from here that no lock names, and cached files that none needs.
 
-    Never a verified or a running image. A profile or lock that cannot be read stops it: what it needs is not known.
+    Never a verified or a running image. A lock that cannot be read stops it: what it needs is not known.
     Example: envbuild prune --dry-run
     """
     engine = Engine()
     with contextlib.ExitStack() as stack:
-        known = {name: sources.load(name) for name in sources.names()}
-        for name in known:
+        known = sources.locks()
+        names = sorted({*sources.names(), *known})
+        for name in names:
             stack.enter_context(pipeline.alone(name, say))
-        locks = [locked for source in known.values() if (locked := lock.read(source.known_lock))]
-        found = list(prune.images(engine, known, locks))
+        locks = [locked for file in known.values() if (locked := lock.read(file))]
+        found = list(prune.images(engine, names, locks))
         if not images_only:
-            found += prune.caches(locks)
+            found += prune.caches(names, locks)
         if not dry_run:
             local.sweep(engine)
             prune.remove(engine, found)

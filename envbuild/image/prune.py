@@ -42,19 +42,24 @@ def images(engine: Engine, names: Iterable[str], current: Iterable[Lock]) -> Ite
             yield Removable("image", name, size)
 
 
-def caches(current: Iterable[Lock]) -> Iterator[Removable]:
-    """Files in our caches that no current lock names, and what interrupted runs left."""
+def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
+    """Files in our caches that no current lock names, the build contexts of `names`, whose locks the caller holds, and
+    what interrupted runs left."""
     locks = list(current)
     wheels = {locked.wheel.sha256 for lock in locks for locked in lock.wheels}
     debs = {deb.sha256 for lock in locks for deb in (*lock.base, *lock.apt)}
     archives = {archive.sha256 for lock in locks for archive in lock.archives}
     bases = {base.tar_file(lock).with_suffix(end).name for lock in locks if lock.suite for end in (".tar", ".sha256")}
-    kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases, "contexts": set[str]()}
+    kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
     for kind, wanted in kinds.items():
         for path in sorted(settings.cache_folder(kind).iterdir()):
             # what begins with a dot is on its way in, unless it is old
             if path.name not in wanted and (not path.name.startswith(".") or time.time() - path.stat().st_mtime > _DAY):
                 yield Removable(kind, str(path), _size(path))
+    for name in names:
+        context = settings.cache_folder("contexts") / name
+        if context.is_dir():
+            yield Removable("contexts", str(context), _size(context))
 
 
 def remove(engine: Engine | None, items: Iterable[Removable]) -> None:

@@ -20,6 +20,7 @@ from envbuild.plan.profile import Accept, Profile, checked
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 DEVEL = "devel"
+_LOCK = ".lock.yaml"
 _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
 
 
@@ -41,12 +42,12 @@ class Source:
 
     @property
     def lock_file(self) -> Path:
-        return self._beside("profiles", f"{self.name}.lock.yaml")
+        return self._beside("profiles", f"{self.name}{_LOCK}")
 
     @property
     def known_lock(self) -> Path:
         """The lock to read: the project's own, else the one that was shipped beside the profile."""
-        return self.lock_file if self.lock_file.exists() else self.file.with_name(f"{self.name}.lock.yaml")
+        return self.lock_file if self.lock_file.exists() else self.file.with_name(f"{self.name}{_LOCK}")
 
     @property
     def dockerfile(self) -> Path:
@@ -144,6 +145,16 @@ def own_names() -> list[str]:
 def _names(folders: Iterable[Path]) -> list[str]:
     files = {file.stem for folder in folders for file in folder.glob("*.yaml")}
     return sorted(name for name in files if not name.endswith(".lock"))
+
+
+def locks() -> dict[str, Path]:
+    """Every lock that stands beside profiles, by name, also one of a variant or of a project's requirements, which has
+    no profile file of its name; a user's own shadows a shipped one."""
+    found: dict[str, Path] = {}
+    for folder in _folders():
+        for file in sorted(folder.glob(f"*{_LOCK}")):
+            found.setdefault(file.name.removesuffix(_LOCK), file)
+    return found
 
 
 def find(name: str, beside: Path | None = None) -> Path:

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from envbuild import settings
+from envbuild import pipeline, settings
+from envbuild.commands import prune as command
 from envbuild.image import base, prune, records
 from envbuild.image.engine import Engine
-from envbuild.plan import store
+from envbuild.plan import lock, store
 from envbuild.plan.archive import COMPAT, Archive
 from envbuild.plan.lock import Lock
-from unit.support import PROFILE, lock_for, plan_of, sha
+from unit.support import PROFILE, envbuild, lock_for, plan_of, sha
 
 
 class FakeEngine:
@@ -102,14 +105,14 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
     base.tar_file(locked).write_bytes(b"1234")
     base.tar_file(locked).with_suffix(".sha256").touch()
     (settings.cache_folder("bases") / "old.tar").write_bytes(b"123")
-    removable = list(prune.caches([locked]))
+    removable = list(prune.caches([], [locked]))
     names = {(item.kind, Path(item.name).name, item.bytes) for item in removable}
     assert names == {
         ("wheels", "0" * 64, 5), ("wheels", ".incoming-x", 0), ("debs", "0" * 64, 5), ("debs", ".incoming-x", 0),
         ("archives", "0" * 64, 5), ("archives", ".incoming-x", 0), ("bases", "old.tar", 3),
     }  # fmt: skip
     prune.remove(None, removable)
-    assert list(prune.caches([locked])) == []
+    assert list(prune.caches([], [locked])) == []
     assert store.wheels().holds(wheel.sha256, wheel.file)
     assert store.debs().holds(deb.sha256, deb.file)
     assert store.archives().holds(archive.sha256, archive.name)
@@ -117,10 +120,44 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
     assert (store.wheels().folder / ".incoming-now").is_dir()
 
 
+def test_a_context_goes_only_if_its_name_is_held(locked: Lock) -> None:
+    for name in ("sample", "elsewhere"):
+        (settings.cache_folder("contexts") / name).mkdir()
+        (settings.cache_folder("contexts") / name / "Dockerfile").write_text("FROM x", encoding="utf-8")
+    found = [(item.kind, Path(item.name).name, item.bytes) for item in prune.caches(["sample", "never-built"], [])]
+    assert found == [("contexts", "sample", 6)]
+
+
+def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
+    engine: FakeEngine, locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the lock of a variant, or of a project's requirements, has none."""
+    lock.write(dataclasses.replace(locked, wheels=()), project / "profiles" / "sample.lock.yaml", "sample")
+    lock.write(locked, project / "profiles" / "sample-devel.lock.yaml", "sample-devel")
+    wheel = locked.wheels[0].wheel
+    store.wheels().path(wheel.sha256, wheel.file).parent.mkdir()
+    engine.tagged = [
+        ("envbuild/sample-devel:0123456789ab", "h1", 1),
+        (f"envbuild/sample-devel:{locked.short}", "h2", 1),
+    ]
+    held: list[str] = []
+
+    @contextlib.contextmanager
+    def alone(name: str, say: object) -> Iterator[None]:
+        held.append(name)
+        yield
+
+    monkeypatch.setattr(command, "Engine", lambda: engine)
+    monkeypatch.setattr(pipeline, "alone", alone)
+    done = envbuild("prune", "--dry-run", "--json")
+    assert [row["name"] for row in done.document["would_remove"]] == ["envbuild/sample-devel:0123456789ab"]
+    assert {"sample", "sample-devel"} <= set(held)
+
+
 def test_evidence_and_records_are_no_caches(locked: Lock) -> None:
     for kind in ("evidence", "builds"):
         (settings.state_folder(kind) / "x").write_text("x", encoding="utf-8")
-    assert list(prune.caches([])) == []
+    assert list(prune.caches([], [])) == []
 
 
 def test_images_are_removed_by_name(engine: FakeEngine, locked: Lock) -> None:

@@ -186,6 +186,14 @@ def test_a_shipped_profiles_results_lie_in_the_working_folder(project: Path, ins
     assert source.dockerfile == project / "dockerfiles" / "ours.Dockerfile"
 
 
+def test_locks_are_found_without_a_profile_of_their_name(project: Path, installed: Path) -> None:
+    for file in (installed / "ours-devel.lock.yaml", project / "profiles" / "ours.lock.yaml"):
+        file.touch()
+    assert sources.locks() == {
+        "ours": project / "profiles" / "ours.lock.yaml", "ours-devel": installed / "ours-devel.lock.yaml",
+    }  # fmt: skip
+
+
 def test_the_known_lock_is_the_projects_own_else_the_shipped_one(project: Path, installed: Path) -> None:
     source = sources.load("ours")
     assert source.known_lock == installed / "ours.lock.yaml"
