@@ -181,8 +181,8 @@ def said(source: Source, locked: Lock, image: Image, subject: Subject) -> list[t
 def built(source: Source, locked: Lock, image: Image) -> Built:
     """What this envbuild recorded of the build. Wheels that are no longer in the store are fetched again."""
     record = next(record for record in records.every(image.id) if record.lock == locked.id)
-    plan, needed = resolve.resolve(source), [item.wheel for item in locked.wheels]
-    wheels.fetch(needed, plan.python, plan.glibc, store.wheels(), lambda file, count: None)
+    plan = resolve.resolve(source)
+    wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), lambda file, count: None)
     roots = {
         item.wheel.file: contents.roots(store.wheels().path(item.wheel.sha256, item.wheel.file))
         for item in locked.wheels

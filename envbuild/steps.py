@@ -187,7 +187,7 @@ class Session:
 
     def _fetch(self, plan: Plan, locked: Lock) -> None:
         progress = self._fetching()
-        wheels.fetch([item.wheel for item in locked.wheels], plan.python, plan.glibc, store.wheels(), progress)
+        wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), progress)
         archives.fetch(plan.archives, progress)
         if locked.suite:
             base.make(locked, store.debs(), self.progress.line)

@@ -5,6 +5,7 @@ dockerfiles/unpack takes them apart, in the build; here it only looks, so that w
 
 from __future__ import annotations
 
+import functools
 import sys
 import urllib.parse
 from collections.abc import Callable, Iterable
@@ -17,21 +18,30 @@ from envbuild.errors import HashMismatch, NetworkError, ProfileError
 from envbuild.plan import download, index, store
 from envbuild.plan.archive import UNPACKER, Archive, Wanted
 from envbuild.plan.store import Store
-from envbuild.process import run
+from envbuild.process import ProcessTimeout, run
+
+# No archive's size is known before it is locked. The largest wanted is a toolkit, some GB: this only ends what never
+# does, before it has filled the disk.
+_LARGEST = 16 << 30  # bytes
+# To read one of that size through xz takes minutes; one made to unpack for ever must not hold the profile's lock.
+_LOOK_SECONDS = 1800.0
 
 
 def take(wanted: Wanted, progress: Callable[[str, int], None]) -> Archive:
     """Fetch an archive and look through it.
 
     Raises what fetch raises; ProfileError, naming the profile's line, for one that holds nothing of the kind, another
-    version than fits, or a member that would leave the folder it is unpacked in.
+    version than fits, a member that would leave the folder it is unpacked in, or no end.
     """
     held = store.archives()
     if held.holds(wanted.sha256, wanted.name):
         held.check(wanted.sha256, wanted.name)
     fetch([wanted], progress)
     file = held.path(wanted.sha256, wanted.name)
-    done = run([sys.executable, UNPACKER, wanted.name, file])
+    try:
+        done = run([sys.executable, UNPACKER, wanted.name, file], timeout=_LOOK_SECONDS)
+    except ProcessTimeout:
+        raise _refused(wanted, f"it takes longer than {_LOOK_SECONDS:.0f} s to look through") from None
     version = done.stdout.strip()
     if done.code:
         raise _refused(wanted, done.stderr.strip().removeprefix("error: ") or f"exit code {done.code}")
@@ -61,7 +71,8 @@ def _bring(wanted: Wanted, held: Store, progress: Callable[[str, int], None]) ->
     with held.incoming() as folder:
         file = folder / wanted.sha256
         name = f"{wanted.name} ({shown})"
-        download.fetch(index.session(), address, name, file, lambda count: progress(wanted.name, count))
+        told = functools.partial(progress, wanted.name)
+        download.fetch(index.session(), address, name, file, told, limit=_LARGEST)
         try:
             held.put(file, wanted.sha256, wanted.name)
         except HashMismatch as error:

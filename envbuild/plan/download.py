@@ -10,7 +10,7 @@ from pathlib import Path
 
 import requests
 
-from envbuild.errors import NetworkError
+from envbuild.errors import HashMismatch, NetworkError
 from envbuild.plan import index
 
 
@@ -31,14 +31,17 @@ def fetch(
     name: str,
     file: Path,
     progress: Callable[[int], None],
+    *,
+    limit: int,
     stop: threading.Event | None = None,
 ) -> None:
     """Write what is at `address` into `file`; `progress` is told the bytes that came. `stop` ends it early.
 
-    Raises NetworkError, calling it `name`.
+    Raises NetworkError, calling it `name`; HashMismatch for more than `limit` bytes, of which no more are written.
     """
     local = _local(address, name)
     if local:
+        _within(limit, local.stat().st_size, name)
         shutil.copyfile(local, file)
         progress(file.stat().st_size)
         return
@@ -47,10 +50,19 @@ def fetch(
             for block in answer.iter_content(1 << 20):
                 if stop and stop.is_set():
                     return
+                _within(limit, stream.tell() + len(block), name)
                 stream.write(block)
                 progress(len(block))
     except requests.RequestException as error:
         raise NetworkError(f"{name} broke off: {type(error).__name__}") from error
+
+
+def _within(limit: int, size: int, name: str) -> None:
+    if size > limit:
+        raise HashMismatch(
+            f"{name} is not the file that was asked for: it is longer than {limit} bytes",
+            hint="a mirror serves another file under this name",
+        )
 
 
 def _ask(session: requests.Session, method: str, address: str, name: str) -> requests.Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import tempfile
 import threading
@@ -21,7 +22,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError
 from envbuild.plan import download, index
-from envbuild.plan.lock import Wheel
+from envbuild.plan.lock import LockedWheel, Wheel
 from envbuild.plan.store import Store
 from envbuild.process import Completed, run
 
@@ -229,12 +230,15 @@ def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
         return dict(zip(addresses, pool.map(size, addresses.items()), strict=True))
 
 
-def fetch(wheels: Sequence[Wheel], python: str, glibc: str, store: Store, progress: Callable[[str, int], None]) -> int:
+def fetch(
+    locked: Iterable[LockedWheel], python: str, glibc: str, store: Store, progress: Callable[[str, int], None]
+) -> int:
     """Bring the wheels that the store lacks; returns how many. `progress` is told the file and the bytes that came.
 
     Raises HashMismatch, naming the file; NetworkError if an index does not answer or no longer has a file.
     """
-    missing = [wheel for wheel in wheels if not store.holds(wheel.sha256, wheel.file)]
+    limits = {item.wheel: item.bytes for item in locked if not store.holds(item.wheel.sha256, item.wheel.file)}
+    missing = list(limits)
     if not missing:
         return 0
     found = locate({w.name: w.version for w in missing}, python, glibc, {w.sha256 for w in missing})
@@ -249,7 +253,8 @@ def fetch(wheels: Sequence[Wheel], python: str, glibc: str, store: Store, progre
         def bring(wheel: Wheel) -> None:
             file = folder / wheel.sha256
             address = addresses[wheel.file]
-            download.fetch(session, address, wheel.file, file, lambda count: progress(wheel.file, count), stop)
+            told = functools.partial(progress, wheel.file)
+            download.fetch(session, address, wheel.file, file, told, limit=limits[wheel], stop=stop)
             if stop.is_set():
                 return
             store.put(file, wheel.sha256, wheel.file)

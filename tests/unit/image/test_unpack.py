@@ -104,6 +104,30 @@ def test_a_debian_package_is_an_archive_too(tmp_path: Path) -> None:
     assert held(tmp_path / "out") == {"libcuda.so.580.95.05": "the driver's"}
 
 
+def package(*members: tuple[bytes, bytes]) -> bytes:
+    """An ar archive of these members, each with the size that its header says."""
+    blocks = [name.ljust(48) + size.ljust(10) + b"`\n" for name, size in members]
+    return b"!<arch>\n" + b"".join(blocks)
+
+
+def test_a_package_with_a_size_below_zero_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(package((b"debian-binary", b"-60")))
+    assert unpack("cuda-compat", tmp_path / "a")[0] == 1
+
+
+def test_a_large_package_is_not_read_into_memory(tmp_path: Path) -> None:
+    """Two GB of nothing behind the library, with a quarter of that to use."""
+    members: Members = {"libcuda.so.1.2": b"x"}
+    write_tar(tmp_path / "tar", members, "w")
+    size = 2 << 30
+    with (tmp_path / "a").open("wb") as file:
+        file.write(package((b"data.tar", str(size).encode())) + (tmp_path / "tar").read_bytes())
+        file.truncate(68 + size)
+    limited = ["sh", "-c", 'ulimit -v 524288; exec "$@"', "sh", sys.executable, UNPACKER, "cuda-compat", tmp_path / "a"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "1.2", "")
+
+
 REFUSED: dict[str, tuple[Members, str]] = {
     "an absolute name": ({"/tmp/evil": b"x"}, "would leave it"),
     "a climbing name": ({"usr/../../evil": b"x"}, "would leave it"),
@@ -171,6 +195,16 @@ def test_a_member_that_comes_twice_is_refused(tmp_path: Path) -> None:
         ({"bin/nvcc": b"x", "version.json": b"[]"}, "no version.json"),
         ({"bin/nvcc": b"x", "version.json": b'{"cuda": {"version": "12; rm"}}'}, "no version.json"),
         ({"bin/nvcc": b"x", "version.json": {"type": tarfile.DIRTYPE}}, "no version.json"),
+        ({"bin/nvcc": b"x", "version.json": b"[" * 500_000}, "no version.json"),
+        ({"bin/nvcc": b"x", "version.json": b" " * 1_000_001}, "version.json is larger than 1000000 bytes"),
+        (
+            {
+                "bin/nvcc": b"x",
+                "a": b" " * 1_000_001,
+                "version.json": {"type": HARD, "linkname": "a"},
+            },
+            "version.json is larger than 1000000 bytes",
+        ),
     ],
 )
 def test_what_is_no_toolkit_is_refused(tmp_path: Path, members: Members, words: str) -> None:

@@ -116,6 +116,32 @@ def test_a_download_that_breaks_off_is_an_error_of_the_network(wanted: Wanted, s
     assert list(store.archives().folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("scheme", ["http", "file"])
+def test_a_download_that_does_not_end_is_stopped(
+    wanted: Wanted, served: Index, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    size = (served.folder / "compat.tar.gz").stat().st_size
+    if scheme == "file":
+        wanted = replace(wanted, url=(served.folder / "compat.tar.gz").as_uri())
+    monkeypatch.setattr(archives, "_LARGEST", size - 1)
+    with pytest.raises(HashMismatch, match=f"cuda-compat .* is longer than {size - 1} bytes"):
+        take(wanted)
+    assert list(store.archives().folder.iterdir()) == []
+    monkeypatch.setattr(archives, "_LARGEST", size)
+    assert take(wanted).version == "580.95.05"
+
+
+def test_an_archive_that_unpacks_for_ever_is_refused_at_its_line(
+    wanted: Wanted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow").write_text("import time\ntime.sleep(60)\n", encoding="utf-8")
+    monkeypatch.setattr(archives, "UNPACKER", tmp_path / "slow")
+    monkeypatch.setattr(archives, "_LOOK_SECONDS", 0.1)
+    with pytest.raises(ProfileError) as caught:
+        take(wanted)
+    assert caught.value.faults == (replace(AT, message="it takes longer than 0 s to look through"),)
+
+
 def test_without_any_address_it_says_where_one_goes(wanted: Wanted) -> None:
     with pytest.raises(NetworkError, match="no address is known for cuda-compat") as caught:
         take(replace(wanted, url=None))

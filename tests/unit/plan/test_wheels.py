@@ -13,7 +13,7 @@ from urllib3.util.retry import Retry
 from envbuild.errors import HashMismatch, NetworkError, ProfileError
 from envbuild.plan import facts, store, wheels
 from envbuild.plan import index as index_module
-from envbuild.plan.lock import Wheel
+from envbuild.plan.lock import LockedWheel, Wheel
 from envbuild.plan.wheels import Resolved
 from unit.conftest import forget
 from unit.support import Index, quick_pip, serving, sha, write_wheel
@@ -64,8 +64,9 @@ def as_locked(file: Path) -> Wheel:
     return Wheel(name.replace("_", "-"), version, file.name, store.digest(file))
 
 
-def fetch(*wanted: Wheel) -> int:
-    return wheels.fetch(wanted, PYTHON, GLIBC, store.wheels(), lambda file, count: None)
+def fetch(*wanted: Wheel, size: int = 1_000_000) -> int:
+    locked = [LockedWheel(wheel, size, "x") for wheel in wanted]
+    return wheels.fetch(locked, PYTHON, GLIBC, store.wheels(), lambda file, count: None)
 
 
 def stored() -> list[str]:
@@ -302,7 +303,8 @@ def test_wheels_come_once(served: Index) -> None:
         seen[file] = seen.get(file, 0) + count
 
     wanted = [as_locked(file) for file in files]
-    assert wheels.fetch(wanted, PYTHON, GLIBC, store.wheels(), progress) == 2
+    locked = [LockedWheel(wheel, file.stat().st_size, "x") for wheel, file in zip(wanted, files, strict=True)]
+    assert wheels.fetch(locked, PYTHON, GLIBC, store.wheels(), progress) == 2
     assert seen == {file.name: file.stat().st_size for file in files}
     assert stored() == ["alpha-1.0-py3-none-any.whl", "beta-1.0-py3-none-any.whl"]
     served.asked.clear()
@@ -321,6 +323,13 @@ def test_another_file_under_the_name_is_refused_and_nothing_is_kept(served: Inde
     with pytest.raises(HashMismatch, match=file.name) as caught:
         fetch(as_locked(file))
     assert caught.value.code == 3
+    assert list(store.wheels().folder.iterdir()) == []
+
+
+def test_no_more_is_fetched_than_was_locked(served: Index) -> None:
+    file = write_wheel(served.folder, "alpha", "1.0", content="# long\n" * 500)
+    with pytest.raises(HashMismatch, match=f"{file.name} .* is longer than 100 bytes"):
+        fetch(as_locked(file), size=100)
     assert list(store.wheels().folder.iterdir()) == []
 
 
