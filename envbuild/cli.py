@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from envbuild.errors import DiskError, EnvbuildError, Interrupted, SystemFault, UsageError
+from envbuild.errors import DiskError, EnvbuildError, Interrupted, SystemFault, UsageError, printable
 
 # Short help stands here so that `--help` imports nothing else; a test holds it against each command's own.
 COMMANDS: Mapping[str, Mapping[str, str]] = {
@@ -128,5 +128,5 @@ def _report(error: EnvbuildError, wants_json: bool) -> int:
         lines += [
             f"  {'hint: ' if index == 0 else '      '}{line}" for index, line in enumerate(error.hint.split("\n"))
         ]
-    print("\n".join(lines), file=sys.stderr)
+    print(printable("\n".join(lines)), file=sys.stderr)
     return error.code

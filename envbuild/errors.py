@@ -10,6 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 
+def printable(text: str) -> str:
+    """Text for a terminal, whoever wrote it: no escape sequences, nothing that turns the direction of writing."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong in a file: `file:line: field: message`."""

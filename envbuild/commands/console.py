@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from envbuild.commands.table import Live, line
+from envbuild.errors import printable
 
 if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
     from envbuild.making import Step
@@ -116,10 +117,10 @@ class Console:
         if self._live:
             from rich.markup import escape
 
-            self._live.update(f"{self._name}: {escape(text[:150])}")
+            self._live.update(f"{self._name}: {escape(printable(text[:150]))}")
 
     def say(self, text: str) -> None:
-        click.echo(f"  {'':<13} {text}", err=True)
+        click.echo(f"  {'':<13} {printable(text)}", err=True)
 
     def probe(self, told: Mapping[str, Any]) -> None:
         """The probes that will run ("probes"), or the result of one."""
@@ -133,7 +134,7 @@ class Console:
     def end(self, step: Step) -> None:
         self.abort()
         done = "up to date" if step.cached else f"{step.seconds:6.2f} s"
-        click.echo(f"  {step.name:<13} {done:>10}  {step.note}", err=True)
+        click.echo(f"  {step.name:<13} {done:>10}  {printable(step.note)}", err=True)
 
     def abort(self) -> None:
         """The step did not end: give the terminal back before an error is printed."""

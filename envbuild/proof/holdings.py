@@ -176,4 +176,4 @@ def _why(output: RawOutput) -> str:
 
 def _last_words(output: RawOutput) -> str | None:
     lines = [line for line in output.stderr.splitlines() if line.strip()][-3:]
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line)[:300] for line in lines) or None
+    return "\n".join(line[:300] for line in lines) or None

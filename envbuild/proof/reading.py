@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from envbuild.errors import printable
 from envbuild.proof.job import RawOutput, TestRun
 
 
@@ -20,12 +21,7 @@ class _Frame(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, defer_build=True)
 
 
-def _printable(text: str) -> str:
-    """What an image says goes to a terminal: no escape sequences."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-Said = Annotated[str, AfterValidator(_printable)]
+Said = Annotated[str, AfterValidator(printable)]
 
 
 class _Probe(_Frame):
@@ -141,7 +137,7 @@ def complaint(output: RawOutput) -> str | None:
     if output.exit_code == 0 and not output.too_long:
         return None
     last = output.stderr.strip().splitlines()[-1:] or ["no words"]
-    return "it wrote too much" if output.too_long else f"exit status {output.exit_code}: {_printable(last[0][:300])}"
+    return "it wrote too much" if output.too_long else f"exit status {output.exit_code}: {printable(last[0][:300])}"
 
 
 def _hung(planned: Sequence[str], results: Sequence[object], seconds: float) -> list[dict[str, Any]]:
@@ -161,7 +157,7 @@ def _ending(output: RawOutput) -> list[str]:
         return ["the container ran out of memory"]
     if output.exit_code not in (0, 5):
         last = output.stderr.strip().splitlines()[-1:] or [""]
-        return [f"the self-test ended with exit code {output.exit_code}: {last[0][:300]}"]
+        return [f"the self-test ended with exit code {output.exit_code}: {printable(last[0][:300])}"]
     return []
 
 

@@ -142,13 +142,13 @@ class Repository:
 
 
 def _told(answer: requests.Response) -> str:
-    """The registry's own words, as text."""
+    """The registry's own words."""
     try:
         errors = json.loads(access.body(answer, 1 << 16, "the error"))["errors"]
         words = "; ".join(f"{item.get('code')}: {item.get('message')}" for item in errors[:3])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, EnvbuildError, requests.RequestException):
         return ""
-    return "".join(c if c.isprintable() else "?" for c in words)[:500]
+    return words[:500]
 
 
 def _origin(host: str, authority: str | None) -> str:

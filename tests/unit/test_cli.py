@@ -409,6 +409,25 @@ def test_odd_bytes_as_arguments_are_no_traceback(project: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("where", ["message", "hint", "faults"])
+def test_what_others_wrote_reaches_no_terminal_raw(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's last words, a file name of a foreign layer, a registry's answer."""
+    hostile: Any = "one\ttwo\x1b[2J\nthree\u202efour\udcff"
+    given: Any = {"message": "it failed"} | {where: [errors.Fault(hostile)] if where == "faults" else hostile}
+
+    def fail() -> None:
+        raise errors.CheckFailed(**given)
+
+    monkeypatch.setattr(cli.cli, "main", lambda **_: fail())
+    said = envbuild("show")
+    assert said.code == errors.CheckFailed.code
+    lines = said.stderr.splitlines()
+    assert all(line.replace("\t", "").isprintable() for line in lines)
+    assert "one\ttwo\N{REPLACEMENT CHARACTER}[2J" in said.stderr
+    assert next(line for line in lines if "three" in line).strip() == "three\ufffdfour\ufffd"
+    assert json.loads(envbuild("show", "--json").stdout)["error"]["kind"] == "check"
+
+
 def test_a_reader_that_goes_away_is_no_fault(project: Path) -> None:
     script = f"set -o pipefail; '{sys.executable}' -m envbuild schema | head -c 0"
     done = subprocess.run(

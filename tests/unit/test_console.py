@@ -49,6 +49,13 @@ def run(console: Console, *results: dict[str, Any]) -> None:
 DONE = Step("self-test", 1.5, False, "3 passed")
 
 
+def test_a_note_of_others_turns_no_text_round(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.say("a\u202eb")
+    console.end(Step("1.5", 1.0, False, "failed: \u202eb"))
+    assert "\u202e" not in capsys.readouterr().err
+
+
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     run(console, probe("env.libs"), probe("gemm.crash", "failed", reason=HOSTILE))

@@ -459,6 +459,11 @@ def test_the_id_is_of_the_sources(tmp_path: Any, monkeypatch: pytest.MonkeyPatch
     job.selftest_id.cache_clear()
 
 
+def test_an_image_s_last_words_are_no_escape_sequences() -> None:
+    run = judged(b"", exit_code=1, stderr="Traceback\n\x1b[2Jgone")
+    assert run.errors[0] == "the self-test ended with exit code 1: \N{REPLACEMENT CHARACTER}[2Jgone"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
