@@ -23,9 +23,12 @@ _GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Completed:
+    """How a program ended, and what it wrote. `cut`: it wrote too much, and was stopped."""
+
     code: int
     stdout: str
     stderr: str
+    cut: bool = False
 
 
 class ProcessMissing(EnvbuildError):
@@ -35,7 +38,13 @@ class ProcessMissing(EnvbuildError):
 
 
 class ProcessTimeout(EnvbuildError):
+    """It was stopped; `done` has what it wrote until then."""
+
     code, kind = 6, "timeout"
+
+    def __init__(self, message: str, done: Completed) -> None:
+        super().__init__(message)
+        self.done = done
 
 
 def run(
@@ -47,11 +56,12 @@ def run(
     timeout: float | None = None,
     on_line: Callable[[str], None] | None = None,
     on_output: Callable[[str], None] | None = None,
+    limit: int | None = None,
 ) -> Completed:
     """Run a program to its end; the exit code is the caller's to judge.
 
     `env` is added to this process' environment. `on_line` gets each line of stderr as it comes, `on_output` each
-    of stdout.
+    of stdout. A program that writes more than `limit` bytes to one of them is stopped.
 
     Raises ProcessMissing if the program is not there, ProcessTimeout after `timeout` seconds.
     """
@@ -72,33 +82,57 @@ def run(
         raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
     except OSError as error:
         raise ProcessMissing(f"{arguments[0]} cannot be started: {error.strerror}") from error
-    out: list[str] = []
-    err: list[str] = []
+    out, err = _Pipe(child, child.stdout, on_output, limit), _Pipe(child, child.stderr, on_line, limit)
+    expired = False
     threads = [
-        threading.Thread(target=_drain, args=(child.stdout, out, on_output), daemon=True),
-        threading.Thread(target=_drain, args=(child.stderr, err, on_line), daemon=True),
+        threading.Thread(target=out.drain, daemon=True),
+        threading.Thread(target=err.drain, daemon=True),
         threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True),
     ]
     try:
         for thread in threads:
             thread.start()
-        code = child.wait(timeout)
-    except subprocess.TimeoutExpired as error:
-        raise ProcessTimeout(f"{arguments[0]} took longer than {timeout:.0f} s and was stopped") from error
+        child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        expired = True
     finally:
         _end_group(child)
     for thread in threads:
         thread.join(_GRACE_SECONDS)  # what left the group may hold the pipes for ever
-    return Completed(code, "".join(out), "".join(err))
+    done = Completed(child.returncode, "".join(out.lines), "".join(err.lines), out.cut or err.cut)
+    if expired:
+        raise ProcessTimeout(f"{arguments[0]} took longer than {timeout:.0f} s and was stopped", done)
+    return done
 
 
-def _drain(pipe: IO[str] | None, into: list[str], on_line: Callable[[str], None] | None) -> None:
-    assert pipe is not None
-    for line in pipe:
-        into.append(line)
-        if on_line:
-            with contextlib.suppress(Exception):  # whoever watches must not stop the pipe from being emptied
-                on_line(line.rstrip("\n"))
+class _Pipe:
+    """What a child writes to one of its pipes; one that writes more than `limit` bytes is ended."""
+
+    def __init__(
+        self,
+        child: subprocess.Popen[str],
+        pipe: IO[str] | None,
+        on_line: Callable[[str], None] | None,
+        limit: int | None,
+    ) -> None:
+        assert pipe is not None
+        self._child, self._pipe, self._on_line = child, pipe, on_line
+        self._left = limit
+        self.lines: list[str] = []
+        self.cut = False
+
+    def drain(self) -> None:
+        while line := self._pipe.readline(-1 if self._left is None else self._left + 1):
+            if self._left is not None:
+                self._left -= len(line.encode())
+                if self._left < 0:
+                    self.cut = True
+                    self._child.kill()
+                    return
+            self.lines.append(line)
+            if self._on_line:
+                with contextlib.suppress(Exception):  # whoever watches must not stop the pipe from being emptied
+                    self._on_line(line.rstrip("\n"))
 
 
 def _feed(pipe: IO[str] | None, text: str | None) -> None:

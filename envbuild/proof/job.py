@@ -18,6 +18,7 @@ from envbuild.plan import facts, probes
 from envbuild.plan.lock import canonical_digest
 from envbuild.plan.profile import SelfTest
 
+MAX_STDOUT = 64 << 20  # bytes that a runner takes of it
 FINGERPRINT = "fingerprint"  # the probe that records one
 _SOURCES = Path(__file__).parent.parent / "selftest"
 

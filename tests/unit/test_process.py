@@ -101,6 +101,24 @@ def test_a_time_out_ends_the_whole_group(tmp_path: Path) -> None:
     assert gone(tmp_path / "pid")
 
 
+def test_what_was_written_before_a_time_out_comes_with_it() -> None:
+    with pytest.raises(ProcessTimeout) as caught:
+        run(["sh", "-c", "echo out; echo err >&2; sleep 60"], timeout=1)
+    assert (caught.value.done.stdout, caught.value.done.stderr) == ("out\n", "err\n")
+
+
+@pytest.mark.parametrize("to", ["", ">&2"])
+def test_a_line_without_end_is_stopped_at_the_limit(to: str) -> None:
+    done = run(["sh", "-c", f"echo one {to}; cat /dev/zero {to}"], timeout=20, limit=100_000)
+    assert (done.cut, done.stdout + done.stderr) == (True, "one\n")
+
+
+def test_as_much_as_the_limit_is_not_cut() -> None:
+    done = run(["printf", "a\u00fc"], limit=3)
+    assert (done.cut, done.stdout, done.code) == (False, "a\u00fc", 0)
+    assert run(["printf", "a\u00fc"], limit=2).cut
+
+
 def test_one_that_ignores_the_first_signal_gets_the_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process, "_GRACE_SECONDS", 0.2)
     with pytest.raises(ProcessTimeout):

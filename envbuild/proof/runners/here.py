@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, UsageError
 from envbuild.process import ProcessTimeout, run
-from envbuild.proof.job import Job, RawOutput
+from envbuild.proof.job import MAX_STDOUT, Job, RawOutput
 
 
 def find(named: str) -> Path:
@@ -40,13 +40,7 @@ def start(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line
 
     Raises ProcessMissing if the file is no program.
     """
-    begin = time.monotonic()
-    lines: list[bytes] = []
-
-    def take(line: str) -> None:
-        lines.append(line.encode())
-        on_line(lines[-1])
-
+    begin, timed_out = time.monotonic(), False
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
         given = Path(folder) / "job"
         given.write_bytes(job.stdin)
@@ -55,8 +49,20 @@ def start(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line
         if job.devices:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
         try:
-            done = run(argv, env=own, timeout=job.limits.timeout, on_output=take)
-        except ProcessTimeout:
-            told = b"".join(line + b"\n" for line in lines)
-            return RawOutput(told, "", None, time.monotonic() - begin, timed_out=True)
-    return RawOutput(done.stdout.encode(), done.stderr, done.code, time.monotonic() - begin)
+            done = run(
+                argv,
+                env=own,
+                timeout=job.limits.timeout,
+                on_output=lambda line: on_line(line.encode()),
+                limit=MAX_STDOUT,
+            )
+        except ProcessTimeout as expired:
+            done, timed_out = expired.done, True
+    return RawOutput(
+        stdout=done.stdout.encode(),
+        stderr=done.stderr,
+        exit_code=None if timed_out else done.code,
+        seconds=time.monotonic() - begin,
+        timed_out=timed_out,
+        too_long=done.cut,
+    )

@@ -18,10 +18,9 @@ from docker.types import DeviceRequest, LogConfig
 
 from envbuild.errors import EngineError, NotProved, UsageError
 from envbuild.image.engine import Engine, asking
-from envbuild.proof.job import Job, RawOutput
+from envbuild.proof.job import MAX_STDOUT, Job, RawOutput
 
 OWNER = "io.envbuild.owner"
-MAX_STDOUT = 64 << 20
 MAX_STDERR = 64 << 10
 # Nobody: what must run for any uid is tested as one that owns nothing.
 _USER = "65534:65534"

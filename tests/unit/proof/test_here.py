@@ -48,8 +48,18 @@ def test_lines_come_as_they_are_written_and_the_payload_as_a_file() -> None:
 
 
 def test_what_came_before_the_time_was_over_is_brought_back() -> None:
-    output = here.start(Path(sys.executable), given("import time; print('one', flush=True); time.sleep(60)", 1.5))
+    """Both streams: where it hung stands in its last words."""
+    code = "import sys, time; print('one', flush=True); print('hung here', file=sys.stderr, flush=True); time.sleep(60)"
+    output = here.start(Path(sys.executable), given(code, 3))
     assert (output.stdout, output.exit_code, output.timed_out) == (b"one\n", None, True)
+    assert output.stderr == "hung here\n"
+
+
+def test_what_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "MAX_STDOUT", 1000)
+    output = here.start(Path(sys.executable), given("while True: print('x' * 99)"))
+    assert (output.too_long, output.timed_out) == (True, False)
+    assert len(output.stdout) == 1000
 
 
 def test_whatever_it_writes_is_gone() -> None:
