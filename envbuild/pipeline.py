@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -30,7 +30,7 @@ from envbuild.steps import Session
 def make(name: str, options: Options, progress: Progress) -> Made:
     """From a profile to a verified image. Raises what the steps raise; CheckFailed if the self-test fails."""
     session = Session(name, options, progress)
-    with working(session):
+    with working(session, session.made.document):
         source = session.load()
         plan = session.resolve(source)
         locked = session.lock(source, plan)
@@ -48,7 +48,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
 def build_only(name: str, options: Options, progress: Progress) -> Made:
     """Layers and tags, no proof."""
     session = Session(name, options, progress)
-    with working(session):
+    with working(session, session.made.document):
         _image(session)
     return session.made
 
@@ -63,7 +63,7 @@ def _image(session: Session) -> tuple[Source, Lock, Image]:
 def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = ()) -> Made:
     """Test, evidence and the tag, for an image that was built from this lock. Raises CheckFailed for any other."""
     session = Session(name, Options(locked=True, asked=Asked(gpus=gpus)), progress)
-    with working(session):
+    with working(session, session.made.document):
         source, locked, image = existing(session, reference)
         recipe = build.recipe(locked, dockerfile.render(locked, source.name))
         if not any(record.recipe == recipe for record in records.every(image.id)):
@@ -143,14 +143,14 @@ def require_passed(made: Made) -> None:
 
 
 @contextlib.contextmanager
-def working(session: Session) -> Iterator[None]:
-    """The profile is this process' own meanwhile. A failure carries what was made so far."""
+def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator[None]:
+    """The profile is this process' own meanwhile. A failure carries what the command has come to so far."""
     _, name = sources.meant(session.made.name)
     with alone(name, session.progress.say):
         try:
             yield
         except EnvbuildError as error:
-            error.partial = {**session.made.document(), **error.partial}
+            error.partial = {**partial(), **error.partial}
             raise
 
 
@@ -171,15 +171,19 @@ def alone(name: str, say: Callable[[str], None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Hunt:
-    """What a bisection looks for: the pin to move, the probe or the script that decides, and the versions between which
-    to search, both included."""
+    """What a bisection looks for: the pin to move, what decides (a probe, or the file whose content `script` is), and
+    the versions between which to search, both included."""
 
     pin: str
-    probe: str | None = None
+    decides: str
     script: bytes | None = None
     oldest: str | None = None
     newest: str | None = None
     keep: bool = False
+
+    @property
+    def probe(self) -> str | None:
+        return self.decides if self.script is None else None
 
 
 @dataclass(frozen=True)
@@ -192,14 +196,31 @@ class Try:
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bisection:
-    """What a bisection came to. `versions`: all that lay within its bounds, oldest first."""
+    """What a bisection came to; filled in as it goes. `versions`: all that lay within its bounds, oldest first."""
 
-    distribution: str
-    versions: tuple[str, ...]
-    tries: tuple[Try, ...]
-    found: Found | None
+    profile: str
+    hunt: Hunt
+    distribution: str | None = None
+    versions: list[str] = field(default_factory=list)
+    tries: list[Try] = field(default_factory=list)
+    found: Found | None = None
+
+    def document(self) -> dict[str, Any]:
+        """`first`: the oldest version known to pass; `change`: the two versions between which the outcome changes."""
+        found, versions = self.found, self.versions
+        first = found.passing if found else None
+        return {
+            "profile": self.profile,
+            "pin": self.hunt.pin,
+            "distribution": self.distribution,
+            "decides": self.hunt.decides,
+            "first": versions[first] if first is not None else None,
+            "change": [versions[found.low], versions[found.high]] if found and found.changes else None,
+            "versions": versions,
+            "tries": [asdict(item) for item in self.tries],
+        }
 
 
 def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
@@ -208,20 +229,21 @@ def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
     Changes no file of the project, moves no tag, writes no evidence. Raises NotProved where the probe cannot run here.
     """
     session = Session(name, Options(), progress)
-    with working(session):
+    done = Bisection(name, hunt)
+    with working(session, done.document):
         plan = session.resolve(session.load())
+        done.profile = session.made.name
         if hunt.probe and probes.known()[hunt.probe].needs == "cuda" and not plan.choice.situation.gpus:
             raise UsageError(f"{hunt.probe} needs a GPU; {session.made.name} is for the CPU")
-        distribution = resolve.distribution(plan, hunt.pin)
-        versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
-        tries: list[Try] = []
+        distribution = done.distribution = resolve.distribution(plan, hunt.pin)
+        versions = done.versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
 
         def passes(index: int) -> bool | None:
-            tries.append(session.step(versions[index], lambda: _try(name, versions[index], hunt, progress)))
-            return tries[-1].passed
+            done.tries.append(session.step(versions[index], lambda: _try(name, versions[index], hunt, progress)))
+            return done.tries[-1].passed
 
-        found = search(len(versions), passes)
-    return Bisection(distribution, tuple(versions), tuple(tries), found)
+        done.found = search(len(versions), passes)
+    return done
 
 
 def _versions(plan: Plan, distribution: str, hunt: Hunt) -> tuple[list[str], bool, str]:

@@ -61,9 +61,10 @@ def push(name: str, target: str, progress: Progress) -> Pushed:
         raise UsageError(f"{target} has a tag", hint=f"name the repository: {reference.repository}; tags are made")
     session = Session(name, Options(locked=True), progress)
     signer = signing.configured()
-    with working(session):
+    done = Pushed(name, reference.repository, signer.public.fingerprint if signer else None)
+    with working(session, done.document):
         source, locked, image = _proved(session)
-        done = Pushed(source.name, reference.repository, signer.public.fingerprint if signer else None)
+        done.profile = source.name
         place = Repository(reference)
         manifest = session.step("push image", lambda: _image(session, place, image))
         done.digest = manifest.digest
@@ -81,9 +82,13 @@ def export(name: str, file: Path, progress: Progress) -> Pushed:
         raise UsageError(f"{file} is there already", hint="choose another name")
     session = Session(name, Options(locked=True), progress)
     signer = signing.configured()
-    with working(session), tempfile.TemporaryDirectory(prefix=".envbuild-bundle-", dir=file.parent) as folder:
+    done = Pushed(name, str(file), signer.public.fingerprint if signer else None)
+    with (
+        working(session, done.document),
+        tempfile.TemporaryDirectory(prefix=".envbuild-bundle-", dir=file.parent) as folder,
+    ):
         source, locked, image = _proved(session)
-        done = Pushed(source.name, str(file), signer.public.fingerprint if signer else None)
+        done.profile = source.name
         place = bundles.Folder(Path(folder) / "layout")
         manifest = session.step("save image", lambda: _saved(session, place, image))
         done.digest = manifest.digest

@@ -1,6 +1,4 @@
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from packaging.version import InvalidVersion, Version
@@ -51,9 +49,9 @@ def command(
     if (probe is None) == (script is None):
         raise UsageError("say what decides: --probe NAME or --script FILE")
     probes.check([probe] if probe else [])
-    hunt = Hunt(pin, probe, script.read_bytes() if script else None, oldest, newest, keep)
+    hunt = Hunt(pin, probe or str(script), script.read_bytes() if script else None, oldest, newest, keep)
     done = pipeline.bisect(name, hunt, Console())
-    answer = document(name, pin, probe or str(script), done)
+    answer = done.document()
     if answer["first"] is None:
         error = CheckFailed(said(done))
         error.partial = answer
@@ -62,22 +60,6 @@ def command(
         emit(answer)
     else:
         click.echo(said(done))
-
-
-def document(name: str, pin: str, decides: str, done: Bisection) -> dict[str, Any]:
-    """`first`: the oldest version known to pass; `change`: the two versions between which the outcome changes."""
-    found, versions = done.found, done.versions
-    first = found.passing if found else None
-    return {
-        "profile": name,
-        "pin": pin,
-        "distribution": done.distribution,
-        "decides": decides,
-        "first": versions[first] if first is not None else None,
-        "change": [versions[found.low], versions[found.high]] if found and found.changes else None,
-        "versions": list(versions),
-        "tries": [asdict(item) for item in done.tries],
-    }
 
 
 def said(done: Bisection) -> str:

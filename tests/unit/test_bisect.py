@@ -10,7 +10,7 @@ import pytest
 
 from envbuild import pipeline
 from envbuild.commands.console import Console
-from envbuild.errors import ProfileError, UsageError
+from envbuild.errors import NetworkError, ProfileError, UsageError
 from envbuild.making import Options, Step
 from envbuild.plan import facts, sources
 from envbuild.plan.resolve import distribution, resolve
@@ -91,6 +91,22 @@ def test_the_tries_are_told_as_json(monkeypatch: pytest.MonkeyPatch, project: Pa
     assert (told["1.5"]["passed"], told["1.5"]["reason"]) == (None, "the packages cannot be resolved together")
     assert (told["1.0"]["passed"], told["1.0"]["reason"]) == (False, "gemm.crash: signal at a step: why")
     assert "1.5 between them could not be tried" in hunted().stdout
+
+
+def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    made = bench(monkeypatch, project, passing_from("1.6"))
+
+    def image(session: Session) -> Any:
+        if len(made.made) == 2:
+            raise NetworkError("the index does not answer")
+        return made.image(session)
+
+    monkeypatch.setattr(pipeline, "_image", image)
+    said = hunted("--json")
+    document = said.document
+    assert (said.code, document["error"]["kind"]) == (NetworkError.code, "network")
+    assert [(item["version"], item["passed"]) for item in document["tries"]] == [("1.0", False), ("1.9", True)]
+    assert (document["first"], document["versions"], "status" in document) == (None, VERSIONS, False)
 
 
 @pytest.mark.parametrize(

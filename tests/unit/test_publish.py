@@ -71,6 +71,14 @@ def test_verified_is_never_there_without_evidence(site: Site, key: signing.Publi
     assert "verified" in site.registry.manifests
 
 
+def test_a_push_that_fails_says_how_far_it_came(site: Site, key: signing.PublicKey) -> None:
+    site.registry.refuse = f"PUT .*/manifests/{site.lock.short}"
+    done = site.push("--json")
+    assert (done.code, "status" in done.document) == (NetworkError.code, False)
+    assert (done.document["statements"], done.document["signed"], done.document["tags"]) == (3, key.fingerprint, [])
+    assert done.document["digest"] == oci.digest_of(site.registry.manifests[f"id-{site.engine.image.id[7:]}"][1])
+
+
 def test_what_is_not_proved_is_not_pushed(site: Site, key: signing.PublicKey) -> None:
     site.prove(passed_run(probe("env.libs", "failed")), day=1)
     done = site.push()
