@@ -474,6 +474,7 @@ PROBES = (
     seeded("tf32.mode", torch, "mm", tf32),
     seeded("tf32.mode", F, "conv2d", named("conv", tf32)),
     seeded("tf32.mode", torch, "mm", named("lost", lambda k: wrong_element(k, SINGLE, (500, 500), -1.0))),
+    seeded("tf32.mode", torch, "mm", named("nan", lambda k: wrong_element(k, SINGLE, (500, 500), float("nan")))),
     seeded("gemm.fp8", torch, "_scaled_mm", unscaled),
     seeded("gemm.fp8", torch, "_scaled_mm", named("edge", lambda k: wrong_element(k, BRAIN, (271, 303)))),
     seeded("gemm.fp8", torch, "_scaled_mm", named("nan", lambda k: wrong_element(k, BRAIN, (0, 0), float("nan")))),

@@ -33,6 +33,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Context:
         ("mm", [FULL, CUT], False, "1 + 2^-12 comes out as [1.0, 1.000244140625]: mm"),
         ("mm", [2.0], True, "1 + 2^-12 comes out as [2.0]: mm"),
         ("mm", [float("nan")], False, "1 + 2^-12 comes out as [nan]: mm"),
+        ("mm", [FULL, float("nan")], False, "1 + 2^-12 comes out as [nan, 1.000244140625]: mm"),
     ],
 )
 def test_the_mode_must_be_the_declared_one(

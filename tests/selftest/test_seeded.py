@@ -39,6 +39,7 @@ WRONG = [
     ("tf32.mode:tf32", "mismatch", "TF32 is used, and not allowed: mm"),
     ("tf32.mode:conv", "mismatch", "TF32 is used, and not allowed: conv2d"),
     ("tf32.mode:lost", "mismatch", "1 + 2^-12 comes out as"),
+    ("tf32.mode:nan", "nonfinite", "1 + 2^-12 comes out as [nan, 1.0002"),
     ("gemm.fp8:unscaled", "bound", "integer fp8: element"),
     ("gemm.fp8:edge", "bound", "integer fp8: element [271, 303]"),
     ("gemm.fp8:nan", "nonfinite", "integer fp8: element [0, 0] is nan"),

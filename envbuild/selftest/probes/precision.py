@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -108,16 +109,18 @@ def judge_tf32(context: Context, case: str, got: torch.Tensor, allowed: bool, se
     wanted = {"float32": 1 + STEP, "TF32": 1.0} if allowed else {"float32": 1 + STEP}
     if allowed and case == "mm":
         del wanted["float32"]
-    values = sorted(set(got.detach().flatten().tolist()))
-    error = max(min(abs(value - right) for right in wanted.values()) for value in values)
+    values = sorted(set(got.detach().flatten().tolist()), key=lambda value: (math.isfinite(value), value))
+    finite = math.isfinite(values[0])
+    error = max(min(abs(value - right) for right in wanted.values()) for value in values) if finite else math.nan
     context.figure(f"{case} (1 + 2^-12) I", torch.float32, got.shape, error, 0.0, seconds)
     found = {(1.0,): "TF32", (1 + STEP,): "float32"}.get(tuple(values), "neither")
     context.traits[case] = found
-    if error == 0:
+    if found in wanted:
         return
     said = f" ({OVERRIDE}={os.environ[OVERRIDE]} is set)" if OVERRIDE in os.environ else ""
     what = {"TF32": "TF32 is used, and not allowed", "float32": "TF32 is allowed, and not used"}
-    context.fail("mismatch", what.get(found, f"1 + 2^-12 comes out as {values[:4]}") + f": {case}{said}")
+    reason = what.get(found, f"1 + 2^-12 comes out as {values[:4]}") + f": {case}{said}"
+    context.fail("mismatch" if finite else "nonfinite", reason)
 
 
 def fp8(context: Context) -> None:
