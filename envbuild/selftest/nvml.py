@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 LIBRARY = "libnvidia-ml.so.1"
 
-_NOT_SUPPORTED, _NO_PERMISSION, _TIMEOUT = 3, 4, 10  # nvmlReturn_t
+# nvmlReturn_t
+_NOT_SUPPORTED, _NO_PERMISSION, _TIMEOUT = 3, 4, 10
+_CARD_AT_FAULT = (8, 11, 14, 15, 16)  # insufficient power, interrupts, corrupted infoROM, GPU is lost, reset required
 _UNCORRECTED = 1  # nvmlMemoryErrorType_t
 _VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and ever
 _XID = 8  # nvmlEventTypeXidCriticalError
@@ -22,7 +24,7 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """NVML answered with an error, such as that the GPU is lost."""
+    """NVML says that the card is at fault, such as that it is lost."""
 
 
 class Rows(NamedTuple):
@@ -45,9 +47,13 @@ class _Event(ctypes.Structure):
 
 
 class Nvml:
-    """NVML, started: raises Unavailable. What a card or a driver does not tell is None; all else raises Refused."""
+    """NVML, started: raises Unavailable. What a card or a driver does not tell is None; Refused says it is at fault.
+
+    `unanswered`: by function, errors that say nothing of the card; in a container some are ordinary.
+    """
 
     def __init__(self, name: str = LIBRARY) -> None:
+        self.unanswered: dict[str, str] = {}
         try:
             self._library = ctypes.CDLL(name)
             code = self._library.nvmlInit_v2()
@@ -109,11 +115,11 @@ class Nvml:
         """Call a function of NVML; False where there is no answer, also where this NVML has no such function."""
         function = getattr(self._library, name, None)
         code = _NOT_SUPPORTED if function is None else int(function(*arguments))
-        if code in (_NOT_SUPPORTED, _NO_PERMISSION, _TIMEOUT):
-            return False
-        if code != 0:
+        if code in _CARD_AT_FAULT:
             raise Refused(f"{name}: {self._text(code)}")
-        return True
+        if code not in (0, _NOT_SUPPORTED, _NO_PERMISSION, _TIMEOUT):
+            self.unanswered[name] = self._text(code)
+        return code == 0
 
     def _text(self, code: int) -> str:
         self._library.nvmlErrorString.restype = ctypes.c_char_p

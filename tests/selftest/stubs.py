@@ -24,10 +24,11 @@ int cuDeviceGetPCIBusId(char *out, int length, int device) { strcpy(out, "0000:1
 """
 _NVML = """
 typedef struct { void *device; unsigned long long kind, data; unsigned gi, ci; } Event;
-static int supported(void) { return said("STUB_OLD", 0) ? 3 : said("STUB_LOST", 0) ? 15 : 0; }
+static int supported(void) { return said("STUB_OLD", 0) ? 3 : said("STUB_ERROR", 0); }
 static int left = -1;
 int nvmlInit_v2(void) { return said("STUB_NVML", 0); }
-const char *nvmlErrorString(int code) { return code == 15 ? "GPU is lost" : "Driver Not Loaded"; }
+const char *nvmlErrorString(int code)
+{ return code == 15 ? "GPU is lost" : code == 999 ? "Unknown Error" : "Driver Not Loaded"; }
 int nvmlSystemGetDriverVersion(char *out, unsigned n) { strncpy(out, text("STUB_DRIVER", "550.54.15"), n); return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **card) { *card = (void *)(long)id[6]; return 0; }
 int nvmlDeviceGetTotalEccErrors(void *card, int kind, int counter, unsigned long long *count)

@@ -50,6 +50,7 @@ def test_a_fault_is_named(cases: dict[str, Frame], case: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
+        ("unanswered", "NVML tells nothing of this card's memory"),
         ("silent", "NVML tells nothing of this card's memory"),
         ("unloaded", "nvmlInit says Driver Not Loaded"),
         ("stopped", "the driver does not start"),
@@ -57,6 +58,11 @@ def test_a_fault_is_named(cases: dict[str, Frame], case: str, words: str) -> Non
 )
 def test_what_cannot_be_asked_is_a_skip(cases: dict[str, Frame], case: str, reason: str) -> None:
     assert (cases[case]["status"], cases[case]["reason"]) == ("skipped", reason)
+
+
+def test_an_error_that_says_nothing_of_the_card_is_told(cases: dict[str, Frame]) -> None:
+    said = dict.fromkeys(("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows"), "Unknown Error")
+    assert cases["unanswered"]["traits"] == {"nvml_unanswered": said}
 
 
 def test_without_nvml_it_is_a_skip(tmp_path: Path) -> None:

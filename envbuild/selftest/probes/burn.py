@@ -16,7 +16,7 @@ import torch
 from envbuild.selftest import inputs
 from envbuild.selftest.context import Context
 from envbuild.selftest.nvml import Refused, Unavailable
-from envbuild.selftest.probes.health import DRAIN, Watch
+from envbuild.selftest.probes.health import DRAIN, Watch, report
 from envbuild.selftest.reference import one_thread
 
 SIDE, SIDE_CPU = 16384, 768
@@ -133,7 +133,7 @@ def _watch(context: Context) -> Watch | None:
 def _look(context: Context, watch: Watch | None) -> None:
     """What the driver noticed meanwhile."""
     try:
-        for fault in watch.faults() if watch else ():
-            context.fail("hardware", fault)
+        if watch:
+            report(context, watch)
     except Refused as error:
         context.fail("hardware", f"{error}: {DRAIN}")

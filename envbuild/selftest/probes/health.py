@@ -66,6 +66,10 @@ class Watch:
         """The numbers of the Xid errors so far; None where the driver tells none."""
         return None if self._events is None else self._nvml.xids(self._events)
 
+    def told(self) -> dict[str, Any]:
+        """What is no fault of the card, to be told among the traits."""
+        return {"nvml_unanswered": dict(self._nvml.unanswered)}
+
     def _health(self, card: Handle) -> Health:
         errors, rows = self._nvml.uncorrected(card), self._nvml.remapping(card)
         if rows is None:
@@ -90,18 +94,25 @@ def health(context: Context) -> None:
         context.step("health before")
         watch = Watch()
         before = watch.cards()
+        context.traits.update(watch.told())
         if not any(value is not None for card in before.values() for value in asdict(card).values()):
             raise Skip("NVML tells nothing of this card's memory")
         context.step("products on every GPU")
         worked = _work()
         context.step("health after")
         context.traits.update(_document(before, watch.cards()), worked=worked)
-        for fault in watch.faults():
-            context.fail("hardware", fault)
+        report(context, watch)
     except Unavailable as error:
         raise Skip(str(error)) from None
     except Refused as error:
         raise ProbeFailure("hardware", f"{error}: {DRAIN}") from None
+
+
+def report(context: Context, watch: Watch) -> None:
+    """Fail for each fault, and tell the rest; raises Refused."""
+    for fault in watch.faults():
+        context.fail("hardware", fault)
+    context.traits.update(watch.told())
 
 
 def _work() -> int:
