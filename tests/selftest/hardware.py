@@ -26,6 +26,7 @@ CASES: Mapping[str, Mapping[str, str]] = {
     "hw.health:failed": {"STUB_FAILED": "1"},
     "hw.health:retiring": {"STUB_OLD": "1", "STUB_RETIRING": "1"},
     "hw.health:xid": {"STUB_XID": "79"},
+    "hw.health:application": {"STUB_XID": "31"},
     "hw.health:lost": {"STUB_ERROR": "15"},
     "hw.health:unanswered": {"STUB_ERROR": "999"},
     "hw.health:silent": {"STUB_OLD": "1"},

@@ -62,7 +62,12 @@ def test_what_cannot_be_asked_is_a_skip(cases: dict[str, Frame], case: str, reas
 
 def test_an_error_that_says_nothing_of_the_card_is_told(cases: dict[str, Frame]) -> None:
     said = dict.fromkeys(("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows"), "Unknown Error")
-    assert cases["unanswered"]["traits"] == {"nvml_unanswered": said}
+    assert cases["unanswered"]["traits"] == {"nvml_unanswered": said, "application_xids": []}
+
+
+def test_an_applications_xid_is_only_told(cases: dict[str, Frame]) -> None:
+    frame = cases["application"]
+    assert (frame["status"], frame["traits"]["application_xids"]) == ("passed", [31]), frame
 
 
 def test_without_nvml_it_is_a_skip(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from envbuild.selftest.outcome import ProbeFailure, Skip
 
 WORK = 4096  # of the products in between
 DRAIN = "drain the card"
+# Xid errors that an application causes, maybe another process's: NVIDIA/k8s-device-plugin leaves a card in use after
+# them (its issue #1340 and pull request #1165).
+APPLICATION_XIDS = frozenset((13, 31, 43, 45, 68, 109))
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Watch:
             raise Unavailable(str(error)) from None
         if driver.start() != 0:
             raise Unavailable("the driver does not start")
+        self._application_xids: list[int] = []
         found = {bus_id: self._nvml.handle(bus_id) for bus_id in driver.bus_ids()}
         self._cards = {bus_id: card for bus_id, card in found.items() if card is not None}
         self._events = self._nvml.watch(list(self._cards.values())) if self._cards else None
@@ -68,7 +72,7 @@ class Watch:
 
     def told(self) -> dict[str, Any]:
         """What is no fault of the card, to be told among the traits."""
-        return {"nvml_unanswered": dict(self._nvml.unanswered)}
+        return {"nvml_unanswered": dict(self._nvml.unanswered), "application_xids": list(self._application_xids)}
 
     def _health(self, card: Handle) -> Health:
         errors, rows = self._nvml.uncorrected(card), self._nvml.remapping(card)
@@ -80,13 +84,15 @@ class Watch:
         """What is wrong by now, each with the card it is about."""
         for bus_id, found in self.cards().items():
             yield from (f"GPU {bus_id}: {fault}" for fault in found.faults())
-        numbers = self.xids()
+        found_xids = self.xids() or []
+        self._application_xids += [number for number in found_xids if number in APPLICATION_XIDS]
+        numbers = [number for number in found_xids if number not in APPLICATION_XIDS]
         if numbers:
             yield f"the driver reported Xid {', '.join(map(str, numbers))} meanwhile: see the host's log, and {DRAIN}"
 
 
 def health(context: Context) -> None:
-    """hw.health: no uncorrected memory errors, no memory waiting to be replaced, no Xid while products run.
+    """hw.health: no uncorrected memory errors, no memory waiting to be replaced, no Xid of the card while products run.
 
     Xid errors of before are in the host's log only. Where torch sees no GPU, the driver is asked all the same.
     """
