@@ -40,7 +40,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
             signer = signing.configured()  # before the long part: it may ask for a passphrase
             run = session.selftest(source, image, locked.versions, locked.python)
             session.evidence(source, image, locked, run, signer)
-            require_passed(session.made)
+            _passed(session, source, image)
         session.tag(source, image)
     return session.made
 
@@ -76,7 +76,7 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
         signer = signing.configured()
         run = session.selftest(source, image, locked.versions, locked.python)
         session.evidence(source, image, locked, run, signer)
-        require_passed(session.made)
+        _passed(session, source, image)
         session.tag(source, image)
     return session.made
 
@@ -116,6 +116,14 @@ def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Ima
             raise EngineError(f"{source.name} is not built", hint=f"run: envbuild build {source.name}")
         return source, locked, image
     return source, locked, engine.get(reference)
+
+
+def _passed(session: Session, source: Source, image: Image) -> None:
+    try:
+        require_passed(session.made)
+    except CheckFailed:
+        session.withdraw(source, image)
+        raise
 
 
 def require_passed(made: Made) -> None:

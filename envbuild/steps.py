@@ -265,6 +265,13 @@ class Session:
 
         self.step("evidence", work)
 
+    def withdraw(self, source: Source, image: Image) -> None:
+        """An image whose latest self-test failed is not called verified any longer."""
+        named = repository(source.name)
+        if not self.options.trial and self.connected().tags(named).get(VERIFIED) == image.handle:
+            self.connected().remove(f"{named}:{VERIFIED}")
+            self.progress.say(f"{named}:{VERIFIED} is withdrawn: what it named failed its self-test")
+
     def tag(self, source: Source, image: Image) -> None:
         """Publish the answer of the evidence, last; not for pins that are only tried."""
         if self.options.trial:

@@ -53,7 +53,7 @@ def requirements_option(function: F) -> F:
 
 def gpus_option(function: F) -> F:
     return click.option(
-        "--gpus", default="", metavar="LIST", callback=_gpus,
+        "--gpus", default=None, metavar="LIST", callback=_gpus,
         help="These GPUs of the engine's machine alone: 1,2,3 or UUIDs (nvidia-smi -L). Default: all.",
     )(function)  # fmt: skip
 
@@ -62,8 +62,8 @@ def gpus_option(function: F) -> F:
 _GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9a-f-]{36}|MIG-GPU-[0-9a-f-]{36}/[0-9]{1,3}/[0-9]{1,3}", re.IGNORECASE)
 
 
-def _gpus(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    found = tuple(part.strip() for part in value.split(",")) if value else ()
+def _gpus(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(",")) if value is not None else ()
     for part in found:
         if not _GPU.fullmatch(part):
             raise click.BadParameter(f"{part!r} is no GPU; write indices or UUIDs, as in 0,1 or GPU-<uuid>")

@@ -3,7 +3,7 @@ from pathlib import Path
 import click
 
 from envbuild.commands.console import emit, json_option, pin_option, profile_argument, requirements_option
-from envbuild.errors import Fault, OutOfDate, UsageError
+from envbuild.errors import Fault, OutOfDate, ProfileError, UsageError
 from envbuild.plan import lock, locking, resolve, sources
 from envbuild.plan.document import display
 
@@ -39,10 +39,16 @@ def command(
         raise UsageError(
             "--requirements needs a profile whose pins hold", hint="envbuild lock NAME --requirements FILE"
         )
-    found, stale = [], []
+    found, stale, refused = [], [], []
     for name in names or sources.own_names():
-        source = sources.load(name, pins, requirements)
-        plan = resolve.resolve(source)
+        try:
+            source = sources.load(name, pins, requirements)
+            plan = resolve.resolve(source)
+        except ProfileError as error:
+            if not check:
+                raise
+            refused.append(error)
+            continue
         before = lock.read(source.known_lock)
         if check:
             try:
@@ -58,6 +64,9 @@ def command(
                 lock.write(after, source.lock_file, source.name)
         file = display(source.known_lock)
         found.append({"profile": source.name, "lock": after.id, "file": file, "changes": changes})
+    if refused:
+        faults = [fault for error in refused for fault in error.faults or [Fault(error.message)]]
+        raise ProfileError(f"profiles at fault: {len(refused)}", faults=[*faults, *(Fault(e.message) for e in stale)])
     if stale:
         faults = [Fault(error.message) for error in stale]
         raise OutOfDate(

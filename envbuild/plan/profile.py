@@ -60,6 +60,14 @@ def _platform(text: str) -> str:
 
 Platform = Annotated[str, AfterValidator(_platform)]
 Text = Annotated[str, StringConstraints(max_length=2000, pattern=_PRINTABLE)]
+
+
+def _torch(text: str) -> str:
+    """torch's releases have three numbers: 2.7 is 2.7.0."""
+    version = Version(text)
+    return text.replace(version.base_version, f"{version.base_version}.0", 1) if len(version.release) == 2 else text
+
+
 Release = Annotated[str, StringConstraints(max_length=60, pattern=_PRINTABLE), AfterValidator(_version)]
 PackageSpec = Annotated[str, StringConstraints(max_length=300, pattern=_PRINTABLE), AfterValidator(_requirement)]
 # Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters.
@@ -178,7 +186,7 @@ class Profile(_Model):
     platform: Platform = PLATFORM
     base: Base
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
-    torch: Release
+    torch: Annotated[Release, AfterValidator(_torch)]
     gpus: tuple[GpuId, ...] = Field((), strict=False, description="GPU models, by id; none: the CPU")
     gpu_count: int = Field(1, ge=1, le=100000, description="most GPUs that work together in one job")
     cuda: Annotated[str, StringConstraints(pattern=r"^[0-9]{2}\.[0-9]{1,2}$")] | None = Field(

@@ -68,7 +68,7 @@ def judge(engine: Engine, name: str, profile: Profile, locked: Lock | None, stal
         state = "out-of-date"
     else:
         state = "unproved" if reasons else VERIFIED
-    tag = _tag(engine, name, tags, image, state == VERIFIED)
+    tag = _tag(engine, name, tags, image, state == VERIFIED, locked)
     if tag:
         reasons.append(tag)
         state = "tampered" if tag == _BY_HAND else "unproved" if state == VERIFIED else state
@@ -80,14 +80,23 @@ _BY_HAND = (
     "the tag verified was moved by hand: there is no evidence here that its image was ever proved for this profile"
 )
 
+_ELSEWHERE = (
+    "the tag verified names an image of this lock of which this state folder holds no record and no evidence: another "
+    "user or machine made it, or the folder was lost"
+)
 
-def _tag(engine: Engine, name: str, tags: dict[str, str], image: Image | None, is_proved: bool) -> str | None:
+
+def _tag(
+    engine: Engine, name: str, tags: dict[str, str], image: Image | None, is_proved: bool, locked: Lock | None
+) -> str | None:
     """What is wrong with the tag `verified`, None if it is what the evidence says."""
     handle = tags.get(VERIFIED)
     if handle is None:
         return "the tag verified is missing" if is_proved else None
     tagged = image if image and handle == image.handle else engine.find(handle)
     locks = {record.lock for record in records.every(tagged.id)} if tagged else set()
+    if locked and not locks and tags.get(locked.short) == handle:
+        return _ELSEWHERE
     # An image that was proved in its time keeps the tag until its successor is.
     if tagged is None or not evidence.ever_proved(tagged.id, name, locks):
         return _BY_HAND

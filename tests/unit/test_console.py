@@ -13,6 +13,7 @@ from envbuild.commands.console import Console
 from envbuild.commands.table import line
 from envbuild.making import Step
 from unit.proof.runs import NAMES, probe
+from unit.support import envbuild
 
 PLAN = {"probes": list(NAMES)}
 HOSTILE = "[red]x[/red]\x1b[2J\nsecond"
@@ -47,6 +48,13 @@ def run(console: Console, *results: dict[str, Any]) -> None:
 
 
 DONE = Step("self-test", 1.5, False, "3 passed")
+
+
+def test_no_gpu_at_all_is_not_all_gpus() -> None:
+    """An unset variable in a script must not take every card."""
+    done = envbuild("test", "cpu", "--gpus", "")
+    assert done.code == 2
+    assert "'' is no GPU" in done.stderr
 
 
 def test_a_note_of_others_turns_no_text_round(capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,6 +161,18 @@ def test_layers_with_a_defect_are_no_image(
     assert session.made.image is None and session.made.status == "failed"
 
 
+@pytest.mark.parametrize(("tagged", "left"), [("this", []), ("another", ["verified"])])
+def test_what_failed_its_latest_test_is_verified_no_longer(tagged: str, left: list[str]) -> None:
+    image = image_of("this")
+    tags = {"verified": image_of(tagged).handle, "0123": image.handle}
+    session = Session("sample", Options(), cast(Any, MagicMock()))
+    session.made.run = passed_run(probe("env.libs", "failed"))
+    session.engine = cast(Any, SimpleNamespace(tags=lambda _: tags, remove=lambda name: tags.pop(name.split(":")[1])))
+    with pytest.raises(CheckFailed):
+        pipeline._passed(session, SOURCE, image)
+    assert [tag for tag in tags if tag == "verified"] == left
+
+
 # the commands, with a pipeline that is done at once
 
 

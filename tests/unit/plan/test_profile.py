@@ -87,6 +87,10 @@ def test_a_fault_names_file_line_and_field(project: Path, text: str, line: int, 
     assert words in fault.message
 
 
+def test_a_torch_of_two_numbers_is_its_first_release(project: Path) -> None:
+    assert source_of(project, {**PROFILE, "torch": "2.13+cpu"}).profile.torch == "2.13.0+cpu"
+
+
 def test_infinite_memory_is_refused(project: Path) -> None:
     assert faults_of(project, GOOD + "selftest: {memory_gb: .inf}\n")
 

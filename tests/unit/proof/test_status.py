@@ -125,8 +125,17 @@ def test_a_tag_alone_makes_nothing_built(world: World) -> None:
     world.engine.tagged = {world.lock.short: image.handle, "verified": image.handle}
     world.proved(image)
     found = world.status()
-    assert (found.state, found.image) == ("tampered", None)
-    assert "not built" in found.reasons[0] and "moved by hand" in found.reasons[1]
+    assert (found.state, found.image) == ("missing", None)
+    assert "not built" in found.reasons[0] and "another user or machine made it" in found.reasons[1]
+
+
+def test_a_tag_on_an_image_of_another_lock_was_moved_by_hand(world: World) -> None:
+    image = image_of()
+    world.engine.held[image.handle] = image
+    world.engine.tagged = {"verified": image.handle}
+    found = world.status()
+    assert found.state == "tampered"
+    assert "moved by hand" in found.reasons[1]
 
 
 def test_built_and_not_proved_is_unproved(world: World) -> None:
@@ -298,7 +307,7 @@ def test_a_damaged_build_record_proves_nothing(world: World) -> None:
     for file in settings.state_folder("builds").iterdir():
         file.write_text("{}", encoding="utf-8")
     found = world.status()
-    assert (found.state, found.image) == ("tampered", None)
+    assert (found.state, found.image) == ("missing", None)
     assert "not built" in found.reasons[0]
 
 
