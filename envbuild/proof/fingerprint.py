@@ -16,11 +16,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from envbuild.errors import CheckFailed, EnvbuildError, Fault, FingerprintError
 from envbuild.plan import document
+from envbuild.proof import untrusted
 from envbuild.proof.job import TestRun
-from envbuild.proof.reading import Said, strict_json
+from envbuild.proof.reading import Said
+from envbuild.proof.untrusted import NotStrict
 
 VERSION = 1
 MAX_BYTES = 64 << 20
+_MOST_FAULTS = 20
 
 
 class _Part(BaseModel):
@@ -141,21 +144,20 @@ def read(file: Path) -> Fingerprint:
     """Raises FingerprintError with file, line and field of every fault."""
     name = document.display(file)
     try:
-        raw = file.read_bytes()
-        text = raw[: MAX_BYTES + 1].decode("utf-8")
-        found = strict_json(text, object_pairs_hook=_once)
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        found = untrusted.strict(raw, MAX_BYTES)
     except OSError as error:
         raise FingerprintError(f"{name} cannot be read: {error.strerror}") from error
-    except json.JSONDecodeError as error:
-        raise FingerprintError(f"{name} is not JSON", faults=[Fault(error.msg, name, error.lineno)]) from error
-    except (ValueError, RecursionError) as error:
-        raise FingerprintError(f"{name} is not JSON", faults=[Fault(str(error), name)]) from error
+    except NotStrict as error:
+        faults = [Fault("what is not JSON begins here", name, error.line)] if error.line else []
+        raise FingerprintError(f"{name} {error}", faults=faults) from error
     try:
         return Fingerprint.model_validate(found)
     except ValidationError as error:
         raise FingerprintError(
             f"{name} is not a fingerprint of version {VERSION}",
-            faults=_placed(_faults(error, found), text, name),
+            faults=_placed(_faults(error, found), raw, name),
             hint="made by: envbuild test NAME --fingerprint FILE",
         ) from error
 
@@ -168,16 +170,12 @@ def _faults(error: ValidationError, found: Any) -> list[tuple[document.Path, str
     return [(fault["loc"], fault["msg"]) for fault in error.errors()]
 
 
-def _placed(faults: Sequence[tuple[document.Path, str]], text: str, name: str) -> list[Fault]:
-    """With lines, as far as the YAML reader, which knows of places, can read this JSON."""
-    with contextlib.suppress(EnvbuildError):
-        places = document.parse(text, name)
-        return [places.fault(path, message) for path, message in faults]
-    return [Fault(message, name, None, document.field_name(path)) for path, message in faults]
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is given twice in one object")
-    return found
+def _placed(faults: Sequence[tuple[document.Path, str]], raw: bytes, name: str) -> list[Fault]:
+    """The first of them, with lines as far as the YAML reader, which knows of places, can read this JSON."""
+    told, more = faults[:_MOST_FAULTS], len(faults) - _MOST_FAULTS
+    rest = [Fault(f"and {more} more", name)] if more > 0 else []
+    if len(raw) <= document.MAX_BYTES:
+        with contextlib.suppress(EnvbuildError):
+            places = document.parse(raw.decode("utf-8"), name)
+            return [*(places.fault(path, message) for path, message in told), *rest]
+    return [*(Fault(message, name, None, document.field_name(path)) for path, message in told), *rest]

@@ -5,8 +5,6 @@ The output is not trusted: it counts only if every frame of this run is there, w
 
 from __future__ import annotations
 
-import json
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -14,7 +12,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from envbuild.errors import printable
-from envbuild.proof.job import RawOutput, TestRun
+from envbuild.proof import untrusted
+from envbuild.proof.job import MAX_STDOUT, RawOutput, TestRun
 
 
 class _Frame(BaseModel):
@@ -57,28 +56,10 @@ def frame(line: bytes, nonce: str) -> tuple[int, dict[str, Any]] | None:
     try:
         if int(parts[3], 16) != zlib.crc32(parts[4]):
             return None
-        document = strict_json(parts[4])
+        document = untrusted.strict(parts[4], MAX_STDOUT)
         return (int(parts[2]), document) if isinstance(document, dict) else None
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
-
-
-def strict_json(text: bytes | str, **options: Any) -> Any:
-    """JSON without NaN, infinities and giant integers. Raises ValueError, and RecursionError where it is too deep."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded, **options)
-
-
-def _refuse(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _bounded(text: str) -> int:
-    return int(text) if len(text) < 20 else int(_refuse(text))
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _refuse(text)
 
 
 def told(line: bytes, nonce: str) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import CheckFailed, FingerprintError
+from envbuild.plan import document
 from envbuild.proof import fingerprint
 from unit.proof.prints import NEW, OLD, Document, changed, load, op
 from unit.proof.runs import documents, judged, lines, probe
@@ -106,8 +107,40 @@ def test_a_file_that_is_not_there_or_a_folder_is_told(tmp_path: Path) -> None:
 
 def test_a_file_that_is_too_large_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "MAX_BYTES", 1000)
-    with pytest.raises(FingerprintError):
+    with pytest.raises(FingerprintError, match="is larger than 1000 bytes"):
         fingerprint.read(NEW)
+    with pytest.raises(FingerprintError, match="is larger than 1000 bytes"):
+        fingerprint.read(Path("/dev/zero"))
+
+
+def test_of_many_faults_the_first_are_told(tmp_path: Path) -> None:
+    def spoil(document: Document) -> None:
+        for found in document["ops"][:25]:
+            found.update(shape=[-1], exact=5)
+
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(changed(spoil)), encoding="utf-8")
+    with pytest.raises(FingerprintError) as caught:
+        fingerprint.read(file)
+    assert [fault.message for fault in caught.value.faults[20:]] == ["and 30 more"]
+
+
+def test_no_lines_are_looked_up_in_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader that knows of lines takes minutes for what this one takes."""
+    monkeypatch.setattr(document, "MAX_BYTES", 1000)
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(changed(SPOILED["no operations"][0])) + " " * 1000, encoding="utf-8")
+    with pytest.raises(FingerprintError) as caught:
+        fingerprint.read(file)
+    assert [(fault.field, fault.line) for fault in caught.value.faults] == [("ops", None)]
+
+
+def test_a_syntax_fault_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(b'{"version": 1,\n "x": }')
+    with pytest.raises(FingerprintError, match="is not JSON") as caught:
+        fingerprint.read(file)
+    assert caught.value.faults[0].line == 2
 
 
 # from a run
