@@ -118,7 +118,6 @@ class Datasheet:
     tflops_tf32: float | None = None
     tflops_fp16: float | None = None
     tflops_bf16: float | None = None
-    tflops_fp8: float | None = None
     gb_per_s: float | None = None
     source: tuple[str, ...] = ()
 

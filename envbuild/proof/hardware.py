@@ -10,7 +10,7 @@ from envbuild.plan import facts
 from envbuild.plan.advisories import Datasheet
 from envbuild.plan.profile import Profile
 
-_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 def expected(profile: Profile) -> dict[str, Any]:

@@ -40,17 +40,19 @@ def memory(context: Context) -> None:
 def _measure(
     context: Context, kind: str, unit: str, measure: Callable[[Context, torch.device], Mapping[str, float]]
 ) -> None:
-    """Measure every device, then judge: where no datasheet is at hand the figures are told, and it is a skip."""
+    """Measure every device, then judge: without a datasheet or a floor the figures are told, and it is a skip."""
     cards = ["cpu"] if context.on_cpu else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     names = ["the CPU" if context.on_cpu else torch.cuda.get_device_name(card) for card in cards]
     found = [measure(context, torch.device(card)) for card in cards]
     context.traits[unit] = [dict(figures, card=name) for name, figures in zip(names, found)]
+    told = ", ".join(f"{name} {value:.4g} {unit}" for name, value in found[0].items())
+    if kind not in context.job.floors:
+        raise Skip(f"the profile declares no floor; measured: {told}")
     sheets = [context.job.datasheets.get(name, {}) for name in names]
     judged = [
         judge(context, f"{kind} of {card}", unit, figures, sheet) for card, figures, sheet in zip(cards, found, sheets)
     ]
     if not any(judged):
-        told = ", ".join(f"{name} {value:.4g} {unit}" for name, value in found[0].items())
         raise Skip(f"no datasheet's figure for {names[0]} has a source; measured: {told}")
 
 
@@ -59,7 +61,7 @@ def judge(context: Context, case: str, unit: str, figures: Mapping[str, float], 
 
     The figure's error is what the floor asks for, its bound what was reached.
     """
-    floor = context.job.floors.get(case.split()[0], 0.0)
+    floor = context.job.floors[case.split()[0]]
     known = [name for name in figures if name in sheet]
     for name in known:
         reached, promised = figures[name], sheet[name]
@@ -102,9 +104,13 @@ def _copy(context: Context, device: torch.device) -> dict[str, float]:
 
 def seconds(device: torch.device, work: Callable[[], object]) -> float:
     """Of one call: the median of several parts of many calls each, after a part that warms up."""
-    once = max(_timed(device, work, 2) / 2, 1e-6)  # the first calls choose an algorithm
-    length = SECONDS_CPU if device.type == "cpu" else SECONDS
-    count = max(1, int(length / PARTS / once))
+    length = (SECONDS_CPU if device.type == "cpu" else SECONDS) / PARTS
+    _timed(device, work, 1)  # the first call chooses an algorithm
+    warm = 0.0
+    while warm < length:
+        warm += max(_timed(device, work, 1), 1e-6)
+    once = max(_timed(device, work, 2) / 2, 1e-6)
+    count = max(1, int(length / once))
     parts = sorted(_timed(device, work, count) / count for _ in range(PARTS))
     return parts[PARTS // 2]
 
