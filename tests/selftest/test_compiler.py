@@ -1,6 +1,7 @@
 """compile.triton in images without a compiler, and what it says of a compiler's long errors."""
 
 import ast
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,19 @@ def test_a_torch_that_cannot_compile_on_this_python_is_a_skip(monkeypatch: pytes
         monkeypatch.setenv(name, "")
     with pytest.raises(Skip, match=r"Python 3\.1"):
         compiler.triton(Context(Job("0" * 32)))
+
+
+def test_what_triton_built_is_not_torch_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "scale.cubin").touch()
+    monkeypatch.setattr(compiler.tempfile, "TemporaryDirectory", lambda: contextlib.nullcontext(str(tmp_path)))
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: name)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", *compiler._VARIABLES):
+        monkeypatch.setenv(name, "")
+    context = Context(Job("0" * 32))
+    compiler.triton(context)
+    (fault,) = context.faults
+    assert fault.reason.startswith("torch.compile has compiled nothing")
 
 
 @pytest.mark.parametrize(
