@@ -87,7 +87,12 @@ class Context:
         return LEVELS.index(self.job.level) >= LEVELS.index(level)
 
     def step(self, name: str) -> Step:
-        """Announce a step before it begins, so that a process that dies has named it; `with` times it."""
+        """Announce a step before it begins, so that a process that dies has named it; `with` times it.
+
+        What is still queued on the device ends first: its time and its faults are the step's before.
+        """
+        if not self.on_cpu and torch.cuda.is_initialized():
+            torch.cuda.synchronize(self.device)
         self.at = name
         self._announce(name)
         return Step(self.device)
