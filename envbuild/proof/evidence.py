@@ -74,10 +74,10 @@ def as_recorded(record: Mapping[str, Any]) -> Wanted:
         level=made["level"],
         require=tuple(made["require"]),
         settings=made["settings"],
-        gpu_count=made.get("gpu_count", 1),
-        transport=made.get("transport"),
-        own=made.get("own", {}),
-        demands=made.get("demands", {}),
+        gpu_count=made["gpu_count"],
+        transport=made["transport"],
+        own=made["own"],
+        demands=made["demands"],
     )
 
 
@@ -147,7 +147,7 @@ def _sharing(model: str) -> frozenset[str]:
 
 def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
     """In-toto Statement v1 with test-result v0.1, as its schema has it; a probe that did not run is in no list."""
-    model, own = model_of(record), record["selftest"].get("own", {})  # a record from before profiles had any: none
+    model, own = model_of(record), record["selftest"]["own"]
     named = {
         status: [f"{model}/{result['probe']}" for result in record["results"] if result["status"] == status]
         for status in ("passed", "failed")
@@ -298,14 +298,14 @@ def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
         return "proved by an older self-test"
     if record["selftest"]["settings"] != dict(wanted.settings):
         return "proved with other settings of torch"
-    if record["selftest"].get("gpu_count", 1) < wanted.gpu_count:
+    if record["selftest"]["gpu_count"] < wanted.gpu_count:
         return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
-    if wanted.transport not in (None, record["selftest"].get("transport")):
+    if wanted.transport not in (None, record["selftest"]["transport"]):
         return f"proved without the transport {wanted.transport} being asked for"
-    own, said = record["selftest"].get("own", {}), {"script": "another script", "shapes": "other shapes"}
+    own, said = record["selftest"]["own"], {"script": "another script", "shapes": "other shapes"}
     if other := [words for part, words in said.items() if own.get(part) != wanted.own.get(part)]:
         return f"proved with {' and '.join(other)}"
-    demanded = record["selftest"].get("demands", {})  # a record from before there were any: none
+    demanded = record["selftest"]["demands"]
     less = [name for name, least in wanted.demands.items() if demanded.get(name, 0) < least]
     if less:
         return f"proved with less asked of {', '.join(less)}"

@@ -21,6 +21,7 @@ class _Selftest(_Part):
     level: Literal["quick", "standard", "full"]
     require: list[str]
     settings: dict[str, bool]
+    # What a record from before these were asked for was made with.
     gpu_count: int = 1
     transport: str | None = None
     own: dict[str, str] = {}
@@ -63,7 +64,6 @@ class _Record(_Part):
 
 
 def checked(record: Any) -> dict[str, Any]:
-    """The same, if it has the shape of a run record. Raises ValueError."""
-    _Record.model_validate(record)
-    found: dict[str, Any] = record
-    return found
+    """The same, if it has the shape of a run record, with all that one may leave out. Raises ValueError."""
+    found = _Record.model_validate(record)
+    return {**record, "selftest": found.selftest.model_dump()}
