@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -22,11 +21,13 @@ import docker.utils
 import requests
 
 from envbuild import settings
+from envbuild.blocks import Blocks
 from envbuild.errors import EngineError, NetworkError
 from envbuild.plan.store import write_atomically
 from envbuild.process import ProcessMissing, run
 
 MINIMUM = (23, 0)
+_BLOCK = 1 << 20
 _START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
@@ -119,7 +120,7 @@ class Engine:
         return known.read_text(encoding="utf-8")
 
     def _exported_id(self, handle: str) -> str:
-        with asking(), tarfile.open(None, "r|", fileobj=_Stream(self.client.api.get_image(handle))) as archive:
+        with asking(), self._archive(handle) as archive:
             for member in archive:
                 if member.name == "manifest.json":
                     content = archive.extractfile(member)
@@ -146,7 +147,10 @@ class Engine:
     def saved(self, image: Image) -> tarfile.TarFile:
         """The image as an archive, to be read once from its begin to its end."""
         with asking():
-            return tarfile.open(None, "r|", fileobj=_Stream(self.client.api.get_image(image.handle)))
+            return self._archive(image.handle)
+
+    def _archive(self, handle: str) -> tarfile.TarFile:
+        return tarfile.open(None, "r|", fileobj=Blocks(self.client.api.get_image(handle)), bufsize=_BLOCK)
 
     def load(self, archive: Iterator[bytes]) -> None:
         """Take the images of an archive in."""
@@ -206,23 +210,6 @@ class asking:
         if isinstance(error, docker.errors.DockerException | requests.RequestException):
             text = getattr(error, "explanation", None) or str(error) or type(error).__name__
             raise EngineError(f"the Docker Engine failed: {text}") from error
-
-
-class _Stream(io.RawIOBase):
-    """A file object over the blocks of an HTTP answer."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._buffer = b""
-
-    def read(self, size: int = -1) -> bytes:
-        while len(self._buffer) < size:
-            block = next(self._blocks, b"")
-            if not block:
-                break
-            self._buffer += block
-        result, self._buffer = self._buffer[:size], self._buffer[size:]
-        return result
 
 
 def _endpoint() -> tuple[str, docker.tls.TLSConfig | None]:

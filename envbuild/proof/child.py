@@ -6,7 +6,6 @@ This finds what an install or a copy puts over a library or beside it. It does n
 from __future__ import annotations
 
 import hashlib
-import io
 import posixpath
 import tarfile
 import zlib
@@ -17,6 +16,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.blocks import Blocks
 from envbuild.plan import facts
 from envbuild.plan.archive import FOLDERS
 from envbuild.proof import oci, untrusted
@@ -178,16 +178,17 @@ def entries(place: Place, digest: str, diff_id: str) -> Iterator[tuple[tarfile.T
         raise Refusal("digest", f"the layer {digest} is not the one that the image's configuration names")
 
 
-class _Unpacked(io.RawIOBase):
+class _Unpacked(Blocks):
     """A layer's tar as a file object, hashed as it is read."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._buffer = next(blocks, b"")
-        if self._buffer.startswith(b"\x28\xb5\x2f\xfd"):
+        super().__init__(blocks)
+        first = next(blocks, b"")
+        if first.startswith(b"\x28\xb5\x2f\xfd"):
             raise Refusal("layer", "a layer above the proved ones is compressed with zstd: it cannot be looked into")
-        self._inflate = zlib.decompressobj(wbits=31) if self._buffer.startswith(b"\x1f\x8b") else None
-        self._packed, self._buffer = (self._buffer, b"") if self._inflate else (b"", self._buffer)
+        self._inflate = zlib.decompressobj(wbits=31) if first.startswith(b"\x1f\x8b") else None
+        self._packed = first if self._inflate else b""
+        self._buffer += b"" if self._inflate else first
         self._seen = hashlib.sha256()
 
     @property
@@ -195,23 +196,22 @@ class _Unpacked(io.RawIOBase):
         return f"sha256:{self._seen.hexdigest()}"
 
     def read(self, size: int = -1) -> bytes:
-        while len(self._buffer) < size and self._more():
-            pass
-        result, self._buffer = self._buffer[:size], self._buffer[size:]
+        result = super().read(size)
         self._seen.update(result)
         return result
 
-    def _more(self) -> bool:
+    def _more(self) -> bytes:
         if self._inflate is None:
-            block = next(self._blocks, b"")
-            self._buffer += block
-            return bool(block)
-        if not self._packed:
-            self._packed = next(self._blocks, b"")
-            if not self._packed:
-                return False
-        if self._inflate.eof:  # what follows is another member, as parallel gzip writes them
-            self._inflate = zlib.decompressobj(wbits=31)
-        self._buffer += self._inflate.decompress(self._packed, _BLOCK)
-        self._packed = self._inflate.unconsumed_tail or self._inflate.unused_data
-        return True
+            return super()._more()
+        while self._packed or self._fetched():
+            if self._inflate.eof:  # what follows is another member, as parallel gzip writes them
+                self._inflate = zlib.decompressobj(wbits=31)
+            block = self._inflate.decompress(self._packed, _BLOCK)
+            self._packed = self._inflate.unconsumed_tail or self._inflate.unused_data
+            if block:
+                return block
+        return b""
+
+    def _fetched(self) -> bool:
+        self._packed = super()._more()
+        return bool(self._packed)

@@ -25,7 +25,7 @@ LAYERS = (
     ("proof",),
     ("image",),
     ("plan",),
-    ("settings", "shipped", "host", "process", "errors"),
+    ("settings", "shipped", "host", "process", "blocks", "errors"),
 )
 LONG = 20  # lines; a shorter function may speak for itself
 
