@@ -12,7 +12,8 @@ from envbuild.image.names import VERIFIED
 from envbuild.plan.lock import Lock
 from envbuild.proof import evidence, job, proved
 from envbuild.proof.evidence import Proof
-from envbuild.proof.job import Asked, TestRun
+from envbuild.proof.job import Asked
+from envbuild.proof.testrun import TestRun
 
 
 class Progress(Protocol):

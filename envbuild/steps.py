@@ -21,10 +21,10 @@ from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading, signing, statements
 from envbuild.proof.evidence import Proof
-from envbuild.proof.job import TestRun
 from envbuild.proof.runners import here, local
 from envbuild.proof.signing import Signer
 from envbuild.proof.statements import Subject
+from envbuild.proof.testrun import TestRun
 
 T = TypeVar("T")
 

@@ -3,12 +3,12 @@ import click
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import UsageError
 from envbuild.plan import sources
-from envbuild.proof import jobs, proved
+from envbuild.proof import ci, proved
 from envbuild.proof.oci import Reference
 
 
 @click.command("ci", short_help="A CI job that verifies an image, then uses it by digest.")
-@click.argument("system", type=click.Choice(sorted(jobs.SYSTEMS)))
+@click.argument("system", type=click.Choice(sorted(ci.SYSTEMS)))
 @click.argument("name")
 @click.option("--image", metavar="REGISTRY/NAME", help="Where it was pushed; default: registry.example/NAME.")
 @json_option
@@ -21,7 +21,7 @@ def command(system: str, name: str, image: str | None, as_json: bool) -> None:
     reference = Reference.parse(image or f"registry.example/{source.name}")
     if reference.tag or reference.digest:
         raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")
-    text = jobs.job(system, source.name, reference.repository, proved.models(source.profile))
+    text = ci.job(system, source.name, reference.repository, proved.models(source.profile))
     if as_json:
         emit({"system": system, "profile": source.name, "text": text})
     else:

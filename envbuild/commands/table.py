@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from envbuild.proof.job import worst
+from envbuild.proof.testrun import worst
 
 if TYPE_CHECKING:  # loaded where there is a terminal
     from rich.console import Console as Rich

@@ -19,8 +19,9 @@ from envbuild.image.names import repository
 from envbuild.plan import facts
 from envbuild.plan.probes import LEVELS
 from envbuild.plan.store import write_atomically
-from envbuild.proof.job import TestRun, selftest_id
+from envbuild.proof.job import selftest_id
 from envbuild.proof.shape import FINISHED, checked
+from envbuild.proof.testrun import TestRun
 
 if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its client
     from envbuild.image.engine import Image

@@ -17,8 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from envbuild.errors import CheckFailed, EnvbuildError, Fault, FingerprintError
 from envbuild.plan import document
 from envbuild.proof import untrusted
-from envbuild.proof.job import TestRun
 from envbuild.proof.reading import Said
+from envbuild.proof.testrun import TestRun
 from envbuild.proof.untrusted import NotStrict
 
 VERSION = 1

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from envbuild.errors import CheckFailed
-from envbuild.proof.job import RawOutput
 from envbuild.proof.reading import frame
+from envbuild.proof.testrun import RawOutput
 
 SITE, LD_PATH, LD_PRELOAD, LD_CACHE = "environment", "ld-library-path", "ld-preload", "ld-cache"
 """The ways that lead to a copy, in the collector's words."""

@@ -1,24 +1,22 @@
-"""What a test run is: the self-test and its job document go in, raw output comes out. Pure."""
+"""What goes into a test run: the self-test, its job document, and the limits. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-import math
 import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from envbuild.plan import facts, probes
+from envbuild.plan import probes
 from envbuild.plan.lock import canonical_digest
 from envbuild.plan.profile import SelfTest
 
-MAX_STDOUT = 64 << 20  # bytes that a runner takes of it
 FINGERPRINT = "fingerprint"  # the probe that records one
 _SOURCES = Path(__file__).parent.parent / "selftest"
 
@@ -85,73 +83,6 @@ class Job:
     limits: Limits
     gpus: bool = False
     devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RawOutput:
-    """What a runner brings back. `exit_code` None: never ended by itself."""
-
-    stdout: bytes
-    stderr: str
-    exit_code: int | None
-    seconds: float
-    out_of_memory: bool = False
-    timed_out: bool = False
-    too_long: bool = False
-
-
-@dataclass(frozen=True)
-class TestRun:
-    """A judged run. `errors` are faults of the run itself: with any of them nothing in it counts as passed.
-
-    `skipped_required`: probes that the profile requires and that could not run here; no failure, and no proof.
-    """
-
-    results: tuple[Mapping[str, Any], ...]
-    environment: Mapping[str, Any]
-    start: Mapping[str, Any]
-    errors: tuple[str, ...]
-    seconds: float
-    skipped_required: tuple[str, ...] = ()
-    log: str = field(default="", compare=False)
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # as it came, unjudged; empty where none was asked for
-
-    def by_status(self, status: str) -> list[str]:
-        return [result["probe"] for result in self.results if result["status"] == status]
-
-    @property
-    def passed(self) -> bool:
-        """No failure, and something ran."""
-        return not self.errors and bool(self.by_status("passed")) and not self.by_status("failed")
-
-    def failures(self) -> list[dict[str, Any]]:
-        """{"probe", "signal", "advisory", "detail"} for each failed probe, and for each fault of the run."""
-        found = [_failure(result) for result in self.results if result["status"] == "failed"]
-        found += [{"probe": None, "signal": None, "advisory": None, "detail": text} for text in self.errors]
-        return found
-
-    def summary(self) -> dict[str, Any]:
-        counts = {status: len(self.by_status(status)) for status in ("passed", "failed", "skipped")}
-        if self.errors:
-            counts["passed"] = 0
-        return {**counts, "seconds": round(self.seconds, 2), "failures": self.failures()}
-
-
-def worst(result: Mapping[str, Any]) -> float | None:
-    """The largest error over its bound among a result's figures, infinite where one is no number; None without any."""
-    ratios = [figure["ratio"] for figure in result["figures"] if "ratio" in figure]
-    return max((float(r) if isinstance(r, int | float) else math.inf for r in ratios), default=None)
-
-
-def _failure(result: Mapping[str, Any]) -> dict[str, Any]:
-    advisory = next((advisory for advisory in facts.advisories() if advisory.matches(result)), None)
-    where = f" at {result['at']}" if result["at"] else ""
-    return {
-        "probe": result["probe"],
-        "signal": result["signal"],
-        "advisory": advisory.id if advisory else None,
-        "detail": f"{result['failure']}{where}: {result['reason']}",
-    }
 
 
 _AROUND_BURN = 240  # seconds to make its matrices, and to check what the last of them gave

@@ -12,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from envbuild.proof.job import TestRun
+from envbuild.proof.testrun import TestRun
 
 # What XML 1.0 has no place for, even escaped (section 2.2, Char).
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

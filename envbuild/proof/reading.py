@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from envbuild.errors import printable
 from envbuild.proof import untrusted
-from envbuild.proof.job import MAX_STDOUT, RawOutput, TestRun
+from envbuild.proof.testrun import MAX_STDOUT, RawOutput, TestRun
 
 
 class _Frame(BaseModel):

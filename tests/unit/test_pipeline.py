@@ -18,7 +18,7 @@ from envbuild.image import build
 from envbuild.making import Made, Options, Progress
 from envbuild.plan import probes
 from envbuild.plan.sources import Source
-from envbuild.proof import audit, collect, job
+from envbuild.proof import audit, collect, job, testrun
 from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.evidence import Proof
 from envbuild.proof.findings import Finding
@@ -30,11 +30,11 @@ from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
 SOURCE = cast(Source, SimpleNamespace(name="sample"))
 
 
-def made(run: job.TestRun | None) -> Made:
+def made(run: testrun.TestRun | None) -> Made:
     return Made("sample", image=image_of(), run=run)
 
 
-def skipped(*required: str) -> job.TestRun:
+def skipped(*required: str) -> testrun.TestRun:
     found = documents(probe("env.libs"), probe("gemm.crash", "skipped", reason="needs a GPU"))
     return judged(lines(found), required)
 
@@ -101,7 +101,7 @@ def test_a_run_that_nothing_came_of_says_why_in_its_message() -> None:
         (passed_run(probe("env.libs", "skipped")), ["stale"], "failed"),
     ],
 )
-def test_the_status_of_what_was_made(run: job.TestRun | None, proofs: list[str], status: str) -> None:
+def test_the_status_of_what_was_made(run: testrun.TestRun | None, proofs: list[str], status: str) -> None:
     found = made(run)
     found.proofs = tuple(Proof("cpu", state, None, "") for state in proofs)
     assert found.status == found.document()["status"] == status
@@ -291,7 +291,7 @@ def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch
     assert [row["name"] for row in envbuild("test", "--list", "--json").document["probes"]] == list(probes.known())
 
 
-def reported(monkeypatch: pytest.MonkeyPatch, run: job.TestRun) -> tuple[Said, dict[str, Any]]:
+def reported(monkeypatch: pytest.MonkeyPatch, run: testrun.TestRun) -> tuple[Said, dict[str, Any]]:
     """What `test --json` says, and its one document; for a person it has as many lines as there were probes."""
     monkeypatch.setattr(pipeline, "test", lambda *_: made(run))
     plain = envbuild("test", "sample")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, UsageError
 from envbuild.process import ProcessTimeout, run
-from envbuild.proof.job import MAX_STDOUT, Job, RawOutput
+from envbuild.proof.job import Job
+from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
 
 def find(named: str) -> Path:

@@ -18,7 +18,8 @@ from docker.types import DeviceRequest, LogConfig
 
 from envbuild.errors import EngineError, NotProved, UsageError
 from envbuild.image.engine import Engine, asking
-from envbuild.proof.job import MAX_STDOUT, Job, RawOutput
+from envbuild.proof.job import Job
+from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
 OWNER = "io.envbuild.owner"
 MAX_STDERR = 64 << 10

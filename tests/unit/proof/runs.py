@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from envbuild.proof.job import RawOutput, TestRun
 from envbuild.proof.reading import judge
+from envbuild.proof.testrun import RawOutput, TestRun
 
 NONCE = "0123456789abcdef0123456789abcdef"
 NAMES = ("env.libs", "gemm.crash", "train.step")

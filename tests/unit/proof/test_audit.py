@@ -22,8 +22,8 @@ from envbuild.proof import audit, findings, holdings
 from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.findings import Finding
 from envbuild.proof.holdings import Holdings
-from envbuild.proof.job import RawOutput
 from envbuild.proof.runners import here
+from envbuild.proof.testrun import RawOutput
 
 H20 = Expected(profile="h20", gpus=(facts.gpus()["h20"],), driver="560.28.03")
 LT = "nvidia/cublas/lib/libcublasLt.so.12"

@@ -9,8 +9,9 @@ import pytest
 from envbuild.errors import CheckFailed
 from envbuild.image.engine import Engine
 from envbuild.proof import collect, holdings
-from envbuild.proof.job import Job, RawOutput
+from envbuild.proof.job import Job
 from envbuild.proof.runners import local
+from envbuild.proof.testrun import RawOutput
 from unit.support import image_of
 
 

@@ -12,7 +12,7 @@ import pytest
 from envbuild import settings
 from envbuild.plan import facts
 from envbuild.plan.lock import Lock
-from envbuild.proof import evidence, job
+from envbuild.proof import evidence, testrun
 from envbuild.proof.evidence import Wanted
 from envbuild.proof.job import selftest_id
 from unit.proof.runs import documents, judged, lines, passed_run, probe
@@ -27,7 +27,7 @@ def locked(project: Path) -> Lock:
     return lock_for(plan_of(project, PROFILE))
 
 
-def record_of(locked: Lock, run: job.TestRun | None = None, day: int = 0, **changes: Any) -> dict[str, Any]:
+def record_of(locked: Lock, run: testrun.TestRun | None = None, day: int = 0, **changes: Any) -> dict[str, Any]:
     finished = DAY + datetime.timedelta(days=day)
     made = evidence.run_record(IMAGE, asked(locked), run or passed_run(), "docker 26.1.5", finished)
     return {**made, **changes, "selftest": {**made["selftest"], **changes.get("selftest", {})}}
@@ -46,7 +46,7 @@ def state(locked: Lock, **changes: Any) -> tuple[str, str]:
     return proof.state, proof.reason
 
 
-def failed_run() -> job.TestRun:
+def failed_run() -> testrun.TestRun:
     return passed_run(probe("env.libs"), probe("gemm.crash", "failed"))
 
 

@@ -13,14 +13,14 @@ import pytest
 from envbuild.plan.own import Script, Shape
 from envbuild.plan.profile import SelfTest
 from envbuild.process import run
-from envbuild.proof import job, reading
+from envbuild.proof import job, reading, testrun
 from envbuild.proof.reading import judge
 from unit.proof.runs import NAMES, NONCE, documents, judged, line, lines, output, passed_run, probe
 
 Lines = list[bytes]
 
 
-def refused(run: job.TestRun, words: str) -> None:
+def refused(run: testrun.TestRun, words: str) -> None:
     assert not run.passed
     assert words in "; ".join(run.errors)
     assert run.summary()["passed"] == 0

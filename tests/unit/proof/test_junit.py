@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from envbuild.proof import job, junit
+from envbuild.proof import junit, testrun
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 
 # Of the schema of Jenkins's xunit plugin, what concerns us: attributes that must and may be there, children.
@@ -39,7 +39,7 @@ def conforms(element: Element) -> None:
         conforms(child)
 
 
-def suite(run: job.TestRun, **properties: str) -> Element:
+def suite(run: testrun.TestRun, **properties: str) -> Element:
     """The one suite of a run's document, after parsing it as a CI system would."""
     root = ElementTree.fromstring(junit.render("sample", run, properties).encode())
     conforms(root)
@@ -129,7 +129,7 @@ def test_whatever_the_image_says_is_well_formed(text: str) -> None:
     figure: dict[str, Any] = {"case": text, "dtype": text, "error": text, "ratio": text}
     failed = probe("gemm.crash", "failed", reason=text, detail=text, at=text[:500], figures=[figure])
     run = passed_run(probe("env.libs", "skipped", reason=text), failed)
-    run = job.TestRun(**{**vars(run), "errors": (text,), "log": text, "start": {"torch": text}})
+    run = testrun.TestRun(**{**vars(run), "errors": (text,), "log": text, "start": {"torch": text}})
     found = suite(run, image=text)
     assert "\0" not in ElementTree.tostring(found, encoding="unicode")
 

@@ -17,7 +17,7 @@ from envbuild.image.records import Record
 from envbuild.plan import lock, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.proof import evidence, job, proved, status
+from envbuild.proof import evidence, proved, status, testrun
 from envbuild.proof.job import selftest_id
 from envbuild.proof.status import Status
 from unit.proof.runs import passed_run, probe
@@ -64,7 +64,7 @@ class World:
         record = self.record(image, passed_run(), lock)
         evidence.save({**record, **changes, "selftest": {**record["selftest"], **changes.get("selftest", {})}})
 
-    def record(self, image: Image, run: job.TestRun, lock: Lock | None = None) -> dict[str, Any]:
+    def record(self, image: Image, run: testrun.TestRun, lock: Lock | None = None) -> dict[str, Any]:
         """As the profile first asked for it."""
         wanted = proved.wanted("sample", self.first, lock or self.lock)
         return evidence.run_record(image, wanted, run, "docker", DAY)
