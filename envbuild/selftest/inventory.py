@@ -84,7 +84,7 @@ class Inventory:
 
     libraries: tuple[Library, ...]
     distributions: Mapping[str, str]
-    recorded_stems: Mapping[str, str]  # the stem of every library in a RECORD, to its owner
+    records: Mapping[str, Sequence[Recorded]]  # by the path of every library in a RECORD
 
 
 def normalise(name: str) -> str:
@@ -110,6 +110,29 @@ def found(roots: Iterable[str]) -> tuple[str, ...]:
 
 def take(paths: Sequence[str], path_entries: Sequence[str] | None = None) -> Inventory:
     """The inventory of these files, judged by the RECORDs of the distributions on `path_entries` (None: sys.path)."""
+    return _judged({}, paths, *_records(path_entries))
+
+
+def more(first: Inventory, paths: Sequence[str]) -> Inventory:
+    """The inventory of these files by what the first one read already: only files that are new in it are hashed."""
+    known = {library.path: library for library in first.libraries}
+    return _judged(known, paths, first.distributions, first.records)
+
+
+def _judged(
+    known: Mapping[str, Library],
+    paths: Sequence[str],
+    distributions: Mapping[str, str],
+    records: Mapping[str, Sequence[Recorded]],
+) -> Inventory:
+    new = [path for path in paths if path not in known]
+    hashed = {path: _library(path, sha256, records.get(path, ())) for path, sha256 in zip(new, _hashes(new))}
+    libraries = {**known, **hashed}
+    return Inventory(tuple(libraries[path] for path in paths), distributions, records)
+
+
+def _records(path_entries: Sequence[str] | None) -> tuple[dict[str, str], dict[str, list[Recorded]]]:
+    """The distributions' versions by normalised name, and what their RECORDs say of each library."""
     distributions: dict[str, str] = {}
     records: dict[str, list[Recorded]] = {}
     for distribution in found_distributions(path_entries):
@@ -117,15 +140,14 @@ def take(paths: Sequence[str], path_entries: Sequence[str] | None = None) -> Inv
         distributions.setdefault(name, distribution.version)  # an import takes the first on the path
         for path, sha256 in _recorded(distribution):
             records.setdefault(path, []).append(Recorded(name, distribution.version, sha256))
-    libraries = tuple(_library(path, sha256, records.get(path, ())) for path, sha256 in zip(paths, _hashes(paths)))
-    stems = {_STEM.sub(r"\1", Path(path).name): found[0].owner for path, found in records.items()}
-    return Inventory(libraries, distributions, stems)
+    return distributions, records
 
 
 def faults(inventory: Inventory) -> list[str]:
     """What is wrong with mapped libraries of torch's family, a sentence each."""
     family = [library for library in inventory.libraries if library.is_family]
-    wrong = [fault for library in family for fault in [_fault(library, inventory)] if fault]
+    owners = {_STEM.sub(r"\1", Path(path).name): found[0].owner for path, found in inventory.records.items()}
+    wrong = [fault for library in family for fault in [_fault(library, owners)] if fault]
     for group, pattern in _CUDA_GROUPS.items():
         members = [library for library in family if pattern.match(library.name)]
         wrong += _copies(members)
@@ -135,14 +157,15 @@ def faults(inventory: Inventory) -> list[str]:
     return wrong
 
 
-def _fault(library: Library, inventory: Inventory) -> str | None:
+def _fault(library: Library, owners: Mapping[str, str]) -> str | None:
+    """`owners`: by the stem of every library in a RECORD, whose it is."""
     if library.record is False:
         return f"{library.path} is not the file that {library.owner} recorded"
     if library.record is not None:
         return None
     if "/site-packages/" in library.path or "/dist-packages/" in library.path:
         return f"{library.path} stands in no distribution's RECORD"
-    owner = inventory.recorded_stems.get(library.stem)
+    owner = owners.get(library.stem)
     if owner and any(pattern.match(library.name) for pattern in _CUDA_GROUPS.values()):
         return f"{library.path} is mapped instead of the one that {owner} brought"
     return None

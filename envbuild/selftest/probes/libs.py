@@ -20,11 +20,12 @@ def libs(context: Context) -> None:
     """
     context.step("libraries mapped by the import")
     before = inventory.mapped()
-    context.send_environment(_document(inventory.take(before)))
+    first = inventory.take(before)
+    context.send_environment(_document(first))
     _exercise(context)
     context.step("libraries mapped after real calls")
     after = inventory.mapped()
-    taken = inventory.take(after)
+    taken = inventory.more(first, after)
     context.send_environment(_document(taken))
     context.traits["mapped_by_calls"] = [path for path in after if path not in before]
     for fault in _versions(context, taken):
