@@ -91,7 +91,7 @@ class Context:
 
         What is still queued on the device ends first: its time and its faults are the step's before.
         """
-        if not self.on_cpu and torch.cuda.is_initialized():
+        if not self.on_cpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize(self.device)
         self.at = name
         self._announce(name)
