@@ -12,6 +12,7 @@ from envbuild.selftest.probes.health import DRAIN
 
 HELD = 0.9  # of the free memory
 CHUNK, CHUNK_CPU, CHUNKS_CPU = 256 << 20, 8 << 20, 4  # bytes
+TEMPORARIES = 3  # chunks, of room for what a comparison makes
 WORD = 8  # bytes
 
 # Every bit both ways, beside equal and unequal neighbours; and each word by its place, which shows cells that answer to
@@ -24,7 +25,7 @@ PLACES = ("places", "places inverted")
 def memory(context: Context) -> None:
     """memory: patterns written to 90% of each GPU's free memory come back, every bit both ways and by its place."""
     for device in devices(context):
-        count = CHUNKS_CPU if context.on_cpu else int(HELD * torch.cuda.mem_get_info(device)[0]) // CHUNK
+        count = CHUNKS_CPU if context.on_cpu else chunks_within(torch.cuda.mem_get_info(device)[0])
         words = (CHUNK_CPU if context.on_cpu else CHUNK) // WORD
         chunks = [torch.empty(words, dtype=torch.int64, device=device) for _ in range(count)]
         context.traits[str(device)] = {"bytes": count * words * WORD}
@@ -37,6 +38,11 @@ def memory(context: Context) -> None:
         del chunks
 
 
+def chunks_within(free: int) -> int:
+    """How many are written in as many free bytes, while there is room for what a comparison makes on the way."""
+    return max(1, (int(HELD * free) - TEMPORARIES * CHUNK) // CHUNK)
+
+
 def _walk(context: Context, name: str, chunks: list[torch.Tensor]) -> int:
     """Write all, then read all: how many words are wrong."""
     for index, chunk in enumerate(chunks):
@@ -47,7 +53,7 @@ def _walk(context: Context, name: str, chunks: list[torch.Tensor]) -> int:
         differs = chunk != expected
         count = int(differs.sum())
         if count and not total:
-            at = int(differs.nonzero()[0])
+            at = int(differs.to(torch.uint8).argmax())  # nonzero() could take more memory than is left
             wanted = int(expected[at]) if isinstance(expected, torch.Tensor) else expected
             context.fail(
                 "mismatch",
