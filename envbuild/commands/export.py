@@ -6,6 +6,7 @@ import click
 from envbuild.commands.console import emit, json_option, profile_argument
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.document import display
+from envbuild.plan.store import write_atomically
 from envbuild.proof import check, job
 
 
@@ -54,7 +55,7 @@ def selftest_command(output: Path | None, as_json: bool) -> None:
 
 
 def _write(file: Path, content: bytes, as_json: bool, name: str | None = None, lock_id: str | None = None) -> None:
-    file.write_bytes(content)
+    write_atomically(file, content)
     if as_json:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         emit({"profile": name, "lock": lock_id, "selftest": job.selftest_id(), "file": display(file), "digest": digest})

@@ -64,7 +64,7 @@ def command(
     else:
         made = pipeline.test(name, reference, console, wanted)
     if report:
-        report.write_text(_junit(made), encoding="utf-8")
+        write_atomically(report, _junit(made))
     if not as_json and made.run:
         for result in made.run.results:
             click.echo(line(result))

@@ -82,13 +82,21 @@ def holds_text(file: Path, text: str) -> bool:
     return file.is_file() and file.read_bytes() == text.encode()
 
 
-def write_atomically(file: Path, text: str) -> None:
-    """Write beside, flush to disk, then rename: a reader sees the old content or the new, never half."""
+def write_atomically(file: Path, content: str | bytes) -> None:
+    """Write beside, flush to disk, then rename: a reader sees the old content or the new, never half.
+
+    What is no file, as /dev/stdout, is written to; a link stays one.
+    """
+    raw = content if isinstance(content, bytes) else content.encode()
+    if file.exists() and not file.is_file():
+        file.write_bytes(raw)
+        return
+    file = file.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(raw)
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).chmod(0o644)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -253,7 +255,22 @@ def test_a_failed_test_is_reported_for_ci_too(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(pipeline, "test", lambda *_: made(passed_run(probe("env.libs", "failed"))))
     assert envbuild("test", "sample", "--junit", str(tmp_path / "junit.xml")).code == 5
     assert "<failure" in (tmp_path / "junit.xml").read_text(encoding="utf-8")
-    assert envbuild("test", "sample", "--junit", str(tmp_path / "no" / "junit.xml")).code == 6
+    assert envbuild("test", "sample", "--junit", str(tmp_path / "junit.xml" / "x")).code == 6
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+@pytest.mark.parametrize("arguments", [["test", "sample", "--junit"], ["export", "selftest", "-o"]])
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "test", lambda *_: made(passed_run()))
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / "file").write_text("old", encoding="utf-8")
+    assert envbuild(*arguments, str(tmp_path / "file")).code == 6
+    assert [(file.name, file.read_text(encoding="utf-8")) for file in tmp_path.iterdir()] == [("file", "old")]
 
 
 def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

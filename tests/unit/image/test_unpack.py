@@ -123,16 +123,9 @@ def test_a_large_package_is_not_read_into_memory(tmp_path: Path) -> None:
     with (tmp_path / "a").open("wb") as file:
         file.write(package((b"data.tar", str(size).encode())) + (tmp_path / "tar").read_bytes())
         file.truncate(68 + size)
-    limited: list[str | Path] = [
-        "sh",
-        "-c",
-        'ulimit -v 524288; exec "$@"',
-        "sh",
-        sys.executable,
-        UNPACKER,
-        "cuda-compat",
-    ]
-    done = subprocess.run([*limited, str(tmp_path / "a")], capture_output=True, text=True, timeout=60)
+    limited = ["sh", "-c", 'ulimit -v 524288; exec "$@"', "sh", sys.executable]
+    limited += [str(UNPACKER), "cuda-compat", str(tmp_path / "a")]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "1.2", "")
 
 

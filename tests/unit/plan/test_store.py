@@ -51,6 +51,22 @@ def test_a_folder_under_a_files_name_is_not_the_file(tmp_path: Path) -> None:
     assert not found.holds(sha("x"), "a.whl")
 
 
+def test_bytes_are_written_and_links_stay(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("a.bin")
+    store.write_atomically(tmp_path / "link", b"\xff")
+    assert (tmp_path / "a.bin").read_bytes() == b"\xff"
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    store.write_atomically(tmp_path / "pipe", "text")
+    assert os.read(reader, 10) == b"text"
+    assert (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
 def test_writing_replaces_the_whole_file(tmp_path: Path) -> None:
     file = tmp_path / "new" / "a.txt"
     store.write_atomically(file, "old, and longer")
