@@ -5,6 +5,7 @@ Commands raise; `cli.main` catches once, prints, and exits with `code`.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -13,6 +14,12 @@ from typing import Any, ClassVar
 def printable(text: str) -> str:
     """Text for a terminal, whoever wrote it: no escape sequences, nothing that turns the direction of writing."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def near(name: str, known: Iterable[str]) -> str | None:
+    """The question whether another name was meant, None where no known one is like it."""
+    found = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {found[0]}?" if found else None
 
 
 @dataclass(frozen=True)

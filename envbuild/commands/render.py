@@ -1,7 +1,7 @@
 import click
 
 from envbuild.commands.console import emit, json_option, profile_argument
-from envbuild.errors import LockError, OutOfDate
+from envbuild.errors import OutOfDate
 from envbuild.image import dockerfile
 from envbuild.plan import lock, sources
 from envbuild.plan.document import display
@@ -22,10 +22,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
     rows, drifted = [], []
     for name in names or sources.own_names():
         source = sources.load(name)
-        locked = lock.read(source.known_lock)
-        if locked is None:
-            raise LockError(f"{display(source.lock_file)} is missing", hint=f"run: envbuild lock {source.name}")
-        text = dockerfile.render(locked, source.name)
+        text = dockerfile.render(lock.required(source), source.name)
         same = holds_text(source.dockerfile, text)
         if not same and check:
             drifted.append(f"{display(source.dockerfile)}{'' if source.dockerfile.exists() else ' (missing)'}")

@@ -10,7 +10,6 @@ from envbuild.errors import CheckFailed, EnvbuildError, LockError, NotProved, Ou
 from envbuild.image.engine import Engine
 from envbuild.image.names import VERIFIED
 from envbuild.plan import index, lock, outdated, resolve, sources
-from envbuild.plan.document import display
 from envbuild.proof import status
 
 _KINDS: dict[str, type[EnvbuildError]] = {
@@ -93,17 +92,14 @@ def _outdated(name: str | None, as_json: bool) -> None:
 
 def _pins(name: str) -> dict[str, Any]:
     source = sources.load(name)
-    locked = lock.read(source.known_lock)
-    if locked is None:
-        raise LockError(f"{display(source.lock_file)} is missing", hint=f"run: envbuild lock {source.name}")
-    found = outdated.find(resolve.resolve(source), locked)
+    found = outdated.find(resolve.resolve(source), lock.required(source))
     return {"profile": source.name, "outdated": [asdict(item) for item in found]}
 
 
 def _pins_or_fault(name: str) -> dict[str, Any]:
     try:
         return _pins(name)
-    except (ProfileError, LockError) as error:
+    except (ProfileError, LockError, OutOfDate) as error:
         return {"profile": name, "outdated": [], "error": error.message}
 
 

@@ -5,6 +5,7 @@ import click
 
 from envbuild.commands.console import Console, emit, json_option
 from envbuild.errors import UsageError
+from envbuild.plan import probes
 from envbuild.proof import policy, verify
 from envbuild.proof.oci import Reference
 from envbuild.proof.reasons import Refusal
@@ -19,7 +20,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--gpu", "gpus", multiple=True, metavar="MODEL", help='As "NVIDIA H20" or h20; may be repeated.')
 @click.option("--driver", metavar="VERSION", help="The driver that it will run with.")
 @click.option("--max-age", metavar="AGE", help="How old the proof may be: 90d, 12h.")
-@click.option("--level", type=click.Choice(["quick", "standard", "full"]), help="Proved at this level at least.")
+@click.option("--level", type=click.Choice(probes.LEVELS), help="Proved at this level at least.")
 @click.option("--base", metavar="REGISTRY/NAME", help="For an image built on a proved one: where that one is.")
 @click.option("--policy", "policy_file", type=_FILE, metavar="FILE", help="All of this as a file; options come first.")
 @click.option("--evidence", "files", multiple=True, type=_FILE, metavar="FILE", help="A signed statement as a file.")

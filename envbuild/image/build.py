@@ -85,7 +85,7 @@ def build_layers(
 ) -> Image:
     """Build all but the labels of a lock's image, under a tag of its own, to be measured.
 
-    Everything it is made of must be in the stores. Raises EngineError or BuildError.
+    Everything it is made of must be in the stores. Raises EngineError, BuildError or DiskError.
     """
     if engine.platform != lock.platform:
         raise EngineError(
@@ -105,7 +105,7 @@ def build_labelled(
 ) -> Image:
     """The same build again with labels, tagged `envbuild/<name>:<12 hex of the lock id>`; writes the record.
 
-    Follows build_layers, whose context and cached layers it takes. Raises EngineError or BuildError.
+    Follows build_layers, whose context and cached layers it takes. Raises EngineError, BuildError or DiskError.
     """
     options = [f"--label={key}={value}" for key, value in sorted(labels.items())]
     image = _buildx(engine, lock, name, text, f"{repository(name)}:{lock.short}", options, on_line)
@@ -206,9 +206,5 @@ def _failed(lock: Lock, stderr: str) -> EnvbuildError:
             hint=f"{said}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
         )
     if any("no space left on device" in line for line in lines):
-        return DiskFull("the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune")
+        return DiskError("the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune")
     return BuildError("the image build failed", hint="\n".join((errors or lines)[-12:]))
-
-
-class DiskFull(BuildError):
-    kind = "disk"

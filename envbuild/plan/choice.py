@@ -5,7 +5,6 @@ Advisories are held against it twice: before anything is looked up, by exact pin
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.errors import Fault
+from envbuild.errors import Fault, near
 from envbuild.plan import facts, fleet
 from envbuild.plan.advisories import Advisory, Situation
 from envbuild.plan.document import Path
@@ -119,8 +118,7 @@ def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
         if found:
             yield found
             continue
-        near = difflib.get_close_matches(name, facts.gpus(), 3, 0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(facts.gpus())}"
+        hint = near(name, facts.gpus()) or f"known: {', '.join(facts.gpus())}"
         faults.append(source.document.fault(("gpus", index), f"there is no GPU {name!r} in the facts ({hint})"))
 
 
@@ -187,10 +185,7 @@ def _unknown_pin(name: str, release: TorchRelease | None) -> str:
     if release is None:
         return "only a torch that the facts know can have its libraries pinned"
     known = [row for row in facts.libraries() if facts.distribution_of(row, release.cuda)]
-    near = difflib.get_close_matches(name, known, 1)
-    return f"no such library for CUDA {release.cuda}" + (
-        f" (did you mean {near[0]}?)" if near else f" ({', '.join(known)})"
-    )
+    return f"no such library for CUDA {release.cuda} ({near(name, known) or ', '.join(known)})"
 
 
 def _driver(source: Source, release: TorchRelease | None) -> str | None:
@@ -251,8 +246,8 @@ def _refusals(source: Source, advice: tuple[Advice, ...]) -> Iterator[Fault]:
     ids = {item.id for item in facts.advisories()}
     for index, item in enumerate(source.profile.accept):
         if item.advisory not in ids:
-            near = difflib.get_close_matches(item.advisory, ids, 1)
-            said = f"there is no advisory {item.advisory!r}" + (f" (did you mean {near[0]}?)" if near else "")
+            hint = near(item.advisory, ids)
+            said = f"there is no advisory {item.advisory!r}{f' ({hint})' if hint else ''}"
             yield source.document.fault(("accept", index, "advisory"), said)
     for given in advice:
         if given.state == "refused":

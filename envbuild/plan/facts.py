@@ -6,7 +6,6 @@ facts/advisories.yaml. Every function raises FactsError with all that is malform
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -23,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from envbuild import settings
-from envbuild.errors import FactsError, Fault
+from envbuild.errors import FactsError, Fault, near
 from envbuild.plan import document
 from envbuild.plan.advisories import STRICT, Capability, Name, Release, Row, Sources, Specifier, Status, Text, holding
 from envbuild.plan.advisories import Advisory as Advisory
@@ -236,8 +235,8 @@ def _extensible(site: tuple[Path, ...]) -> _Extensible:
 
 
 def _no(what: str, name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"there is no {what}" + (f" (did you mean {near[0]}?)" if near else "")
+    hint = near(name, known)
+    return f"there is no {what}{f' ({hint})' if hint else ''}"
 
 
 @cache

@@ -11,96 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import ValidationError
 
 from envbuild.errors import Fault, LockError, OutOfDate
-from envbuild.plan import document
+from envbuild.plan import document, lockshape
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.profile import ImageReference, Platform, Text, VariableName
 from envbuild.plan.resolve import Plan, as_locked
+from envbuild.plan.sources import Source
 from envbuild.plan.store import write_atomically
 
 FORMAT = 1
 # Layers that several wheels share: the small ones of torch's, of nvcc's, and those of the profile's own packages.
 SMALL, TOOLCHAIN, PACKAGES = "python", "toolchain", "packages"
 PARTS = ("base", "apt", "wheels", "environment", "archives")
-
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Deb(_Model):
-    name: Word
-    version: Word
-    sha256: Sha256
-    bytes: int
-    path: Annotated[
-        str, StringConstraints(pattern=r"^pool(/[A-Za-z0-9_+~:-][A-Za-z0-9._+~:-]*)+\.deb$", max_length=400)
-    ]
-
-
-class _Wheel(_Model):
-    name: Word
-    version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$", max_length=100)]
-    file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$", max_length=250)]
-    sha256: Sha256
-    bytes: int
-    layer: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
-
-
-class _Bootstrap(_Model):
-    bootstrap: Word
-    packages: list[_Deb]
-
-
-class _Image(_Model):
-    image: ImageReference
-
-
-class _Override(_Model):
-    name: Word
-    version: Word
-    replaces: Text
-
-
-class _Archive(_Model):
-    name: Literal["cuda-toolkit", "cuda-compat"]
-    version: Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)+$", max_length=60)]
-    sha256: Sha256
-    bytes: int
-
-
-class _Nvcc(_Model):
-    home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$", max_length=200)]
-    release: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}$")]
-
-
-class _Content(_Model):
-    platform: Platform
-    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
-    base: _Bootstrap | _Image
-    apt: list[_Deb]
-    wheels: list[_Wheel]
-    overrides: list[_Override] = []
-    archives: list[_Archive] = []
-    nvcc: _Nvcc | None = None
-    environment: dict[VariableName, Text]
-
-
-class _File(_Model):
-    format: int
-    made: Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
-    id: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
-    inputs: dict[str, str]
-    content: _Content
 
 
 @dataclass(frozen=True)
@@ -223,7 +150,7 @@ def _checked(doc: document.Document) -> Lock:
             f"{doc.file} has format {doc.data['format']}, this envbuild reads {FORMAT}", hint="use a newer envbuild"
         )
     try:
-        parsed = _File.model_validate(doc.data)
+        parsed = lockshape.File.model_validate(doc.data)
     except ValidationError as error:
         faults = [doc.fault(tuple(item["loc"]), item["msg"]) for item in error.errors()]
         raise LockError(f"{doc.file} is damaged", hint=_AGAIN, faults=faults) from None
@@ -237,7 +164,7 @@ def _checked(doc: document.Document) -> Lock:
 _AGAIN = "bring back the committed file (git checkout), or remove it to pin everything anew: envbuild lock NAME"
 
 
-def _lock(parsed: _File) -> Lock:
+def _lock(parsed: lockshape.File) -> Lock:
     content, base = parsed.content, parsed.content.base
     wheels = [w.model_dump() for w in content.wheels]
     return Lock(
@@ -245,9 +172,9 @@ def _lock(parsed: _File) -> Lock:
         inputs=parsed.inputs,
         platform=content.platform,
         python=content.python,
-        suite=base.bootstrap if isinstance(base, _Bootstrap) else None,
-        image=base.image if isinstance(base, _Image) else None,
-        base=tuple(Deb(**deb.model_dump()) for deb in base.packages) if isinstance(base, _Bootstrap) else (),
+        suite=base.bootstrap if isinstance(base, lockshape.Bootstrap) else None,
+        image=base.image if isinstance(base, lockshape.Image) else None,
+        base=tuple(Deb(**deb.model_dump()) for deb in base.packages) if isinstance(base, lockshape.Bootstrap) else (),
         apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
         wheels=tuple(LockedWheel(bytes=w.pop("bytes"), layer=w.pop("layer"), wheel=Wheel(**w)) for w in wheels),
         overrides=tuple(Overridden(**o.model_dump()) for o in content.overrides),
@@ -280,18 +207,28 @@ def write(lock: Lock, file: Path, name: str) -> None:
     write_atomically(file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
 
 
+def required(source: Source) -> Lock:
+    """The lock of a profile, whether it still fits or not. Raises OutOfDate where there is none, and what read does."""
+    lock = read(source.known_lock)
+    if lock is None:
+        raise _missing(source.lock_file, source.name)
+    return lock
+
+
+def _missing(file: Path, name: str) -> OutOfDate:
+    return OutOfDate(f"{document.display(file)} is missing", hint=f"run: envbuild lock {name}")
+
+
 def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
     """The lock, if it is what the plan asks for.
 
     Raises OutOfDate otherwise, ProfileError where an advisory refuses what it holds.
     """
-    name = document.display(file)
     if lock is None:
-        raise OutOfDate(f"{name} is missing", hint=f"run: envbuild lock {plan.name}")
+        raise _missing(file, plan.name)
     stale = lock.stale(plan)
     if stale:
-        raise OutOfDate(
-            f"{name} is out of date: {', '.join(stale)} changed in the profile", hint=f"run: envbuild lock {plan.name}"
-        )
+        said = f"{document.display(file)} is out of date: {', '.join(stale)} changed in the profile"
+        raise OutOfDate(said, hint=f"run: envbuild lock {plan.name}")
     as_locked(plan, lock.versions)
     return lock

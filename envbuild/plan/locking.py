@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import ProfileError, UsageError
+from envbuild.errors import ProfileError, UsageError, near
 from envbuild.plan import archives, debs, lock, wheels
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
@@ -95,8 +94,7 @@ def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
     known = {BASE, EVERYTHING, *(previous.versions if previous else ())}
     unknown = sorted(name for name in upgrade if canonicalize_name(name) not in known and name != EVERYTHING)
     if unknown and previous is not None:
-        near = difflib.get_close_matches(unknown[0], known - {EVERYTHING}, 1)
-        hint = f"did you mean {near[0]}?" if near else "write the profile first: envbuild lock cpu --upgrade numpy"
+        hint = near(unknown[0], known - {EVERYTHING}) or "write the profile first: envbuild lock cpu --upgrade numpy"
         raise UsageError(f"not in the lock, so nothing to upgrade: {', '.join(unknown)}", hint=hint)
 
 

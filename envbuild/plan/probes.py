@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal, get_args
 
-from envbuild.errors import UsageError
+from envbuild.errors import UsageError, near
 
-LEVELS = ("quick", "standard", "full")
+Level = Literal["quick", "standard", "full"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 _SELFTEST = Path(__file__).parent.parent / "selftest"
 
 
@@ -57,8 +58,7 @@ def _does(function: ast.expr) -> str:
 
 def unknown(name: str) -> str:
     """What to say of a name that no probe has."""
-    near = difflib.get_close_matches(name, known(), 1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known())}"
+    hint = near(name, known()) or f"known: {', '.join(known())}"
     return f"there is no probe {name!r} ({hint})"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args
@@ -25,9 +24,10 @@ from pydantic import (
     model_validator,
 )
 
-from envbuild.errors import Fault, ProfileError
+from envbuild.errors import Fault, ProfileError, near
 from envbuild.plan import own
 from envbuild.plan.document import Document
+from envbuild.plan.probes import Level
 
 PLATFORM = "linux/amd64"
 _PRINTABLE = r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$"
@@ -153,7 +153,7 @@ class Floor(_Model):
 class SelfTest(_Model):
     """What the image must pass in its container before it is called verified."""
 
-    level: Literal["quick", "standard", "full"] = "standard"
+    level: Level = "standard"
     require: tuple[ProbeName, ...] = Field((), strict=False, description="probes that must pass; a skip is not a pass")
     allow_tf32: bool = Field(False, description="torch's allow_tf32 flags while the probes run")
     transport: Literal["p2p", "nvls", "shm", "ib", "net", "socket"] | None = Field(
@@ -252,8 +252,9 @@ def _faults(error: ValidationError, merged: Document) -> Iterator[Fault]:
 def _message(item: Any, path: tuple[str | int, ...]) -> str:
     kind = item["type"]
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(path[-1]), _keys(path[:-1]), 1)
-        return "unknown key" + (f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(_keys(path[:-1]))})")
+        known = _keys(path[:-1])
+        hint = near(str(path[-1]), known) or f"known: {', '.join(known)}"
+        return f"unknown key ({hint})"
     if kind == "string_pattern_mismatch":
         return f"{item['input']!r} is not allowed here{_instead(str(item['input']), path)}"
     if kind == "value_error":

@@ -200,9 +200,6 @@ def _torch(profile: Profile) -> str:
     return f"torch{exact}{profile.torch}"
 
 
-_PYTHONS_OWN = {"PYTHONPATH", "PYTHONHOME"}
-
-
 def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None) -> list[Fault]:
     found = []
     where = source.document.fault
@@ -217,7 +214,7 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
             found.append(where(("selftest", "require", index), f"{name} needs a GPU; this profile is for the CPU"))
         elif probe.needs == "script" and profile.selftest.script is None:
             found.append(where(("selftest", "require", index), f"{name} needs selftest.script, which is not given"))
-    for name in _PYTHONS_OWN & set(profile.env):
+    for name in _UNSET.keys() & set(profile.env):
         found.append(where(("env", name), "this would put other packages before those that are locked and tested"))
     if profile.apt and not suite:
         found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild import shipped
-from envbuild.errors import ProfileError
+from envbuild.errors import ProfileError, near
 from envbuild.plan import document, requirements
 from envbuild.plan.document import Document
 from envbuild.plan.own import read_script
@@ -174,8 +173,7 @@ def find(name: str, beside: Path | None = None) -> Path:
         if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
             return folder / f"{name}.yaml"
     known = names()
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"known profiles: {', '.join(known) or 'none'}"
+    hint = near(name, known) or f"known profiles: {', '.join(known) or 'none'}"
     raise ProfileError(f"there is no profile {name!r}", hint=hint)
 
 

@@ -11,7 +11,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -245,7 +245,7 @@ def _elsewhere(now: Situation) -> Iterator[Finding]:
     cards: dict[str, list[Gpu]] = {}
     known = {advisory.id: advisory for advisory in facts.advisories() if advisory.severity == "refuse"}
     for gpu in facts.gpus().values():
-        on_it = Situation(**{**vars(now), "gpus": (gpu,)})
+        on_it = replace(now, gpus=(gpu,))
         for ident, advisory in known.items():
             if advisory.holds(on_it) and not advisory.holds(now):
                 cards.setdefault(ident, []).append(gpu)

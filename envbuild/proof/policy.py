@@ -7,12 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from envbuild.errors import UsageError
 from envbuild.plan import document, facts
+from envbuild.plan.probes import Level
 from envbuild.plan.profile import ProbeName, Release
 from envbuild.proof import signing
 from envbuild.proof.evidence import CPU
@@ -21,7 +22,6 @@ from envbuild.proof.signing import PublicKey
 
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
 Age = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}[dh]$")]
-Level = Literal["quick", "standard", "full"]
 
 
 class _File(BaseModel):

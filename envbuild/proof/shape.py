@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
+from envbuild.plan.probes import Level
+
 FINISHED = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -18,7 +20,7 @@ class _Part(BaseModel):
 
 class _Selftest(_Part):
     id: str
-    level: Literal["quick", "standard", "full"]
+    level: Level
     require: list[str]
     settings: dict[str, bool]
     # What a record from before these were asked for was made with.

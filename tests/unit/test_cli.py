@@ -343,6 +343,15 @@ def test_lock_names_the_file_that_it_means(elsewhere: Path) -> None:
     assert (elsewhere / row["file"]).is_file()
 
 
+@pytest.mark.parametrize("arguments", [["render", "sample"], ["status", "sample", "--outdated"]])
+def test_a_lock_that_is_missing_is_said_the_same_everywhere(locked: Lock, project: Path, arguments: list[str]) -> None:
+    (project / "profiles" / "sample.lock.yaml").unlink()
+    error = envbuild(*arguments, "--json").document["error"]
+    assert (error["code"], error["message"], error["hint"]) == (
+        8, "profiles/sample.lock.yaml is missing", "run: envbuild lock sample",
+    )  # fmt: skip
+
+
 def test_lock_leaves_a_current_lock_alone(locked: Lock, project: Path) -> None:
     file = project / "profiles" / "sample.lock.yaml"
     before = file.read_bytes()
@@ -366,7 +375,7 @@ def test_render_check_sees_drift_and_writes_nothing(locked: Lock, project: Path)
 def test_render_without_a_lock_says_what_to_do(project: Path) -> None:
     write_profile(project, PROFILE)
     done = envbuild("render", "sample")
-    assert done.code == 3
+    assert done.code == 8
     assert "envbuild lock sample" in done.stderr
 
 

@@ -145,4 +145,4 @@ def test_the_command_tells_one_profile_or_all(served: Path, project: Path, monke
     table = envbuild("status", "--outdated")
     assert (table.code, table.stdout.splitlines()[2].split()) == (0, ["sample", "alpha", "1.0.0", "1.0.1"])
     assert table.stdout.splitlines()[-1] == "1 of 2 profiles have pins that could move"
-    assert envbuild("status", "never", "--outdated").code == 3
+    assert envbuild("status", "never", "--outdated").code == 8

@@ -1,0 +1,82 @@
+"""The shape that a lock file must have before anything of it is believed: each name, version and path bounded."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+from envbuild.plan.profile import ImageReference, Platform, Text, VariableName
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Deb(_Model):
+    name: Word
+    version: Word
+    sha256: Sha256
+    bytes: int
+    path: Annotated[
+        str, StringConstraints(pattern=r"^pool(/[A-Za-z0-9_+~:-][A-Za-z0-9._+~:-]*)+\.deb$", max_length=400)
+    ]
+
+
+class Wheel(_Model):
+    name: Word
+    version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$", max_length=100)]
+    file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$", max_length=250)]
+    sha256: Sha256
+    bytes: int
+    layer: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
+
+
+class Bootstrap(_Model):
+    bootstrap: Word
+    packages: list[Deb]
+
+
+class Image(_Model):
+    image: ImageReference
+
+
+class Override(_Model):
+    name: Word
+    version: Word
+    replaces: Text
+
+
+class Archive(_Model):
+    name: Literal["cuda-toolkit", "cuda-compat"]
+    version: Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)+$", max_length=60)]
+    sha256: Sha256
+    bytes: int
+
+
+class Nvcc(_Model):
+    home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$", max_length=200)]
+    release: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}$")]
+
+
+class Content(_Model):
+    platform: Platform
+    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
+    base: Bootstrap | Image
+    apt: list[Deb]
+    wheels: list[Wheel]
+    overrides: list[Override] = []
+    archives: list[Archive] = []
+    nvcc: Nvcc | None = None
+    environment: dict[VariableName, Text]
+
+
+class File(_Model):
+    format: int
+    made: Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
+    id: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+    inputs: dict[str, str]
+    content: Content
