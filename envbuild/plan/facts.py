@@ -24,11 +24,12 @@ from pydantic.dataclasses import dataclass
 from envbuild import settings
 from envbuild.errors import FactsError, Fault, near
 from envbuild.plan import document
-from envbuild.plan.advisories import STRICT, Capability, Name, Release, Row, Sources, Specifier, Status, Text, holding
 from envbuild.plan.advisories import Advisory as Advisory
 from envbuild.plan.advisories import Gpu as Gpu
 from envbuild.plan.advisories import Situation as Situation
+from envbuild.plan.advisories import holding
 from envbuild.plan.document import Document
+from envbuild.plan.fields import STRICT, Capability, Name, Release, Row, Sources, Specifier, Status, Text
 
 _FOLDER = Path(__file__).parent / "facts"
 

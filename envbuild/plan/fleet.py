@@ -13,7 +13,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from envbuild.plan import facts
-from envbuild.plan.advisories import STRICT, Gpu, Row, Spec, Text
+from envbuild.plan.advisories import Gpu
+from envbuild.plan.fields import STRICT, Row, Spec, Text
 
 DTYPE = "ENVBUILD_DTYPE"
 """The variable that names the common half type as torch does: `getattr(torch, os.environ["ENVBUILD_DTYPE"])`."""

@@ -12,8 +12,9 @@ from selftest.named import RECORDED
 
 from envbuild.errors import FactsError
 from envbuild.plan import document, facts, fleet
-from envbuild.plan.advisories import Change, Shows, Versions
+from envbuild.plan.advisories import Change, Shows
 from envbuild.plan.facts import Advisory, Situation
+from envbuild.plan.fields import Versions
 
 SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "fleet", "debian", "selftests")
 
