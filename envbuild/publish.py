@@ -15,7 +15,7 @@ from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
 from envbuild.making import Options, Progress
 from envbuild.pipeline import existing, working
-from envbuild.plan import contents, facts, resolve, sources, store, wheels
+from envbuild.plan import contents, factfiles, resolve, sources, store, wheels
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
 from envbuild.proof import attestations, bundles, evidence, proved, sbom, signing, statements, verify
@@ -197,7 +197,7 @@ def built(source: Source, locked: Lock, image: Image) -> Built:
         document=source.document.data,
         lock=locked,
         lock_text=source.known_lock.read_text(encoding="utf-8"),
-        facts=facts.digest(),
+        facts=factfiles.digest(),
         recipe=record.recipe,
         versions={"envbuild": importlib.metadata.version("envbuild"), "engine": record.builder},
         roots=roots,

@@ -1,4 +1,4 @@
-"""Advisories: known faults as data, and whether one holds in a situation. The rows are read by facts.py.
+"""Advisories: known faults as data, and whether one holds in a situation. The rows are read by factfiles.py.
 
 Nothing here knows a version: every number stands in facts/advisories.yaml, whose head says what each key means.
 """

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from envbuild.plan import facts
+from envbuild.plan import factfiles
 from envbuild.plan.advisories import Gpu
 from envbuild.plan.fields import STRICT, Row, Spec, Text
 
@@ -63,14 +63,14 @@ def settings(gpus: Sequence[Gpu]) -> Iterator[Setting]:
     if len(gpus) < 2:
         return
     yield _common_dtype(gpus)
-    for rule in facts.rows("fleet", "settings", _Rule):
+    for rule in factfiles.rows("fleet", "settings", _Rule):
         if 0 < sum(map(rule.some.has, gpus)) < len(gpus):
             yield Setting(rule.variable, rule.value, rule.reason)
 
 
 def _common_dtype(gpus: Sequence[Gpu]) -> Setting:
     better: list[str] = []
-    for row in facts.rows("fleet", "dtypes", _Dtype):
+    for row in factfiles.rows("fleet", "dtypes", _Dtype):
         lacking = [gpu.id for gpu in gpus if row.feature and row.feature not in gpu.features]
         if not lacking:
             why = "; ".join([f"all of {', '.join(gpu.id for gpu in gpus)} have it", *better])

@@ -11,7 +11,7 @@ from packaging.version import Version
 from selftest.named import RECORDED
 
 from envbuild.errors import FactsError
-from envbuild.plan import document, facts, fleet
+from envbuild.plan import document, factfiles, facts, fleet
 from envbuild.plan.advisories import Change, Shows
 from envbuild.plan.facts import Advisory, Situation
 from envbuild.plan.fields import Versions
@@ -92,7 +92,7 @@ def test_the_facts_are_whole() -> None:
 
 def test_a_missing_facts_file_is_an_error_of_its_kind() -> None:
     with pytest.raises(FactsError):
-        facts._read("nosuch")
+        factfiles.read("nosuch")
 
 
 # What every row says
@@ -101,7 +101,7 @@ def test_a_missing_facts_file_is_an_error_of_its_kind() -> None:
 def test_every_row_has_source_status_and_date() -> None:
     rows: list[Any] = [*facts.gpus().values(), *facts.toolkits().values(), *facts.torch_releases().values()]
     rows += [*facts.libraries().values(), *facts.advisories()]
-    rows += [*facts.rows("fleet", "settings", fleet._Rule), *facts.rows("fleet", "dtypes", fleet._Dtype)]
+    rows += [*factfiles.rows("fleet", "settings", fleet._Rule), *factfiles.rows("fleet", "dtypes", fleet._Dtype)]
     assert len(rows) > 120
     for row in rows:
         assert row.source
@@ -111,14 +111,14 @@ def test_every_row_has_source_status_and_date() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_no_file_names_an_index_or_a_path_of_a_machine(name: str) -> None:
-    text = (facts._FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (factfiles._FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     assert not re.search(r"/root/|/home/|/tmp/", text)
     assert not any(host in text for host in index_hosts())
 
 
 @pytest.mark.parametrize("name", SHIPPED[:6])
 def test_every_source_that_is_described_is_used(name: str) -> None:
-    read = document.read(facts._FOLDER / f"{name}.yaml")
+    read = document.read(factfiles._FOLDER / f"{name}.yaml")
     rest = {key: value for key, value in read.data.items() if key != "sources"}
     assert [key for key in read.data["sources"] if f"'{key}'" not in str(rest)] == []
 

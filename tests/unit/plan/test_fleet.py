@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import ProfileError
-from envbuild.plan import facts, fleet
+from envbuild.plan import factfiles, facts, fleet
 from unit.support import PROFILE, envbuild, plan_of, write_profile
 
 FLEET: dict[str, Any] = {**PROFILE, "torch": "2.7.1", "packages": [], "apt": [], "env": {}}
@@ -43,7 +43,7 @@ def test_the_common_type_says_which_card_lacks_the_better_one() -> None:
 
 def test_the_last_type_serves_every_card() -> None:
     """What has no feature to ask for: a common type is always found."""
-    assert facts.rows("fleet", "dtypes", fleet._Dtype)[-1].feature is None
+    assert factfiles.rows("fleet", "dtypes", fleet._Dtype)[-1].feature is None
     for gpu in facts.gpus().values():
         assert next(fleet.settings([gpu, facts.gpus()["v100"]])).value == "float16"
 

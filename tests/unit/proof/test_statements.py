@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import CheckFailed
-from envbuild.plan import facts, lock
+from envbuild.plan import factfiles, lock
 from envbuild.plan.archive import Archive
 from envbuild.plan.contents import roots
 from envbuild.plan.lock import Lock
@@ -37,7 +37,7 @@ def made_of(locked: Lock, project: Path) -> Built:
         document=PROFILE,
         lock=locked,
         lock_text=(project / "sample.lock.yaml").read_text(encoding="utf-8"),
-        facts=facts.digest(),
+        facts=factfiles.digest(),
         recipe=sha("recipe"),
         versions={"envbuild": "0.1.0", "engine": "docker 26.1.5"},
         roots={locked.wheels[0].wheel.file: ("torch",)},
@@ -141,7 +141,7 @@ def test_the_build_names_every_file_by_hash(locked: Lock, project: Path) -> None
         d.file: d.sha256 for d in (*locked.base, *locked.apt)
     }
     assert found == wanted
-    assert definition["internalParameters"]["facts"] == {"sha256": facts.digest()}
+    assert definition["internalParameters"]["facts"] == {"sha256": factfiles.digest()}
     assert definition["externalParameters"]["profile"] == {"name": "sample", "document": PROFILE}
     text = statements.opened(definition["externalParameters"]["lock"], "the lock").decode()
     assert lock.parse(text, "the lock") == locked
@@ -178,11 +178,11 @@ def test_a_script_of_the_projects_own_and_archives_travel_along(
 def test_the_facts_digest_moves_with_a_sites_own(tmp_path: Path) -> None:
     from envbuild import settings
 
-    before = facts.digest()
+    before = factfiles.digest()
     own = settings.config_file().parent / "facts.d" / "more.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("gpus: []\n", encoding="utf-8")
-    assert facts.digest() != before
+    assert factfiles.digest() != before
 
 
 def test_what_a_wheel_fills(tmp_path: Path) -> None:
