@@ -79,8 +79,10 @@ def _limit_memory(job: Job) -> None:
 def _prepare(job: Job) -> None:
     """Declare every precision flag, so that no default of a torch version decides what is tested."""
     torch.set_num_threads(job.thread_count)
+    flags = torch.backends.cuda.matmul
     for name in SETTINGS:
-        setattr(torch.backends.cuda.matmul, name, job.settings.get(name, False))
+        if name in job.settings or hasattr(flags, name):  # what is asked for and not there is an error
+            setattr(flags, name, job.settings.get(name, False))
     torch.backends.cudnn.allow_tf32 = job.settings.get("allow_tf32", False)
     missing = missing_gpu() if job.device == "cuda" else None
     if missing:

@@ -23,6 +23,7 @@ SETTINGS = (
     "allow_tf32",
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation",  # from torch 2.7 on
 )
 _TOP_KEYS = ("version", "nonce", "level", "device", "probes", "require", "expect", "settings", "timeouts")
 _KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb", "own", "floors", "burn_seconds"))
