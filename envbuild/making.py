@@ -11,7 +11,7 @@ from envbuild.image.engine import Image
 from envbuild.image.names import VERIFIED
 from envbuild.plan.lock import Lock
 from envbuild.proof import evidence, job, proved
-from envbuild.proof.evidence import Proof
+from envbuild.proof.counting import Proof
 from envbuild.proof.job import Asked
 from envbuild.proof.testrun import TestRun
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -23,7 +22,7 @@ from envbuild.plan.sources import Source
 from envbuild.proof import signing
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners import here
-from envbuild.proof.search import Found, search
+from envbuild.proof.search import Bisection, Hunt, Try, search
 from envbuild.steps import Session
 
 
@@ -175,60 +174,6 @@ def alone(name: str, say: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         file.release()
-
-
-@dataclass(frozen=True)
-class Hunt:
-    """What a bisection looks for: the pin to move, what decides (a probe, or the file whose content `script` is), and
-    the versions between which to search, both included."""
-
-    pin: str
-    decides: str
-    script: bytes | None = None
-    oldest: str | None = None
-    newest: str | None = None
-    keep: bool = False
-
-    @property
-    def probe(self) -> str | None:
-        return self.decides if self.script is None else None
-
-
-@dataclass(frozen=True)
-class Try:
-    """One version of a bisection. `passed` None: no image can be made of it."""
-
-    version: str
-    passed: bool | None
-    reason: str
-    seconds: float
-
-
-@dataclass
-class Bisection:
-    """What a bisection came to; filled in as it goes. `versions`: all that lay within its bounds, oldest first."""
-
-    profile: str
-    hunt: Hunt
-    distribution: str | None = None
-    versions: list[str] = field(default_factory=list)
-    tries: list[Try] = field(default_factory=list)
-    found: Found | None = None
-
-    def document(self) -> dict[str, Any]:
-        """`first`: the oldest version known to pass; `change`: the two versions between which the outcome changes."""
-        found, versions = self.found, self.versions
-        first = found.passing if found else None
-        return {
-            "profile": self.profile,
-            "pin": self.hunt.pin,
-            "distribution": self.distribution,
-            "decides": self.hunt.decides,
-            "first": versions[first] if first is not None else None,
-            "change": [versions[found.low], versions[found.high]] if found and found.changes else None,
-            "versions": versions,
-            "tries": [asdict(item) for item in self.tries],
-        }
 
 
 def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:

@@ -20,7 +20,7 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading, signing, statements
-from envbuild.proof.evidence import Proof
+from envbuild.proof.counting import Proof
 from envbuild.proof.runners import here, local
 from envbuild.proof.signing import Signer
 from envbuild.proof.statements import Subject

@@ -6,8 +6,8 @@ from packaging.version import InvalidVersion, Version
 from envbuild import pipeline
 from envbuild.commands.console import Console, emit, json_option, profile_argument
 from envbuild.errors import CheckFailed, UsageError
-from envbuild.pipeline import Bisection, Hunt
 from envbuild.plan import probes
+from envbuild.proof.search import Bisection, Hunt
 
 
 def _release(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

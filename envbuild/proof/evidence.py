@@ -10,15 +10,14 @@ import datetime
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild import settings
 from envbuild.image.names import repository
 from envbuild.plan import facts
-from envbuild.plan.probes import LEVELS
 from envbuild.plan.store import write_atomically
+from envbuild.proof.counting import CPU, Proof, Wanted, digest_of, failures, judge, model_of
 from envbuild.proof.job import selftest_id
 from envbuild.proof.shape import FINISHED, checked
 from envbuild.proof.testrun import TestRun
@@ -28,58 +27,6 @@ if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
-CPU = "cpu"
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What the evidence says of one GPU model ("cpu" where the profile names none).
-
-    `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or says no), or missing.
-    `failed`: the self-test said no, and nothing since then said yes.
-    """
-
-    model: str
-    state: str
-    evidence: Path | None
-    reason: str
-    failed: bool = False
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What counts as a proof: this lock, these probes, this level or a higher one, these settings of torch.
-
-    `gpu_count`: so many cards or more were there; `transport`: it was required of NCCL; None: it may have been.
-    `own`: the sha256 of what the profile adds to the self-test, by "script" and "shapes".
-    `demands`: by name, what was asked for at least (job.demands).
-    """
-
-    profile: str
-    lock: str
-    level: str
-    require: tuple[str, ...]
-    settings: Mapping[str, bool]
-    gpu_count: int = 1
-    transport: str | None = None
-    own: Mapping[str, str] = field(default_factory=dict)
-    demands: Mapping[str, float] = field(default_factory=dict)
-
-
-def as_recorded(record: Mapping[str, Any]) -> Wanted:
-    """What a record was made for: whether it meets that is asked where nothing else says what is wanted."""
-    made = record["selftest"]
-    return Wanted(
-        profile=record["profile"],
-        lock=record["lock"],
-        level=made["level"],
-        require=tuple(made["require"]),
-        settings=made["settings"],
-        gpu_count=made["gpu_count"],
-        transport=made["transport"],
-        own=made["own"],
-        demands=made["demands"],
-    )
 
 
 def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished: datetime.datetime) -> dict[str, Any]:
@@ -136,16 +83,6 @@ def gpu_of(run: TestRun) -> dict[str, Any] | None:
     }
 
 
-def model_of(record: Mapping[str, Any]) -> str:
-    return str(record["gpu"]["model"]) if record["gpu"] else CPU
-
-
-def _sharing(model: str) -> frozenset[str]:
-    """The models whose proof is also this one's."""
-    gpu = facts.gpus().get(model)
-    return frozenset(other.id for other in facts.family(gpu)) if gpu else frozenset({model})
-
-
 def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
     """In-toto Statement v1 with test-result v0.1, as its schema has it; a probe that did not run is in no list."""
     model, own = model_of(record), record["selftest"]["own"]
@@ -187,7 +124,7 @@ def save(record: Mapping[str, Any]) -> Path:
 
 def save_envelope(statement_file: Path, envelope: Mapping[str, Any]) -> Path:
     """Write the signed form of a statement beside it: one file that can be given to others."""
-    file = statement_file.with_name(f"{_digest(statement_file)}.dsse.json")
+    file = statement_file.with_name(f"{digest_of(statement_file)}.dsse.json")
     write_atomically(file, json.dumps(envelope, sort_keys=True))
     return file
 
@@ -241,80 +178,6 @@ def newest_first(found: Iterable[tuple[Path, dict[str, Any]]]) -> list[tuple[Pat
 
 def _result(record: Mapping[str, Any]) -> str:
     return str(statement(record, "")["predicate"]["result"])
-
-
-def judge(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
-    """What statements (named by their records' digests, the newest first) and records say of one model."""
-    found = [(path, record) for path, record in found if model_of(record) in _sharing(model)]
-    denials = {_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
-    denied = stale = None
-    for path, record in found:
-        reason = _objection(record, wanted)
-        later = [denials[digest] for digest in denials if digest not in record["before"]]
-        if reason is None and not later:
-            return Proof(model, "proved", path, f"proved on {_device(record)}, {record['finished'][:10]}")
-        if reason is None:
-            path, said = later[0]
-            denied = denied or Proof(
-                model, "stale", path, f"the self-test failed since: {', '.join(said)}", failed=True
-            )
-        else:
-            stale = stale or Proof(model, "stale", path, reason, failed=bool(failures(record)))
-    return denied or stale or never(model)
-
-
-def never(model: str) -> Proof:
-    return Proof(model, "missing", None, "never proved")
-
-
-def _device(record: Mapping[str, Any]) -> str:
-    return str(record["gpu"]["name"]) if record["gpu"] else "the CPU"
-
-
-def _denial(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
-    """What speaks against the image: probes that failed, whoever ran them; faults of a run only for its own profile."""
-    if record["profile"] == wanted.profile:
-        return failures(record)
-    return [result["probe"] for result in record["results"] if result["status"] == "failed"]
-
-
-def _digest(statement_file: Path) -> str:
-    return statement_file.name.partition(".")[0]
-
-
-def failures(record: Mapping[str, Any]) -> list[str]:
-    """The probes that failed, and the faults of the run; that nothing passed is one."""
-    failed = [result["probe"] for result in record["results"] if result["status"] == "failed"]
-    passed = any(result["status"] == "passed" for result in record["results"])
-    return [*failed, *record["errors"], *([] if passed else ["no probe passed"])]
-
-
-def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
-    """Why this evidence does not count, None if it does."""
-    if record["lock"] != wanted.lock:
-        return "proved for another lock"
-    if failed := failures(record):
-        return f"the self-test failed: {', '.join(failed)}"
-    if record["selftest"]["id"] not in {selftest_id(), *facts.released_selftests()}:
-        return "proved by an older self-test"
-    if record["selftest"]["settings"] != dict(wanted.settings):
-        return "proved with other settings of torch"
-    if record["selftest"]["gpu_count"] < wanted.gpu_count:
-        return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
-    if wanted.transport not in (None, record["selftest"]["transport"]):
-        return f"proved without the transport {wanted.transport} being asked for"
-    own, said = record["selftest"]["own"], {"script": "another script", "shapes": "other shapes"}
-    if other := [words for part, words in said.items() if own.get(part) != wanted.own.get(part)]:
-        return f"proved with {' and '.join(other)}"
-    demanded = record["selftest"]["demands"]
-    less = [name for name, least in wanted.demands.items() if demanded.get(name, 0) < least]
-    if less:
-        return f"proved with less asked of {', '.join(less)}"
-    if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
-        return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
-    passed = {result["probe"] for result in record["results"] if result["status"] == "passed"}
-    missing = [name for name in wanted.require if name not in passed]
-    return f"required probes did not run: {', '.join(missing)}" if missing else None
 
 
 def _read(path: Path, image_id: str) -> dict[str, Any] | None:

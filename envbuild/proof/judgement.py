@@ -15,8 +15,8 @@ from envbuild.plan.advisories import Situation
 from envbuild.plan.choice import stated
 from envbuild.plan.probes import LEVELS
 from envbuild.plan.profile import Profile
-from envbuild.proof import evidence, proved, shape
-from envbuild.proof.evidence import Proof, Wanted
+from envbuild.proof import counting, proved, shape
+from envbuild.proof.counting import Proof, Wanted
 from envbuild.proof.policy import Policy
 from envbuild.proof.reasons import Reason
 from envbuild.proof.trust import Build
@@ -37,8 +37,8 @@ def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tupl
     on: list[str] = []
     reasons: list[Reason] = []
     for item in records:
-        asked = _stricter(evidence.as_recorded(item[1]), policy)
-        named = policy.gpus or (evidence.model_of(item[1]),)
+        asked = _stricter(counting.as_recorded(item[1]), policy)
+        named = policy.gpus or (counting.model_of(item[1]),)
         found, why = _each(named, asked, [item], policy, now, None)
         on += found
         reasons += why
@@ -62,7 +62,7 @@ def _each(
     reasons: list[Reason] = []
     by_name = dict(records)
     for model in models:
-        proof = evidence.judge(model, asked, records)
+        proof = counting.judge(model, asked, records)
         if proof.state != "proved" or proof.evidence is None:
             reasons.append(Reason(_kind(proof), f"{model}: {proof.reason}"))
             continue
@@ -113,7 +113,7 @@ def situation(record: Mapping[str, Any], policy: Policy, profile: Profile | None
     torch = installed.get("torch")
     release = facts.torch_release(torch or "")
     cuda = release.cuda if release else said.cuda
-    gpu = facts.gpus().get(evidence.model_of(record))
+    gpu = facts.gpus().get(counting.model_of(record))
     return dataclasses.replace(
         said,
         gpus=(gpu,) if gpu else (),

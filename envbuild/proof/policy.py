@@ -16,7 +16,7 @@ from envbuild.plan import document, facts
 from envbuild.plan.probes import Level
 from envbuild.plan.profile import ProbeName, Release
 from envbuild.proof import signing
-from envbuild.proof.evidence import CPU
+from envbuild.proof.counting import CPU
 from envbuild.proof.oci import Reference
 from envbuild.proof.signing import PublicKey
 

@@ -8,8 +8,8 @@ from typing import Any
 from envbuild.image.records import Record
 from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Profile
-from envbuild.proof import evidence
-from envbuild.proof.evidence import Proof, Wanted
+from envbuild.proof import counting, evidence
+from envbuild.proof.counting import Proof, Wanted
 from envbuild.proof.job import demands, own, required
 
 
@@ -32,7 +32,7 @@ def wanted(name: str, profile: Profile, lock: Lock) -> Wanted:
 
 def models(profile: Profile) -> tuple[str, ...]:
     """What must be proved: each of the profile's GPUs, or the CPU."""
-    return profile.gpus or (evidence.CPU,)
+    return profile.gpus or (counting.CPU,)
 
 
 def of(image_id: str, name: str, profile: Profile, lock: Lock) -> tuple[Proof, ...]:
@@ -45,7 +45,7 @@ _BEST_FIRST = ("proved", "stale", "missing")
 
 def on_disk(name: str, profile: Profile, lock: Lock | None, built: Iterable[Record]) -> tuple[Proof, ...]:
     """For each model the best proof of any image that was built from this lock, wherever that image is now."""
-    found = [tuple(map(evidence.never, models(profile)))]
+    found = [tuple(map(counting.never, models(profile)))]
     found += [of(record.image, name, profile, lock) for record in built if lock and record.lock == lock.id]
     return tuple(min(proofs, key=lambda proof: _BEST_FIRST.index(proof.state)) for proofs in zip(*found, strict=True))
 

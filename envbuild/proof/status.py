@@ -13,7 +13,7 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Profile
 from envbuild.plan.sources import Source
 from envbuild.proof import evidence, proved
-from envbuild.proof.evidence import Proof
+from envbuild.proof.counting import Proof
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from envbuild.plan import probes
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, job, testrun
 from envbuild.proof.audit import Audit, Expected
-from envbuild.proof.evidence import Proof
+from envbuild.proof.counting import Proof
 from envbuild.proof.findings import Finding
 from envbuild.steps import Session
 from unit.proof import prints

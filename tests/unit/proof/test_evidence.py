@@ -13,7 +13,7 @@ from envbuild import settings
 from envbuild.plan import facts
 from envbuild.plan.lock import Lock
 from envbuild.proof import evidence, testrun
-from envbuild.proof.evidence import Wanted
+from envbuild.proof.counting import Wanted
 from envbuild.proof.job import selftest_id
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, image_of, lock_for, plan_of, sha

@@ -16,7 +16,7 @@ from envbuild.plan.archive import Archive
 from envbuild.plan.contents import roots
 from envbuild.plan.lock import Lock
 from envbuild.plan.own import Script
-from envbuild.proof import evidence, reasons, sbom, signing, statements, trust, untrusted
+from envbuild.proof import counting, evidence, reasons, sbom, signing, statements, trust, untrusted
 from envbuild.proof.statements import Built, Subject
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 from unit.proof.test_evidence import IMAGE, record_of
@@ -108,7 +108,7 @@ def test_evidence_from_before_cards_had_uuids_is_still_read(locked: Lock) -> Non
     old = record_of(locked) | {"gpu": {"model": "h20", "name": "NVIDIA H20", "count": 1}}
     evidence.save(old)
     ((path, record),) = evidence.stored(IMAGE.id)
-    assert evidence.model_of(record) == "h20"
+    assert counting.model_of(record) == "h20"
     stated = statements.test_result(record, evidence.record_text(path), SUBJECT)
     assert statements.read_test_result(stated["predicate"])[1] == old
 

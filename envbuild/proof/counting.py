@@ -1,0 +1,150 @@
+"""Which evidence counts: what must have been proved, and whether run records say so of a GPU model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envbuild.plan import facts
+from envbuild.plan.probes import LEVELS
+from envbuild.proof.job import selftest_id
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the evidence says of one GPU model ("cpu" where the profile names none).
+
+    `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or says no), or missing.
+    `failed`: the self-test said no, and nothing since then said yes.
+    """
+
+    model: str
+    state: str
+    evidence: Path | None
+    reason: str
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What counts as a proof: this lock, these probes, this level or a higher one, these settings of torch.
+
+    `gpu_count`: so many cards or more were there; `transport`: it was required of NCCL; None: it may have been.
+    `own`: the sha256 of what the profile adds to the self-test, by "script" and "shapes".
+    `demands`: by name, what was asked for at least (job.demands).
+    """
+
+    profile: str
+    lock: str
+    level: str
+    require: tuple[str, ...]
+    settings: Mapping[str, bool]
+    gpu_count: int = 1
+    transport: str | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
+    demands: Mapping[str, float] = field(default_factory=dict)
+
+
+def as_recorded(record: Mapping[str, Any]) -> Wanted:
+    """What a record was made for: whether it meets that is asked where nothing else says what is wanted."""
+    made = record["selftest"]
+    return Wanted(
+        profile=record["profile"],
+        lock=record["lock"],
+        level=made["level"],
+        require=tuple(made["require"]),
+        settings=made["settings"],
+        gpu_count=made["gpu_count"],
+        transport=made["transport"],
+        own=made["own"],
+        demands=made["demands"],
+    )
+
+
+def model_of(record: Mapping[str, Any]) -> str:
+    return str(record["gpu"]["model"]) if record["gpu"] else CPU
+
+
+def _sharing(model: str) -> frozenset[str]:
+    """The models whose proof is also this one's."""
+    gpu = facts.gpus().get(model)
+    return frozenset(other.id for other in facts.family(gpu)) if gpu else frozenset({model})
+
+
+def judge(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+    """What statements (named by their records' digests, the newest first) and records say of one model."""
+    found = [(path, record) for path, record in found if model_of(record) in _sharing(model)]
+    denials = {digest_of(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
+    denied = stale = None
+    for path, record in found:
+        reason = _objection(record, wanted)
+        later = [denials[digest] for digest in denials if digest not in record["before"]]
+        if reason is None and not later:
+            return Proof(model, "proved", path, f"proved on {_device(record)}, {record['finished'][:10]}")
+        if reason is None:
+            path, said = later[0]
+            denied = denied or Proof(
+                model, "stale", path, f"the self-test failed since: {', '.join(said)}", failed=True
+            )
+        else:
+            stale = stale or Proof(model, "stale", path, reason, failed=bool(failures(record)))
+    return denied or stale or never(model)
+
+
+def never(model: str) -> Proof:
+    return Proof(model, "missing", None, "never proved")
+
+
+def _device(record: Mapping[str, Any]) -> str:
+    return str(record["gpu"]["name"]) if record["gpu"] else "the CPU"
+
+
+def _denial(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
+    """What speaks against the image: probes that failed, whoever ran them; faults of a run only for its own profile."""
+    if record["profile"] == wanted.profile:
+        return failures(record)
+    return [result["probe"] for result in record["results"] if result["status"] == "failed"]
+
+
+def digest_of(statement_file: Path) -> str:
+    """Of the record that it points at, hex."""
+    return statement_file.name.partition(".")[0]
+
+
+def failures(record: Mapping[str, Any]) -> list[str]:
+    """The probes that failed, and the faults of the run; that nothing passed is one."""
+    failed = [result["probe"] for result in record["results"] if result["status"] == "failed"]
+    passed = any(result["status"] == "passed" for result in record["results"])
+    return [*failed, *record["errors"], *([] if passed else ["no probe passed"])]
+
+
+def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
+    """Why this evidence does not count, None if it does."""
+    if record["lock"] != wanted.lock:
+        return "proved for another lock"
+    if failed := failures(record):
+        return f"the self-test failed: {', '.join(failed)}"
+    if record["selftest"]["id"] not in {selftest_id(), *facts.released_selftests()}:
+        return "proved by an older self-test"
+    if record["selftest"]["settings"] != dict(wanted.settings):
+        return "proved with other settings of torch"
+    if record["selftest"]["gpu_count"] < wanted.gpu_count:
+        return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
+    if wanted.transport not in (None, record["selftest"]["transport"]):
+        return f"proved without the transport {wanted.transport} being asked for"
+    own, said = record["selftest"]["own"], {"script": "another script", "shapes": "other shapes"}
+    if other := [words for part, words in said.items() if own.get(part) != wanted.own.get(part)]:
+        return f"proved with {' and '.join(other)}"
+    demanded = record["selftest"]["demands"]
+    less = [name for name, least in wanted.demands.items() if demanded.get(name, 0) < least]
+    if less:
+        return f"proved with less asked of {', '.join(less)}"
+    if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
+        return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
+    passed = {result["probe"] for result in record["results"] if result["status"] == "passed"}
+    missing = [name for name in wanted.require if name not in passed]
+    return f"required probes did not run: {', '.join(missing)}" if missing else None
