@@ -24,7 +24,7 @@ Current thread 0x00007f2a4b2c5740 (most recent call first):
   File "/tmp/x/selftest.zip/envbuild/selftest/collectives.py", line 90 in run
 """
 IN_TORCH = STACK.format("/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "all_reduce")
-IN_PROJECT = STACK.format("/work/project/hooks.py", "before_reduce")
+IN_PROJECT = STACK.format("/srv/project/hooks.py", "before_reduce")
 
 
 def ended(step: int = 9, moment: float = 1.0, done: bool = False, **fields: Any) -> Ending:
