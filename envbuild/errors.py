@@ -16,10 +16,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def near(name: str, known: Iterable[str]) -> str | None:
-    """The question whether another name was meant, None where no known one is like it."""
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {found[0]}?" if found else None
+def near(name: str, known: Iterable[str], most: int = 1) -> str | None:
+    """The question whether one of at most `most` other names was meant, None where no known one is like it."""
+    found = difflib.get_close_matches(name, list(known), most, 0.5 if most > 1 else 0.6)
+    return f"did you mean {' or '.join(found)}?" if found else None
 
 
 @dataclass(frozen=True)

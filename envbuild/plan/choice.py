@@ -118,7 +118,7 @@ def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
         if found:
             yield found
             continue
-        hint = near(name, facts.gpus()) or f"known: {', '.join(facts.gpus())}"
+        hint = near(name, facts.gpus(), 3) or f"known: {', '.join(facts.gpus())}"
         faults.append(source.document.fault(("gpus", index), f"there is no GPU {name!r} in the facts ({hint})"))
 
 

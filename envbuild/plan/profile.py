@@ -64,8 +64,8 @@ Text = Annotated[str, StringConstraints(max_length=2000, pattern=_PRINTABLE)]
 
 def _torch(text: str) -> str:
     """torch's releases have three numbers: 2.7 is 2.7.0."""
-    version = Version(text)
-    return text.replace(version.base_version, f"{version.base_version}.0", 1) if len(version.release) == 2 else text
+    base = Version(text).base_version
+    return text.replace(base, f"{base}.0", 1) if base.count(".") == 1 else text
 
 
 Release = Annotated[str, StringConstraints(max_length=60, pattern=_PRINTABLE), AfterValidator(_version)]
