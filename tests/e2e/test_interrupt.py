@@ -84,7 +84,7 @@ def test_while_the_build_record_is_written(here: Proved, scratch: Path) -> None:
     (record,) = here.records()
     record.unlink()
     before = files(here)
-    interrupt(here.project.hold(scratch / "sign", "build write", "make", here.name, "--json"), "render")
+    interrupt(here.project.hold(scratch / "sign", "label write", "make", here.name, "--json"), "audit")
     assert files(here) == before
 
 
