@@ -132,7 +132,15 @@ def test_the_command_tells_what_it_wrote(project: Path) -> None:
     assert (project / "selftest.zip").read_bytes() == job.selftest_zip()
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["sample"], 8), (["nosuch"], 3), (["sample", "-o", "profiles"], 6)])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["sample"], 8),
+        (["nosuch"], 3),
+        (["sample", "-o", "profiles"], 2),
+        (["sample", "-o", "profiles/sample.yaml/x"], 6),
+    ],
+)
 def test_what_cannot_be_exported(project: Path, arguments: list[str], code: int) -> None:
     lock_of_this_python(project)
     if code == 8:
