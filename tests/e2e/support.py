@@ -251,7 +251,9 @@ class Proved:
         return replace(self, project=self.project.copy(root))
 
     def records(self) -> list[Path]:
-        return sorted((self.project.state / "envbuild" / "builds").glob("*.json"))
+        """Of its own image: a bisection of the same project leaves others."""
+        short = self.id.removeprefix("sha256:")[:12]
+        return sorted((self.project.state / "envbuild" / "builds").glob(f"*-{short}.json"))
 
 
 def python_path(*folders: Path) -> str:
