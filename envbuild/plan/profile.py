@@ -292,8 +292,7 @@ def _models(annotation: Any) -> type[BaseModel] | None:
 def schema() -> dict[str, Any]:
     """The JSON Schema of a profile as written: `extends` allowed, and nothing required beside it."""
     result = Profile.model_json_schema()
-    result["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    result["title"] = "envbuild profile"
+    result |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "envbuild profile"}
     result["properties"]["extends"] = {"type": "string", "description": "the profile that this one builds on"}
     required = result.pop("required")
     result["properties"]["env"]["additionalProperties"] = False
