@@ -10,6 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from envbuild import settings
+from envbuild.attest import signing
 from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved, ProfileError, UsageError
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
@@ -19,7 +20,6 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.releases import releases
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
-from envbuild.proof import signing
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners import here
 from envbuild.proof.search import Bisection, Hunt, Try, search

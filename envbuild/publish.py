@@ -9,6 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild.attest import attestations, bundles, sbom, signing, statements, verify
+from envbuild.attest.oci import Manifest, Place, Reference
+from envbuild.attest.policy import Policy
+from envbuild.attest.registry import Repository
+from envbuild.attest.signing import Signer
+from envbuild.attest.statements import Built, Subject
+from envbuild.attest.verify import Verdict
 from envbuild.errors import CheckFailed, EngineError, NotProved, UsageError
 from envbuild.image import records
 from envbuild.image.engine import Engine, Image
@@ -18,14 +25,8 @@ from envbuild.pipeline import existing, working
 from envbuild.plan import contents, factfiles, resolve, sources, store, wheels
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.proof import attestations, bundles, evidence, proved, sbom, signing, statements, verify
-from envbuild.proof.oci import Manifest, Place, Reference
-from envbuild.proof.policy import Policy
+from envbuild.proof import evidence, proved
 from envbuild.proof.reasons import Malformed
-from envbuild.proof.registry import Repository
-from envbuild.proof.signing import Signer
-from envbuild.proof.statements import Built, Subject
-from envbuild.proof.verify import Verdict
 from envbuild.steps import Session
 
 

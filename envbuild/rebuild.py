@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
+from envbuild.attest import bundles, child
+from envbuild.attest.child import Config
+from envbuild.attest.oci import Manifest, Place, digest_in
+from envbuild.attest.trust import Build
+from envbuild.attest.verify import Verdict
 from envbuild.image import dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.making import Options, Progress
 from envbuild.pipeline import alone
 from envbuild.plan import resolve
 from envbuild.plan.sources import Source
-from envbuild.proof import bundles, child
-from envbuild.proof.child import Config
-from envbuild.proof.oci import Manifest, Place, digest_in
 from envbuild.proof.reasons import Reason, Refusal
-from envbuild.proof.trust import Build
-from envbuild.proof.verify import Verdict
 from envbuild.steps import Session
 
 Facts = tuple[object, ...]

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from envbuild.attest import signing, statements
+from envbuild.attest.signing import Signer
+from envbuild.attest.statements import Subject
 from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
@@ -19,11 +22,9 @@ from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
-from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading, signing, statements
+from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading
 from envbuild.proof.counting import Proof
 from envbuild.proof.runners import here, local
-from envbuild.proof.signing import Signer
-from envbuild.proof.statements import Subject
 from envbuild.proof.testrun import TestRun
 
 T = TypeVar("T")

@@ -3,10 +3,10 @@ from pathlib import Path
 import click
 
 from envbuild import publish
+from envbuild.attest import policy
+from envbuild.attest.verify import Verdict
 from envbuild.commands.console import Console, emit, json_option
-from envbuild.proof import policy
 from envbuild.proof.reasons import Refusal
-from envbuild.proof.verify import Verdict
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 

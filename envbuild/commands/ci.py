@@ -1,10 +1,11 @@
 import click
 
+from envbuild.attest import ci
+from envbuild.attest.oci import Reference
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import UsageError
 from envbuild.plan import sources
-from envbuild.proof import ci, proved
-from envbuild.proof.oci import Reference
+from envbuild.proof import proved
 
 
 @click.command("ci", short_help="A CI job that verifies an image, then uses it by digest.")

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import click
 
+from envbuild.attest import signing
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import UsageError
-from envbuild.proof import signing
 
 
 @click.command("keygen", short_help="A key pair to sign evidence with.")

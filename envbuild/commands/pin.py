@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
+from envbuild.attest import pins
+from envbuild.attest.oci import Reference
+from envbuild.attest.registry import Repository
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import Fault, NetworkError, OutOfDate, UsageError
 from envbuild.plan.store import write_atomically
-from envbuild.proof import pins
-from envbuild.proof.oci import Reference
-from envbuild.proof.registry import Repository
 
 
 @click.command("pin", short_help="Digests for verified images in Dockerfiles and CI files.")

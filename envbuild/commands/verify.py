@@ -3,13 +3,13 @@ from pathlib import Path
 
 import click
 
+from envbuild.attest import policy, verify
+from envbuild.attest.oci import Reference
+from envbuild.attest.verify import Verdict
 from envbuild.commands.console import Console, emit, json_option
 from envbuild.errors import UsageError
 from envbuild.plan import probes
-from envbuild.proof import policy, verify
-from envbuild.proof.oci import Reference
 from envbuild.proof.reasons import Refusal
-from envbuild.proof.verify import Verdict
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 

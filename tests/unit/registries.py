@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.proof import oci
+from envbuild.attest import oci
 
 
 @dataclass

@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 
 from envbuild import publish
+from envbuild.attest import oci, signing
+from envbuild.attest.oci import Reference
+from envbuild.attest.registry import Repository
 from envbuild.image import records
 from envbuild.image.engine import Image
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan import lock, store
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.proof import evidence, oci, signing
+from envbuild.proof import evidence
 from envbuild.proof import proved as required
-from envbuild.proof.oci import Reference
-from envbuild.proof.registry import Repository
 from envbuild.steps import Session
 from unit.proof.runs import passed_run
 from unit.registries import Registry, serving

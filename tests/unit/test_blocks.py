@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from envbuild.attest.child import _Unpacked
 from envbuild.blocks import Blocks
-from envbuild.proof.child import _Unpacked
 
 TEXT = bytes(range(256)) * 40
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.attest import attestations, oci, signing, statements
 from envbuild.errors import CheckFailed, NetworkError, NotProved, UsageError
-from envbuild.proof import attestations, evidence, oci, signing, statements
+from envbuild.proof import evidence
 from unit.proof.runs import passed_run, probe
 from unit.site import SECRET, Site, new_key, proved
 from unit.support import envbuild

@@ -12,14 +12,14 @@ import pytest
 from filelock import FileLock, Timeout
 
 from envbuild import rebuild, settings
+from envbuild.attest import oci
+from envbuild.attest.child import Config
+from envbuild.attest.oci import Manifest
+from envbuild.attest.verify import Verdict
 from envbuild.commands.console import Console
 from envbuild.errors import CheckFailed, UsageError
 from envbuild.image.build import layers_tag
 from envbuild.image.engine import Image
-from envbuild.proof import oci
-from envbuild.proof.child import Config
-from envbuild.proof.oci import Manifest
-from envbuild.proof.verify import Verdict
 from envbuild.steps import Session
 from unit.site import LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import envbuild

@@ -22,6 +22,7 @@ LAYERS = (
     ("cli", "commands", "__main__"),
     ("pipeline", "publish", "rebuild", "steps", "making"),
     ("insight",),
+    ("attest",),
     ("proof",),
     ("image",),
     ("plan",),

@@ -9,15 +9,16 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.attest import signing, statements
+from envbuild.attest.signing import PublicKey
 from envbuild.errors import EnvbuildError
 from envbuild.plan import lock, profile, sources
 from envbuild.plan.document import Document
 from envbuild.plan.lock import Lock
 from envbuild.plan.own import Script
 from envbuild.plan.profile import Profile
-from envbuild.proof import evidence, signing, statements
+from envbuild.proof import evidence
 from envbuild.proof.reasons import Malformed, Reason, Refusal
-from envbuild.proof.signing import PublicKey
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.attest import access, attestations, oci, signing
+from envbuild.attest.oci import Manifest, Reference
+from envbuild.attest.registry import Repository
 from envbuild.errors import NetworkError, UsageError
-from envbuild.proof import access, attestations, oci, signing
-from envbuild.proof.oci import Manifest, Reference
 from envbuild.proof.reasons import Refusal
-from envbuild.proof.registry import Repository
 from unit.registries import Registry, docker_login, serving
 from unit.support import sha
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from envbuild.attest import attestations, oci, signing, statements
+from envbuild.attest import child as children
+from envbuild.attest.child import Config
+from envbuild.attest.statements import Subject
 from envbuild.errors import CheckFailed, NetworkError, UsageError
 from envbuild.image.names import LOCK_LABEL
-from envbuild.proof import attestations, evidence, oci, signing, statements
-from envbuild.proof import child as children
-from envbuild.proof.child import Config
-from envbuild.proof.statements import Subject
+from envbuild.proof import evidence
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import Said, as_yaml, envbuild, sha

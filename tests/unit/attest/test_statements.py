@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from envbuild.attest import sbom, signing, statements, trust
+from envbuild.attest.statements import Built, Subject
 from envbuild.errors import CheckFailed
 from envbuild.plan import factfiles, lock
 from envbuild.plan.archive import Archive
 from envbuild.plan.contents import roots
 from envbuild.plan.lock import Lock
 from envbuild.plan.own import Script
-from envbuild.proof import counting, evidence, reasons, sbom, signing, statements, trust, untrusted
-from envbuild.proof.statements import Built, Subject
+from envbuild.proof import counting, evidence, reasons, untrusted
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 from unit.proof.test_evidence import IMAGE, record_of
 from unit.support import PROFILE, lock_for, plan_of, sha, write_wheel

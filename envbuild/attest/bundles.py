@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from envbuild.proof import oci, untrusted
-from envbuild.proof.oci import Manifest
+from envbuild.attest import oci
+from envbuild.attest.oci import Manifest
+from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
 
 LAYOUT, INDEX, ARCHIVE = "oci-layout", "index.json", "manifest.json"

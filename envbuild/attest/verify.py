@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild.attest import attestations, child, judgement, signing, trust
+from envbuild.attest.child import Config
+from envbuild.attest.oci import Manifest, Place, Reference
+from envbuild.attest.policy import Policy
+from envbuild.attest.registry import Repository
+from envbuild.attest.trust import Build, Trusted
 from envbuild.errors import CheckFailed, NetworkError, UsageError
 from envbuild.image.names import LOCK_LABEL
-from envbuild.proof import attestations, child, judgement, signing, trust, untrusted
-from envbuild.proof.child import Config
-from envbuild.proof.oci import Manifest, Place, Reference
-from envbuild.proof.policy import Policy
+from envbuild.proof import untrusted
 from envbuild.proof.reasons import Reason, Refusal
-from envbuild.proof.registry import Repository
-from envbuild.proof.trust import Build, Trusted
 
 PLATFORM = ("linux", "amd64")
 _LOCK = re.compile(r"sha256:[0-9a-f]{64}")

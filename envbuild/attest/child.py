@@ -16,13 +16,14 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.attest import oci
+from envbuild.attest.oci import Manifest, Place
+from envbuild.attest.trust import Build
 from envbuild.blocks import Blocks
 from envbuild.plan import facts
 from envbuild.plan.archive import FOLDERS
-from envbuild.proof import oci, untrusted
-from envbuild.proof.oci import Manifest, Place
+from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Reason, Refusal
-from envbuild.proof.trust import Build
 
 _CONFIG_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20  # of a long name in a layer

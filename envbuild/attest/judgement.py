@@ -10,6 +10,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from envbuild.attest.policy import Policy
+from envbuild.attest.trust import Build
 from envbuild.plan import facts
 from envbuild.plan.advisories import Situation
 from envbuild.plan.choice import stated
@@ -17,9 +19,7 @@ from envbuild.plan.probes import LEVELS
 from envbuild.plan.profile import Profile
 from envbuild.proof import counting, proved, shape
 from envbuild.proof.counting import Proof, Wanted
-from envbuild.proof.policy import Policy
 from envbuild.proof.reasons import Reason
-from envbuild.proof.trust import Build
 
 Records = Sequence[tuple[Path, dict[str, Any]]]
 _AHEAD = datetime.timedelta(hours=24)  # clocks differ, and by no more

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from envbuild.attest import signing
+from envbuild.attest.oci import Reference
+from envbuild.attest.signing import PublicKey
 from envbuild.errors import UsageError
 from envbuild.plan import document, facts
 from envbuild.plan.probes import Level
 from envbuild.plan.profile import ProbeName, Release
-from envbuild.proof import signing
 from envbuild.proof.counting import CPU
-from envbuild.proof.oci import Reference
-from envbuild.proof.signing import PublicKey
 
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
 Age = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}[dh]$")]

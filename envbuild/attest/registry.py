@@ -11,10 +11,11 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 import requests
 
+from envbuild.attest import access, oci
+from envbuild.attest.access import Access
+from envbuild.attest.oci import Manifest, Reference
 from envbuild.errors import EnvbuildError, NetworkError
-from envbuild.proof import access, oci, untrusted
-from envbuild.proof.access import Access
-from envbuild.proof.oci import Manifest, Reference
+from envbuild.proof import untrusted
 from envbuild.proof.reasons import Refusal
 
 _HUB = "registry-1.docker.io"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from envbuild import settings
+from envbuild.attest import signing
+from envbuild.attest.signing import Signer
 from envbuild.errors import UsageError
-from envbuild.proof import signing
 from envbuild.proof.reasons import Refusal
-from envbuild.proof.signing import Signer
 from unit.support import envbuild
 
 SECRET = "correct horse battery staple"

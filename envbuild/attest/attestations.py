@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from envbuild.proof import oci, signing, untrusted
-from envbuild.proof.oci import Manifest, Place
+from envbuild.attest import oci, signing
+from envbuild.attest.oci import Manifest, Place
+from envbuild.attest.signing import PublicKey, Signer
+from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
-from envbuild.proof.signing import PublicKey, Signer
 
 ENVELOPE = "application/vnd.dsse.envelope.v1+json"
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from envbuild.attest import oci, pins
 from envbuild.errors import NetworkError, OutOfDate, UsageError
-from envbuild.proof import oci, pins
 from unit.registries import Registry, serving
 from unit.support import PROFILE, envbuild, sha, write_profile
 

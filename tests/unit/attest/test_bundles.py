@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.attest import oci
+from envbuild.attest.bundles import REF
 from envbuild.errors import CheckFailed, NotProved, UsageError
-from envbuild.proof import oci
-from envbuild.proof.bundles import REF
 from unit.proof.runs import passed_run, probe
 from unit.site import LAYER, Site, new_key, proved
 from unit.support import Said, envbuild

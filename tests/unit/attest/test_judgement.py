@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from envbuild.attest import judgement
+from envbuild.attest.policy import Policy
 from envbuild.plan import facts
 from envbuild.plan.choice import choose
-from envbuild.proof import judgement
-from envbuild.proof.policy import Policy
 from unit.support import PROFILE, sha, source_of
 
 COMPAT = {"url": "https://example.org/compat.deb", "sha256": sha("compat")}
