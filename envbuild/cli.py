@@ -41,10 +41,12 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "pin": "Digests for verified images in Dockerfiles and CI files.",
         "keygen": "A key pair to sign evidence with.",
         "export": "Files for machines that have no envbuild.",
+        "docs": "Locked versions in your own documents.",
     },
     "Understand": {
         "audit": "What an image or environment really holds.",
         "bisect": "The first version that passes a probe.",
+        "diff": "What changes from one profile, lock or image to another.",
         "compare": "Where two GPUs' numbers part, and why.",
     },
 }

@@ -4,10 +4,15 @@ from pathlib import Path
 import click
 
 from envbuild.commands.console import emit, json_option, profile_argument
+from envbuild.insight import requirements
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.document import display
+from envbuild.plan.lock import Lock
+from envbuild.plan.sources import Source
 from envbuild.plan.store import write_atomically
 from envbuild.proof import check, job
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group("export", short_help="Files for machines that have no envbuild.")
@@ -20,9 +25,7 @@ def command() -> None:
 
 @command.command("check")
 @profile_argument("name")
-@click.option(
-    "-o", "output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Default: check-NAME.py."
-)
+@click.option("-o", "output", type=_FILE, metavar="FILE", help="Default: check-NAME.py.")
 @json_option
 def check_command(name: str, output: Path | None, as_json: bool) -> None:
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
@@ -30,21 +33,13 @@ def check_command(name: str, output: Path | None, as_json: bool) -> None:
     It needs Python 3.9 and torch: versions, loaded libraries, GPU and the quick probes; exit 5 with the remedy.
     Example: envbuild export check h20 && torchrun --nproc-per-node 8 check-h20.py
     """
-    source = sources.load(name)
-    locked = lock.current(lock.read(source.known_lock), resolve.resolve(source), source.lock_file)
-    _write(
-        output or Path(f"check-{source.name}.py"),
-        check.render(source, locked).encode(),
-        as_json,
-        source.name,
-        locked.id,
-    )
+    source, locked = _locked(name)
+    text = check.render(source, locked)
+    _write(output or Path(f"check-{source.name}.py"), text.encode(), as_json, source.name, locked.id)
 
 
 @command.command("selftest")
-@click.option(
-    "-o", "output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Default: selftest.zip."
-)
+@click.option("-o", "output", type=_FILE, metavar="FILE", help="Default: selftest.zip.")
 @json_option
 def selftest_command(output: Path | None, as_json: bool) -> None:
     """Write the self-test as one zip, which any Python (3.9 or newer) that has torch can run.
@@ -52,6 +47,39 @@ def selftest_command(output: Path | None, as_json: bool) -> None:
     Example: envbuild export selftest && python selftest.zip --level quick
     """
     _write(output or Path("selftest.zip"), job.selftest_zip(), as_json)
+
+
+@command.command("requirements")
+@profile_argument("name")
+@click.option("-o", "output", type=_FILE, metavar="FILE", help="Default: requirements-NAME.txt.")
+@json_option
+def requirements_command(name: str, output: Path | None, as_json: bool) -> None:
+    """Write the locked versions with their hashes, to install them with pip or uv where there is no container.
+
+    Example: envbuild export requirements h20 && pip install --no-deps --require-hashes -r requirements-h20.txt
+    """
+    source, locked = _locked(name)
+    text = requirements.requirements(locked, source.name)
+    _write(output or Path(f"requirements-{source.name}.txt"), text.encode(), as_json, source.name, locked.id)
+
+
+@command.command("constraints")
+@profile_argument("name")
+@click.option("-o", "output", type=_FILE, metavar="FILE", help="Default: constraints-NAME.txt.")
+@json_option
+def constraints_command(name: str, output: Path | None, as_json: bool) -> None:
+    """Write the locked versions, to hold them while other packages are installed.
+
+    Example: envbuild export constraints h20 && pip install -c constraints-h20.txt transformers
+    """
+    source, locked = _locked(name)
+    text = requirements.constraints(locked, source.name)
+    _write(output or Path(f"constraints-{source.name}.txt"), text.encode(), as_json, source.name, locked.id)
+
+
+def _locked(name: str) -> tuple[Source, Lock]:
+    source = sources.load(name)
+    return source, lock.current(lock.read(source.known_lock), resolve.resolve(source), source.lock_file)
 
 
 def _write(file: Path, content: bytes, as_json: bool, name: str | None = None, lock_id: str | None = None) -> None:

@@ -103,6 +103,13 @@ class Engine:
             size=found.get("Size", 0),
         )
 
+    def layer_sizes(self, image: Image) -> tuple[int, ...] | None:
+        """Bytes of each layer, unpacked; None where the engine's history does not tell which step made which."""
+        with asking():
+            history = self.client.api.history(image.handle)  # type: ignore[no-untyped-call]
+        sizes = [int(step["Size"]) for step in reversed(history) if step["Size"]]
+        return tuple(sizes) if len(sizes) == len(image.layers) else None
+
     def get(self, reference: str) -> Image:
         """The image of a tag, id or digest. Raises EngineError if the engine does not have it."""
         image = self.find(reference)

@@ -136,6 +136,11 @@ class Match:
             and self.without.isdisjoint(situation.environment)
         )
 
+    def concerns(self, situation: Situation) -> bool:
+        """Whether it would hold there with other versions of torch, libraries, distributions or the driver."""
+        anyhow = dataclasses.replace(self, driver=None, torch=None, build=None, libraries={}, distributions={})
+        return anyhow.holds(situation)
+
     @property
     def versioned(self) -> frozenset[str]:
         """The libraries and distributions whose versions it asks for."""
@@ -225,6 +230,10 @@ class Advisory(Row):
 
     def holds(self, situation: Situation) -> bool:
         return any(match.holds(situation) for match in self.match)
+
+    def concerns(self, situation: Situation) -> bool:
+        """Whether it would hold there with other versions than the situation's."""
+        return any(match.concerns(situation) for match in self.match)
 
     def met_by(self, situation: Situation) -> dict[str, str]:
         """The versions by which it holds: of libraries by their short names, of distributions by theirs."""

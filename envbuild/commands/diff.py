@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from envbuild.commands.console import emit, json_option, table
+from envbuild.errors import LockError
+from envbuild.insight import diff
+from envbuild.insight.diff import Change, Diff, Side
+from envbuild.plan import lock, resolve, sources
+
+_LOCK = ".lock.yaml"
+
+
+@click.command("diff", short_help="What changes from one profile, lock or image to another.")
+@click.argument("a")
+@click.argument("b")
+@json_option
+def command(a: str, b: str, as_json: bool) -> None:
+    """Show what changes from A to B: versions, environment, advisories, layers and the bytes to fetch for them.
+
+    Each is a profile (h20, path/to/mine.yaml), a lock (old.lock.yaml) or an image of the engine (anything with a
+    colon, such as name:tag or sha256:...). Images are looked into, in a container.
+
+    Example: envbuild diff a100 h20
+    """
+    found = diff.compare(_side(a), _side(b))
+    if as_json:
+        emit(found.document())
+        return
+    for line in _lines(found):
+        click.echo(line)
+
+
+def _side(name: str) -> Side:
+    if name.endswith(_LOCK):
+        return diff.of_lock(name, lock.parse(_read(name), name))
+    if ":" in name and name not in sources.names():
+        return _image(name)
+    source = sources.load(name)
+    plan = resolve.resolve(source)
+    locked = lock.current(lock.read(source.known_lock), plan, source.lock_file)
+    return diff.of_lock(source.name, locked, resolve.as_locked(plan, locked.versions))
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else "is not UTF-8 text"
+        raise LockError(f"{name}: {why}") from None
+
+
+def _image(reference: str) -> Side:
+    from envbuild.image.engine import Engine
+    from envbuild.proof import audit, collect
+    from envbuild.proof.audit import Expected
+
+    engine = Engine()
+    image = engine.get(reference)
+    held = collect.of_image(engine, image, reference)
+    return diff.of_image(reference, image, engine.layer_sizes(image), audit.judge(reference, held, Expected()))
+
+
+def _lines(found: Diff) -> Iterator[str]:
+    a, b = found.a, found.b
+    if found.same:
+        yield f"{a.name} and {b.name} are the same"
+    yield from _group("", found.basics)
+    yield from _group("packages", found.versions)
+    yield from _group("environment", found.environment)
+    yield from _group("advisories", found.advisories or ())
+    if found.layers:
+        yield f"layers of {b.name} that {a.name} does not have: {len(found.layers)} of {len(b.layers)}"
+        yield from (f"  {layer.title:<40} {_megabytes(layer.bytes):>10}".rstrip() for layer in found.layers)
+    for side in (a, b):
+        yield f"{side.name}: {len(side.layers)} layers, {_megabytes(side.bytes)} {side.unit}"
+    if found.new_bytes is not None:
+        yield f"new in {b.name}: {_megabytes(found.new_bytes)}"
+
+
+def _group(title: str, changes: Sequence[Change]) -> Iterator[str]:
+    if changes and title:
+        yield title
+    if changes:
+        yield from table([(f"  {change.name}", change.a or "-", "->", change.b or "-") for change in changes])
+
+
+def _megabytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 1e6:.0f} MB"

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from envbuild.commands.console import emit, json_option
+from envbuild.errors import Fault, OutOfDate, UsageError
+from envbuild.insight import markdown, requirements, tables
+from envbuild.insight.markdown import Block
+from envbuild.plan import lock, resolve, sources
+from envbuild.plan.document import display
+from envbuild.plan.store import write_atomically
+
+
+@click.command("docs", short_help="Locked versions in your own documents.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--check", is_flag=True, help="Write nothing; exit 8 where a block is not what it would be.")
+@json_option
+def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
+    """Fill the blocks of Markdown files: what stands between two comments, each alone on its line.
+
+    \b
+    <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, proof
+    <!-- envbuild:minimum h20 -->        what known faults ask for on these cards
+    <!-- envbuild:requirements h20 -->   every version and hash; constraints: versions alone
+    <!-- envbuild:end -->
+
+    All files are read before one is written.
+    Example: envbuild docs --check README.md
+    """
+    documents = [_read(file) for file in dict.fromkeys(files)]
+    faults = [fault for document in documents for fault in document.faults]
+    if faults:
+        raise UsageError("blocks cannot be read", faults=faults)
+    filled = [(document, *markdown.fill(document.text, document.blocks, _content)) for document in documents]
+    drifted = [fault for document, _, changed in filled for fault in _drift(document, changed)]
+    if check and drifted:
+        raise OutOfDate("documents are out of date", hint="run: envbuild docs FILE...", faults=drifted)
+    for document, text, changed in filled:
+        if changed:
+            write_atomically(document.file, text)
+    rows = [
+        {"file": display(document.file), "blocks": len(document.blocks), "changed": len(changed)}
+        for document, _, changed in filled
+    ]
+    if as_json:
+        emit({"files": rows})
+        return
+    for row in rows:
+        click.echo(f"{row['file']}: {row['blocks']} blocks, {row['changed'] or 'none'} changed")
+
+
+@dataclass(frozen=True)
+class _Document:
+    file: Path
+    text: str
+    blocks: list[Block]
+    faults: list[Fault]
+
+
+def _read(file: Path) -> _Document:
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            text = opened.read()
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else "is not UTF-8 text"
+        raise UsageError(f"{display(file)}: {why}") from None
+    return _Document(file, text, *markdown.blocks(text, display(file)))
+
+
+def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
+    for block in changed:
+        said = f"envbuild:{block.kind} {','.join(block.names)} is not what the profiles and locks give"
+        yield Fault(said, display(document.file), block.first + 1)
+
+
+def _content(block: Block) -> str:
+    if block.kind == "table":
+        return tables.versions(map(_row, block.names))
+    if block.kind == "minimum":
+        return tables.minimum([resolve.resolve(sources.load(name)).choice.situation for name in block.names])
+    listed = requirements.requirements if block.kind == "requirements" else requirements.constraints
+    texts = [listed(_locked(name)[2], name) for name in block.names]
+    return "\n".join(f"```\n{text}```" for text in texts)
+
+
+def _row(name: str) -> tables.Row:
+    source, plan, locked = _locked(name)
+    return tables.Row(source.name, resolve.as_locked(plan, locked.versions), locked, "")
+
+
+def _locked(name: str) -> tuple[sources.Source, resolve.Plan, lock.Lock]:
+    """Raises OutOfDate where the lock is missing or no longer fits: a document must not say what is not so."""
+    source = sources.load(name)
+    plan = resolve.resolve(source)
+    return source, plan, lock.current(lock.read(source.known_lock), plan, source.lock_file)

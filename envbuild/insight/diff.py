@@ -1,0 +1,166 @@
+"""What changes between two profiles, locks or images: pins, layers and bytes, environment, advisories. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import canonicalize_name
+
+from envbuild.image import dockerfile
+from envbuild.plan import facts
+from envbuild.plan.choice import STATES, Choice
+from envbuild.plan.lock import Lock
+
+if TYPE_CHECKING:  # profiles are compared without the engine's client
+    from envbuild.image.engine import Image
+    from envbuild.proof.audit import Audit
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`identity`: the same where the layer is the same. `bytes`: of its files to fetch, or in an image unpacked; None
+    where only the whole is known."""
+
+    title: str
+    identity: str
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is known of one of the two. None where this kind of thing does not tell: an image has no advisories
+    accepted, and a lock knows no cards. `bytes`: of the whole, in `unit` (to fetch, or in the engine)."""
+
+    name: str
+    kind: str
+    basics: Mapping[str, str | None]
+    versions: Mapping[str, str]
+    environment: Mapping[str, str]
+    advisories: Mapping[str, str] | None
+    layers: tuple[Layer, ...]
+    bytes: int
+    unit: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value on both sides; None where it is not there."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True)
+class Diff:
+    """`layers` are those of `b` that `a` does not have; None where they cannot be held against each other."""
+
+    a: Side
+    b: Side
+    basics: tuple[Change, ...]
+    versions: tuple[Change, ...]
+    environment: tuple[Change, ...]
+    advisories: tuple[Change, ...] | None
+    layers: tuple[Layer, ...] | None
+
+    @property
+    def same(self) -> bool:
+        return not (self.basics or self.versions or self.environment or self.advisories or self.layers)
+
+    @property
+    def new_bytes(self) -> int | None:
+        """What has to be fetched for `b` where `a` is there."""
+        known = [layer.bytes for layer in self.layers or () if layer.bytes is not None]
+        return sum(known) if self.layers is not None and len(known) == len(self.layers) else None
+
+    def document(self) -> dict[str, Any]:
+        sides = {
+            key: {"name": side.name, "kind": side.kind, "bytes": side.bytes, "unit": side.unit}
+            for key, side in (("a", self.a), ("b", self.b))
+        }
+        groups = {"profile": self.basics, "pins": self.versions, "environment": self.environment}
+        return {
+            **sides,
+            **{key: [asdict(change) for change in changes] for key, changes in groups.items()},
+            "advisories": None if self.advisories is None else [asdict(change) for change in self.advisories],
+            "layers": None if self.layers is None else [asdict(layer) for layer in self.layers],
+            "shared_layers": None if self.layers is None else len(self.b.layers) - len(self.layers),
+            "new_bytes": self.new_bytes,
+            "same": self.same,
+        }
+
+
+def compare(a: Side, b: Side) -> Diff:
+    both = a.advisories is not None and b.advisories is not None
+    known = {layer.identity for layer in a.layers}
+    return Diff(
+        a,
+        b,
+        tuple(_changes(a.basics, b.basics)),
+        tuple(_changes(a.versions, b.versions)),
+        tuple(_changes(a.environment, b.environment)),
+        tuple(_changes(a.advisories or {}, b.advisories or {})) if both else None,
+        tuple(layer for layer in b.layers if layer.identity not in known) if a.unit == b.unit else None,
+    )
+
+
+def _changes(a: Mapping[str, str | None], b: Mapping[str, str | None]) -> Iterator[Change]:
+    for name in sorted(a.keys() | b.keys()):
+        if a.get(name) != b.get(name):
+            yield Change(name, a.get(name), b.get(name))
+
+
+def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> Side:
+    """A lock, and what a profile adds to it: `choice` as it holds against what was locked."""
+    basics: dict[str, str | None] = {"python": lock.python, "base": lock.suite or lock.image, "platform": lock.platform}
+    if choice:
+        known = choice.situation
+        basics |= {"gpus": ", ".join(gpu.id for gpu in known.gpus) or None, "cuda": known.cuda, "driver": known.driver}
+    layers = (_base(lock), *(_layer(layer, lock) for layer in dockerfile.layers(lock)))
+    return Side(
+        name=name,
+        kind="profile" if choice else "lock",
+        basics=basics,
+        versions=lock.versions,
+        environment=lock.environment,
+        advisories={item["id"]: item["state"] for item in choice.states} if choice else None,
+        layers=layers,
+        bytes=sum(layer.bytes or 0 for layer in layers),
+        unit="to fetch",
+    )
+
+
+def of_image(name: str, image: Image, sizes: Sequence[int] | None, found: Audit) -> Side:
+    """An image as it is. `sizes`: bytes of its layers, unpacked, where the engine tells them."""
+    held, torch = found.held, found.held.torch
+    # A library that no distribution brought is known by its file alone.
+    loose = {copy.name: copy.version for copy in held.libraries if copy.loaded and not copy.distribution}
+    known = {item.id: STATES[item.severity] for item in facts.advisories()}
+    each: Sequence[int | None] = sizes if sizes is not None else [None] * len(image.layers)
+    return Side(
+        name=name,
+        kind="image",
+        basics={"python": ".".join(held.python.version.split(".")[:2]), "cuda": torch.cuda if torch else None},
+        versions={str(canonicalize_name(name)): version for name, version in held.installed.items()}
+        | {name: version for name, version in loose.items() if version},
+        environment=image.environment,
+        advisories={finding.id: known[finding.id] for finding in found.findings if finding.id in known},
+        layers=tuple(Layer(digest[:19], digest, size) for digest, size in zip(image.layers, each, strict=True)),
+        bytes=image.size,
+        unit="in the engine",
+    )
+
+
+def _base(lock: Lock) -> Layer:
+    packages = " ".join(deb.sha256 for deb in lock.base)
+    return Layer(f"base {lock.suite or lock.image}", lock.image or packages, sum(deb.bytes for deb in lock.base))
+
+
+def _layer(layer: dockerfile.Layer, lock: Lock) -> Layer:
+    """What the installer is told names every file by its hash, so it is the layer's identity."""
+    sizes = {locked.wheel.sha256: locked.bytes for locked in lock.wheels} | {a.sha256: a.bytes for a in lock.archives}
+    files = {deb.file: deb.bytes for deb in lock.apt}
+    total = sum(sizes.get(word.rpartition("sha256:")[2], files.get(word, 0)) for word in layer.arguments)
+    return Layer(layer.title, "\0".join(layer.arguments), total)

@@ -1,0 +1,74 @@
+"""What changes between two profiles, locks or images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from envbuild.insight import diff
+from envbuild.insight.diff import Change, Layer, Side
+from envbuild.plan import lock
+from unit.support import PROFILE, envbuild, lock_for, plan_of
+
+SIDE = Side("a", "image", {}, {}, {}, {}, (Layer("one", "1", 10), Layer("two", "2", 20)), 30, "in the engine")
+
+
+def test_a_thing_is_the_same_as_itself(project: Path) -> None:
+    done = envbuild("diff", "h20", "h20")
+    assert (done.code, done.stdout.splitlines()[0]) == (0, "h20 and h20 are the same")
+    assert envbuild("diff", "h20", "h20", "--json").document["same"] is True
+
+
+def test_each_kind_of_change_is_told() -> None:
+    b = replace(
+        SIDE,
+        name="b",
+        basics={"cuda": "13.0"},
+        versions={"torch": "2.11.0"},
+        environment={"X": "1"},
+        advisories={"cublas-k0-fpe": "noted"},
+        layers=(SIDE.layers[0], Layer("three", "3", 5)),
+    )
+    a = replace(SIDE, versions={"torch": "2.7.1", "numpy": "2"}, environment={"X": "1"})
+    found = diff.compare(a, b)
+    assert found.basics == (Change("cuda", None, "13.0"),)
+    assert found.versions == (Change("numpy", "2", None), Change("torch", "2.7.1", "2.11.0"))
+    assert found.environment == ()
+    assert found.advisories == (Change("cublas-k0-fpe", None, "noted"),)
+    assert (found.layers, found.new_bytes, found.same) == ((Layer("three", "3", 5),), 5, False)
+
+
+def test_layers_of_a_lock_are_not_held_against_those_of_an_image() -> None:
+    found = diff.compare(SIDE, replace(SIDE, unit="to fetch"))
+    assert (found.layers, found.new_bytes) == (None, None)
+    unknown = replace(SIDE, layers=(Layer("one", "9", None),))
+    assert diff.compare(SIDE, unknown).new_bytes is None
+
+
+def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
+    before = lock_for(plan_of(project, PROFILE))
+    lock.write(before, project / "old.lock.yaml", "sample")
+    now = lock_for(plan_of(project, {**PROFILE, "packages": ["numpy", "einops"]}))
+    lock.write(now, project / "profiles" / "sample.lock.yaml", "sample")
+    told = envbuild("diff", "old.lock.yaml", "sample", "--json").document
+    assert told["pins"] == [{"name": "einops", "a": None, "b": "1.0"}]
+    assert [layer["title"] for layer in told["layers"]] == ["packages"]
+    assert told["new_bytes"] == 2_000_000  # numpy and einops share a layer
+    assert told["advisories"] is None  # a lock alone knows no cards
+
+
+def test_the_bytes_of_a_lock_are_those_of_its_files(project: Path) -> None:
+    made = lock_for(plan_of(project, PROFILE))
+    debs = sum(deb.bytes for deb in (*made.base, *made.apt))
+    assert diff.of_lock("sample", made).bytes == debs + sum(locked.bytes for locked in made.wheels)
+
+
+def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project: Path) -> None:
+    told = envbuild("diff", "h20", "step-video", "--json").document
+    assert {"name": "nccl-abort-hang", "a": None, "b": "accepted"} in told["advisories"]
+    assert any(change["name"] == "nvidia-cublas-cu12" for change in told["pins"])
+
+
+def test_what_is_not_there_is_said(project: Path) -> None:
+    assert envbuild("diff", "h20", "nosuch").code == 3
+    assert envbuild("diff", "h20", "nosuch.lock.yaml").code == 3
