@@ -2,6 +2,8 @@
 # the main job. `make help` lists everything.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests run beside each other; those of one engine follow each other (tests/e2e/conftest.py) and mostly wait for it.
+BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadgroup
 TARGETS := help venv engine engine-stop test test-images unit lint format bench faults gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -35,13 +37,13 @@ engine-stop: ## stop the private engine
 	@scripts/engine stop
 
 test: .venv/.dev engine ## every test, the end-to-end ones on a real engine included
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(BESIDE)
 
 test-images: .venv/.dev engine ## the image of every project, 5 GB each, one after the other: built, audited, removed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m images tests/e2e
 
 unit: .venv/.dev ## the tests that need no engine
-	$(BIN)/python -m pytest tests/unit tests/selftest
+	$(BIN)/python -m pytest $(BESIDE) tests/unit tests/selftest
 
 lint: .venv/.dev ## ruff and mypy --strict
 	$(BIN)/ruff check .

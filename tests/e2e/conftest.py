@@ -22,11 +22,11 @@ __all__ = ["address", "cosign", "program", "registry"]  # fixtures
 KEPT_FREE = 30_000_000_000
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What is left out is said, not only counted."""
-    left = [item.nodeid for item in terminalreporter.stats.get("deselected", []) if item.get_closest_marker("images")]
-    if left:
-        terminalreporter.write_line(f"left out: {len(left)} tests on images of named projects; run: make test-images")
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """They share an engine and its images: one after the other, whatever runs beside them."""
+    item.add_marker(pytest.mark.xdist_group("engine"))
+    if item.get_closest_marker("images") and "images" not in item.config.option.markexpr:
+        item.add_marker(pytest.mark.skip(reason="builds an image of 5 GB: make test-images"))
 
 
 @pytest.fixture(scope="session")

@@ -454,6 +454,7 @@ def test_a_child_of_something_else_is_refused(pushed: Site) -> None:
     ("content", "reason"),
     [(b"\x28\xb5\x2f\xfdx", "layer"), (gzip.compress(layer(("a", "file"))), "digest"), (b"\x1f\x8bx", "malformed"),
      (b"x" * 2000, "malformed")],
+    ids=["zstd", "another", "cut", "no-tar"],
 )  # fmt: skip
 def test_a_layer_that_is_not_what_it_says_is_refused(pushed: Site, content: bytes, reason: str) -> None:
     child(pushed, ("b", "file"))
