@@ -75,7 +75,7 @@ def norm(magnitude: torch.Tensor, n: int, times: int, dtype: torch.dtype, roundi
     error of x / sigma enters twice. Tried for n = 256..8192: right norms stay below 0.05 of it, with statistics in half
     precision they are above 1.9; with n instead of m those would pass.
 
-    `roundings`: those to `dtype`, the input's, that an implementation is known to do on the way.
+    `roundings`: those to `dtype` that an implementation is known to do on the way.
     """
     arithmetic = 4 * times * summation(n)
     return (arithmetic + roundings * unit_roundoff(dtype)) * magnitude
@@ -139,3 +139,21 @@ def softmax(exact: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def activation(x: torch.Tensor) -> torch.Tensor:
     """The same of x times a factor in [0, 1] that float32 knows to 16 roundings of 1: gelu in both forms, and silu."""
     return 16 * ROUNDED * x.abs()
+
+
+def adam(rate: float, update: torch.Tensor, step: int, correction: float) -> torch.Tensor:
+    """Elementwise bound of the arithmetic of one step of Adam in float32, without the rounding of its result.
+
+    `update` is the step over `rate`, with every term positive. Each step before rounds both moments (5 u a step), and
+    the last rounds 16 times where division and root are the fast ones of CUDA (2 units in the last place each): below
+    16 (step + 1) u. `correction` is the relative error that the bias corrections bring.
+    """
+    return (16 * (step + 1) * ROUNDED + correction) * rate * update
+
+
+def power_correction(beta: float, step: int) -> float:
+    """Relative error of 1 - beta^step where the power is CUDA's fast one, 2^(step log2 beta): the logarithm is known to
+    2^-21.4 (CUDA C++ Programming Guide, intrinsic functions: __log2f), and what is left of 1 is small at first.
+    """
+    power = beta**step
+    return (step + 1) * 2.0**-21 * power / (1 - power)

@@ -126,12 +126,13 @@ def test_a_refusal_is_a_fault_only_where_the_pair_is_declared() -> None:
     assert context.traits["refusal"] == WORDS
 
 
-def test_a_norm_that_takes_nothing_is_a_fault_and_no_pass() -> None:
+def test_a_norm_that_takes_nothing_is_no_pass_and_a_fault_where_it_had_to() -> None:
     def never(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(WORDS)
 
     with pytest.raises(Skip, match="no norm takes any pair"):
-        ran(Norm("never", never))
+        ran(Norm("never", never, declared=frozenset()))
+    assert [fault.kind for fault in ran(Norm("never", never)).faults] == ["exception", "exception"]
 
 
 def test_what_is_no_refusal_is_not_taken_for_one() -> None:

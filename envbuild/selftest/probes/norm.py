@@ -44,13 +44,14 @@ def probe(norms: Callable[[], Sequence[Norm]]) -> Callable[[Context], None]:
     """The probe of a family of norms. `norms` is called in the probe's process; it raises Skip where there are none."""
 
     def run(context: Context) -> None:
-        _run(context, norms())
+        judge(context, norms())
 
     run.__doc__ = "norm.*: LayerNorm, RMSNorm, GroupNorm in mixed dtypes, forward and backward, against float64."
     return run
 
 
-def _run(context: Context, norms: Sequence[Norm]) -> None:
+def judge(context: Context, norms: Sequence[Norm]) -> None:
+    """All cases of these norms. Raises Skip where none takes any pair of dtypes, and none had to."""
     pairs: dict[str, dict[str, str]] = {norm.name: {} for norm in norms}
     context.traits.update(pairs=pairs, needs_upcast=[], accumulates_in_half=[])
     for first, *others in cases(norms):
@@ -70,7 +71,7 @@ def _run(context: Context, norms: Sequence[Norm]) -> None:
             _note_extreme(context, first)
             _note_long_sum(context, first)
         pairs[first.norm.name][first.pair] = said
-    if not context.figures:
+    if not context.figures and not context.faults:
         raise Skip(f"no norm takes any pair of dtypes here: {pairs}")
 
 
@@ -104,17 +105,24 @@ def _call(context: Context, case: Case, given: Given) -> Results:
 
 
 def _autocast(context: Context) -> contextlib.AbstractContextManager[object]:
-    return torch.autocast(context.device.type, torch.bfloat16 if context.on_cpu else torch.float16)
+    return torch.autocast(context.device.type, autocast_dtype(context))
+
+
+def autocast_dtype(context: Context) -> torch.dtype:
+    """What autocast casts to here."""
+    return torch.bfloat16 if context.on_cpu else torch.float16
 
 
 def _compare(case: Case, got: Results, given: Given) -> dict[str, Worst]:
     """The worst element of the result and of each gradient that this norm has, by the fields of Results."""
-    results, magnitudes = exact(case.norm, dataclasses.replace(given, grad=given.grad.to(got.y.dtype)))
+    seen = given.to(case.cast) if case.cast else given
+    results, magnitudes = exact(case.norm, dataclasses.replace(seen, grad=given.grad.to(got.y.dtype)))
     roundings = case.norm.roundings
+    coarser = max(case.x, got.y.dtype, key=bounds.unit_roundoff)
 
     def worst(name: str, dtype: torch.dtype, times: int, roundings: int) -> Worst:
         wanted = getattr(results, name)
-        arithmetic = bounds.norm(getattr(magnitudes, name), case.width, times, case.x, roundings)
+        arithmetic = bounds.norm(getattr(magnitudes, name), case.width, times, coarser, roundings)
         return compare(getattr(got, name), wanted, bounds.rounding(wanted, dtype) + arithmetic)
 
     found = {

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
@@ -41,8 +41,10 @@ class Norm:
 
     `centred`: it takes the mean off. `groups`: how many groups of channels are normalised each on its own.
     `outputs`: the dtypes that its result may have. `declared`: the pairs of dtypes, input's and weight's, that it must
-    take. `roundings`: how often it may round to the input's dtype on the way. `upcasts`: it computes in float32; where
-    it need not, rows that leave float16 on the way are tried apart and only told.
+    take. `roundings`: how often it may round on the way, to the input's dtype or its result's, whichever holds less.
+    `upcasts`: it computes in float32; where it need not, rows that leave float16 on the way are tried apart and only
+    told. `autocast`: the dtype to which it casts all that it is given under autocast, so that it takes every pair
+    there; None: it leaves autocast to torch.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Norm:
     declared: frozenset[Pair] = frozenset({(torch.float32, torch.float32)})
     roundings: int = 0
     upcasts: bool = True
+    autocast: Optional[torch.dtype] = None
 
     def shape(self, rows: int, width: int) -> tuple[int, ...]:
         if self.groups == 1:
@@ -83,12 +86,19 @@ class Case:
 
     @property
     def outputs(self) -> tuple[torch.dtype, ...]:
-        """The dtypes that the result may have; autocast may take a norm in float32."""
+        """The dtypes that the result may have; torch's autocast may take a norm in float32."""
+        if self.cast is not None:
+            return (self.cast,)
         return (*self.norm.outputs(self.x, self.weight), *((torch.float32,) if self.autocast else ()))
 
     @property
+    def cast(self) -> torch.dtype | None:
+        """The dtype to which the norm casts all that it is given, if it does."""
+        return self.norm.autocast if self.autocast else None
+
+    @property
     def is_declared(self) -> bool:
-        return (self.x, self.weight) in self.norm.declared
+        return self.cast is not None or (self.x, self.weight) in self.norm.declared
 
     @property
     def label(self) -> str:

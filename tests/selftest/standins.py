@@ -1,0 +1,243 @@
+"""Stand-ins for NVIDIA's apex: packages with its interface, right and made wrong, whose kernels are torch's operations.
+
+The CPU plays the card, so that what is judged is what the probe holds apex's own kernels to. Of apex itself nothing is
+here: its norms and its FusedAdam were written anew from what they compute.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.catalogue import PROBES as REAL
+from envbuild.selftest.context import Context
+from envbuild.selftest.probes import norm_apex, optim_apex
+from envbuild.selftest.registry import Probe
+
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+NAMES = {SINGLE: "Float", HALF: "Half", BRAIN: "BFloat16"}
+
+
+def reads(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a kernel does with a tensor of another dtype than it was compiled for."""
+    if values.dtype != dtype:
+        raise RuntimeError(f"expected scalar type {NAMES[dtype]} but found {NAMES[values.dtype]}")
+    return values
+
+
+def summed(values: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """The mean over the last dimension; the sum is kept in `dtype`."""
+    if dtype is None:
+        return values.mean(-1, keepdim=True)
+    total = torch.zeros_like(values[..., :1])
+    for part in values.split(16, dim=-1):
+        total = (total + part.sum(-1, keepdim=True)).to(dtype).float()
+    return total / values.shape[-1]
+
+
+class Fused(torch.nn.Module):
+    """LayerNorm and RMSNorm as apex's kernels compute them. The attributes are what can be wrong."""
+
+    centred, mixed = True, False
+    refuses: tuple[torch.dtype, torch.dtype] | None = None
+    sums: torch.dtype | None = None
+    wrong_row, wrong_gradient, casts, fallback = False, False, True, False
+
+    def __init__(self, shape: tuple[int, ...], eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(shape))
+        if self.centred:
+            self.bias = torch.nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = [x, self.weight, *([self.bias] if self.centred else [])]
+        if self.fallback:
+            return self.operations(*given)
+        if torch.is_autocast_enabled("cpu") and self.casts:
+            given = [values.to(torch.get_autocast_dtype("cpu")) for values in given]
+        with torch.autocast("cpu", enabled=False):
+            return self.kernel(*given)
+
+    def kernel(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if (x.dtype, weight.dtype) == self.refuses:
+            reads(weight, SINGLE)
+        out = weight.dtype if self.mixed and x.dtype == SINGLE else x.dtype
+        if self.mixed:
+            reads(torch.empty(0, dtype=weight.dtype), out)
+        weight = reads(weight, out)
+        wide = x.float()
+        sums = self.sums if x.dtype == HALF else None
+        centred = wide - summed(wide, sums) if self.centred else wide
+        unit = centred * torch.rsqrt(summed(centred * centred, sums) + self.eps)
+        if self.wrong_row and x.shape == (8, 1023) and x.dtype == BRAIN:
+            unit = torch.cat([unit[:6], unit[5:6], unit[7:]])
+        if self.wrong_gradient:
+            first = torch.arange(len(x))[:, None] == 0
+            return torch.where(first, self.last(unit, weight.detach(), bias), self.last(unit, weight, bias))
+        return self.last(unit, weight, bias)
+
+    def operations(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """What apex's norms are without a GPU, as it refuses and promotes there."""
+        if bias is not None:
+            return F.layer_norm(x, weight.shape, weight, bias, self.eps)
+        unit = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+        return weight * unit.to(weight.dtype)
+
+    def last(self, unit: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply and add in the result's dtype, which keeps the gradient of the input in float32."""
+        y = weight * unit.to(weight.dtype)
+        return y if bias is None else y + bias
+
+
+class Adam:
+    """FusedAdam, a chunk at a time. The attributes are what can be wrong."""
+
+    corrects, drops_tail, stale_master, moments = True, False, False, SINGLE
+    on_gpu_only, old = False, False
+    most_tensors, most_chunks = 1 << 30, 1 << 30  # beyond which nothing is done
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        capturable: bool = False,
+        master_weights: bool = False,
+    ) -> None:
+        if self.on_gpu_only:
+            raise RuntimeError("Found no NVIDIA driver on your system.")
+        if self.old and capturable:
+            raise TypeError("__init__() got an unexpected keyword argument 'capturable'")
+        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
+        self.decoupled, self.decay, self.steps = adam_w_mode, weight_decay, 0
+        masters = [p.detach().clone().float() if master_weights else None for p in self.params]
+        self.param_groups_master = [{"params": masters}]
+        self.state = [
+            tuple(torch.zeros_like(p, dtype=SINGLE).to(self.kept(p.dtype)) for _ in range(2)) for p in self.params
+        ]
+
+    def kept(self, dtype: torch.dtype) -> torch.dtype:
+        return SINGLE if dtype == SINGLE else self.moments
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for number, p in enumerate(self.params[: self.most_tensors]):
+            master = self.param_groups_master[0]["params"][number]
+            if p.dtype == BRAIN:
+                master = None
+            flat, grad = p.detach().view(-1), p.grad.view(-1)
+            for begin in range(0, min(len(flat), self.most_chunks * optim_apex.CHUNK), optim_apex.CHUNK):
+                part = slice(begin, begin + optim_apex.CHUNK)
+                if self.drops_tail and begin:
+                    part = slice(begin, min(begin + optim_apex.CHUNK, len(flat)) // 4 * 4)
+                source = flat if master is None else master.view(-1)
+                new = self.update(number, source[part].float(), grad[part].float(), part)
+                flat[part] = new.to(p.dtype)
+                if master is not None and not self.stale_master:
+                    master.view(-1)[part] = new
+
+    def update(self, number: int, p: torch.Tensor, grad: torch.Tensor, part: slice) -> torch.Tensor:
+        first, second = (moments.view(-1) for moments in self.state[number])
+        if not self.decoupled:
+            grad = grad + self.decay * p
+        m = self.betas[0] * first[part].float() + (1 - self.betas[0]) * grad
+        v = self.betas[1] * second[part].float() + (1 - self.betas[1]) * grad * grad
+        first[part], second[part] = m.to(first.dtype), v.to(second.dtype)
+        m, v = first[part].float(), second[part].float()
+        if self.corrects:
+            m, v = m / (1 - self.betas[0] ** self.steps), v / (1 - self.betas[1] ** self.steps)
+        update = m / (v.sqrt() + self.eps)
+        return p - self.lr * (update + self.decay * p if self.decoupled else update)
+
+
+# What apex.normalization and apex.optimizers hold once they are imported in a probe's process, and what they do wrong.
+NORMS = {
+    "FusedLayerNorm": {"centred": True, "mixed": False},
+    "MixedFusedLayerNorm": {"centred": True, "mixed": True},
+    "FusedRMSNorm": {"centred": False, "mixed": False},
+    "MixedFusedRMSNorm": {"centred": False, "mixed": True},
+}
+wrongs: dict[str, dict[str, Any]] = {}
+
+
+def norms() -> dict[str, type]:
+    return {name: type(name, (Fused,), {**is_, **wrongs.get(name, {})}) for name, is_ in NORMS.items()}
+
+
+def optimizers() -> dict[str, type]:
+    return {"FusedAdam": type("FusedAdam", (Adam,), wrongs.get("FusedAdam", {}))}
+
+
+FILES = {
+    "apex/__init__.py": "",
+    "apex/normalization/__init__.py": "from selftest import standins\nglobals().update(standins.norms())\n",
+    "apex/optimizers/__init__.py": "from selftest import standins\nglobals().update(standins.optimizers())\n",
+    "fused_layer_norm_cuda.py": "",
+    "amp_C.py": "",
+}
+FOREIGN = {"apex/__init__.py": "raise ImportError('cannot import name UnencryptedCookieSessionFactoryConfig')\n"}
+UNCOMPILED = {name: text for name, text in FILES.items() if name.startswith("apex/")}
+OTHER_TORCH = {
+    **FILES,
+    **dict.fromkeys(("fused_layer_norm_cuda.py", "amp_C.py"), "raise ImportError('undefined symbol: _ZN3c10')\n"),
+}
+
+
+def seeded(probe: str, name: str, files: dict[str, str] = FILES, **wrong: dict[str, Any]) -> Probe:
+    """The probe, named after the seed, with a stand-in of these files whose classes have other attributes."""
+    (real,) = (item for item in REAL if item.name == probe)
+
+    def function(context: Context) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for path, text in files.items():
+                file = Path(folder) / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            sys.path.insert(0, folder)
+            wrongs.update(wrong)
+            norm_apex.on_kernels = lambda context: name != "fallback"
+            real.function(context)
+
+    return Probe(f"{probe}:{name}", "quick", real.needs, real.timeout, function)
+
+
+def norm(name: str, *kinds: str, **wrong: Any) -> Probe:
+    return seeded("norm.apex", name, **dict.fromkeys(kinds or NORMS, wrong))
+
+
+def adam(name: str, **wrong: Any) -> Probe:
+    return seeded("optim.apex", name, FusedAdam=wrong)
+
+
+PROBES = (
+    norm("right"),
+    norm("half_sums", sums=HALF),
+    norm("wrong_row", "FusedRMSNorm", wrong_row=True),
+    norm("wrong_gradient", "MixedFusedLayerNorm", wrong_gradient=True),
+    norm("refuses", "MixedFusedRMSNorm", refuses=(SINGLE, HALF)),
+    norm("no_autocast", casts=False),
+    norm("fallback", fallback=True),
+    seeded("norm.apex", "missing", {}),
+    seeded("norm.apex", "foreign", FOREIGN),
+    seeded("norm.apex", "uncompiled", UNCOMPILED),
+    seeded("norm.apex", "other_torch", OTHER_TORCH),
+    adam("right"),
+    adam("uncorrected", corrects=False),
+    adam("tail", drops_tail=True),
+    adam("list", most_tensors=36),
+    adam("stale_master", stale_master=True),
+    adam("half_moments", moments=HALF),
+    adam("old", old=True),
+    adam("gpu_only", on_gpu_only=True),
+    seeded("optim.apex", "missing", {}),
+    seeded("optim.apex", "uncompiled", UNCOMPILED),
+    seeded("optim.apex", "other_torch", OTHER_TORCH),
+)
