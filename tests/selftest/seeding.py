@@ -43,6 +43,13 @@ def kernels(folder: Path) -> dict[str, Frame]:
     return outcomes(frames)
 
 
+def apexes(folder: Path) -> dict[str, Frame]:
+    """Seed -> what norm.apex and optim.apex say of it, for every stand-in for apex of standins.py."""
+    frames, status, _ = run("standins", job(threads=2), folder / "apexes")
+    assert status == 5
+    return outcomes(frames)
+
+
 def ranks(folder: Path) -> dict[str, Frame]:
     """Seed -> what dist.staged says of it, for every lame rank of lame.py."""
     frames, status, _ = run("lame", job(threads=2), folder / "ranks")

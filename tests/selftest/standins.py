@@ -98,6 +98,7 @@ class Adam:
 
     corrects, drops_tail, stale_master, moments = True, False, False, SINGLE
     on_gpu_only, old = False, False
+    refuses: torch.dtype | None = None
     most_tensors, most_chunks = 1 << 30, 1 << 30  # beyond which nothing is done
 
     def __init__(
@@ -128,6 +129,8 @@ class Adam:
 
     @torch.no_grad()
     def step(self) -> None:
+        if self.params[0].dtype == self.refuses:
+            raise RuntimeError("FusedAdam only support fp32.")
         self.steps += 1
         for number, p in enumerate(self.params[: self.most_tensors]):
             master = self.param_groups_master[0]["params"][number]
@@ -235,6 +238,7 @@ PROBES = (
     adam("list", most_tensors=36),
     adam("stale_master", stale_master=True),
     adam("half_moments", moments=HALF),
+    adam("refuses", refuses=HALF),
     adam("old", old=True),
     adam("gpu_only", on_gpu_only=True),
     seeded("optim.apex", "missing", {}),

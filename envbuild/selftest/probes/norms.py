@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Callable, Optional
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +55,7 @@ class Norm:
     declared: frozenset[Pair] = frozenset({(torch.float32, torch.float32)})
     roundings: int = 0
     upcasts: bool = True
-    autocast: Optional[torch.dtype] = None
+    autocast: torch.dtype | None = None
 
     def shape(self, rows: int, width: int) -> tuple[int, ...]:
         if self.groups == 1:

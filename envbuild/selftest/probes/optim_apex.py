@@ -3,8 +3,8 @@
 Each step is judged on its own: the reference goes on from the parameters as the last one left them, and has its moments
 from the gradients alone. All values have a period that is prime, so that a chunk in another's place is wrong.
 
-What is tried was read in apex's sources at 6424da3b (2026-07-08): parameters in three dtypes; moments in float32; plain,
-`capturable` (step and rate on the device), and that with float32 master weights, which bfloat16 is given and not
+What is tried was read in apex's sources at 6424da3b (2026-07-08): parameters in three dtypes; moments in float32;
+plain, `capturable` (step and rate on the device), and that with float32 master weights, which bfloat16 is given and not
 stepped by. Its kernel is handed a list of tensors in chunks of 65536 elements, at most 36 tensors (30 with master
 weights) and 320 chunks at a time. There is none for the CPU.
 """
@@ -125,17 +125,16 @@ def _need_cpu(kind: Any) -> None:
 
 def _check(context: Context, kind: Any, case: Case) -> None:
     """All steps of a case, until one is wrong."""
-    parameters = [
-        torch.nn.Parameter(values.to(context.device))
-        for values in start(sum(case.sizes)).to(case.dtype).split(case.sizes)
-    ]
+    count = sum(case.sizes)
+    begin = torch.split(start(count).to(case.dtype), list(case.sizes))
+    parameters = [torch.nn.Parameter(values.to(context.device).clone()) for values in begin]
     context.step(f"{case.name}, made")
     optimizer = _made(kind, parameters, case)
     masters = _masters(optimizer) if case.variant == "master weights" else None
     reference = Moments()
     for number in range(1, STEPS + 1):
-        grad = gradient(sum(case.sizes), number, case.decoupled).to(case.dtype)
-        for parameter, values in zip(parameters, grad.split(case.sizes)):
+        grad = gradient(count, number, case.decoupled).to(case.dtype)
+        for parameter, values in zip(parameters, torch.split(grad, list(case.sizes))):
             parameter.grad = values.to(context.device)
         before = _flat(parameters if masters is None else masters)
         with context.step(f"{case.name}, step {number}") as step:
@@ -175,9 +174,8 @@ def check_long(context: Context, kind: Any) -> None:
         optimizer.step()
     wanted, arithmetic = Moments().next(case, start(PERIOD), gradient(PERIOD, 1, True))
     limit = 2 * bounds.rounding(wanted, torch.float32) + arithmetic
-    worsts = []
-    for part in parameter.detach().split(PERIOD):
-        worsts.append(compare(part, wanted[: len(part)], limit[: len(part)]))
+    parts = torch.split(parameter.detach(), PERIOD)
+    worsts = [compare(part, wanted[: len(part)], limit[: len(part)]) for part in parts]
     at, worst = max(enumerate(worsts), key=lambda pair: (pair[1].wrong > 0, pair[1].error / pair[1].bound))
     context.figure(title, torch.float32, (LONG,), worst.error, worst.bound, step.seconds)
     if worst.wrong:

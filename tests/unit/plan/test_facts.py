@@ -384,6 +384,9 @@ def test_a_signature_names_no_version_that_is_not_matched(name: str) -> None:
         assert any(version in match.libraries["nccl"] for match in item.match), version
 
 
+REFUSAL = "expected scalar type Float but found Half"
+
+
 @pytest.mark.parametrize(
     ("result", "met"),
     [
@@ -392,11 +395,9 @@ def test_a_signature_names_no_version_that_is_not_matched(name: str) -> None:
         ({"probe": "attention.math", "failure": "nonfinite", "traits": {"cure": "none"}}, None),
         ({"probe": "attention.math", "failure": "bound", "traits": {"cure": "upcast"}}, None),
         ({"probe": "norm.torch", "failure": "nonfinite", "traits": {"cure": "upcast"}}, None),
-        (
-            {"probe": "norm.apex", "traits": {"refusal": "expected scalar type Float but found Half"}},
-            "apex-t5-mixed-dtype",
-        ),
-        ({"probe": "norm.torch", "traits": {"refusal": "expected scalar type Float but found Half"}}, None),
+        ({"probe": "norm.apex", "failure": "exception", "traits": {"refusal": REFUSAL}}, "apex-t5-mixed-dtype"),
+        ({"probe": "norm.apex", "failure": "bound", "traits": {"refusal": REFUSAL}}, None),
+        ({"probe": "norm.torch", "failure": "exception", "traits": {"refusal": REFUSAL}}, None),
         ({"probe": "norm.apex", "failure": "bound", "traits": {}}, None),
     ],
 )
