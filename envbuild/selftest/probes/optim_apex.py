@@ -21,7 +21,7 @@ import torch
 from envbuild.selftest import apex, bounds, inputs
 from envbuild.selftest.context import Context, short_name
 from envbuild.selftest.outcome import Skip
-from envbuild.selftest.reference import Worst, compare
+from envbuild.selftest.reference import Worst, compare, one_thread
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHUNK = 2048 * 32
@@ -175,7 +175,8 @@ def check_long(context: Context, kind: Any) -> None:
     wanted, arithmetic = Moments().next(case, start(PERIOD), gradient(PERIOD, 1, True))
     limit = 2 * bounds.rounding(wanted, torch.float32) + arithmetic
     parts = torch.split(parameter.detach(), PERIOD)
-    worsts = [compare(part, wanted[: len(part)], limit[: len(part)]) for part in parts]
+    with one_thread():
+        worsts = [compare(part, wanted[: len(part)], limit[: len(part)]) for part in parts]
     at, worst = max(enumerate(worsts), key=lambda pair: (pair[1].wrong > 0, pair[1].error / pair[1].bound))
     context.figure(title, torch.float32, (LONG,), worst.error, worst.bound, step.seconds)
     if worst.wrong:
