@@ -1,7 +1,6 @@
 """norm.apex and optim.apex over stand-ins for apex: the right one passes, each fault is caught and told apart."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,18 +13,12 @@ from envbuild.selftest.context import Context
 from envbuild.selftest.job import Job
 from envbuild.selftest.probes import norm_apex, optim_apex
 from envbuild.selftest.probes.optim_apex import CHUNK, SIZES, Case, Moments
-from envbuild.selftest.reference import one_thread
 
 from . import seeding, standins
 from .named import NAMED
 from .reading import Frame
 
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
-
+pytestmark = pytest.mark.xdist_group("apex")  # the stand-ins run once
 
 WORDS = "expected scalar type Float but found Half"
 WRONG = [
