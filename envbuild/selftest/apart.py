@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, NoReturn
 
 from envbuild.selftest.frames import write_all
+from envbuild.selftest.outcome import signal_name
 
 # What is done to a process whose time is over, and the seconds it then has: faulthandler answers SIGABRT with the
 # stack; who outlives SIGKILL is held by the kernel, and is left behind.
@@ -160,7 +161,7 @@ class Apart:
                 key, value = json.loads(line)
                 told[key] = value
         noise = self._streams[self._heard].decode("utf-8", "replace").strip()
-        died_of = None if self._stopped or self._status is None else _signal(self._status)
+        died_of = None if self._stopped or self._status is None else _died_of(self._status)
         failure = self._stopped or self._failure(died_of, told, noise)
         seconds = self._seconds or 0.0
         moment = float(told.pop(_RAISED, self._begin + seconds))
@@ -215,11 +216,8 @@ def _attend(groups: Sequence[Sequence[Apart]], limit: float, grace: float) -> li
     return [[process.ending() for process in group] for group in groups]
 
 
-def _signal(status: int) -> str | None:
-    if not os.WIFSIGNALED(status):
-        return None
-    number = os.WTERMSIG(status)
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+def _died_of(status: int) -> str | None:
+    return signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
 
 
 def _child(work: Work, tell: int, noise: int, not_ours: tuple[int, ...]) -> NoReturn:

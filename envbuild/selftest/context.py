@@ -13,6 +13,8 @@ import torch
 from envbuild.selftest.job import LEVELS, Job
 from envbuild.selftest.outcome import Figure
 
+Refusal = Callable[[Exception], bool]
+
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -40,11 +42,16 @@ class Fault:
 
 
 class Step:
-    """One announced step; `seconds` holds its length once left, the device's work included."""
+    """One announced step; `seconds` holds its length once left, the device's work included.
 
-    def __init__(self, device: torch.device) -> None:
+    `refused`: torch said in it that it has no such kernel, where that is no fault; the error ended the step alone.
+    """
+
+    def __init__(self, device: torch.device, leave_out: Callable[[BaseException | None], bool]) -> None:
         self.seconds = 0.0
+        self.refused = False
         self._device = device
+        self._leave_out = leave_out
         self._begin = 0.0
 
     def __enter__(self) -> Step:
@@ -53,10 +60,12 @@ class Step:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         if error is None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.seconds = time.perf_counter() - self._begin
+        self.refused = self._leave_out(error)
+        return self.refused
 
 
 class Context:
@@ -86,16 +95,24 @@ class Context:
     def at_least(self, level: str) -> bool:
         return LEVELS.index(self.job.level) >= LEVELS.index(level)
 
-    def step(self, name: str) -> Step:
+    def step(self, name: str, may_refuse: Refusal | None = None) -> Step:
         """Announce a step before it begins, so that a process that dies has named it; `with` times it.
 
-        What is still queued on the device ends first: its time and its faults are the step's before.
+        What is still queued on the device ends first: its time and its faults are the step's before. Errors of which
+        `may_refuse` says that torch has no kernel for this end the `with` and are noted among the traits.
         """
         if not self.on_cpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize(self.device)
         self.at = name
         self._announce(name)
-        return Step(self.device)
+
+        def leave_out(error: BaseException | None) -> bool:
+            if may_refuse is None or not isinstance(error, (RuntimeError, TypeError)) or not may_refuse(error):
+                return False
+            self.unsupported(error)
+            return True
+
+        return Step(self.device, leave_out)
 
     def fail(self, kind: str, reason: str, signal: str | None = None) -> None:
         """Note a fault and go on: the probe fails, and its later cases are still measured."""
@@ -128,6 +145,6 @@ def missing_gpu() -> str | None:
     return f"no GPU is visible to torch {torch.__version__} (built with {built})"
 
 
-def is_unsupported(error: RuntimeError) -> bool:
+def is_unsupported(error: Exception) -> bool:
     """torch's words where a device has no kernel of a dtype (fp16 on the CPU before torch 2.1, for one)."""
     return isinstance(error, NotImplementedError) or "not implemented for" in str(error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from envbuild.selftest import bounds
-from envbuild.selftest.reference import product
+from envbuild.selftest.reference import patches, product
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,10 @@ def conv(
     """Of any dimension: x (batch, in, ...), w (out, in, ...), as one product with gathered patches. Winograd's and
     Fourier's transforms mix neighbours, so the largest |A||B| counts for each element."""
     rank = w.dim() - 2
-    view = torch.nn.functional.pad(x, [padding] * (2 * rank))
-    for dimension, length in enumerate(w.shape[2:], start=2):
-        view = view.unfold(dimension, length, stride)
-    places, taps = range(2, 2 + rank), range(2 + rank, 2 + 2 * rank)
-    patches = view.permute(1, *taps, 0, *places).reshape(w[0].numel(), -1)
-    value, magnitude = product(w.flatten(1), patches), product(w.flatten(1).abs(), patches.abs()).max()
-    value = value.reshape(len(w), len(x), *(view.shape[place] for place in places)).transpose(0, 1)
-    found = Exact(value, bounds.gemm(value, magnitude, len(patches), how.dtype, how.tf32))
+    gathered, places = patches(x, w.shape[2:], [stride] * rank, [padding] * rank)
+    value, magnitude = product(w.flatten(1), gathered), product(w.flatten(1).abs(), gathered.abs()).max()
+    value = value.reshape(len(w), len(x), *places).transpose(0, 1)
+    found = Exact(value, bounds.gemm(value, magnitude, len(gathered), how.dtype, how.tf32))
     return found if b is None else _biased(how, found, b.reshape(-1, *[1] * rank))
 
 

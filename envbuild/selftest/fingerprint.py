@@ -18,13 +18,12 @@ from typing import Any, Callable
 
 import torch
 
-from envbuild.selftest import inventory, loading
+from envbuild.selftest import inventory, libcuda, loading
 from envbuild.selftest.search import library_of
 
 VERSION = 1
 OPERATIONS, MODEL = "operations", "model"
 
-_DRIVER = Path("/proc/driver/nvidia/version")
 _CPU = Path("/proc/cpuinfo")
 _FLAGS: dict[str, Callable[[], bool]] = {
     "tf32.matmul": lambda: torch.backends.cuda.matmul.allow_tf32,
@@ -80,7 +79,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
         "name": found.name,
         "compute_capability": f"{found.major}.{found.minor}",
         "sms": found.multi_processor_count,
-        "driver": _first(_DRIVER, r"\s(\d+\.\d+(?:\.\d+)?)\s"),
+        "driver": libcuda.module_version(),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,6 +115,14 @@ class Outcome:
             "seconds": round(self.seconds, 6),
             "traits": dict(self.traits),
         }
+
+
+def signal_name(number: int) -> str:
+    """ "SIGFPE" for 8."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def tail(text: str, limit: int = DETAIL_LIMIT) -> str | None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from envbuild.selftest import inventory
+from envbuild.selftest import inventory, libcuda
 
 # NVIDIA's apex has these; the package index's is a toolkit for websites.
 _APEX_PARTS = ("normalization", "optimizers", "multi_tensor_apply", "amp", "contrib", "transformer")
@@ -93,9 +93,7 @@ def machine() -> dict[str, Any]:
     """The GPUs and the driver of this machine as the kernel's module lists them; no library of the driver is needed."""
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [line.partition(":")[2].strip() for card in cards for line in _lines(card) if line.startswith("Model:")]
-    first = next(iter(_lines(Path("/proc/driver/nvidia/version"))), "")
-    numbers = [word for word in first.split() if word.count(".") >= 1 and word.replace(".", "").isdigit()]
-    return {"gpus": [name for name in names if name], "driver": next(iter(numbers), None)}
+    return {"gpus": [name for name in names if name], "driver": libcuda.module_version()}
 
 
 def _lines(file: Path) -> list[str]:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,21 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         for k in range(a.shape[1]):
             total.addcmul_(a[:, k : k + 1], b[k : k + 1])
     return total
+
+
+def patches(
+    x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int], paddings: Sequence[int], dilation: int = 1
+) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """What each element of a convolution of x (batch, channels, sizes...) sums over, by indexing alone: (channels x
+    kernel, batch x places), and how many places there are in each dimension. A number for each dimension of the rest.
+    """
+    view = torch.nn.functional.pad(x, [width for padding in reversed(paddings) for width in (padding, padding)])
+    for dimension, (length, stride) in enumerate(zip(kernel, strides), start=2):
+        view = view.unfold(dimension, (length - 1) * dilation + 1, stride)[..., ::dilation]
+    n = len(kernel)
+    places, taps = range(2, 2 + n), range(2 + n, 2 + 2 * n)
+    gathered = view.permute(1, *taps, 0, *places).reshape(x.shape[1] * torch.Size(kernel).numel(), -1)
+    return gathered, tuple(view.shape[2 : 2 + n])
 
 
 @contextlib.contextmanager

@@ -8,15 +8,8 @@ import signal
 from typing import Any
 
 from envbuild.selftest.frames import ANNOUNCE, DOCUMENTS, RESULT
-from envbuild.selftest.outcome import DETAIL_LIMIT, FAILED, Outcome, tail
+from envbuild.selftest.outcome import DETAIL_LIMIT, FAILED, Outcome, signal_name, tail
 from envbuild.selftest.watch import Ending
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def judge(ending: Ending, timeout: float) -> Outcome:

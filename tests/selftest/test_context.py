@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.selftest.context import Context
+from envbuild.selftest.context import Context, is_unsupported
 from envbuild.selftest.job import Job
 
 
@@ -22,3 +22,30 @@ def test_queued_work_ends_before_the_next_step_is_announced(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("waits"))
     Context(Job("0" * 32, device=device), announce=done.append).step("mm")
     assert done == order
+
+
+def refusing(error: Exception) -> Context:
+    context = Context(Job("0" * 32))
+    with context.step("mm", is_unsupported) as step:
+        raise error
+    assert step.refused
+    return context
+
+
+def test_a_kernel_that_torch_lacks_ends_its_step_alone_and_is_told() -> None:
+    context = refusing(RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'\nmore"))
+    assert context.traits == {"unsupported": {"mm": "\"addmm_impl_cpu_\" not implemented for 'Half'"}}
+    assert not context.faults
+
+
+@pytest.mark.parametrize("error", [RuntimeError("misaligned address"), ValueError("not implemented for"), KeyError()])
+def test_whatever_else_is_raised_in_a_step_goes_on(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        refusing(error)
+
+
+def test_a_step_that_may_not_be_refused_is_not() -> None:
+    context = Context(Job("0" * 32))
+    with pytest.raises(RuntimeError, match="not implemented"), context.step("mm"):
+        raise RuntimeError("not implemented for 'Half'")
+    assert not context.traits

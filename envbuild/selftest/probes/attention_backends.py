@@ -38,5 +38,5 @@ def only(backend: str) -> Iterator[None]:
         yield
 
 
-def is_refused(error: RuntimeError) -> bool:
+def is_refused(error: Exception) -> bool:
     return is_unsupported(error) or any(words in str(error) for words in _NO_KERNEL)

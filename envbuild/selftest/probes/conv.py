@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from envbuild.selftest import bounds, inputs
 from envbuild.selftest.context import Context, is_unsupported, short_name
 from envbuild.selftest.outcome import Skip
-from envbuild.selftest.reference import compare, product
+from envbuild.selftest.reference import compare, patches, product
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHECKED = 96  # output channels that are all compared with the reference; of more of them about 16
@@ -107,20 +107,10 @@ def reference(case: Convolution, x: torch.Tensor, w: torch.Tensor) -> torch.Tens
     per_group, size = case.out // case.groups, case.shape[1] // case.groups
     rows = []
     for group in sorted({channel // per_group for channel in chosen}):
-        matrix = patches(case, x[:, group * size : (group + 1) * size].to(torch.float64))
+        part = x[:, group * size : (group + 1) * size].to(torch.float64)
+        matrix, _ = patches(part, case.kernel, case.each(case.stride), case.each(case.padding), case.dilation)
         rows.append(product(wide[[c for c in chosen if c // per_group == group]], matrix))
     return torch.cat(rows)
-
-
-def patches(case: Convolution, x: torch.Tensor) -> torch.Tensor:
-    """What each element of the output sums over: (channels x kernel, batch x positions); indexing alone."""
-    strides, paddings = case.each(case.stride), case.each(case.padding)
-    view = F.pad(x, [width for padding in reversed(paddings) for width in (padding, padding)])
-    for dimension, (length, stride) in enumerate(zip(case.kernel, strides), start=2):
-        view = view.unfold(dimension, (length - 1) * case.dilation + 1, stride)[..., :: case.dilation]
-    n = case.dimensions
-    places, kernel = range(2, 2 + n), range(2 + n, 2 + 2 * n)
-    return view.permute(1, *kernel, 0, *places).reshape(x.shape[1] * torch.Size(case.kernel).numel(), -1)
 
 
 def _compare(
@@ -135,13 +125,9 @@ def _compare(
     name = f"conv{case.name} {kind}"
     convolve = (F.conv1d, F.conv2d, F.conv3d)[case.dimensions - 1]
     rest = (case.stride, case.padding, case.dilation, case.groups)
-    try:
-        with context.step(f"{short_name(x.dtype)} {name}") as step:
-            got = convolve(x.to(context.device), w.to(context.device), None, *rest)
-    except RuntimeError as error:
-        if not is_unsupported(error):
-            raise
-        context.unsupported(error)
+    with context.step(f"{short_name(x.dtype)} {name}", is_unsupported) as step:
+        got = convolve(x.to(context.device), w.to(context.device), None, *rest)
+    if step.refused:
         return
     compared = got[:, case.channels].transpose(0, 1).flatten(1)
     tf32 = context.job.settings.get("allow_tf32", False)

@@ -94,22 +94,22 @@ def exact(context: Context) -> None:
 def _exact_results(context: Context, data: Integers, dtype: torch.dtype) -> Iterator[Result]:
     label = f"{short_name(dtype)} {ROWS}x{INNER}x{COLUMNS}"
     x, w, b = (values.detach().requires_grad_() for values in (data.x, data.w, data.b))
-    try:
-        with context.step("Linear forward " + label) as step:
-            y = F.linear(x, w, b)
-        yield "Linear forward", y, step.seconds
-        with context.step("Linear backward " + label) as step:
-            y.backward(data.grad)  # type: ignore[no-untyped-call]
-        for case, leaf in (("Linear grad input", x), ("Linear grad weight", w), ("Linear grad bias", b)):
-            assert leaf.grad is not None
-            yield case, leaf.grad, step.seconds
-        with context.step("bmm {} {}x{}x{}x{}".format(short_name(dtype), *BATCH)) as step:
-            batched = torch.bmm(data.left, data.right)
+    with context.step("Linear forward " + label, is_unsupported) as step:
+        y = F.linear(x, w, b)
+    if step.refused:
+        return
+    yield "Linear forward", y, step.seconds
+    with context.step("Linear backward " + label, is_unsupported) as step:
+        y.backward(data.grad)  # type: ignore[no-untyped-call]
+    if step.refused:
+        return
+    for case, leaf in (("Linear grad input", x), ("Linear grad weight", w), ("Linear grad bias", b)):
+        assert leaf.grad is not None
+        yield case, leaf.grad, step.seconds
+    with context.step("bmm {} {}x{}x{}x{}".format(short_name(dtype), *BATCH), is_unsupported) as step:
+        batched = torch.bmm(data.left, data.right)
+    if not step.refused:
         yield "bmm", batched, step.seconds
-    except RuntimeError as error:
-        if not is_unsupported(error):
-            raise
-        context.unsupported(error)
 
 
 def accuracy(context: Context) -> None:
@@ -121,13 +121,9 @@ def accuracy(context: Context) -> None:
     a, b = inputs.uniform((m, k), seed=11), inputs.uniform((k, n), seed=12)
     for dtype in ACCURACY_DTYPES:
         left, right = a.to(dtype), b.to(dtype)
-        try:
-            with context.step(f"mm {short_name(dtype)} {m}x{k}x{n} uniform") as step:
-                got = torch.mm(left.to(context.device), right.to(context.device))
-        except RuntimeError as error:
-            if not is_unsupported(error):
-                raise
-            context.unsupported(error)
+        with context.step(f"mm {short_name(dtype)} {m}x{k}x{n} uniform", is_unsupported) as step:
+            got = torch.mm(left.to(context.device), right.to(context.device))
+        if step.refused:
             continue
         reference = product(left.to(torch.float64), right.to(torch.float64))
         tf32 = context.job.settings.get("allow_tf32", False)
