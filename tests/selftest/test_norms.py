@@ -1,5 +1,6 @@
 """norm.torch's reference and bounds: right arithmetic is within, half precision is not, and refusals are told."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 
@@ -27,6 +28,8 @@ from envbuild.selftest.probes.norms import (
     torchs,
 )
 from envbuild.selftest.reference import one_thread
+
+from .played import Card
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +60,7 @@ def mixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
 def ran(*norms: Norm) -> Context:
     context = Context(Job(nonce="0" * 32, level="standard"))
-    norm.probe(lambda: norms)(context)
+    norm.probe(lambda on_cpu: norms)(context)
     return context
 
 
@@ -124,6 +127,29 @@ def test_a_refusal_is_a_fault_only_where_the_pair_is_declared() -> None:
     assert [fault.kind for fault in context.faults] == ["exception", "exception"]  # without autocast and with it
     assert context.faults[0].reason == f"mixed fp32 x fp16 is refused: {WORDS}"
     assert context.traits["refusal"] == WORDS
+
+
+def only_single(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    if x.dtype != SINGLE or weight.dtype != SINGLE:
+        raise RuntimeError(WORDS)
+    return layer(x, weight, bias)
+
+
+def single(on_cpu: bool) -> list[Norm]:
+    """torch's norms where they take float32 alone."""
+    return [dataclasses.replace(torchs(on_cpu)[0], name="single", call=only_single)]
+
+
+def test_on_a_gpu_both_of_a_half_type_must_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "_autocast", lambda context: contextlib.nullcontext())  # the CPU's has no float16
+    context = Card(Job(nonce="0" * 32, level="standard"))
+    norm.probe(single)(context)
+    refused = ("fp16 x fp16", "fp16 x fp16 autocast", "bf16 x bf16", "bf16 x bf16 autocast")
+    assert [fault.reason for fault in context.faults] == [f"single {pair} is refused: {WORDS}" for pair in refused]
+
+
+def test_the_cpu_need_not_take_half_types() -> None:
+    assert ran(*single(on_cpu=True)).faults == []
 
 
 def test_a_norm_that_takes_nothing_is_no_pass_and_a_fault_where_it_had_to() -> None:

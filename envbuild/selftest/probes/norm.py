@@ -40,11 +40,12 @@ TITLES = {"y": "y", "x": "grad input", "weight": "grad weight", "bias": "grad bi
 _REFUSED = ("dtype", "scalar type", "not implemented for")
 
 
-def probe(norms: Callable[[], Sequence[Norm]]) -> Callable[[Context], None]:
-    """The probe of a family of norms. `norms` is called in the probe's process; it raises Skip where there are none."""
+def probe(norms: Callable[[bool], Sequence[Norm]]) -> Callable[[Context], None]:
+    """The probe of a family of norms. `norms` is called in the probe's process, and told whether it is on the CPU; it
+    raises Skip where there are none."""
 
     def run(context: Context) -> None:
-        judge(context, norms())
+        judge(context, norms(context.on_cpu))
 
     run.__doc__ = "norm.*: LayerNorm, RMSNorm, GroupNorm in mixed dtypes, forward and backward, against float64."
     return run

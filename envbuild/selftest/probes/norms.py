@@ -132,8 +132,12 @@ class Results:
     bias: torch.Tensor
 
 
-def torchs() -> tuple[Norm, ...]:
-    """torch's own norms, looked up when they are called."""
+def torchs(on_cpu: bool = True) -> tuple[Norm, ...]:
+    """torch's own norms, looked up when they are called.
+
+    On a GPU they must take both of one dtype; the CPU's got their half types with torch's later releases.
+    """
+    declared = frozenset((dtype, dtype) for dtype in DTYPES if dtype == torch.float32 or not on_cpu)
 
     def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, weight.shape, weight, bias, EPSILON)
@@ -148,18 +152,19 @@ def torchs() -> tuple[Norm, ...]:
         return F.group_norm(x, GROUPS, weight, bias, EPSILON)
 
     return (
-        Norm("layer_norm", layer),
+        Norm("layer_norm", layer, declared=declared),
         # torch 2.4 and 2.5 make it of single operations in the input's dtype; then the weight's may promote it.
         Norm(
             "rms_norm",
             rms,
             centred=False,
             outputs=lambda x, weight: (x, torch.promote_types(x, weight)),
+            declared=declared,
             roundings=5,
             upcasts=False,
         ),
         # On CUDA mean and 1 / sigma are kept in the input's dtype before they are used.
-        Norm("group_norm", group, groups=GROUPS, roundings=2),
+        Norm("group_norm", group, groups=GROUPS, declared=declared, roundings=2),
     )
 
 
