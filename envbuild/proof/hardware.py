@@ -15,18 +15,18 @@ _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 def expected(profile: Profile) -> dict[str, Any]:
     """Of the job document's `expect`, as far as the facts know: the oldest driver for torch's CUDA and for the profile,
-    and the datasheets by the cards' names.
+    and by the cards' names what is known of each, and its datasheet.
     """
     release = facts.torch_release(profile.torch)
     cuda = facts.driver_minimum(release.cuda).compatible if release else None
     minimum = {"cuda": cuda, "profile": profile.driver.minimum}
+    gpus = {name: gpu for gpu in map(facts.gpus().__getitem__, profile.gpus) for name in gpu.all_names}
     return {
-        "datasheets": {
-            name: figures
-            for gpu in map(facts.gpus().__getitem__, profile.gpus)
-            for name in gpu.all_names
-            if (figures := sheet(gpu.datasheet))
+        "cards": {
+            name: {"compute_capability": gpu.compute_capability} | ({"sms": gpu.sms} if gpu.sms else {})
+            for name, gpu in gpus.items()
         },
+        "datasheets": {name: figures for name, gpu in gpus.items() if (figures := sheet(gpu.datasheet))},
         "driver": {who: ".".join(map(str, Version(text).release)) for who, text in minimum.items() if text},
     }
 

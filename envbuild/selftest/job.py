@@ -27,11 +27,13 @@ SETTINGS = (
 )
 _TOP_KEYS = ("version", "nonce", "level", "device", "probes", "require", "expect", "settings", "timeouts")
 _KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb", "own", "floors", "burn_seconds"))
-_EXPECT_KEYS = frozenset(("distributions", "python", "gpus", "gpu_count", "transport", "driver", "datasheets"))
+_EXPECT_KEYS = frozenset(("distributions", "python", "gpus", "gpu_count", "transport", "driver", "datasheets", "cards"))
+_CARD_KEYS = frozenset(("compute_capability", "sms"))
 _DRIVER_KEYS = ("cuda", "profile")
 DATASHEET = ("fp32", "tf32", "fp16", "bf16", "copy")
 FLOORS = ("gemm", "memory")
 _DRIVER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}")
+_CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
@@ -51,6 +53,7 @@ class Job:
     and override a probe's own. `memory_mb` caps the address space a probe may add to what is mapped when it starts.
     `gpu_count`: as many GPUs must work together; `transport`: how NCCL must reach one from another, None: as it likes.
     `driver`: the oldest driver that torch's CUDA runs on ("cuda") and that the profile declares ("profile").
+    `cards`: by a card's name, what is known of it: its "compute_capability" ("9.0"), and maybe its "sms".
     `datasheets`: by a card's name, dense TFLOP/s of each precision and GB/s of a copy. `floors`: the fractions of those
     that products ("gemm") and copies ("memory") must reach. `burn_seconds`: how long the full level burns.
     """
@@ -66,6 +69,7 @@ class Job:
     gpu_count: int = 1
     transport: str | None = None
     driver: Mapping[str, str] = field(default_factory=dict)
+    cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     datasheets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     floors: Mapping[str, float] = field(default_factory=dict)
     burn_seconds: int = 60
@@ -151,6 +155,15 @@ class _Reader:
                 good[key] = float(item)
         return good
 
+    def card(self, where: str, value: Any) -> dict[str, Any]:
+        found = self.mapping(where, value)
+        self.keys(where + ".", found, _CARD_KEYS)
+        capability = found.get("compute_capability")
+        if not isinstance(capability, str) or not _CAPABILITY.fullmatch(capability):
+            self.fault(f"{where}.compute_capability", f'as "9.0" expected, not {capability!r}')
+        self.count(f"{where}.sms", found.get("sms"))
+        return found
+
     def count(self, where: str, value: Any) -> int | None:
         if value is None:
             return None
@@ -189,6 +202,10 @@ def parse(document: Any, known: frozenset[str]) -> Job:
         gpus=reader.names("expect.gpus", expect.get("gpus", [])),
         gpu_count=reader.count("expect.gpu_count", expect.get("gpu_count")) or 1,
         transport=None if transport is None else reader.choice("expect.transport", transport, TRANSPORTS),
+        cards={
+            name: reader.card(f"expect.cards.{name}", card)
+            for name, card in reader.mapping("expect.cards", expect.get("cards")).items()
+        },
         datasheets={
             name: reader.numbers(f"expect.datasheets.{name}", sheet, DATASHEET)
             for name, sheet in reader.mapping("expect.datasheets", expect.get("datasheets")).items()

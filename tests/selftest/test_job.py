@@ -54,6 +54,7 @@ def test_every_field_is_taken() -> None:
                 "gpu_count": 4,
                 "transport": "p2p",
                 "driver": {"cuda": "580"},
+                "cards": {"NVIDIA H20": {"compute_capability": "9.0", "sms": 78}},
             },
             settings={"allow_tf32": True},
             timeouts={"a": 3},
@@ -67,6 +68,7 @@ def test_every_field_is_taken() -> None:
     assert (parsed.distributions, parsed.python, parsed.gpus) == ({"torch": "2.3.1"}, "3.11", ("NVIDIA H20",))
     assert (parsed.gpu_count, parsed.transport) == (4, "p2p")
     assert parsed.driver == {"cuda": "580"}
+    assert parsed.cards == {"NVIDIA H20": {"compute_capability": "9.0", "sms": 78}}
     assert (parsed.settings, parsed.timeouts) == ({"allow_tf32": True}, {"a": 3.0})
     assert (parsed.thread_count, parsed.memory_mb) == (3, 4096)
     assert parsed.own.shapes == (Shape(1, 2, 3, "float16", "nn", False),)
@@ -77,6 +79,16 @@ def test_every_field_is_taken() -> None:
     ("fields", "fault"),
     [
         ({"version": 2}, "version: 1 expected, not 2"),
+        ({"expect": {"cards": {"x": {}}}}, 'expect.cards.x.compute_capability: as "9.0" expected, not None'),
+        (
+            {"expect": {"cards": {"x": {"compute_capability": 9.0}}}},
+            'expect.cards.x.compute_capability: as "9.0" expected, not 9.0',
+        ),
+        (
+            {"expect": {"cards": {"x": {"compute_capability": "9.0", "sms": 0}}}},
+            "expect.cards.x.sms: a whole number above zero expected, not 0",
+        ),
+        ({"expect": {"cards": {"x": {"compute_capability": "9.0", "sm": 1}}}}, "expect.cards.x.sm: unknown key"),
         ({"nonce": "short"}, "nonce: 32 lower-case hexadecimal digits expected"),
         ({"level": "deep"}, "level: one of quick, standard, full expected, not 'deep'"),
         ({"level": ["quick"]}, "level: one of quick, standard, full expected, not ['quick']"),

@@ -10,7 +10,7 @@ from envbuild.proof import hardware
 
 
 def test_the_cpu_expects_no_driver() -> None:
-    assert hardware.expected(sources.load("cpu").profile) == {"driver": {}, "datasheets": {}}
+    assert hardware.expected(sources.load("cpu").profile) == {"driver": {}, "cards": {}, "datasheets": {}}
 
 
 def test_the_oldest_driver_is_the_facts_and_the_profiles_own() -> None:
@@ -31,3 +31,13 @@ def test_a_datasheet_goes_by_the_cards_names_and_what_has_no_source_is_absent(mo
 def test_every_shipped_profile_gives_releases_of_numbers(name: str) -> None:
     for release in hardware.expected(sources.load(name).profile)["driver"].values():
         assert all(part.isdecimal() for part in release.split("."))
+
+
+def test_each_card_comes_with_what_the_facts_know_of_it() -> None:
+    names = facts.gpus()["h20"].all_names
+    cards = hardware.expected(sources.load("h20").profile)["cards"]
+    assert cards == dict.fromkeys(names, {"compute_capability": "9.0", "sms": 78})
+    unknown = [gpu.id for gpu in facts.gpus().values() if gpu.sms is None]
+    assert "a100" in unknown  # the facts have no figure, so none is expected
+    cards = hardware.expected(sources.load("a100").profile)["cards"]
+    assert all(card == {"compute_capability": "8.0"} for card in cards.values())
