@@ -76,12 +76,14 @@ def _limit_memory(job: Job) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _prepare(job: Job) -> None:
+def _prepare(context: Context) -> None:
     """Declare every precision flag, so that no default of a torch version decides what is tested."""
+    job, flags = context.job, torch.backends.cuda.matmul
     torch.set_num_threads(job.thread_count)
-    flags = torch.backends.cuda.matmul
     for name in SETTINGS:
-        if name in job.settings or hasattr(flags, name):  # what is asked for and not there is an error
+        with contextlib.suppress(AttributeError, AssertionError):  # the latter: torch 2.0 has no such flag
+            context.default_flags[name] = getattr(flags, name)
+        if name in job.settings or name in context.default_flags:  # what is asked for and not there is an error
             setattr(flags, name, job.settings.get(name, False))
     torch.backends.cudnn.allow_tf32 = job.settings.get("allow_tf32", False)
     missing = missing_gpu() if job.device == "cuda" else None
@@ -104,7 +106,7 @@ def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:
 def _attempt(probe: Probe, job: Job, context: Context) -> Outcome:
     try:
         if not probe.untouched:
-            _prepare(job)
+            _prepare(context)
         probe.function(context)
     except Skip as skip:
         return _outcome(context, SKIPPED, reason=str(skip))

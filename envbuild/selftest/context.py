@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Callable
@@ -84,6 +85,7 @@ class Context:
         self.faults: list[Fault] = []
         self.traits: dict[str, Any] = {}
         self.at: str | None = None
+        self.default_flags: dict[str, bool] = {}  # of torch.backends.cuda.matmul, as this torch had them
         self.send_environment = environment
         self.send_fingerprint = fingerprint
         self._announce = announce
@@ -113,6 +115,19 @@ class Context:
             return True
 
         return Step(self.device, leave_out)
+
+    @contextlib.contextmanager
+    def with_default_flags(self) -> Iterator[None]:
+        """Products as this torch has them by default, for what is told and not judged."""
+        flags = torch.backends.cuda.matmul
+        declared = {name: getattr(flags, name) for name in self.default_flags}
+        try:
+            for name, value in self.default_flags.items():
+                setattr(flags, name, value)
+            yield
+        finally:
+            for name, value in declared.items():
+                setattr(flags, name, value)
 
     def fail(self, kind: str, reason: str, signal: str | None = None) -> None:
         """Note a fault and go on: the probe fails, and its later cases are still measured."""

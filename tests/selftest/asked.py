@@ -8,7 +8,7 @@ from envbuild.selftest.probes import fingerprint
 from envbuild.selftest.registry import Probe
 
 from .faults import good
-from .seeds import wrong_element
+from .seeds.making import wrong_element
 
 fingerprint.DTYPES = (torch.float32,)
 

@@ -3,7 +3,7 @@ tests/unit keeps it so. No torch is imported."""
 
 from typing import Any, NamedTuple
 
-# Kernels made wrong (seeds.py, standins.py): the advisories whose signature a seed shows; no other seed shows any.
+# Kernels made wrong (seeds, standins.py): the advisories whose signature a seed shows; no other seed shows any.
 NAMED: dict[str, list[str]] = {
     "gemm.crash:divides": ["cublas-hopper-fpe"],
     "attention.flash:attention_nan": ["half-attention-nan"],

@@ -36,7 +36,7 @@ def library(folder: Path) -> dict[str, str]:
 
 
 def kernels(folder: Path) -> dict[str, Frame]:
-    """Seed -> what the self-test says of it, for every wrong (and right) kernel of seeds.py."""
+    """Seed -> what the self-test says of it, for every wrong (and right) kernel of seeds."""
     document = job(threads=2, timeouts=_PATIENCE, memory_mb=_MEMORY_MB)
     frames, status, _ = run("seeds", document, folder / "kernels", **library(folder))
     assert status == 5

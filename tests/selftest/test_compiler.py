@@ -15,7 +15,7 @@ from envbuild.selftest.job import Job
 from envbuild.selftest.outcome import ProbeFailure, Skip
 from envbuild.selftest.probes import compiler
 
-from .seeds import BF16, PTXAS
+from .seeds.training import BF16, PTXAS
 
 
 @pytest.fixture

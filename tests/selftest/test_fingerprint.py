@@ -22,7 +22,8 @@ from envbuild.selftest.observe import first
 from envbuild.selftest.probes import fingerprint as probe
 
 from .reading import NONCE, Frame, job, outcomes, run
-from .seeds import half_accumulation, tf32, wrong_element
+from .seeds.making import tf32, wrong_element
+from .seeds.products import half_accumulation
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fingerprints"
 SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16

@@ -9,13 +9,26 @@ pytest.importorskip("torch")
 import torch
 
 from envbuild.selftest import child
+from envbuild.selftest.context import Context
 from envbuild.selftest.job import SETTINGS, Job
+
+
+class Flags(SimpleNamespace):
+    def __getattr__(self, name: str) -> bool:
+        """As torch 2.0 says that it has no such flag."""
+        raise AssertionError("Unknown attribute " + name)
 
 
 @pytest.mark.parametrize("known", [SETTINGS, SETTINGS[:-1]])
 def test_every_flag_there_is_is_declared(monkeypatch: pytest.MonkeyPatch, known: tuple[str, ...]) -> None:
-    flags = SimpleNamespace(**dict.fromkeys(known, True))
+    flags = Flags(**dict.fromkeys(known, True))
     monkeypatch.setattr(torch.backends.cuda, "matmul", flags)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    child._prepare(Job("0" * 32, settings={"allow_tf32": True}, threads=torch.get_num_threads()))
-    assert vars(flags) == {name: name == "allow_tf32" for name in known}
+    context = Context(Job("0" * 32, settings={"allow_tf32": True}, threads=torch.get_num_threads()))
+    child._prepare(context)
+    declared = {name: name == "allow_tf32" for name in known}
+    assert vars(flags) == declared
+    with pytest.raises(KeyError), context.with_default_flags():
+        assert vars(flags) == dict.fromkeys(known, True)
+        raise KeyError
+    assert vars(flags) == declared

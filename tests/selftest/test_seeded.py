@@ -86,6 +86,7 @@ WRONG = [
 ]
 RIGHT = [
     "init.alloc:right",
+    "gemm.accuracy:half_by_default",
     "conv:fourier",
     "compile.triton:right",
     "burn:right",
@@ -137,6 +138,15 @@ def test_a_right_kernel_written_another_way_passes(seeds: dict[str, Frame], seed
 @pytest.mark.parametrize(("seed", "trait", "value"), TRAITS)
 def test_the_traits_say_more(seeds: dict[str, Frame], seed: str, trait: str, value: object) -> None:
     assert seeds[seed]["traits"][trait] == value
+
+
+@pytest.mark.parametrize(("seed", "half"), [("half_by_default", True), ("tf32", False)])
+def test_what_torchs_own_flags_give_is_told_and_not_judged(seeds: dict[str, Frame], seed: str, half: bool) -> None:
+    traits = seeds[f"gemm.accuracy:{seed}"]["traits"]
+    assert traits["flags"]["allow_fp16_reduced_precision_reduction"] is True
+    told = traits["default flags"]["fp16"]
+    assert (told["within"], told["ratio"] > 1) == (not half, half)
+    assert traits["default flags"]["bf16"]["within"]
 
 
 def test_no_seed_is_left_untested(seeds: dict[str, Frame]) -> None:

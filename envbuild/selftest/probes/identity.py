@@ -12,7 +12,6 @@ from envbuild.selftest import packages
 from envbuild.selftest.context import Context
 from envbuild.selftest.job import Job
 
-
 _MIG = " MIG "  # stands in a slice's name between its card's and its profile's: "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
 
 

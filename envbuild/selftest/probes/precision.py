@@ -58,7 +58,7 @@ def accumulator(context: Context) -> None:
                 lost = worst.wrong == worst.count and worst.got < worst.expected
                 context.fail("mismatch", f"{name}: {worst}" + (": the sum is kept in half precision" if lost else ""))
         if case in (figure.case for figure in context.figures):
-            context.traits.setdefault("default flags", {})[case] = _with_default_flags(left, right)
+            context.traits.setdefault("default flags", {})[case] = _with_default_flags(context, left, right)
     if not context.figures:
         raise Skip("this torch has no float16 products on this device")
 
@@ -74,13 +74,10 @@ def _has_none(error: Exception) -> bool:
     return isinstance(error, TypeError) or is_unsupported(error) or "only supported" in str(error)
 
 
-def _with_default_flags(left: torch.Tensor, right: torch.Tensor) -> list[float]:
-    """The least and the greatest element where float16 may be reduced in float16, as torch has it by default."""
-    flags = torch.backends.cuda.matmul
-    before = flags.allow_fp16_reduced_precision_reduction
-    flags.allow_fp16_reduced_precision_reduction = True
-    got = torch.mm(left, right)
-    flags.allow_fp16_reduced_precision_reduction = before
+def _with_default_flags(context: Context, left: torch.Tensor, right: torch.Tensor) -> list[float]:
+    """The least and the greatest element with torch's own flags, which let float16 be reduced in float16."""
+    with context.with_default_flags():
+        got = torch.mm(left, right)
     return [float(got.min()), float(got.max())]
 
 

@@ -36,7 +36,7 @@ def test_every_shipped_profile_gives_releases_of_numbers(name: str) -> None:
 def test_each_card_comes_with_what_the_facts_know_of_it() -> None:
     names = facts.gpus()["h20"].all_names
     cards = hardware.expected(sources.load("h20").profile)["cards"]
-    assert cards == dict.fromkeys(names, {"compute_capability": "9.0", "sms": 78})
+    assert cards == {name: {"compute_capability": "9.0", "sms": 78} for name in names}
     unknown = [gpu.id for gpu in facts.gpus().values() if gpu.sms is None]
     assert "a100" in unknown  # the facts have no figure, so none is expected
     cards = hardware.expected(sources.load("a100").profile)["cards"]

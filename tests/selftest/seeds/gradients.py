@@ -1,4 +1,4 @@
-"""Attention whose way back is wrong, and a cuDNN that the CPU plays: for seeds.py."""
+"""Attention whose way back is wrong, and a cuDNN that the CPU plays."""
 
 import dataclasses
 from collections.abc import Callable

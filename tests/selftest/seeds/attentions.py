@@ -1,0 +1,79 @@
+"""Attention that is wrong on its way forth; on its way back: gradients.py."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .making import HALF, Kernel, named, seeded, wrong_dtype
+
+SDPA = "scaled_dot_product_attention"
+
+
+def stale(kernel: Kernel) -> Kernel:
+    """Returns the output of the call before of the same shape and dtype."""
+    last: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(*args, **options)
+        before = last.get((result.shape, result.dtype), result)
+        last[result.shape, result.dtype] = result
+        return before
+
+    return seeded
+
+
+def attention_nan(kernel: Kernel) -> Kernel:
+    """One NaN, for one length, depth and dtype only."""
+
+    def seeded(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(q, *args, **options)
+        if q.shape[-2:] == (365, 128) and q.dtype == torch.bfloat16:
+            result[0, 0, 364, 127] = float("nan")
+        return result
+
+    return seeded
+
+
+def attention_own(kernel: Kernel, first: bool = True, causal: bool = True, dtype: torch.dtype | None = None) -> Kernel:
+    """Attention written out: scaled late where not `first`, unmasked where not `causal`, summed in `dtype`."""
+
+    def seeded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+        wide = [values.to(torch.float32) for values in (q, k, v)]
+        scale = q.shape[-1] ** -0.5
+        logits = (wide[0] * scale if first else wide[0]) @ wide[1].transpose(-1, -2)
+        logits = logits.to(q.dtype).float()
+        if is_causal and causal:
+            logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), float("-inf"))
+        weights = torch.softmax(logits if first else logits * scale, dim=-1)
+        if dtype is not None and q.dtype == dtype:
+            total = torch.zeros_like(wide[0])
+            for j in range(0, k.shape[-2], 16):
+                total = (total + weights[..., j : j + 16] @ wide[2][..., j : j + 16, :]).to(dtype).float()
+            return total.to(q.dtype)
+        return (weights @ wide[2]).to(q.dtype)
+
+    return seeded
+
+
+def wrong_row(kernel: Kernel) -> Kernel:
+    """One row of the output is that of its neighbour, as where a tile is written to the wrong place."""
+
+    def seeded(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(q, *args, **options).clone()
+        result[..., 20, :] = result[..., 19, :]
+        return result
+
+    return seeded
+
+
+PROBES = (
+    seeded("attention.flash", F, SDPA, attention_nan),
+    seeded("attention.flash", F, SDPA, stale),
+    seeded("attention.math", F, SDPA, named("overflow", lambda k: attention_own(k, first=False))),
+    seeded("attention.math", F, SDPA, named("unmasked", lambda k: attention_own(k, causal=False))),
+    seeded("attention.math", F, SDPA, named("half", lambda k: attention_own(k, dtype=HALF))),
+    seeded("attention.math", F, SDPA, named("right", lambda k: attention_own(k))),
+    seeded("attention.math", F, SDPA, wrong_row),
+    seeded("attention.flash", F, SDPA, wrong_dtype),
+)

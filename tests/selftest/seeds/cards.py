@@ -1,0 +1,109 @@
+"""Memory that is short or broken, a card that errs now and then, and a library that is not the one recorded."""
+
+import ctypes
+import importlib
+import os
+import sys
+from typing import Any
+
+import torch
+
+from envbuild.selftest.catalogue import PROBES as REAL
+from envbuild.selftest.context import Context
+from envbuild.selftest.probes import alloc
+from envbuild.selftest.registry import Probe
+
+from .making import SINGLE, Kernel, named, seeded, wrong_element
+
+
+def greedy(kernel: Kernel) -> Kernel:
+    """A product that needs twice the memory there is, as a library's handle may where little is left."""
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        del b
+        torch.empty(2 * alloc.CPU_MEMORY, dtype=torch.uint8)
+        return kernel(a, a)
+
+    return seeded
+
+
+def no_handle(kernel: Kernel) -> Kernel:
+    """A cuBLAS that is broken, by torch's words."""
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+
+    return seeded
+
+
+def crowded(kernel: Kernel) -> Kernel:
+    """No handle for the second of the processes, whichever that is; nobody else is kept from one."""
+    turn, come = os.pipe()
+    for _ in range(2):  # one goes alone before the eight
+        os.write(come, b"+")
+    os.write(come, b"-")
+    os.write(come, b"+" * 20)
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return kernel(a, b) if os.read(turn, 1) == b"+" else no_handle(kernel)(a, b)
+
+    return seeded
+
+
+def dies(kernel: Kernel) -> Kernel:
+    """The library crashes where it makes its handle."""
+    return lambda a, b: torch.tensor(ctypes.string_at(0))
+
+
+def now_and_then(kernel: Kernel) -> Kernel:
+    """Right four times, then one element is off."""
+    count = iter(range(1 << 30))
+    wrong = wrong_element(kernel, SINGLE, (700, 3))
+    return lambda a, b: kernel(a, b) if next(count) < 4 else wrong(a, b)
+
+
+def stuck_bit(kernel: Any) -> Any:
+    """Memory with a bit of the word 77 that stays 1."""
+
+    def fill(self: torch.Tensor, value: int) -> torch.Tensor:
+        kernel(self, value)
+        self[77] |= 1 << 20
+        return self
+
+    return fill
+
+
+def aliases(kernel: Any) -> Any:
+    """Memory whose cells answer to several addresses: every allocation is the same."""
+    first: list[torch.Tensor] = []
+
+    def empty(*args: Any, **options: Any) -> torch.Tensor:
+        first.append(first[0] if first else kernel(*args, **options))
+        return first[0]
+
+    return empty
+
+
+def foreign_library(context: Context) -> None:
+    """env.libs with a library mapped from a site-packages folder whose RECORD has other bytes."""
+    sys.path.append(os.environ["ENVBUILD_TEST_SITE"])
+    ctypes.CDLL(os.environ["ENVBUILD_TEST_LIBRARY"])
+    importlib.invalidate_caches()
+    next(item for item in REAL if item.name == "env.libs").function(context)
+
+
+PROBES = (
+    seeded("init.alloc", torch, "mm", greedy),
+    seeded("init.alloc", torch, "mm", no_handle),
+    seeded("init.alloc", torch, "mm", crowded, "standard"),
+    seeded("init.alloc", torch, "mm", dies),
+    seeded("init.alloc", torch, "mm", named("wrong", lambda k: wrong_element(k, SINGLE, (3, 4)))),
+    seeded("init.alloc", torch, "mm", named("right", lambda k: k)),
+    seeded("burn", torch, "mm", now_and_then),
+    seeded("burn", torch, "mm", named("nan", lambda k: wrong_element(k, SINGLE, (0, 767), float("nan")))),
+    seeded("burn", torch, "mm", named("right", lambda k: k)),
+    seeded("memory", torch.Tensor, "fill_", stuck_bit),
+    seeded("memory", torch, "empty", aliases),
+    seeded("memory", torch.Tensor, "fill_", named("right", lambda k: k)),
+    Probe("env.libs:foreign", "quick", "cpu", 60, foreign_library),
+)

@@ -1,0 +1,73 @@
+"""How a kernel is made wrong in a probe's own process, for every family of seeds."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from envbuild.selftest.catalogue import PROBES as REAL
+from envbuild.selftest.context import Context
+from envbuild.selftest.registry import Probe
+
+Kernel = Callable[..., torch.Tensor]
+
+
+Wrong = Callable[[Kernel], Kernel]
+
+
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+
+
+def wrong_element(kernel: Kernel, dtype: torch.dtype, where: tuple[int, ...], by: float = 1.0) -> Kernel:
+    """The kernel, with one element off where the result has this dtype and is large enough to hold it."""
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(*args, **options)
+        fits = result.dim() == len(where) and all(i < n for i, n in zip(where, result.shape, strict=True))
+        if fits and result.dtype == dtype:
+            offset = torch.zeros_like(result)
+            offset[where] = by
+            result = result + offset
+        return result
+
+    return seeded
+
+
+def wrong_dtype(kernel: Kernel) -> Kernel:
+    """float32 comes out, whatever came in."""
+    return lambda x, *args, **options: kernel(
+        x.float(), *(value.float() if isinstance(value, torch.Tensor) else value for value in args), **options
+    )
+
+
+def tf32(kernel: Kernel) -> Kernel:
+    """float32 factors cut to TF32's 10 bits of fraction, though the job does not allow it."""
+
+    def cut(values: torch.Tensor) -> torch.Tensor:
+        return (values.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    def seeded(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return kernel(cut(a), cut(b), *rest) if a.dtype == torch.float32 else kernel(a, b, *rest)
+
+    return seeded
+
+
+def seeded(probe: str, module: Any, name: str, wrong: Wrong, level: str = "quick") -> Probe:
+    """The probe, named after the seed, with `module.name` made wrong, as a job of this level runs it."""
+    (real,) = (item for item in REAL if item.name == probe)
+
+    def function(context: Context) -> None:
+        setattr(module, name, wrong(getattr(module, name)))
+        context.job = dataclasses.replace(context.job, level=level)
+        real.function(context)
+
+    return Probe(f"{probe}:{wrong.__name__}", "quick", real.needs, real.timeout, function, real.untouched)
+
+
+def named(name: str, wrong: Wrong) -> Wrong:
+    def renamed(kernel: Kernel) -> Kernel:
+        return wrong(kernel)
+
+    renamed.__name__ = name
+    return renamed

@@ -1,0 +1,78 @@
+"""Norms that are wrong."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .making import Kernel, named, seeded, wrong_dtype, wrong_element
+
+
+def stale_norm(kernel: Kernel) -> Kernel:
+    """The values of the call before of the same shape and dtype, with the gradients of this one."""
+    last: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(*args, **options)
+        before = last.get((result.shape, result.dtype), result)
+        last[result.shape, result.dtype] = result.detach().clone()
+        return result + (before - result).detach()
+
+    return seeded
+
+
+def norm_nan(kernel: Kernel) -> Kernel:
+    """One NaN, for one width and dtype only."""
+
+    def seeded(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(x, *args, **options)
+        if x.shape[-1] == 1023 and x.dtype == torch.bfloat16:
+            result = wrong_element(lambda: result, result.dtype, (7, 1022), float("nan"))()
+        return result
+
+    return seeded
+
+
+def norm_own(kernel: Kernel, rounds: bool = False, upcasts: bool = True) -> Kernel:
+    """LayerNorm written out. `rounds`: x / sigma to the input's dtype; not `upcasts`: all is computed in it."""
+
+    def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        wide, w, b = (values.float() if upcasts else values.to(x.dtype) for values in (x, weight, bias))
+        centred = wide - wide.mean(-1, keepdim=True)
+        unit = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+        return ((unit.to(x.dtype) if rounds else unit) * w + b).to(x.dtype)
+
+    return seeded
+
+
+def norm_gradient(kernel: Kernel) -> Kernel:
+    """The gradient of the weight lacks one row."""
+
+    def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        first = torch.arange(len(x))[:, None] == 0
+        return torch.where(first, kernel(x, shape, weight.detach(), bias, eps), kernel(x, shape, weight, bias, eps))
+
+    return seeded
+
+
+def norm_refuses(kernel: Kernel) -> Kernel:
+    """As torch and apex word it, but for a pair that is none."""
+
+    def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.dtype == weight.dtype == torch.float32:
+            raise RuntimeError("expected scalar type Float but found Half")
+        return kernel(x, shape, weight, bias, eps)
+
+    return seeded
+
+
+PROBES = (
+    seeded("norm.torch", F, "layer_norm", named("rounded", lambda k: norm_own(k, rounds=True))),
+    seeded("norm.torch", F, "layer_norm", named("squares", lambda k: norm_own(k, upcasts=False))),
+    seeded("norm.torch", F, "layer_norm", norm_nan),
+    seeded("norm.torch", F, "group_norm", wrong_dtype),
+    seeded("norm.torch", F, "layer_norm", stale_norm),
+    seeded("norm.torch", F, "layer_norm", norm_gradient),
+    seeded("norm.torch", F, "layer_norm", norm_refuses),
+    seeded("norm.torch", F, "layer_norm", named("right", norm_own)),
+)
