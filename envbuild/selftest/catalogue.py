@@ -32,7 +32,7 @@ from envbuild.selftest.registry import Probe
 PROBES: tuple[Probe, ...] = (
     Probe("env.identity", "quick", "cuda", 60, identity.identity),
     Probe("env.driver", "quick", "cuda", 60, driver.driver, untouched=True),
-    Probe("env.arch", "quick", "cuda", 200, arch.arch),
+    Probe("env.arch", "quick", "cuda", 200, arch.arch, untouched=True),
     Probe("env.libs", "quick", "cpu", 120, libs.libs),
     Probe("hw.health", "quick", "cuda", 60, health.health, untouched=True),
     Probe("init.alloc", "quick", "cpu", 240, alloc.alloc, untouched=True),

@@ -1,7 +1,8 @@
 """Probes of the driver and the cards over stubs (stubs.py): each case says what the stubs are to answer."""
 
+import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from envbuild.selftest.catalogue import PROBES as REAL
 from envbuild.selftest.context import Context
 from envbuild.selftest.probes import arch
 from envbuild.selftest.registry import Probe
+
+Operations = Callable[[Tell, str], None]
 
 CASES: Mapping[str, Mapping[str, str]] = {
     "env.driver:right": {"STUB_DRIVER": "580.65.06"},
@@ -46,12 +49,13 @@ def case(name: str, answers: Mapping[str, str]) -> Probe:
     return Probe(name, "quick", real.needs, real.timeout, function, real.untouched)
 
 
+OPERATIONS = arch.operations
 LISTED = ["sm_50", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_120"]
 
 
 def wrong_operations(tell: Tell, device: str) -> None:
     torch.exp = lambda values: values
-    arch.operations(tell, device)
+    OPERATIONS(tell, device)
 
 
 def no_kernel(tell: Tell, device: str) -> None:
@@ -64,7 +68,12 @@ def without_switch(tell: Tell, device: str) -> None:
 
 
 def card(
-    seed: str, capability: arch.Capability, listed: list[str], release: str, operations: str = arch.OPERATIONS
+    seed: str,
+    capability: arch.Capability,
+    listed: list[str],
+    release: str,
+    operations: Operations = OPERATIONS,
+    cards: Callable[[], Any] | None = None,
 ) -> Probe:
     """env.arch on a card that is the CPU, with a torch of another release and another list of architectures."""
 
@@ -73,7 +82,8 @@ def card(
         cuda.get_arch_list = lambda: listed
         torch.__version__ = release  # type: ignore[assignment]
         module: Any = arch
-        module.cards, module.OPERATIONS = lambda: {capability: "cpu"}, operations
+        module.missing_gpu = lambda: None
+        module.cards, module.operations = cards or (lambda: {capability: "cpu"}), operations
         arch.arch(context)
 
     return Probe(f"env.arch:{seed}", "quick", "cuda", 120, function, untouched=True)
@@ -85,7 +95,8 @@ PROBES = (
     card("blackwell", (12, 0), LISTED[:-1], "2.6.0+cu124"),
     card("volta", (7, 0), LISTED[1:], "2.11.0+cu130"),
     card("ptx", (10, 0), [*LISTED, "compute_90"], "2.6.0+cu124"),
-    card("wrong", (9, 0), LISTED, "2.9.0", "selftest.hardware:wrong_operations"),
-    card("image", (9, 0), LISTED, "2.9.0", "selftest.hardware:no_kernel"),
-    card("switch", (9, 0), LISTED, "2.9.0", "selftest.hardware:without_switch"),
+    card("wrong", (9, 0), LISTED, "2.9.0", wrong_operations),
+    card("image", (9, 0), LISTED, "2.9.0", no_kernel),
+    card("switch", (9, 0), LISTED, "2.9.0", without_switch),
+    card("unasked", (9, 0), LISTED, "2.9.0", cards=lambda: ctypes.string_at(0)),
 )

@@ -4,7 +4,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from envbuild.plan import facts
+from envbuild.selftest.context import Context
+from envbuild.selftest.job import Job
+from envbuild.selftest.probes import arch
 from envbuild.selftest.probes.arch import Capability, serves
 
 from .named import ARCH
@@ -49,7 +54,7 @@ def test_the_facts_say_the_same_of_every_release_and_card() -> None:
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
-    names = ["right", "blackwell", "volta", "ptx", "wrong", "image", "switch"]
+    names = ["right", "blackwell", "volta", "ptx", "wrong", "image", "switch", "unasked"]
     document = job(device="cuda", probes=[f"env.arch:{name}" for name in names])
     found = outcomes(run("hardware", document, tmp_path_factory.mktemp("arch") / "frames")[0])
     return {name.partition(":")[2]: {**frame, "probe": "env.arch"} for name, frame in found.items()}
@@ -77,5 +82,26 @@ def test_what_has_no_code_is_named(seeds: dict[str, Frame], seed: str, words: st
     assert [advisory.id for advisory in facts.advisories() if advisory.matches(result)] == ARCH.get(seed, [])
 
 
-def test_the_new_interpreter_starts_with_the_drivers_compiler_off(seeds: dict[str, Frame]) -> None:
+def test_a_driver_that_dies_when_it_is_asked_for_the_cards_is_told(seeds: dict[str, Frame]) -> None:
+    result = seeds["unasked"]
+    assert (result["status"], result["failure"]) == ("failed", "exception")
+    assert result["reason"] == "the cards cannot be asked: the process died of SIGSEGV"
+
+
+def test_torch_is_not_imported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked process has what this one has: a new interpreter would not."""
+    told: list[str] = []
+    monkeypatch.setattr(arch, "missing_gpu", lambda: None)
+    monkeypatch.setattr(arch, "cards", lambda: {(9, 0): "cpu"})
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
+    monkeypatch.setattr(arch, "operations", lambda tell, device: tell("wrong", [] if told == ["here"] else ["new"]))
+    told.append("here")
+    for name in ("CUDA_DISABLE_PTX_JIT", "CUDA_CACHE_DISABLE"):
+        monkeypatch.setenv(name, "0")
+    context = Context(Job("0" * 32, device="cuda"))
+    arch.arch(context)
+    assert context.faults == []
+
+
+def test_the_processes_run_with_the_drivers_compiler_off(seeds: dict[str, Frame]) -> None:
     assert seeds["switch"]["status"] == "passed", seeds["switch"]["reason"]

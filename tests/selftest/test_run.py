@@ -163,7 +163,7 @@ def test_the_list_names_every_probe() -> None:
     assert names == CATALOGUE
 
 
-@pytest.mark.parametrize("name", ["gemm.exact", "dist.staged"])
+@pytest.mark.parametrize("name", ["gemm.exact", "env.arch", "dist.staged"])
 def test_a_gpu_that_is_not_there_is_a_skip_with_its_reason(name: str) -> None:
     result = module("--device", "cuda", "--probe", name, "--json")
     (probe,) = json.loads(result.stdout)["probes"]

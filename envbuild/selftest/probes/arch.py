@@ -1,25 +1,29 @@
 """env.arch: torch has code for this card, and none of it is compiled by the driver at run time.
 
 A wheel holds machine code for some architectures and may hold PTX, which the driver compiles on first use: slow, and
-refused by a driver older than the toolkit. Whether the libraries beside torch have code too, only a call tells.
+refused by a driver older than the toolkit. The driver reads whether it may when CUDA starts, which torch's import does
+not do: so it is forbidden in forked processes, and torch is not imported again. Whether the libraries beside torch have
+code too, only a call tells.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest import apart, fresh
+from envbuild.selftest import apart
 from envbuild.selftest.apart import Ending, Tell
-from envbuild.selftest.context import Context
+from envbuild.selftest.context import Context, missing_gpu
+from envbuild.selftest.outcome import ProbeFailure, Skip
 
 Capability = tuple[int, int]
 
-SECONDS = 90.0  # for a new interpreter that imports torch, from a cold disk
-OPERATIONS = "envbuild.selftest.probes.arch:operations"
+SECONDS = 90.0  # to start CUDA, which reads its libraries from a cold disk, and for a few operations
 _ARCHITECTURE = re.compile(r"(sm|compute)_([0-9]+)([0-9])([af]?)")
 # The driver reads these when CUDA starts. The cache holds what it compiled before.
 _NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
@@ -27,8 +31,14 @@ _NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
 
 def arch(context: Context) -> None:
     """env.arch: torch's arch list holds this card, and small operations run with the driver's compiler switched off."""
+    os.environ.update(_NO_JIT)  # for the processes below; nothing has started CUDA in this one
     context.step("torch's list of architectures")
-    listed, found = torch.cuda.get_arch_list(), cards()
+    survey = apart.run(_survey, SECONDS)
+    if "skip" in survey.told:
+        raise Skip(str(survey.told["skip"]))
+    if survey.failure:
+        raise ProbeFailure("exception", f"the cards cannot be asked: {survey.failure}")
+    listed, found = survey.told["listed"], {(int(a), int(b)): device for (a, b), device in survey.told["cards"]}
     names = [f"{major}.{minor}" for major, minor in sorted(found)]
     context.traits.update(torch=str(torch.__version__), arch_list=listed, compute_capability=", ".join(names))
     for capability in sorted(found):
@@ -37,10 +47,19 @@ def arch(context: Context) -> None:
             context.fail("mismatch", _missing(capability, code, listed))
     for capability, device in sorted(found.items()):
         context.step(f"small operations on {device} without JIT")
-        ending = apart.run(fresh.work(OPERATIONS, device, **_NO_JIT), SECONDS)
+        ending = apart.run(functools.partial(operations, device=device), SECONDS)
         fault = _fault(ending)
         if fault:
             context.fail("mismatch", "compute capability {}.{}: {}".format(*capability, fault))
+
+
+def _survey(tell: Tell) -> None:
+    missing = missing_gpu()
+    if missing:
+        tell("skip", missing)
+        return
+    tell("listed", torch.cuda.get_arch_list())
+    tell("cards", list(cards().items()))
 
 
 def cards() -> Mapping[Capability, str]:
