@@ -48,6 +48,19 @@ def gemm(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch.dtyp
     return unit_roundoff(dtype) * exact.abs() + relative * magnitude
 
 
+def half_sums(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch.dtype) -> torch.Tensor:
+    """The same where parts of the sum are kept in `dtype`: LIKELY sqrt(ceil(k / 32)) u |A||B| more.
+
+    Split-K rounds the sum of each slice and adds those up in `dtype`; a slice has 32 products at least, the smallest
+    step of a tensor core's tile. So many independent roundings, each of a partial sum of at most |A||B|, leave that
+    with a probability below 2 exp(-LIKELY^2 / 2) (Hoeffding; Higham and Mary, 2019, theorem 2.4, as below). Winograd's
+    rounded transforms have worst-case bounds too wide to be of use (Barabasz, Anderson, Soodhalter and Gregg, "Error
+    analysis and improving the accuracy of Winograd convolution", 2020); emulated, F(2x2, 3x3) and F(4x4, 3x3) stay
+    below half of this (tests/selftest/test_conv.py). Written for float16; of bfloat16 it would ask next to nothing.
+    """
+    return gemm(exact, magnitude, k, dtype) + LIKELY * math.sqrt(math.ceil(k / 32)) * unit_roundoff(dtype) * magnitude
+
+
 def fp8(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch.dtype) -> torch.Tensor:
     """The same for factors of 8 bits: (k/32) 2^-13 |A||B| more. Hopper's tensor cores keep 13 bits of fraction where
     they add 32 such products; without fast accumulation they promote the sums now and then, and stay within this too.

@@ -8,7 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest import bounds, inputs
+from envbuild.selftest.job import Job
+from envbuild.selftest.probes import conv
 from envbuild.selftest.probes.conv import CHECKED, SMALL, WIDE, Convolution, reference
+
+from .played import Card
+from .seeds.convolutions import half_convolution
+from .seeds.making import Kernel, tf32
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 EVERY = SMALL + WIDE
@@ -35,3 +41,111 @@ def test_of_many_channels_some_are_compared() -> None:
     wide = WIDE[0].channels
     assert WIDE[0].out > CHECKED and 16 <= len(wide) <= 18 and {0, WIDE[0].out - 1} <= set(wide)
     assert all(case.channels == list(range(case.out)) for case in SMALL)
+
+
+# Winograd's transforms as Lavin and Gray have them ("Fast algorithms for convolutional neural networks", 2016).
+TRANSFORMS = {
+    2: (
+        [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
+        [[1, 0, 0], [1 / 2, 1 / 2, 1 / 2], [1 / 2, -1 / 2, 1 / 2], [0, 0, 1]],
+        [[1, 1, 1, 0], [0, 1, -1, -1]],
+    ),
+    4: (
+        [
+            [4, 0, -5, 0, 1, 0],
+            [0, -4, -4, 1, 1, 0],
+            [0, 4, -4, -1, 1, 0],
+            [0, -2, -1, 2, 1, 0],
+            [0, 2, -1, -2, 1, 0],
+            [0, 4, 0, -5, 0, 1],
+        ],
+        [
+            [1 / 4, 0, 0],
+            [-1 / 6, -1 / 6, -1 / 6],
+            [-1 / 6, 1 / 6, -1 / 6],
+            [1 / 24, 1 / 12, 1 / 6],
+            [1 / 24, -1 / 12, 1 / 6],
+            [0, 0, 1],
+        ],
+        [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
+    ),
+}
+PLAIN = SMALL[1]  # 3x3 with a stride of 1
+
+
+def winograd(tile: int) -> Kernel:
+    """Right 3x3 convolutions, padded by 1, whose transforms are kept in half: each is rounded once."""
+    back, of_filters, forth = (torch.tensor(matrix, dtype=torch.float32) for matrix in TRANSFORMS[tile])
+
+    def convolve(x: torch.Tensor, w: torch.Tensor, *rest: object) -> torch.Tensor:
+        height, width = x.shape[2:]
+        image = F.pad(x.float(), (1, 1 + -width % tile, 1, 1 + -height % tile))
+        tiles = image.unfold(2, tile + 2, tile).unfold(3, tile + 2, tile)
+        images, filters = (back @ tiles @ back.t()).half(), (of_filters @ w.float() @ of_filters.t()).half()
+        sums = torch.einsum("ocij,bcxyij->boxyij", filters.float(), images.float()).half()
+        found = (forth @ sums.float() @ forth.t()).permute(0, 1, 2, 4, 3, 5)
+        return found.flatten(4, 5).flatten(2, 3)[:, :, :height, :width].half()
+
+    return convolve
+
+
+def split(slices: int) -> Kernel:
+    """Right convolutions by split-K: the sum of each slice is rounded to half, and they are added up in it."""
+
+    def convolve(x: torch.Tensor, w: torch.Tensor, bias: None, *rest: int) -> torch.Tensor:
+        parts = zip(x.float().chunk(slices, 1), w.float().chunk(slices, 1), strict=True)
+        total, *others = (CONVOLVE[2](part, filters, None, *rest).half() for part, filters in parts)
+        for other in others:
+            total = (total.float() + other.float()).half()
+        return total
+
+    return convolve
+
+
+def on_a_card(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, dtype: torch.dtype = torch.float16) -> Card:
+    """The probe for one plain convolution, by this kernel."""
+    monkeypatch.setattr(conv, "SMALL", (PLAIN,))
+    monkeypatch.setattr(conv, "WIDE", ())
+    monkeypatch.setattr(conv, "DTYPES", (dtype,))
+    monkeypatch.setattr(F, "conv2d", kernel)
+    context = Card(Job("0" * 32, level="standard"))
+    conv.conv(context)
+    return context
+
+
+LEGITIMATE = {
+    "winograd 2x2": winograd(2),
+    "winograd 4x4": winograd(4),
+    "split-K 8": split(8),
+    "split-K 16": split(16),
+    "half": half_convolution(F.conv2d),
+}
+
+
+@pytest.mark.parametrize("kernel", LEGITIMATE.values(), ids=LEGITIMATE)
+def test_sums_in_half_are_told_on_a_gpu_and_no_fault(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    found = on_a_card(monkeypatch, kernel)
+    assert found.faults == []
+    assert f"conv{PLAIN.name} uniform" in found.traits["accumulates_in_half"]
+    assert all(figure.ratio < 0.5 for figure in found.figures)
+
+
+def test_a_kernel_that_adds_up_in_float32_has_no_such_trait(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = on_a_card(monkeypatch, F.conv2d)
+    assert (found.faults, "accumulates_in_half" in found.traits) == ([], False)
+
+
+WRONG = {
+    "row": lambda x, w, b, stride, padding, *rest: CONVOLVE[2](x.roll(1, 2), w, b, stride, padding, *rest),
+    "slice": lambda x, w, b, *rest: CONVOLVE[2](x[:, :60], w[:, :60], b, *rest),
+    "nan": lambda *args: CONVOLVE[2](*args).index_fill(3, torch.tensor(30), float("nan")),
+}
+
+
+@pytest.mark.parametrize("kernel", WRONG.values(), ids=WRONG)
+def test_what_is_wrong_leaves_the_wider_bound_too(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    assert on_a_card(monkeypatch, kernel).faults
+
+
+def test_the_other_dtypes_are_held_to_the_tighter_bound_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_a_card(monkeypatch, tf32(F.conv2d), torch.float32).faults
