@@ -1,4 +1,5 @@
-"""What a profile adds to the self-test: GEMM shapes that its project meets, and a script of the project's own.
+"""What a profile adds to the self-test: shapes of GEMMs and attention that its project meets, and a script of
+the project's own.
 
 Neither is content of a lock: they say what an image must pass, not what it holds.
 """
@@ -11,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, InstanceOf, Tag, WithJsonSchema, model_validator
 
 from envbuild.errors import Fault
 from envbuild.plan.document import Document, display, home
 
 MOST_SHAPES = 200
 MOST_BYTES = 256 << 10  # of a script
+_SCORES, _VALUES = 1 << 28, 1 << 23  # elements: the math path keeps the scores of four problems; 64 MiB in float64
 _FACTOR, _RESULT = 1 << 30, 1 << 26  # elements: 2 GiB in half precision; 512 MiB in the float64 of the comparison
 _PATH = r"^(\.\./)*([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*\.py$"
 _HERE = ("selftest", "script")
@@ -46,6 +48,35 @@ class Shape(BaseModel):
         if self.m * self.n > _RESULT:
             raise ValueError(f"the product may have {_RESULT} elements at most")
         return self
+
+
+class Attention(BaseModel):
+    """Attention over q, k and v of `heads` x `length` x `depth`, tried before all others of attention.<backend>."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    heads: Annotated[int, Field(ge=1, le=1024)]
+    length: Annotated[int, Field(ge=1, le=1 << 14)]
+    depth: Annotated[int, Field(ge=1, le=512)]
+    dtype: Literal["fp32", "fp16", "bf16"]
+    causal: bool = Field(False, description="no query sees the keys behind it")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Attention:
+        if self.heads * self.length**2 > _SCORES:
+            raise ValueError(f"heads x length x length may be {_SCORES} at most: fewer heads test the same kernel")
+        if self.heads * self.length * self.depth > _VALUES:
+            raise ValueError(f"heads x length x depth may be {_VALUES} at most: fewer heads test the same kernel")
+        return self
+
+
+def _kind(item: object) -> str:
+    """Which of the two a mapping in a profile is meant to be."""
+    keys = set(item) if isinstance(item, dict) else {"heads"} if isinstance(item, Attention) else set()
+    return "[attention]" if keys & {"heads", "length", "depth"} else "[shape]"
+
+
+AnyShape = Annotated[Annotated[Shape, Tag("[shape]")] | Annotated[Attention, Tag("[attention]")], Discriminator(_kind)]
 
 
 @dataclass(frozen=True)

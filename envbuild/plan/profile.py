@@ -163,8 +163,11 @@ class SelfTest(_Model):
     memory_gb: float = Field(
         8, gt=0, le=100_000, strict=False, allow_inf_nan=False, description="memory limit of the container, GiB"
     )
-    shapes: tuple[own.Shape, ...] = Field(
-        (), strict=False, max_length=own.MOST_SHAPES, description="products that gemm.crash tries before its own"
+    shapes: tuple[own.AnyShape, ...] = Field(
+        (),
+        strict=False,
+        max_length=own.MOST_SHAPES,
+        description="products and attention that gemm.crash and attention.* try before their own",
     )
     script: own.ScriptFile | None = Field(
         None, description="the project's own smoke test, relative to this file; the probe own.script runs it"
@@ -252,7 +255,7 @@ def _faults(error: ValidationError, merged: Document) -> Iterator[Fault]:
 def _message(item: Any, path: tuple[str | int, ...]) -> str:
     kind = item["type"]
     if kind == "extra_forbidden":
-        known = _keys(path[:-1])
+        known = _keys(item["loc"][:-1])
         hint = near(str(path[-1]), known) or f"known: {', '.join(known)}"
         return f"unknown key ({hint})"
     if kind == "string_pattern_mismatch":
@@ -276,17 +279,21 @@ def _instead(text: str, path: tuple[str | int, ...]) -> str:
 def _keys(path: tuple[str | int, ...]) -> list[str]:
     """The known keys of the mapping at `path`."""
     model: type[BaseModel] = Profile
-    for part in path:
-        field = model.model_fields.get(str(part))
-        model = (_models(field.annotation) if field else None) or model  # a list's index, a mapping's key: its values
+    options: list[type[BaseModel]] = []
+    for part in map(str, path):
+        field = model.model_fields.get(part)  # none: a list's index, a mapping's key, or which of several models
+        options = list(_models(field.annotation)) if field else options
+        named = [option for option in options if part == f"[{option.__name__.lower()}]"]
+        model = next(iter(named or (options if field else ())), model)
     return sorted([*model.model_fields, *(["extends"] if model is Profile else [])])
 
 
-def _models(annotation: Any) -> type[BaseModel] | None:
-    """The model within a type such as tuple[Accept, ...] or dict[str, Pin]."""
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models within a type such as tuple[Accept, ...] or dict[str, Pin]."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(_models, get_args(annotation))), None)
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
 
 
 def schema() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a profile adds to the self-test, as the job document brings it: GEMM shapes, and a script."""
+"""What a profile adds to the self-test, as the job document brings it: shapes of GEMMs and attention, and a script."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # it becomes a file in a folder of its own
 _MOST_BYTES = 256 << 10
 _SIZES = ("m", "k", "n")
+_ATTENTION_SIZES = ("heads", "length", "depth")
+_ATTENTION_DTYPES = ("fp32", "fp16", "bf16")
 
 Fault = Callable[[str, str], None]
 
@@ -26,6 +28,17 @@ class Shape:
     dtype: str
     layout: str
     bias: bool
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One call of attention on `heads` x `length` x `depth`; `dtype` is torch's name."""
+
+    heads: int
+    length: int
+    depth: int
+    dtype: str
+    causal: bool
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,7 @@ class Own:
     """What a profile brings along; nothing, as a rule."""
 
     shapes: tuple[Shape, ...] = ()
+    attentions: tuple[Attention, ...] = ()
     script: Script | None = None
 
 
@@ -60,10 +74,31 @@ def read(value: Any, fault: Fault) -> Own:
         fault("own.shapes", "a list expected")
         shapes = []
     found = [_shape(f"own.shapes[{index}]", item, fault) for index, item in enumerate(shapes)]
-    return Own(tuple(shape for shape in found if shape), _script(value.get("script"), fault))
+    return Own(
+        tuple(shape for shape in found if isinstance(shape, Shape)),
+        tuple(shape for shape in found if isinstance(shape, Attention)),
+        _script(value.get("script"), fault),
+    )
 
 
-def _shape(where: str, item: Any, fault: Fault) -> Shape | None:
+def _shape(where: str, item: Any, fault: Fault) -> Shape | Attention | None:
+    return (_attention if isinstance(item, dict) and "heads" in item else _gemm)(where, item, fault)
+
+
+def _attention(where: str, item: dict[str, Any], fault: Fault) -> Attention | None:
+    fields = {"causal": False, **item}
+    if set(fields) != {*_ATTENTION_SIZES, "dtype", "causal"}:
+        fault(where, "a mapping of heads, length, depth, dtype and causal expected")
+    elif not all(type(fields[size]) is int and fields[size] > 0 for size in _ATTENTION_SIZES):
+        fault(where, "heads, length and depth are whole numbers above zero")
+    elif fields["dtype"] not in _ATTENTION_DTYPES or not isinstance(fields["causal"], bool):
+        fault(where, "dtype is one of {}, causal true or false".format(", ".join(_ATTENTION_DTYPES)))
+    else:
+        return Attention(**dict(fields, dtype=DTYPES[fields["dtype"]]))
+    return None
+
+
+def _gemm(where: str, item: Any, fault: Fault) -> Shape | None:
     fields = {"layout": "nn", "bias": False, **item} if isinstance(item, dict) else {}
     if set(fields) != {*_SIZES, "dtype", "layout", "bias"}:
         fault(where, "a mapping of m, k, n, dtype, layout and bias expected")

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from envbuild.selftest.harness import plan
 from envbuild.selftest.job import JobError, parse
 from envbuild.selftest.machine import processors
-from envbuild.selftest.own import Script, Shape
+from envbuild.selftest.own import Attention, Script, Shape
 from envbuild.selftest.registry import Probe
 
 from .reading import job
@@ -18,6 +18,8 @@ from .reading import job
 KNOWN = frozenset(("a", "b"))
 SHAPE = {"m": 1, "k": 2, "n": 3, "dtype": "fp16"}
 SCRIPT = {"name": "a.py", "text": "x"}
+HEADS = {"heads": 2, "length": 100, "depth": 64, "dtype": "bf16"}
+ATTENTION_WORDS = "dtype is one of fp32, fp16, bf16, causal true or false"
 WORDS = "dtype is one of fp64, fp32, fp16, bf16, layout one of nn, nt, tn, tt, bias true or false"
 CATALOGUE = (
     Probe("a", "quick", "cpu", 1, lambda context: None),
@@ -60,7 +62,7 @@ def test_every_field_is_taken() -> None:
             timeouts={"a": 3},
             threads=3,
             memory_mb=4096,
-            own={"shapes": [SHAPE], "script": SCRIPT},
+            own={"shapes": [SHAPE, HEADS], "script": SCRIPT},
         ),
         KNOWN,
     )
@@ -72,6 +74,7 @@ def test_every_field_is_taken() -> None:
     assert (parsed.settings, parsed.timeouts) == ({"allow_tf32": True}, {"a": 3.0})
     assert (parsed.thread_count, parsed.memory_mb) == (3, 4096)
     assert parsed.own.shapes == (Shape(1, 2, 3, "float16", "nn", False),)
+    assert parsed.own.attentions == (Attention(2, 100, 64, "bfloat16", False),)
     assert parsed.own.script == Script("a.py", "x")
 
 
@@ -122,6 +125,17 @@ def test_every_field_is_taken() -> None:
         ({"own": []}, "own: a mapping of shapes and script expected"),
         ({"own": {"more": 1}}, "own: a mapping of shapes and script expected"),
         ({"own": {"shapes": {}}}, "own.shapes: a list expected"),
+        (
+            {"own": {"shapes": [{"heads": 1}]}},
+            "own.shapes[0]: a mapping of heads, length, depth, dtype and causal expected",
+        ),
+        (
+            {"own": {"shapes": [{**HEADS, "heads": 0}]}},
+            "own.shapes[0]: heads, length and depth are whole numbers above zero",
+        ),
+        ({"own": {"shapes": [{**HEADS, "dtype": "fp64"}]}}, f"own.shapes[0]: {ATTENTION_WORDS}"),
+        ({"own": {"shapes": [{**HEADS, "dtype": []}]}}, f"own.shapes[0]: {ATTENTION_WORDS}"),
+        ({"own": {"shapes": [{**HEADS, "causal": 1}]}}, f"own.shapes[0]: {ATTENTION_WORDS}"),
         ({"own": {"shapes": [SHAPE, 5]}}, "own.shapes[1]: a mapping of m, k, n, dtype, layout and bias expected"),
         ({"own": {"shapes": [{**SHAPE, "m": 0}]}}, "own.shapes[0]: m, k and n are whole numbers above zero"),
         ({"own": {"shapes": [{**SHAPE, "k": True}]}}, "own.shapes[0]: m, k and n are whole numbers above zero"),

@@ -1,9 +1,11 @@
 """A profile's own shapes and script: run like every probe, and told apart in every way that they can fail."""
 
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +13,15 @@ import pytest
 from .reading import Frame, environment, job, outcomes, read, run
 
 pytest.importorskip("torch")
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.context import Context
+from envbuild.selftest.job import Job
+from envbuild.selftest.own import Attention as OwnAttention
+from envbuild.selftest.own import Own
+from envbuild.selftest.probes import attention
 
 from . import scripts
 
@@ -98,6 +109,50 @@ def test_a_job_brings_shapes_and_a_script() -> None:
     assert cases[:2] == ["own linear bf16 3x7x5 bias", "own matmul bf16 3x7x5 tt"]
     assert cases[2].startswith("pytorch#133548")
     assert (found["own.script"]["status"], found["own.script"]["reason"]) == ("failed", "no")
+
+
+def test_a_job_brings_shapes_of_attention() -> None:
+    shape = {"heads": 3, "length": 77, "depth": 40, "dtype": "bf16"}
+    own = {"shapes": [SHAPE, shape, {**shape, "causal": True, "dtype": "fp32"}]}
+    status, found = by_job(own=own, probes=["gemm.crash", "attention.math", "attention.flash"])
+    assert status == 0
+    for name in ("attention.math", "attention.flash"):
+        figures = found[name]["figures"][:8]
+        assert [figure["shape"] for figure in figures] == [[4, 3, 77, 40]] * 8
+        assert [figure["dtype"] for figure in figures] == ["bfloat16"] * 4 + ["float32"] * 4
+        assert figures[4]["case"] == "random causal"
+    assert found["gemm.crash"]["figures"][0]["case"] == "own matmul bf16 3x7x5 nn"
+
+
+def test_a_wrong_result_of_an_own_shape_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = with_own(monkeypatch, lambda *given, **how: SDPA(*given, **how) + 1)
+    assert context.faults[0].reason.startswith("random own fp32 4x1x70x32: element")
+
+
+def test_an_own_shape_that_no_kernel_takes_is_a_fault_of_the_math_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(q: torch.Tensor, *given: torch.Tensor, **how: Any) -> torch.Tensor:
+        if q.shape[-1] == 32:
+            raise RuntimeError("No available kernel. Aborting execution.")
+        return SDPA(q, *given, **how)
+
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        with_own(monkeypatch, refuses)
+    context = with_own(monkeypatch, refuses, "flash")
+    assert (context.faults, list(context.traits["unsupported"])) == ([], ["flash own fp32 4x1x70x32"])
+
+
+SDPA = F.scaled_dot_product_attention
+
+
+def with_own(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor], backend: str = "math") -> Context:
+    """attention.<backend> of a small shape of the profile's own and another, by this kernel."""
+    cases = attention.cases
+    monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
+    monkeypatch.setattr(attention, "cases", lambda context: itertools.islice(cases(context), 2))
+    monkeypatch.setattr(attention, "_tell", lambda context, backend: None)
+    context = Context(Job("0" * 32, own=Own(attentions=(OwnAttention(1, 70, 32, "float32", False),))))
+    attention.probe(backend)(context)
+    return context
 
 
 def test_a_script_that_is_asked_for_and_not_brought_is_skipped() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.errors import Fault, ProfileError
 from envbuild.plan import own, sources
-from envbuild.plan.own import Script, Shape
+from envbuild.plan.own import Attention, Script, Shape
 from envbuild.plan.profile import SelfTest
 from unit.support import PROFILE, lock_for, plan_of, source_of, write_profile
 
@@ -72,6 +72,39 @@ def test_a_shape_is_bounded(project: Path, change: dict[str, Any], field: str, w
 @pytest.mark.parametrize("change", [{"m": 1 << 12, "n": 1 << 14}, {"m": 8, "k": 4096, "n": 128256}, {"k": 1}])
 def test_what_models_have_is_within_the_bounds(project: Path, change: dict[str, Any]) -> None:
     assert loaded(project, shapes=[{**SHAPE, **change}])
+
+
+ATTENTION = {"heads": 16, "length": 4096, "depth": 128, "dtype": "bf16"}
+
+
+def test_attention_shapes_are_read_beside_products(project: Path) -> None:
+    found = loaded(project, shapes=[SHAPE, ATTENTION, {**ATTENTION, "causal": True}]).shapes
+    plain = Attention(heads=16, length=4096, depth=128, dtype="bf16")
+    assert found == (Shape(**SHAPE), plain, plain.model_copy(update={"causal": True}))
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"heads": 0}, ".heads", "greater than or equal to 1"),
+        ({"heads": "2"}, ".heads", "whole number"),
+        ({"depth": 513}, ".depth", "less than or equal to"),
+        ({"dtype": "fp64"}, ".dtype", "'bf16'"),
+        ({"causal": 1}, ".causal", "true or false"),
+        ({"bias": True}, ".bias", "unknown key (known: causal, depth, dtype, heads, length)"),
+        ({"heads": 17}, "", "heads x length x length may be 268435456 at most"),
+        ({"depth": 129}, "", "heads x length x depth may be 8388608 at most"),
+    ],
+)
+def test_an_attention_shape_is_bounded(project: Path, change: dict[str, Any], field: str, words: str) -> None:
+    fault = refused(project, shapes=[SHAPE, {**ATTENTION, **change}])
+    assert fault.field == f"selftest.shapes[1]{field}"
+    assert words in fault.message
+
+
+def test_an_attention_shape_that_lacks_a_size_is_told_which(project: Path) -> None:
+    lacking = {key: value for key, value in ATTENTION.items() if key != "heads"}
+    assert refused(project, shapes=[lacking]).field == "selftest.shapes[0].heads"
 
 
 def test_there_may_be_many_shapes_but_not_any_number(project: Path) -> None:
