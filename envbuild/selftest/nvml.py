@@ -15,6 +15,9 @@ _UNCORRECTED = 1  # nvmlMemoryErrorType_t
 _VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and ever
 _XID = 8  # nvmlEventTypeXidCriticalError
 
+# nvmlComputeMode_t
+COMPUTE_MODES = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
+
 Handle = ctypes.c_void_p
 Events = ctypes.c_void_p
 
@@ -94,6 +97,12 @@ class Nvml:
         pending = ctypes.c_uint()
         asked = self._ask("nvmlDeviceGetRetiredPagesPendingStatus", card, ctypes.byref(pending))
         return bool(pending.value) if asked else None
+
+    def compute_mode(self, card: Handle) -> str | None:
+        """Which processes may use the card: "DEFAULT" is all; else one of COMPUTE_MODES."""
+        mode = ctypes.c_int()
+        asked = self._ask("nvmlDeviceGetComputeMode", card, ctypes.byref(mode))
+        return COMPUTE_MODES.get(mode.value) if asked else None
 
     def watch(self, cards: Sequence[Handle]) -> Events | None:
         """Have the driver keep these cards' Xid errors from now on; those of before are in the host's log only."""

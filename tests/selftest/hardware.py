@@ -1,6 +1,7 @@
 """Probes of the driver and the cards over stubs (stubs.py): each case says what the stubs are to answer."""
 
 import ctypes
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from envbuild.selftest.apart import Tell
 from envbuild.selftest.catalogue import PROBES as REAL
 from envbuild.selftest.context import Context
-from envbuild.selftest.probes import arch
+from envbuild.selftest.probes import alloc, arch
 from envbuild.selftest.registry import Probe
 
 Operations = Callable[[Tell, str], None]
@@ -89,7 +90,44 @@ def card(
     return Probe(f"env.arch:{seed}", "quick", "cuda", 120, function, untouched=True)
 
 
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nmore"
+
+
+def occupied(seed: str, mode: str, free: int = 0) -> Probe:
+    """init.alloc at level standard on a card that the CPU plays, in a compute mode: `free` of those that come to it at
+    the same time may use it."""
+    (real,) = (probe for probe in REAL if probe.name == "init.alloc")
+
+    def function(context: Context) -> None:
+        os.environ.update(STUB_MODE=mode)
+        context.job = dataclasses.replace(context.job, level="standard", device="cpu")
+        multiply, together = torch.mm, alloc.together
+
+        def at_once(device: str, count: int) -> Any:
+            turn, come = os.pipe()
+            os.write(come, b"+" * free + b"-" * (count - free))
+
+            def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+                if os.read(turn, 1) == b"-":
+                    raise RuntimeError(BUSY)
+                return multiply(a, b)
+
+            torch.mm = mm
+            return together(device, count)
+
+        module: Any = alloc
+        module.together = at_once
+        real.function(context)
+
+    return Probe(f"init.alloc:{seed}", "quick", "cpu", 120, function, untouched=True)
+
+
 PROBES = (
+    occupied("exclusive", "3", 1),
+    occupied("taken", "3"),
+    occupied("prohibited", "2"),
+    occupied("held", "0"),
+    occupied("unanswered", "9"),
     *(case(name, answers) for name, answers in CASES.items()),
     card("right", (8, 9), LISTED, "2.9.0+cu128"),
     card("blackwell", (12, 0), LISTED[:-1], "2.6.0+cu124"),

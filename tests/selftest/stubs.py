@@ -37,6 +37,7 @@ int nvmlDeviceGetRemappedRows(void *card, unsigned *c, unsigned *u, unsigned *pe
 { *c = *u = 7; *pending = said("STUB_PENDING", 0); *failed = said("STUB_FAILED", 0); return supported(); }
 int nvmlDeviceGetRetiredPagesPendingStatus(void *card, unsigned *pending)
 { *pending = said("STUB_RETIRING", 0); return said("STUB_RETIRING", 0) ? 0 : 3; }
+int nvmlDeviceGetComputeMode(void *card, int *mode) { *mode = said("STUB_MODE", 0); return supported(); }
 int nvmlEventSetCreate(void **set) { *set = &left; return said("STUB_OLD", 0) ? 3 : 0; }
 int nvmlDeviceRegisterEvents(void *card, unsigned long long kinds, void *set) { return kinds == 8 ? 0 : 2; }
 int nvmlEventSetWait_v2(void *set, Event *event, unsigned timeout)

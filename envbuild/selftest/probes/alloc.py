@@ -1,7 +1,8 @@
 """init.alloc: cuBLAS makes its handle when memory is nearly full, and for eight processes at once.
 
 Where it does not, torch says CUBLAS_STATUS_NOT_INITIALIZED, whether memory or the library is at fault. The same product
-in one process, once the memory is free again, tells which. On the CPU a limit of the address space stands for the GPU's
+in one process, once the memory is free again, tells which. A card whose compute mode keeps processes away says so in
+other words, and NVML is asked for the mode. On the CPU a limit of the address space stands for the GPU's
 memory.
 """
 
@@ -18,6 +19,8 @@ import torch
 from envbuild.selftest import apart
 from envbuild.selftest.apart import Apart, Ending, Tell, Work
 from envbuild.selftest.context import Context, missing_gpu
+from envbuild.selftest.libcuda import Driver
+from envbuild.selftest.nvml import Nvml
 from envbuild.selftest.outcome import Skip
 
 HELD = 0.9  # of the memory that is free
@@ -26,6 +29,8 @@ ROOM = 512 << 20  # bytes left to each process on a GPU, for what cuBLAS loads w
 CPU_MEMORY = 512 << 20  # bytes, of each process
 SECONDS = 60.0
 SIZE = 64
+BUSY = "busy or unavailable"  # of cudaErrorDevicesUnavailable's text
+EXCLUSIVE = "EXCLUSIVE_PROCESS"
 
 
 class Gate:
@@ -57,28 +62,38 @@ def alloc(context: Context) -> None:
         reasons = [ending.told["skip"] for ending in endings if "skip" in ending.told]
         if reasons:
             raise Skip(str(reasons[0]))
+        failed = [ending for ending in endings if ending.failure]
+        busy = any(BUSY in str(ending.failure) for ending in failed)
+        if busy:
+            context.traits["compute_mode"] = compute_mode()
+            if context.traits["compute_mode"] == EXCLUSIVE and len(failed) < count:
+                context.traits[case] = {"left_out": f"the card's compute mode is {EXCLUSIVE}: one process at a time"}
+                continue
         errors = [float(ending.told.get("off", "nan")) for ending in endings]
         worst = next((error for error in errors if error != 0), 0.0)
         seconds = max(ending.seconds for ending in endings)
         context.figure(case, torch.float32, (SIZE, SIZE, SIZE), worst, 0.0, seconds)
         context.traits[case] = {"held": [ending.told.get("held") for ending in endings]}
-        failed = [ending for ending in endings if ending.failure]
         if failed:
-            context.fail(*_told_apart(context, failed, count))
+            context.fail(*(_busy if busy else _told_apart)(context, failed, count))
         elif worst != 0:
             context.fail("mismatch", f"{case}: the product is wrong by {worst:g}")
 
 
 def together(device: str, count: int) -> Sequence[Ending]:
-    """The first product of `count` processes that hold their share of the memory, all at once."""
-    gate = Gate()
-    processes = [Apart(_product(device, count, gate)) for _ in range(count)]
-    gate.open(SECONDS / 2)
+    """The first product of `count` processes that hold their share of the memory, all at once.
+
+    The shares are of what is free once all have started the device, and before any holds more: hence two gates.
+    """
+    gates = Gate(), Gate()
+    processes = [Apart(_product(device, count, gates)) for _ in range(count)]
+    for gate in gates:
+        gate.open(SECONDS / 3)
     return [process.finish(SECONDS) for process in processes]
 
 
-def _product(device: str, count: int, gate: Gate | None) -> Work:
-    """Start the device, hold memory where there is a gate, and multiply: CUDA's library makes its handle then."""
+def _product(device: str, count: int, gates: Sequence[Gate] = ()) -> Work:
+    """Start the device, hold memory where there are gates, and multiply: CUDA's library makes its handle then."""
 
     def work(tell: Tell) -> None:
         torch.set_num_threads(1)  # each thread takes address space for its stack
@@ -90,11 +105,13 @@ def _product(device: str, count: int, gate: Gate | None) -> Work:
                 return
         ones = torch.ones((SIZE, SIZE), device=device)
         held = None
-        if gate:
-            gate.wait()
+        if gates:
+            started, measured = gates
+            started.wait()
             tell("at", "memory to hold")
             size = _share(device, count)
             tell("held", size)
+            measured.wait()
             held = torch.empty(size, dtype=torch.uint8, device=device)
         tell("at", "the first product")
         got = torch.mm(ones, ones).cpu()
@@ -114,11 +131,34 @@ def _share(device: str, count: int) -> int:
     return int(HELD * CPU_MEMORY)
 
 
+def compute_mode() -> str | None:
+    """Of the first card that this process may use, as NVML tells it; asked in a process of its own, as that starts the
+    driver."""
+    return apart.run(_ask_mode, SECONDS).told.get("mode")
+
+
+def _ask_mode(tell: Tell) -> None:
+    driver, library = Driver(), Nvml()
+    bus_id = next(driver.bus_ids()) if driver.start() == 0 else ""
+    card = library.handle(bus_id)
+    tell("mode", library.compute_mode(card) if card is not None else None)
+
+
+def _busy(context: Context, failed: Sequence[Ending], count: int) -> tuple[str, str]:
+    """(failure, reason) where CUDA says that the card is kept from a process: neither memory nor the library."""
+    mode = context.traits["compute_mode"]
+    what = f"{len(failed)} of {count} processes failed at {failed[0].told.get('at')}: {failed[0].failure}"
+    if mode in (None, "DEFAULT"):
+        said = f"its compute mode is {mode}" if mode else "NVML does not tell its compute mode"
+        return "exception", f"{what}; {said}: another process holds the card, or it waits for a reset"
+    return "exception", f"{what}; the card's compute mode is {mode}: nvidia-smi --compute-mode=DEFAULT lets all use it"
+
+
 def _told_apart(context: Context, failed: Sequence[Ending], count: int) -> tuple[str, str]:
     """(failure, reason): memory where one process alone can do it with the memory free, else the library."""
     first = failed[0]
     what = f"{len(failed)} of {count} processes failed at {first.told.get('at')}: {first.failure}"
-    alone = apart.run(_product(context.job.device, 1, None), SECONDS)
+    alone = apart.run(_product(context.job.device, 1), SECONDS)
     context.traits["alone"] = alone.failure or "works"
     if alone.failure:
         return "exception", f"{what}; so it does alone with the memory free: the library, or the card"

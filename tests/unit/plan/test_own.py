@@ -80,7 +80,7 @@ ATTENTION = {"heads": 16, "length": 4096, "depth": 128, "dtype": "bf16"}
 def test_attention_shapes_are_read_beside_products(project: Path) -> None:
     found = loaded(project, shapes=[SHAPE, ATTENTION, {**ATTENTION, "causal": True}]).shapes
     plain = Attention(heads=16, length=4096, depth=128, dtype="bf16")
-    assert found == (Shape(**SHAPE), plain, plain.model_copy(update={"causal": True}))
+    assert found == (Shape.model_validate(SHAPE), plain, plain.model_copy(update={"causal": True}))
 
 
 @pytest.mark.parametrize(
