@@ -104,21 +104,23 @@ def _product(device: str, count: int, gates: Sequence[Gate] = ()) -> Work:
                 tell("skip", missing)
                 return
         ones = torch.ones((SIZE, SIZE), device=device)
-        held = None
-        if gates:
-            started, measured = gates
-            started.wait()
-            tell("at", "memory to hold")
-            size = _share(device, count)
-            tell("held", size)
-            measured.wait()
-            held = torch.empty(size, dtype=torch.uint8, device=device)
+        held = _hold(tell, device, count, gates) if gates else None
         tell("at", "the first product")
         got = torch.mm(ones, ones).cpu()
         del held
         tell("off", float((got - SIZE).abs().max()))
 
     return work
+
+
+def _hold(tell: Tell, device: str, count: int, gates: Sequence[Gate]) -> torch.Tensor:
+    started, measured = gates
+    started.wait()
+    tell("at", "memory to hold")
+    size = _share(device, count)
+    tell("held", size)
+    measured.wait()
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _share(device: str, count: int) -> int:
