@@ -1,7 +1,7 @@
 """One file that checks an environment against a profile's lock, wherever there is torch. Pure.
 
 The file is a Python script whose payload, the self-test and what the profile expects, stands in comments behind the
-code: cut short anywhere, it is either no Python (a `try` without its end) or finds that its seal does not fit.
+code: cut short anywhere, it is either no Python (a string without its end) or finds that its seal does not fit.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
 from envbuild.proof import hardware, job
 
-_SCRIPT = """\
-try:
-    # Is this environment what envbuild's profile NAME needs? The lock is LOCK.
-    #
-    #     python FILE                              or on every rank: torchrun --nproc-per-node N FILE
-    #
-    # Needs Python 3.9 and torch. Exit status: 0 all is well; 5 something is wrong, and what cures it; 3 this file is
-    # damaged.
-    import base64, hashlib, json, os, shutil, sys, tempfile
+# One statement, of which no part is a program that ends with 0: where the code is cut, Python shows its first line.
+_SCRIPT = '''\
+raise eval(compile(r"""# envbuild check: where Python shows this line, this file is cut short; export it again
+#: Is this environment what envbuild's profile NAME needs? The lock is LOCK.
+#:
+#:     python FILE                              or on every rank: torchrun --nproc-per-node N FILE
+#:
+#: Needs Python 3.9 and torch. Exit status: 0 all is well; 5 something is wrong, and what cures it; 2 usage; 3 this
+#: file is damaged (1 where so little is left of it that Python cannot read it).
+import base64, hashlib, json, os, shutil, sys, tempfile
 
-    if sys.version_info < (3, 9):
-        sys.stderr.write("envbuild check: Python 3.9 or newer is needed, this is %s\\n" % sys.version.split()[0])
-        sys.exit(5)
+try:
     with open(__file__, "rb") as file:
         body, _, seal = file.read().rpartition(b"#= ")
     if hashlib.sha256(body).hexdigest().encode() != seal.strip():
@@ -38,11 +37,16 @@ try:
     document = json.loads(b"".join(line[3:] for line in lines if line.startswith(b"#- ")).decode())
     archive = base64.b64decode(b"".join(line[3:] for line in lines if line.startswith(b"#+ ")))
 except (NameError, OSError, ValueError) as error:
-    try:
-        sys.stderr.write("envbuild check: this file is not usable: %s; export it again\\n" % error)
-    finally:
-        sys.exit(3)
-
+    sys.stderr.write("envbuild check: this file is not usable: %s; export it again\\n" % error)
+    sys.exit(3)
+if sys.argv[1:]:
+    asked = sys.argv[1:] in (["-h"], ["--help"])
+    said = [line[3:].decode() for line in lines if line.startswith(b"#:")]
+    (sys.stdout if asked else sys.stderr).write("\\n".join(said) + "\\n")
+    sys.exit(0 if asked else 2)
+if sys.version_info < (3, 9):
+    sys.stderr.write("envbuild check: Python 3.9 or newer is needed, this is %s\\n" % sys.version.split()[0])
+    sys.exit(5)
 folder = tempfile.mkdtemp(prefix="envbuild-")
 try:
     path = os.path.join(folder, "selftest.zip")
@@ -54,9 +58,9 @@ try:
     sys.exit(main(document))
 finally:
     shutil.rmtree(folder, ignore_errors=True)
-
+""", __file__, "exec"))
 # What it checks (#-), the self-test (#+) and the sha256 of all before it (#=).
-"""
+'''
 
 
 def render(source: Source, locked: Lock) -> str:
@@ -88,6 +92,9 @@ def _document(source: Source, locked: Lock) -> dict[str, Any]:
     }
 
 
+_NO_GPU_CODE = r"no GPU is visible to torch .{1,60} \(built with no CUDA\)"
+
+
 def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The advisories that a probe's result alone can name, then what to do about anything else."""
     for advisory in facts.advisories():
@@ -98,6 +105,7 @@ def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, Any]]:
     yield {"when": {"probe": "env.libs", "failure": "version"}, "remedy": f"{image}, or install the versions locked"}
     if cards:
         yield {"when": {"probe": "env.identity", "status": "failed"}, "remedy": f"run on one of: {', '.join(cards)}"}
+        yield {"when": {"status": "skipped", "reason": _NO_GPU_CODE}, "remedy": f"{image}, or install the torch locked"}
     yield {
         "when": {"status": "skipped"},
         "remedy": "see that the driver works (nvidia-smi) and its GPUs are let in here",

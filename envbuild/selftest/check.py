@@ -54,7 +54,7 @@ def main(document: Mapping[str, Any]) -> int:
     results = collector.probes()
     wrong = [result for result in results if is_wrong(result, parsed.require)]
     if wrong:
-        return _refuse(who, [line for result in wrong for line in told(result, document["remedies"])])
+        return _refuse(who, report(wrong, document["remedies"]))
     counts = ["{} {}".format(sum(r["status"] == status for r in results), status) for status in ("passed", "skipped")]
     print("{}: {}, {:.1f} s".format(who, ", ".join(counts), time.monotonic() - begin), flush=True)
     return OK
@@ -63,6 +63,15 @@ def main(document: Mapping[str, Any]) -> int:
 def is_wrong(result: Result, required: Sequence[str]) -> bool:
     """Whether a probe failed, or had to pass and was skipped."""
     return bool(result["status"] == "failed" or (result["status"] == "skipped" and result["probe"] in required))
+
+
+def report(wrong: Sequence[Result], remedies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What `told` says of each result, once for all probes of which it is the same."""
+    probes: dict[tuple[str, ...], list[str]] = {}
+    for result in wrong:
+        first, *rest = told(result, remedies)
+        probes.setdefault((first.partition(": ")[2], *rest), []).append(result["probe"])
+    return [line for (cause, *rest), names in probes.items() for line in (f"{', '.join(names)}: {cause}", *rest)]
 
 
 def told(result: Result, remedies: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -86,6 +86,15 @@ def test_a_remedy_may_name_traits_and_several_values() -> None:
     assert check.told(result(traits={"nccl": "2.18.1"}, failure="bound"), [row])[-1] == "  died of SIGFPE"
 
 
+def test_what_is_the_same_of_several_probes_is_said_once() -> None:
+    skip = {"status": "skipped", "failure": None, "signal": None, "at": None, "reason": "no GPU"}
+    wrong = [result(probe="a", **skip), result(), result(probe="b", **skip)]
+    assert check.report(wrong, [FPE, ANY]) == [
+        "a, b: skipped", "  no GPU", "  remedy: look",
+        "gemm.crash: signal SIGFPE at a step", "  died of SIGFPE", "  remedy: a newer cuBLAS",
+    ]  # fmt: skip
+
+
 def test_every_version_that_differs_is_told_up_to_a_dozen() -> None:
     detail = "\n".join(f"p{number} is 1, locked is 2" for number in range(20))
     lines = check.told(result(failure="version", signal=None, at=None, detail=detail), [])

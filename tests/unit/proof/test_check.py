@@ -32,8 +32,8 @@ def told(text: str) -> dict[str, Any]:
     return found
 
 
-def started(file: Path, *options: str, python: str = sys.executable) -> Completed:
-    return run([python, *options, file], timeout=120)
+def started(file: Path, *options: str, after: tuple[str, ...] = ()) -> Completed:
+    return run([sys.executable, *options, file, *after], timeout=120)
 
 
 def test_the_same_lock_gives_the_same_bytes(project: Path) -> None:
@@ -80,10 +80,22 @@ def test_cut_short_anywhere_it_is_never_a_pass(project: Path, tmp_path: Path) ->
                 "envbuild check: this file is not usable: it is cut short or was changed; export it again\n"
             )
         else:
-            assert "SyntaxError" in done.stderr or "IndentationError" in done.stderr or "not usable" in done.stderr
-    for cut in range(1, 5):
+            assert "SyntaxError" in done.stderr
+            assert sys.version_info < (3, 10) or "this file is cut short; export it again" in done.stderr
+    for cut in range(1, text.index("#")):
         file.write_text(text[:cut], encoding="utf-8")
-        assert started(file, *TORCHLESS).code == 1
+        assert started(file, *TORCHLESS).code == 1, f"cut at {cut}"
+
+
+def test_it_says_what_it_is_and_takes_nothing(project: Path, tmp_path: Path) -> None:
+    file = tmp_path / "check.py"
+    file.write_text(rendered(project), encoding="utf-8")
+    helped = [started(file, *TORCHLESS, after=(word,)) for word in ("-h", "--help")]
+    assert [(done.code, done.stderr) for done in helped] == [(0, "")] * 2
+    assert helped[0].stdout.startswith("Is this environment what envbuild's profile sample needs?")
+    assert len(helped[0].stdout.splitlines()) == 6
+    refused = started(file, *TORCHLESS, after=("--level",))
+    assert (refused.code, refused.stdout, refused.stderr) == (2, "", helped[0].stdout)
 
 
 def test_one_byte_changed_is_noticed(project: Path, tmp_path: Path) -> None:
@@ -99,6 +111,19 @@ def test_without_torch_it_says_so(project: Path, tmp_path: Path) -> None:
     assert (done.code, done.stdout) == (5, "")
     assert "torch cannot be imported by" in done.stderr
     assert done.stderr.endswith("envbuild check: sample: not as it should be\n  there is no torch here to check\n")
+
+
+def test_a_torch_without_gpu_code_is_told_in_a_few_lines(project: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip("this torch has GPU code")
+    file = tmp_path / "check.py"
+    file.write_text(rendered(project, gpus=["h20"], torch="2.7.1"), encoding="utf-8")
+    done = started(file)
+    assert (done.code, done.stdout) == (5, "")
+    assert len(done.stderr.splitlines()) == 4, done.stderr
+    assert "  env.identity, env.libs: skipped\n" in done.stderr
+    assert "remedy: run in the image of sample (envbuild make sample), or install the torch locked" in done.stderr
 
 
 # the command, and the file in this very Python
