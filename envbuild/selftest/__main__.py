@@ -3,8 +3,8 @@
     python -m envbuild.selftest [--level quick] [--device cpu] [--probe NAME]... [--list] [--json]
     python -m envbuild.selftest --job FILE      ("-": standard input)
 
-Exit status: 0 all passed or skipped; 3 a bad job document; 4 no torch; 5 a probe failed; 128 + the signal that
-interrupted.
+Exit status: 0 all passed or skipped; 2 usage; 3 a bad job document; 4 no torch; 5 a probe failed; 128 + the signal
+that interrupted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Callable
 from envbuild.selftest.frames import FrameWriter
 from envbuild.selftest.job import DEVICES, LEVELS, VERSION, Job, JobError, parse
 
-OK, BAD_JOB, NO_TORCH, FAILED = 0, 3, 4, 5
+OK, USAGE, BAD_JOB, NO_TORCH, FAILED = 0, 2, 3, 4, 5
 
 Emit = Callable[[Mapping[str, Any]], None]
 
@@ -82,6 +82,13 @@ def command(arguments: list[str] | None = None) -> int:
         return _job_command(options.job)
     if options.list:
         return _list()
+    if options.probe:
+        if not has_torch():
+            return NO_TORCH
+        unknown = _unknown(options.probe)
+        if unknown:
+            print(unknown, file=sys.stderr)
+            return USAGE
     from envbuild.selftest.table import Collector, Table
 
     document = {
@@ -107,6 +114,15 @@ def _job_command(path: str) -> int:
         print(f"job: {path}: {error}", file=sys.stderr)
         return BAD_JOB
     return main(document)
+
+
+def _unknown(names: list[str]) -> str | None:
+    """What to say of names that no probe has; None where each is one's. Imports torch, as the probes do."""
+    from envbuild.selftest.catalogue import PROBES
+
+    known = [probe.name for probe in PROBES]
+    wrong = [name for name in names if name not in known]
+    return "there is no probe {}; known: {}".format(", ".join(map(repr, wrong)), ", ".join(known)) if wrong else None
 
 
 def _list() -> int:
