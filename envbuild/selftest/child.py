@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from envbuild.selftest.context import Context, missing_gpu
-from envbuild.selftest.frames import ANNOUNCE, ENVIRONMENT, FINGERPRINT, RESULT, encode, pack, write_all
+from envbuild.selftest.frames import ANNOUNCE, ENVIRONMENT, FINGERPRINT, NOTE, RESULT, encode, pack, write_all
 from envbuild.selftest.job import SETTINGS, Job
 from envbuild.selftest.outcome import FAILED, PASSED, SKIPPED, Outcome, ProbeFailure, Skip, tail
 from envbuild.selftest.registry import Probe
@@ -97,6 +97,7 @@ def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:
         announce=lambda step: write_all(ends.messages, pack(ANNOUNCE, step.encode("utf-8"))),
         environment=lambda document: write_all(ends.messages, pack(ENVIRONMENT, encode(document))),
         fingerprint=lambda document: write_all(ends.messages, pack(FINGERPRINT, encode(document))),
+        note=lambda reason: write_all(ends.messages, pack(NOTE, reason.encode("utf-8", "replace"))),
     )
     begin = time.perf_counter()
     outcome = _attempt(probe, job, context)
@@ -111,19 +112,23 @@ def _attempt(probe: Probe, job: Job, context: Context) -> Outcome:
     except Skip as skip:
         return _outcome(context, SKIPPED, reason=str(skip))
     except ProbeFailure as failure:
-        return _outcome(context, FAILED, failure.kind, failure.reason)
+        return _outcome(context, FAILED, failure.kind, failure.reason, _noted(context))
     except SystemExit as error:
-        return _outcome(context, FAILED, "exit", f"the probe called exit({error.code})", _trace())
+        return _outcome(context, FAILED, "exit", f"the probe called exit({error.code})", _noted(context, _trace()))
     except BaseException as error:
         kind = "oom" if _is_memory(error) else "exception"
-        return _outcome(context, FAILED, kind, _sentence(error), _trace())
+        return _outcome(context, FAILED, kind, _sentence(error), _noted(context, _trace()))
     if not context.faults:
         return _outcome(context, PASSED)
     first, more = context.faults[0], len(context.faults) - 1
     context.at = first.step
     reason = first.reason + (f" (and {more} more)" if more else "")
-    detail = "\n".join(fault.reason for fault in context.faults)
-    return _outcome(context, FAILED, first.kind, reason, detail, first.signal)
+    return _outcome(context, FAILED, first.kind, reason, _noted(context), first.signal)
+
+
+def _noted(context: Context, last: str = "") -> str:
+    """Every fault that the probe has noted, then what ended it."""
+    return "\n".join([*(fault.reason for fault in context.faults), last])
 
 
 def _outcome(

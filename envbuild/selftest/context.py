@@ -15,7 +15,7 @@ from envbuild.selftest.job import LEVELS, Job
 from envbuild.selftest.outcome import Figure
 
 Refusal = Callable[[Exception], bool]
-
+_MOST_NOTES = 100  # faults that outlive a process that dies
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -78,6 +78,7 @@ class Context:
         announce: Callable[[str], None] = lambda step: None,
         environment: Callable[[Mapping[str, Any]], None] = lambda document: None,
         fingerprint: Callable[[Mapping[str, Any]], None] = lambda document: None,
+        note: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.job = job
         self.device = torch.device(job.device)
@@ -89,6 +90,7 @@ class Context:
         self.send_environment = environment
         self.send_fingerprint = fingerprint
         self._announce = announce
+        self._note = note
 
     @property
     def on_cpu(self) -> bool:
@@ -132,6 +134,8 @@ class Context:
     def fail(self, kind: str, reason: str, signal: str | None = None) -> None:
         """Note a fault and go on: the probe fails, and its later cases are still measured."""
         self.faults.append(Fault(kind, self.at, reason, signal))
+        if len(self.faults) <= _MOST_NOTES:
+            self._note(reason)
 
     def figure(
         self,

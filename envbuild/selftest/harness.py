@@ -74,7 +74,8 @@ def _run_probe(probe: Probe, job: Job, terms: watch.Terms) -> tuple[Outcome, lis
         ending = watch.run(probe, job, timeout, terms)
     except OSError as error:
         return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), []
-    return verdict.judge(ending, timeout), verdict.documents(ending)
+    judged = verdict.judge_script if probe.needs == "script" else verdict.judge
+    return judged(ending, timeout), verdict.documents(ending)
 
 
 def _start(planned: Sequence[Probe], job: Job) -> dict[str, Any]:

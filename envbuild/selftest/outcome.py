@@ -88,7 +88,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A probe's result as its frame tells it; `figures` are Figure documents, ready for JSON."""
+    """A probe's result as its frame tells it; `figures` are Figure documents, ready for JSON.
+
+    `output`: the end of what a profile's own script printed; None for the probes that ship.
+    """
 
     status: str
     reason: str | None = None
@@ -99,6 +102,7 @@ class Outcome:
     figures: Sequence[Mapping[str, Any]] = ()
     traits: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    output: str | None = None
 
     def document(self, probe: str, level: str) -> dict[str, Any]:
         return {
@@ -114,6 +118,7 @@ class Outcome:
             "figures": list(self.figures),
             "seconds": round(self.seconds, 6),
             "traits": dict(self.traits),
+            "output": self.output,
         }
 
 

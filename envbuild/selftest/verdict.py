@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
-from envbuild.selftest.frames import ANNOUNCE, DOCUMENTS, RESULT
+from envbuild.selftest.frames import ANNOUNCE, DOCUMENTS, NOTE, RESULT
 from envbuild.selftest.outcome import DETAIL_LIMIT, FAILED, Outcome, signal_name, tail
 from envbuild.selftest.watch import Ending
 
@@ -30,6 +31,11 @@ def judge(ending: Ending, timeout: float) -> Outcome:
     return _told(json.loads(results[0]), ending.seconds)
 
 
+def judge_script(ending: Ending, timeout: float) -> Outcome:
+    """The same of a script, whose words are its author's: what it printed stands apart from what was found."""
+    return replace(judge(replace(ending, noise=""), timeout), output=tail(ending.noise))
+
+
 def documents(ending: Ending) -> list[dict[str, Any]]:
     """What the process told besides its result: the last document of each kind, as frames."""
     last = {kind: payload for kind, payload in ending.messages if kind in DOCUMENTS}
@@ -45,8 +51,9 @@ def _signalled(ending: Ending, number: int) -> Outcome:
 
 def _failed(ending: Ending, failure: str, reason: str, signal_: str | None = None) -> Outcome:
     steps = [payload for kind, payload in ending.messages if kind == ANNOUNCE]
-    half = DETAIL_LIMIT // 2 - 1
-    parts = (tail(ending.noise, half), tail(ending.dump, half))
+    notes = b"\n".join(payload for kind, payload in ending.messages if kind == NOTE).decode("utf-8", "replace")
+    told = [text for text in (notes, ending.noise, ending.dump) if text.strip()]
+    parts = [tail(text, DETAIL_LIMIT // len(told) - 1) for text in told]
     return Outcome(
         status=FAILED,
         reason=reason,

@@ -50,6 +50,9 @@ WRONG = {
     "nul": "a = 1\0",
     "fails": "step('one'); fail('first'); step('two'); fail('second')",
     "fails-and-exits": "import sys; fail('found it'); sys.exit(0)",
+    "fails-then-raises": "step('one'); fail('a note'); print('a word'); raise ValueError('late')",
+    "fails-then-crashes": "import ctypes; fail('a note'); print('a word', flush=True); ctypes.string_at(0)",
+    "fails-forever": "import os\nfor n in range(1000): fail(f'note {n}')\nos.abort()",
     "fails-long": "step('s' * 100_000); fail('f' * 100_000)",
     "loops": "step('looping')\ndef forever():\n    while True: pass\nforever()",
     "crashes": "import ctypes; step('reading'); ctypes.string_at(0)",
@@ -72,7 +75,7 @@ def brings(name: str, text: str) -> Probe:
         context.job = dataclasses.replace(context.job, own=Own(script=Script(f"{name}.py", text)))
         real.function(context)
 
-    return Probe(name, "quick", "cpu", 1 if name == "loops" else 60, function)
+    return Probe(name, "quick", "script", 1 if name == "loops" else 60, function)
 
 
 PROBES = tuple(brings(name, text) for name, text in {**RIGHT, **WRONG}.items())

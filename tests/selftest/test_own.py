@@ -30,7 +30,8 @@ SHAPE = {"m": 3, "k": 7, "n": 5, "dtype": "bf16"}
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
-    frames, status, err = run("scripts", job(threads=2), tmp_path_factory.mktemp("scripts") / "frames")
+    given = job(threads=2, own={"script": {"name": "replaced.py", "text": ""}})
+    frames, status, err = run("scripts", given, tmp_path_factory.mktemp("scripts") / "frames")
     assert status == 5
     return {**outcomes(frames), "run": {"stderr": err}}
 
@@ -57,6 +58,9 @@ def test_a_script_that_comes_to_its_end_passes(told: dict[str, Frame], name: str
         ("nul", "exception", None, "null bytes"),
         ("fails", "mismatch", "one", "first (and 1 more)"),
         ("fails-and-exits", "mismatch", None, "found it"),
+        ("fails-then-raises", "exception", "one", "ValueError: late"),
+        ("fails-then-crashes", "signal", None, "died of SIGSEGV"),
+        ("fails-forever", "signal", None, "died of SIGABRT"),
         ("fails-long", "mismatch", "s" * 500, "f" * 500),
         ("loops", "hang", "looping", "no end after 1 s"),
         ("crashes", "signal", "reading", "died of SIGSEGV"),
@@ -85,8 +89,20 @@ def test_where_a_script_was_is_told(told: dict[str, Frame]) -> None:
     assert 'crashes.py", line 1' in told["crashes"]["detail"]
 
 
-def test_what_a_script_prints_goes_to_stderr(told: dict[str, Frame]) -> None:
+def test_what_was_noted_outlives_what_ended_the_script(told: dict[str, Frame]) -> None:
+    assert told["fails-then-raises"]["detail"].startswith("a note\nTraceback")
+    assert told["fails-then-crashes"]["detail"].startswith("a note\nFatal Python error: Segmentation fault")
+    assert "\nnote 99\n" in told["fails-forever"]["detail"] and "note 100" not in told["fails-forever"]["detail"]
+
+
+def test_what_a_script_prints_is_told_apart_from_what_was_found(told: dict[str, Frame]) -> None:
     assert b"xxxxx" in told["run"]["stderr"]
+    assert told["noise"]["output"].endswith("from the script")
+    assert len(told["noise"]["output"]) <= 8192
+    assert [told[name]["output"] for name in ("fails-then-raises", "fails-then-crashes", "empty")] == [
+        "a word", "a word", None,
+    ]  # fmt: skip
+    assert "a word" not in told["fails-then-crashes"]["detail"]
 
 
 def by_job(**fields: Any) -> tuple[int, dict[str, Frame]]:
