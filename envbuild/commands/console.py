@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from envbuild.commands.table import Live, line
 from envbuild.errors import printable
 
 if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
+    from envbuild.commands.results import Live
     from envbuild.making import Step
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,10 +93,14 @@ def emit(document: Mapping[str, Any]) -> None:
 class Console:
     """Steps, and the probes of a self-test, as lines on stderr; in a terminal the running one shows what it is at.
 
-    `results`: the probes will come on stdout too, so in a terminal their table goes when it is done.
+    `results`: the probes are what was asked for. Each is then a line on stdout as soon as it has ended, and on stderr
+    only a table that a terminal takes away again: a log that has both streams has each probe once.
     """
 
-    def __init__(self, results: bool = False) -> None:
+    def __init__(self, results: bool = False, verbose: bool = False) -> None:
+        self._results, self._verbose = results, verbose
+        self._told = 0
+        self._failed: list[Mapping[str, Any]] = []
         self._live: Any = None
         self._probes: Live | None = None
         self._kept = not (results and sys.stdout.isatty())
@@ -124,12 +128,30 @@ class Console:
 
     def probe(self, told: Mapping[str, Any]) -> None:
         """The probes that will run ("probes"), or the result of one."""
+        from envbuild.commands import results  # not for --help
+
+        if told.get("status") == "failed":
+            self._failed.append(told)
         if self._live:
             self._live.stop()
-            self._probes = self._probes or Live(self._rich, self._kept)
+            self._probes = self._probes or results.Live(self._rich, self._kept)
             self._probes.take(told)
+        elif "probe" in told and self._results:
+            self._result(told)
         elif "probe" in told:
-            self.say(line(told))
+            self.say(results.line(told))
+
+    def results(self, judged: Sequence[Mapping[str, Any]]) -> None:
+        """Every result of the run on stdout, of which those that came as lines are there already."""
+        for result in judged[self._told :]:
+            self._result(result)
+
+    def _result(self, result: Mapping[str, Any]) -> None:
+        from envbuild.commands.results import whole
+
+        self._told += 1
+        for text in whole(result, self._verbose):
+            click.echo(printable(text))
 
     def end(self, step: Step) -> None:
         self.abort()
@@ -143,3 +165,9 @@ class Console:
         if self._probes:
             self._probes.stop()
             self._probes = None
+        for told in () if self._results else self._failed:
+            from envbuild.commands.results import printed
+
+            for text in printed(told):
+                self.say(text)
+        self._failed = []

@@ -1,4 +1,3 @@
-import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -7,7 +6,6 @@ import click
 
 from envbuild import pipeline
 from envbuild.commands.console import Console, emit, gpus_option, json_option, profile_argument
-from envbuild.commands.table import line
 from envbuild.errors import CheckFailed, NotProved, UsageError
 from envbuild.making import Made
 from envbuild.plan import probes
@@ -27,6 +25,7 @@ from envbuild.proof import fingerprint, job, junit
 @click.option(
     "--junit", "report", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="JUnit XML, for CI."
 )
+@click.option("-v", "--verbose", is_flag=True, help="What the profile's own script printed, also where it passed.")
 @gpus_option
 @click.option(
     "--fingerprint", "print_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
@@ -41,6 +40,7 @@ def command(
     asked: tuple[str, ...],
     listing: bool,
     report: Path | None,
+    verbose: bool,
     gpus: tuple[str, ...],
     print_file: Path | None,
     as_json: bool,
@@ -57,7 +57,7 @@ def command(
     probes.check(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
-    console = Console(results=not as_json)
+    console = Console(results=not as_json, verbose=verbose)
     wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
     if python:
         made = pipeline.test_environment(name, python, console, wanted)
@@ -66,10 +66,7 @@ def command(
     if report:
         write_atomically(report, _junit(made))
     if not as_json and made.run:
-        for result in made.run.results:
-            click.echo(line(result))
-            if result["status"] == "failed" and result["detail"]:
-                click.echo(textwrap.indent(result["detail"].rstrip(), "    "))
+        console.results(made.run.results)
     try:
         if print_file:
             _keep(made, print_file)
@@ -104,7 +101,6 @@ def _junit(made: Made) -> str:
 
 
 def document(made: Made) -> dict[str, Any]:
-    """The self-test's summary and every probe's figures."""
+    """The self-test's summary, and of every probe its figures, details and what its script printed."""
     assert made.run is not None
-    probes = [{key: value for key, value in result.items() if key != "detail"} for result in made.run.results]
-    return {**made.run.summary(), "probes": probes}
+    return {**made.run.summary(), "probes": [dict(result) for result in made.run.results]}

@@ -57,7 +57,8 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
         "seconds": round(run.seconds, 3),
         "start": dict(run.start),
         "environment": dict(run.environment),
-        "results": [dict(result) for result in run.results],
+        # what a script printed is shown, and kept out of what is published
+        "results": [{key: value for key, value in result.items() if key != "output"} for result in run.results],
         "errors": list(run.errors),
     }
 

@@ -35,6 +35,8 @@ def render(name: str, run: TestRun, properties: Mapping[str, str]) -> str:
             SubElement(case, "skipped", message=_clean(f"{required}skipped: {result['reason']}"))
         elif run.errors:
             SubElement(case, "skipped", message=_clean(f"does not count: {run.errors[0]}"))
+        if result.get("output"):
+            SubElement(case, "system-out").text = _clean(result["output"])
     for error in run.errors:
         failure = {"detail": error, "advisory": None, "signal": None}
         _failure(_case(suite, name, "the run itself", 0.0), failure, run.log)

@@ -35,6 +35,7 @@ class _Probe(_Frame):
     figures: list[dict[str, Any]] = Field(max_length=5000)
     seconds: float
     traits: dict[str, Any] = {}
+    output: Said | None = Field(None, max_length=20000)
 
 
 class _Start(_Frame):
@@ -88,13 +89,14 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
             break
         documents.append(found[1])
     planned, results, shape = _results(documents)
-    errors += shape
+    if documents or not errors:  # where nothing came at all, why it ended says enough
+        errors += shape
     if output.timed_out:
         results += _hung(planned, results, output.seconds)
     if (output.exit_code == 5) != any(result["status"] == "failed" for result in results) and not errors:
         errors.append(f"the self-test ended with exit code {output.exit_code}, which does not fit its results")
     ran = {result["probe"]: result["status"] for result in results}
-    if documents or not errors:  # where nothing came at all, why it ended says enough
+    if documents or not errors:
         errors += [f"required probe {name} is not among the results" for name in require if name not in ran]
     of_kind = {str(document.get("kind")): document for document in documents}
     return TestRun(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from envbuild.commands.console import Console
-from envbuild.commands.table import line
+from envbuild.commands.results import line, whole
 from envbuild.making import Step
 from unit.proof.runs import NAMES, probe
 from unit.support import envbuild
@@ -73,6 +73,51 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
     assert [text.split()[:2] for text in said.err.splitlines()] == [
         ["passed", "env.libs"], ["failed", "gemm.crash"], ["self-test", "1.50"],
     ]  # fmt: skip
+
+
+def test_where_results_are_asked_for_each_is_a_line_on_stdout_and_nowhere_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A log of both streams has each probe once, also one that only judging the whole run has found."""
+    console, hung = Console(results=True), probe("train.step", "failed")
+    run(console, probe("env.libs"), probe("gemm.crash", "failed", detail="the stack"))
+    live = capsys.readouterr()
+    assert (live.err, [text.split()[:2] for text in live.out.splitlines()]) == (
+        "", [["passed", "env.libs"], ["failed", "gemm.crash"], ["the", "stack"]],
+    )  # fmt: skip
+    console.end(DONE)
+    console.results([probe("env.libs"), probe("gemm.crash", "failed"), hung])
+    said = capsys.readouterr()
+    assert [text.split()[0] for text in said.err.splitlines()] == ["self-test"]
+    assert [text.split()[:2] for text in said.out.splitlines()] == [["failed", "train.step"]]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_a_failed_script_printed_is_shown_beside_other_steps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    seen = opened(monkeypatch) if terminal else None
+    console = Console()
+    run(console, probe("env.libs", output="not this"), probe("own.script", "failed", output="loss\nis \x1b[2Jnan"))
+    console.end(DONE)
+    told = shown(seen.getvalue() if seen else capsys.readouterr().err)
+    assert told[told.index("own.script printed:") + 1 :][:2] == ["loss", "is \ufffd[2Jnan"]
+    assert "not this" not in told
+
+
+@pytest.mark.parametrize(("status", "verbose", "here"), [
+    ("passed", False, False), ("passed", True, True), ("failed", False, True), ("skipped", False, False),
+])  # fmt: skip
+def test_what_a_script_printed_is_shown_where_it_failed_or_on_request(status: str, verbose: bool, here: bool) -> None:
+    told = whole(probe("own.script", status, output="a word"), verbose)
+    assert told[1:] == (["    own.script printed:", "      a word"] if here else [])
+
+
+def test_a_line_names_the_step_that_was_not_survived() -> None:
+    died = probe("gemm.crash", "failed", reason="died of SIGFPE", at="mm 3x7")
+    assert line(died).endswith("  at mm 3x7: died of SIGFPE")
+    named = probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7")
+    assert line(named).endswith("  mm 3x7: off by 2"), "once is enough"
 
 
 def test_a_terminal_shows_what_ended_and_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:

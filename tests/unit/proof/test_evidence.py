@@ -53,6 +53,12 @@ def failed_run() -> testrun.TestRun:
 # the statement
 
 
+def test_what_a_script_printed_is_kept_out_of_what_is_published(locked: Lock) -> None:
+    run = passed_run(probe("own.script", output="a secret"))
+    assert run.results[0]["output"] == "a secret"
+    assert "a secret" not in json.dumps(record_of(locked, run))
+
+
 def test_the_statement_is_in_totos_with_a_test_result(locked: Lock) -> None:
     record = record_of(
         locked, passed_run(probe("env.libs"), probe("gemm.crash", "failed"), probe("train.step", "skipped"))

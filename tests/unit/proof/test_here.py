@@ -106,6 +106,29 @@ def test_an_environment_that_is_not_as_locked_fails(locked: Lock, project: Path)
     assert (done.code, "nosuch is absent, locked is 1" in done.stderr) == (5, True)
 
 
+def test_a_python_without_torch_is_told_once(locked: Lock, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    run([sys.executable, "-m", "venv", "--without-pip", bare], timeout=60)
+    done = envbuild("test", "sample", "--python", str(bare))
+    assert (done.code, done.stdout) == (5, "")
+    assert done.stderr.count("torch cannot be imported by") == 1
+    assert done.stderr.splitlines()[-1].endswith("No module named 'torch'")
+
+
+def test_what_the_profiles_script_prints_and_notes_is_shown(project: Path) -> None:
+    (project / "tests").mkdir()
+    (project / "tests" / "smoke.py").write_text("print('loss \\x1b[2J nan'); fail('a note'); raise ValueError('late')")
+    lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})
+    asked = ("test", "sample", "--python", sys.executable, "--probe", "own.script")
+    done = envbuild(*asked)
+    assert done.code == 5, done.stderr
+    assert "    a note\n    Traceback" in done.stdout
+    assert "    own.script printed:\n      loss \ufffd[2J nan\n" in done.stdout
+    (result,) = envbuild(*asked, "--json").document["probes"]
+    assert result["output"] == "loss \ufffd[2J nan"
+    assert result["detail"].startswith("a note\n")
+
+
 def test_an_image_and_an_environment_are_two_things() -> None:
     assert envbuild("test", "sample", "--python", sys.executable, "--image", "x").code == 2
 

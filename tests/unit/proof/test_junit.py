@@ -24,6 +24,7 @@ SCHEMA: dict[str, tuple[set[str], set[str], set[str]]] = {
     "testcase": ({"name"}, {"time", "classname", "group"}, {"skipped", "failure", "system-out", "system-err"}),
     "failure": (set(), {"type", "message"}, set()),
     "skipped": (set(), {"type", "message"}, set()),
+    "system-out": (set(), set(), set()),
 }
 
 
@@ -70,6 +71,14 @@ def test_a_case_for_each_probe() -> None:
     assert failure.text.splitlines()[0] == "advisory: cublas-hopper-fpe (envbuild facts advisories)"
     assert failure.text.endswith("signal at a step: why\nthe stack")
     assert told["train.step"][0].attrib == {"message": "skipped: why"}
+
+
+def test_what_a_script_printed_is_the_output_of_its_case() -> None:
+    found = cases(suite(passed_run(probe("own.script", output="one\x1b[2J"), probe("env.libs"))))
+    (said,) = found["own.script"]
+    assert (said.tag, said.text) == ("system-out", "one\ufffd[2J")
+    both = cases(suite(passed_run(probe("own.script", "failed", output="one"))))
+    assert [part.tag for part in both["own.script"]] == ["failure", "system-out"]
 
 
 def test_a_failure_that_no_advisory_knows_has_its_signal_or_none() -> None:

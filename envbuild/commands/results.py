@@ -1,12 +1,11 @@
-"""How a self-test's probes are shown: a line each, and in a terminal a table that lives while they run."""
+"""How a self-test's results are shown: a line each, and in a terminal a table that lives while the probes run."""
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from envbuild.proof.testrun import worst
 
 if TYPE_CHECKING:  # loaded where there is a terminal
     from rich.console import Console as Rich
@@ -21,9 +20,26 @@ def line(result: Mapping[str, Any]) -> str:
 
 
 def _note(result: Mapping[str, Any]) -> str:
+    from envbuild.proof.testrun import worst  # not for --help
+
     ratio = worst(result)
     error = f"{len(result['figures'])} figures, error at most {ratio:.3g} of its bound" if ratio is not None else ""
-    return " ".join((result["reason"] or error).split())
+    reason, at = result["reason"] or error, result["at"] if result["status"] == "failed" else None
+    where = f"at {at}: " if at and at not in reason else ""
+    return " ".join(f"{where}{reason}".split())
+
+
+def whole(result: Mapping[str, Any], verbose: bool) -> list[str]:
+    """The line of a probe; where it failed also the details and what its script printed. `verbose`: that in any case."""
+    failed = result["status"] == "failed"
+    detail = textwrap.indent(result["detail"].rstrip(), "    ").splitlines() if failed and result["detail"] else []
+    return [line(result), *detail, *(printed(result) if failed or verbose else ())]
+
+
+def printed(result: Mapping[str, Any]) -> list[str]:
+    """What a script of the profile's own printed, as lines of their own."""
+    output = result.get("output")
+    return [f"    {result['probe']} printed:", *textwrap.indent(output, "      ").splitlines()] if output else []
 
 
 class Live:
