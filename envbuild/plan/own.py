@@ -6,8 +6,12 @@ Neither is content of a lock: they say what an image must pass, not what it hold
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
+import sys
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -106,15 +110,34 @@ def read_script(merged: Document) -> list[Fault]:
     if not isinstance(selftest, dict) or not isinstance(path, str):
         return []
     try:
-        selftest["script"] = Script(path, _read(path, Path(merged.place(_HERE).file)))
+        file, text = _read(path, Path(merged.place(_HERE).file))
     except ValueError as error:
         selftest["script"] = None
         return [merged.fault(_HERE, str(error))]
-    return []
+    selftest["script"] = Script(path, text)
+    return list(syntax(text, display(file), str(merged.data.get("python"))))
 
 
-def _read(path: str, profile: Path) -> str:
-    """The source at `path`, relative to the file of the profile that names it. Raises ValueError, saying why not."""
+def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
+    """What is wrong with a script for that Python ("3.11"). One newer than ours may take more: it is asked in the image.
+    """
+    minor = re.fullmatch(r"3\.([0-9]{1,2})", python)
+    if minor and int(minor[1]) > sys.version_info.minor:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text, name, feature_version=(3, int(minor[1])) if minor else None)
+            compile(tree, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        yield Fault(f"no valid Python: {error.msg}", name, error.lineno, ".".join(_HERE))
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        yield Fault(f"no valid Python: {str(error) or 'nested too deeply'}", name, None, ".".join(_HERE))
+
+
+def _read(path: str, profile: Path) -> tuple[Path, str]:
+    """The file at `path`, relative to that of the profile that names it, and its source. Raises ValueError, saying why
+    not."""
     if len(path) > 300 or not re.fullmatch(_PATH, path):
         raise ValueError(f"{path[:300]!r} is not a path of a .py file relative to the profile's")
     try:
@@ -125,7 +148,7 @@ def _read(path: str, profile: Path) -> str:
             raise ValueError(f"there is no file {display(file)}")
         if file.stat().st_size > MOST_BYTES:
             raise ValueError(f"{path} is larger than {MOST_BYTES} bytes")
-        return file.read_bytes().decode()
+        return file, file.read_bytes().decode()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle

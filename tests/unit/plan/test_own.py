@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,33 @@ def test_a_script_that_cannot_be_taken_is_a_fault_at_its_place(project: Path, pa
 def test_a_profile_cannot_give_the_source_itself(project: Path, value: object) -> None:
     script(project)
     assert refused(project, script=value).message == "must be a path"
+
+
+def _wrong(project: Path, text: str, **profile: Any) -> list[str]:
+    (project / "smoke.py").write_bytes(text.encode())
+    try:
+        source_of(project, {**asking(script="../smoke.py"), **profile})
+    except ProfileError as error:
+        return [str(fault) for fault in error.faults]
+    return []
+
+
+def test_a_script_that_is_no_python_is_found_before_anything_is_built(project: Path) -> None:
+    assert _wrong(project, "one = 1\nreturn one\n") == [
+        "smoke.py:2: selftest.script: no valid Python: 'return' outside function"
+    ]
+    assert _wrong(project, "def f(:\n")[0].startswith("smoke.py:1: selftest.script: no valid Python: ")
+    assert len(_wrong(project, "a = 1\0")) == 1
+    for deep in ("-" * 100_000 + "1", "x" + "+x" * 60_000, "(" * 1000):
+        assert len(_wrong(project, deep)) == 1
+
+
+def test_a_script_is_judged_by_the_python_of_its_profile(project: Path) -> None:
+    newer = "match 1:\n    case 1: pass\n"
+    assert _wrong(project, newer, python="3.11") == []
+    assert "only supported in Python 3.10" in _wrong(project, newer, python="3.9", base={"bootstrap": "bullseye"})[0]
+    future = f"3.{sys.version_info.minor + 1}"
+    assert list(own.syntax("not ours to judge (", "smoke.py", future)) == []
 
 
 def test_the_largest_script_is_taken(project: Path) -> None:
