@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from envbuild.image.engine import Image
 from envbuild.image.names import VERIFIED
 from envbuild.plan.lock import Lock
+from envbuild.plan.own import Script
 from envbuild.proof import evidence, job, proved
 from envbuild.proof.counting import Proof
 from envbuild.proof.job import Asked
@@ -46,6 +47,7 @@ class Options:
     requirements: Path | None = None
     asked: Asked = job.ALL
     tolerant: bool = False  # known faults are tried, not refused
+    script: Script | None = None  # instead of the profile's own
 
     @property
     def trial(self) -> bool:

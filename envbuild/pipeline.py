@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -15,7 +16,7 @@ from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved, 
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
 from envbuild.making import Made, Options, Progress, Step
-from envbuild.plan import lock, probes, resolve, sources
+from envbuild.plan import lock, own, probes, resolve, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.releases import releases
 from envbuild.plan.resolve import Plan
@@ -186,13 +187,23 @@ def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
     with working(session, done.document):
         plan = session.resolve(session.load())
         done.profile = session.made.name
-        if hunt.probe and probes.known()[hunt.probe].needs == "cuda" and not plan.choice.situation.gpus:
+        gpus = plan.choice.situation.gpus
+        if probes.known()[hunt.probe].needs == "cuda" and not gpus:
             raise UsageError(f"{hunt.probe} needs a GPU; {session.made.name} is for the CPU")
+        trial = Options(
+            tolerant=True,
+            asked=Asked(probes=tuple(dict.fromkeys((*([_CARD] if gpus else []), hunt.probe)))),
+            script=own.given(hunt.script, plan.python) if hunt.script else None,
+        )
+        if gpus:
+            session.look_for_card()
         distribution = done.distribution = resolve.distribution(plan, hunt.pin)
         versions = done.versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
 
         def passes(index: int) -> bool | None:
-            done.tries.append(session.step(versions[index], lambda: _try(name, versions[index], hunt, progress)))
+            version = versions[index]
+            options = replace(trial, pins={hunt.pin: version})
+            done.tries.append(session.step(version, lambda: _try(name, version, options, hunt, progress)))
             return done.tries[-1].passed
 
         done.found = search(len(versions), passes)
@@ -206,17 +217,17 @@ def _versions(plan: Plan, distribution: str, hunt: Hunt) -> tuple[list[str], boo
     return found, False, f"{len(found)} of {distribution}, {found[0]} to {found[-1]}"
 
 
-def _try(name: str, version: str, hunt: Hunt, progress: Progress) -> tuple[Try, bool, str]:
+_CARD = "env.identity"  # of another card than the profile's, an outcome would say nothing
+
+
+def _try(name: str, version: str, options: Options, hunt: Hunt, progress: Progress) -> tuple[Try, bool, str]:
     """One version: whether the probe passes in an image that has it, which is gone afterwards."""
-    asked = Asked(probes=(hunt.probe,)) if hunt.probe else ALL
-    options = Options(pins={hunt.pin: version}, tolerant=True, asked=asked)
-    session = Session(name, options, _Within(progress))
+    session = Session(name, options, _Within(progress, version))
     begin = time.monotonic()
     try:
         passed, reason = _outcome(session, hunt)
     finally:
-        if not hunt.keep:
-            session.discard()
+        session.discard(image=not hunt.keep)
     word = {True: "passed", False: "failed", None: "cannot be tried"}[passed]
     return Try(version, passed, reason, time.monotonic() - begin), False, f"{word}: {reason}" if reason else word
 
@@ -226,10 +237,10 @@ def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
         source, locked, image = _image(session)
     except (ProfileError, CheckFailed) as error:
         return None, error.message
-    if hunt.script is not None:
-        wrong = session.script(source, image, hunt.script)
-        return wrong is None, wrong or ""
     session.selftest(source, image, locked.versions, locked.python)
+    for failure in session.made.run.failures() if session.made.run and hunt.probe != _CARD else ():
+        if failure["probe"] == _CARD:
+            raise NotProved(f"the card here is none of {source.name}'s", hint=failure["detail"])
     try:
         require_passed(session.made)
     except CheckFailed as error:
@@ -238,10 +249,16 @@ def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
 
 
 class _Within:
-    """The progress of a try: its own steps are only what the try is at."""
+    """The progress of a try: its own steps are only what the try is at, those that take long a line as they begin."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.begin = self.line = progress.line
+    def __init__(self, progress: Progress, version: str) -> None:
+        self.line = progress.line
+        self._progress, self._version = progress, version
+
+    def begin(self, step: str) -> None:
+        self.line(step)
+        if step in ("lock", "build", "self-test"):
+            self._progress.say(f"{self._version}: {step}")
 
     def say(self, text: str) -> None:
         """Nothing."""

@@ -64,6 +64,8 @@ class Session:
             source = sources.load(self.made.name, self.options.pins, self.options.requirements)
             if self.options.tolerant:
                 source = sources.accepting(source, (item.id for item in facts.advisories()), "only tried")
+            if self.options.script:
+                source = sources.bringing(source, self.options.script)
             self.made.name = source.name
             if self.options.asked.gpus and not source.profile.gpus:
                 raise UsageError(f"--gpus: {source.name} is tested on the CPU", hint="its profile names no gpus")
@@ -139,8 +141,20 @@ class Session:
         self.made.tags = [f"{repository(source.name)}:{locked.short}"]
         return image
 
-    def discard(self) -> None:
-        """Remove the image that was made here, unless it was there before."""
+    def look_for_card(self) -> None:
+        """Before anything is built for it. Raises NotProved where the engine has no GPU."""
+
+        def work() -> tuple[None, bool, str]:
+            local.look_for_gpu(self.connected())
+            return None, False, "the engine has a GPU"
+
+        self.step("card", work)
+
+    def discard(self, image: bool = True) -> None:
+        """Remove the context of the build, and the image that was made of it, unless that was there before."""
+        build.discard_context(self.made.name)
+        if not image:
+            return
         there = any(step.name == "build" and step.cached for step in self.made.steps)
         if self.made.lock and not there:
             tag = f"{repository(self.made.name)}:{self.made.lock.short}"
@@ -219,16 +233,6 @@ class Session:
         told = reading.told(line, nonce)
         if told:
             self.progress.probe(told)
-
-    def script(self, source: Source, image: Image, text: bytes) -> str | None:
-        """Run a script of the user's as the self-test is run; returns why it did not pass, if it did not."""
-
-        def work() -> tuple[str | None, bool, str]:
-            prepared = job.script(image.handle, source.profile.selftest, text, bool(source.profile.gpus))
-            wrong = reading.complaint(local.run(self.connected(), prepared))
-            return wrong, False, wrong or "passed"
-
-        return self.step("script", work)
 
     def _proofs(self, source: Source, image: Image, locked: Lock) -> tuple[Proof, ...]:
         return proved.of(image.id, source.name, source.profile, locked)

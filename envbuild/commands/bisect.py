@@ -23,7 +23,7 @@ def _release(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--probe", metavar="NAME", help="What decides: a probe of the self-test.")
 @click.option(
     "--script", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
-    help="What decides: a Python script, run in the container; it passes where it ends with 0.",
+    help="What decides: a Python script, run as the probe own.script; it passes where it ends with 0.",
 )  # fmt: skip
 @click.option(
     "--from", "oldest", callback=_release, metavar="VERSION", help="The oldest to try; default: all there are."
@@ -49,7 +49,7 @@ def command(
     if (probe is None) == (script is None):
         raise UsageError("say what decides: --probe NAME or --script FILE")
     probes.check([probe] if probe else [])
-    hunt = Hunt(pin, probe or str(script), script.read_bytes() if script else None, oldest, newest, keep)
+    hunt = Hunt(pin, probe or str(script), script, oldest, newest, keep)
     done = pipeline.bisect(name, hunt, Console())
     answer = done.document()
     if answer["first"] is None:

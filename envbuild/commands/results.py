@@ -30,7 +30,7 @@ def _note(result: Mapping[str, Any]) -> str:
 
 
 def whole(result: Mapping[str, Any], verbose: bool) -> list[str]:
-    """The line of a probe; where it failed also the details and what its script printed. `verbose`: that in any case."""
+    """The line of a probe; where it failed also the details and what its script printed. `verbose`: that always."""
     failed = result["status"] == "failed"
     detail = textwrap.indent(result["detail"].rstrip(), "    ").splitlines() if failed and result["detail"] else []
     return [line(result), *detail, *(printed(result) if failed or verbose else ())]

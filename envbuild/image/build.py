@@ -148,6 +148,11 @@ def _context(name: str) -> Path:
     return settings.cache_folder("contexts") / name
 
 
+def discard_context(name: str) -> None:
+    """What the next build of that name would fill anew."""
+    shutil.rmtree(_context(name), ignore_errors=True)
+
+
 def _fill_context(lock: Lock, folder: Path) -> None:
     """Hard links to what the stores hold."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, InstanceOf, Tag, WithJsonSchema, model_validator
 
-from envbuild.errors import Fault
+from envbuild.errors import Fault, UsageError
 from envbuild.plan.document import Document, display, home
 
 MOST_SHAPES = 200
@@ -119,8 +119,7 @@ def read_script(merged: Document) -> list[Fault]:
 
 
 def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
-    """What is wrong with a script for that Python ("3.11"). One newer than ours may take more: it is asked in the image.
-    """
+    """What is wrong with a script for that Python ("3.11"). A newer one than ours may take more: it is not asked."""
     minor = re.fullmatch(r"3\.([0-9]{1,2})", python)
     if minor and int(minor[1]) > sys.version_info.minor:
         return
@@ -130,9 +129,9 @@ def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
             tree = ast.parse(text, name, feature_version=(3, int(minor[1])) if minor else None)
             compile(tree, name, "exec", dont_inherit=True)
     except SyntaxError as error:
-        yield Fault(f"no valid Python: {error.msg}", name, error.lineno, ".".join(_HERE))
+        yield Fault(f"no valid Python: {error.msg}", name, error.lineno)
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-        yield Fault(f"no valid Python: {str(error) or 'nested too deeply'}", name, None, ".".join(_HERE))
+        yield Fault(f"no valid Python: {str(error) or 'nested too deeply'}", name)
 
 
 def _read(path: str, profile: Path) -> tuple[Path, str]:
@@ -146,10 +145,30 @@ def _read(path: str, profile: Path) -> tuple[Path, str]:
             raise ValueError(f"{path} leads out of the project's folder, {display(root)}")
         if not file.is_file():
             raise ValueError(f"there is no file {display(file)}")
-        if file.stat().st_size > MOST_BYTES:
-            raise ValueError(f"{path} is larger than {MOST_BYTES} bytes")
-        return file, file.read_bytes().decode()
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise ValueError(f"{path} cannot be read: {error}") from None
+    return file, _text(file, path)
+
+
+def _text(file: Path, path: str) -> str:
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise ValueError(f"{path} is larger than {MOST_BYTES} bytes")
+        return file.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def given(file: Path, python: str) -> Script:
+    """A script that a command line names, for that Python ("3.11"). Raises UsageError, saying what is wrong with it."""
+    try:
+        text = _text(file, display(file))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    faults = list(syntax(text, display(file), python))
+    if faults:
+        raise UsageError(f"{display(file)} is no script", faults=faults)
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem).lstrip(".-")
+    return Script(f"{stem or 'script'}.py", text)

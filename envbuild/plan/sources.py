@@ -14,7 +14,7 @@ from envbuild import shipped
 from envbuild.errors import ProfileError, near
 from envbuild.plan import document, requirements
 from envbuild.plan.document import Document
-from envbuild.plan.own import read_script
+from envbuild.plan.own import Script, read_script
 from envbuild.plan.profile import Accept, Profile, checked
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -122,6 +122,12 @@ def accepting(source: Source, ids: Iterable[str], reason: str) -> Source:
     own = {item.advisory for item in source.profile.accept}
     more = tuple(Accept(advisory=name, reason=reason) for name in ids if name not in own)
     return replace(source, profile=source.profile.model_copy(update={"accept": (*source.profile.accept, *more)}))
+
+
+def bringing(source: Source, script: Script) -> Source:
+    """The same profile with this script as its own."""
+    selftest = source.profile.selftest.model_copy(update={"script": script})
+    return replace(source, profile=source.profile.model_copy(update={"selftest": selftest}))
 
 
 def _folders() -> Iterator[Path]:

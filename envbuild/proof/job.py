@@ -152,22 +152,6 @@ def _limits(wanted: SelfTest, gpu: bool) -> Limits:
     return Limits(memory, float(wanted.timeout), shm=memory // 2 if gpu else Limits.shm)
 
 
-# A real file: tracebacks, inspect and what compiles kernels look for one.
-_SCRIPT = """
-import os, runpy, sys, tempfile
-path = os.path.join(tempfile.mkdtemp(), "script.py")
-with open(path, "wb") as file:
-    file.write(sys.stdin.buffer.read())
-sys.argv = [path]
-runpy.run_path(path, run_name="__main__")
-"""
-
-
-def script(image: str, wanted: SelfTest, text: bytes, gpus: bool) -> Job:
-    """The job that runs a script as `python script.py` would, in the self-test's container and within its limits."""
-    return Job(image, ("python", "-I", "-c", _SCRIPT), text, "", _limits(wanted, gpus), gpus)
-
-
 def document(
     wanted: SelfTest,
     versions: Mapping[str, str],

@@ -76,7 +76,8 @@ def told(line: bytes, nonce: str) -> dict[str, Any] | None:
 
 def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
     """What the output says, every doubt counted as an error."""
-    errors = [*_ending(output)]
+    ended = _ending(output)
+    errors = [*ended]
     documents: list[dict[str, Any]] = []
     for line in output.stdout.split(b"\n"):
         found = frame(line, nonce)
@@ -89,7 +90,7 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
             break
         documents.append(found[1])
     planned, results, shape = _results(documents)
-    if documents or not errors:  # where nothing came at all, why it ended says enough
+    if documents or not ended:  # where nothing came at all, why it ended says enough
         errors += shape
     if output.timed_out:
         results += _hung(planned, results, output.seconds)
@@ -109,18 +110,6 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
         log=output.stderr,
         fingerprint=of_kind.get("fingerprint", {}),
     )
-
-
-def complaint(output: RawOutput) -> str | None:
-    """Why a script did not pass, in its own last words where it has some; None where it ended with 0."""
-    if output.timed_out:
-        return f"stopped after {output.seconds:.0f} s"
-    if output.out_of_memory:
-        return "the container ran out of memory"
-    if output.exit_code == 0 and not output.too_long:
-        return None
-    last = output.stderr.strip().splitlines()[-1:] or ["no words"]
-    return "it wrote too much" if output.too_long else f"exit status {output.exit_code}: {printable(last[0][:300])}"
 
 
 def _hung(planned: Sequence[str], results: Sequence[object], seconds: float) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -60,19 +61,19 @@ def search(count: int, passes: Callable[[int], bool | None]) -> Found | None:
 
 @dataclass(frozen=True)
 class Hunt:
-    """What a bisection looks for: the pin to move, what decides (a probe, or the file whose content `script` is), and
-    the versions between which to search, both included."""
+    """What a bisection looks for: the pin to move, what decides (a probe, or the file `script`), and between which
+    versions to search, both included."""
 
     pin: str
     decides: str
-    script: bytes | None = None
+    script: Path | None = None
     oldest: str | None = None
     newest: str | None = None
     keep: bool = False
 
     @property
-    def probe(self) -> str | None:
-        return self.decides if self.script is None else None
+    def probe(self) -> str:
+        return self.decides if self.script is None else "own.script"
 
 
 @dataclass(frozen=True)

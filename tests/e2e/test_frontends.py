@@ -80,9 +80,21 @@ def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved,
     document = done.document
     assert (document["first"], document["change"]) == (first, [oldest, first])
     assert [row["version"] for row in document["tries"]] == [oldest, newest, first]
-    assert document["tries"][0]["reason"] == f"exit status 1: too old: {oldest}"
+    assert document["tries"][0]["reason"] == f"own.script: exit: the script ended with exit('too old: {oldest}')"
+    assert f" {oldest}: self-test\n" in done.stderr
+    assert not (project.cached("contexts") / quick.name).exists()
     assert images(quick) == before
     assert {file: file.read_bytes() for file in files} == files
+
+
+def test_bisect_looks_for_the_card_first_and_leaves_nothing_of_that(quick: Proved) -> None:
+    done = quick.project.run("bisect", "h20", "--pin", "cublas", "--probe", "gemm.crash", "--from", "9999")
+    if done.code == 2:
+        pytest.skip("this engine has a GPU: bisect went on to the versions, of which there is none")
+    assert done.code == 4, done.stderr
+    assert "run the same command where the card is" in done.stderr
+    assert docker("image", "ls", "--quiet", "envbuild-look-*") == ""
+    assert docker("container", "ls", "--all", "--quiet", "--filter", "name=envbuild-look-") == ""
 
 
 def test_the_selftest_as_a_zip(quick: Proved) -> None:

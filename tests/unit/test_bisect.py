@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from envbuild import pipeline
+from envbuild import pipeline, settings
 from envbuild.commands.console import Console
-from envbuild.errors import NetworkError, ProfileError, UsageError
+from envbuild.errors import NetworkError, NotProved, ProfileError, UsageError
 from envbuild.making import Options, Step
 from envbuild.plan import facts, sources
+from envbuild.plan.own import Script
 from envbuild.plan.resolve import distribution, resolve
 from envbuild.proof.job import Asked
+from envbuild.proof.runners import local
 from envbuild.steps import Session
 from unit.proof.runs import documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of, source_of, write_profile
@@ -30,25 +32,28 @@ class Workbench:
         self.made: list[str] = []
         self.options: list[Any] = []
         self.discarded: list[str] = []
+        self.kept: list[str] = []
         self.lock = lock_for(plan_of(folder, PROFILE))
 
     def image(self, session: Session) -> Any:
         version = session.options.pins["numpy"]
         self.made.append(version)
+        session.progress.begin("build")
         self.options.append(session.options)
         if self.outcomes[version] == "unmakable":
             raise ProfileError("the packages cannot be resolved together")
         return sources.load("sample"), self.lock, image_of(version)
 
     def selftest(self, session: Session, *_: Any) -> None:
+        session.progress.begin("self-test")
         outcome = self.outcomes[session.options.pins["numpy"]]
         if outcome == "skipped":
             session.made.run = judged(lines(documents(probe("gemm.crash", "skipped"))), ["gemm.crash"])
         else:
-            session.made.run = passed_run(probe("gemm.crash", outcome))
+            session.made.run = passed_run(*(probe(name, outcome) for name in session.options.asked.probes))
 
-    def discard(self, session: Session) -> None:
-        self.discarded.append(session.options.pins["numpy"])
+    def discard(self, session: Session, image: bool = True) -> None:
+        (self.discarded if image else self.kept).append(session.options.pins["numpy"])
 
 
 def bench(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str, str]) -> Workbench:
@@ -56,7 +61,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str,
     made = Workbench(outcomes, project)
     monkeypatch.setattr(pipeline, "_image", made.image)
     monkeypatch.setattr(Session, "selftest", lambda *given: made.selftest(*given))
-    monkeypatch.setattr(Session, "discard", lambda session: made.discard(session))
+    monkeypatch.setattr(Session, "discard", lambda *given, **how: made.discard(*given, **how))
     monkeypatch.setattr(pipeline, "releases", lambda *_: list(outcomes))
     return made
 
@@ -76,7 +81,10 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
     assert made.made[:2] == ["1.0", "1.9"]
     assert len(made.made) <= 6
     assert made.discarded == made.made
-    assert [line.split()[0] for line in said.stderr.splitlines()[2:]] == ["versions", *made.made]
+    told = [" ".join(line.split()[:2]) for line in said.stderr.splitlines()[3:]]
+    outcomes = [text for text in told if not text.endswith((" build", " self-test"))]
+    assert [text.split()[0] for text in outcomes] == made.made
+    assert told[:3] == ["1.0: build", "1.0: self-test", outcomes[0]]
     assert all(options.tolerant and options.trial for options in made.options)
     assert {options.asked for options in made.options} == {Asked(probes=("gemm.crash",))}
 
@@ -142,7 +150,7 @@ def test_a_probe_that_cannot_run_here_decides_nothing(monkeypatch: pytest.Monkey
 def test_images_are_kept_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = bench(monkeypatch, project, passing_from("1.6"))
     assert hunted("--keep").code == 0
-    assert made.discarded == []
+    assert (made.discarded, made.kept) == ([], made.made)
 
 
 def test_what_is_interrupted_is_cleaned_up(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
@@ -158,18 +166,59 @@ def test_what_is_interrupted_is_cleaned_up(monkeypatch: pytest.MonkeyPatch, proj
 
 def test_a_script_may_decide(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = bench(monkeypatch, project, passing_from("1.6"))
-    (project / "smoke.py").write_text("the script", encoding="utf-8")
-    given: list[bytes] = []
+    (project / "a smoke.py").write_text("the_script", encoding="utf-8")
+    document = envbuild("bisect", "sample", "--pin", "numpy", "--script", "a smoke.py", "--json").document
+    assert (document["first"], document["decides"]) == ("1.6", "a smoke.py")
+    assert {options.script for options in made.options} == {Script("a_smoke.py", "the_script")}
+    assert {options.asked for options in made.options} == {Asked(probes=("own.script",))}
+    assert document["tries"][0]["reason"] == "own.script: signal at a step: why"
 
-    def script(session: Session, source: Any, image: Any, text: bytes) -> str | None:
-        given.append(text)
-        return None if made.outcomes[session.options.pins["numpy"]] == "passed" else "exit status 1: too old"
 
-    monkeypatch.setattr(Session, "script", script)
-    document = envbuild("bisect", "sample", "--pin", "numpy", "--script", "smoke.py", "--json").document
-    assert (document["first"], document["decides"]) == ("1.6", "smoke.py")
-    assert set(given) == {b"the script"}
-    assert document["tries"][0]["reason"] == "exit status 1: too old"
+def test_the_script_of_a_try_is_the_one_given(project: Path) -> None:
+    write_profile(project, PROFILE)
+    session = Session("sample", Options(script=Script("smoke.py", "pass")), Console())
+    assert session.load().profile.selftest.script == Script("smoke.py", "pass")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"x = (", "smoke.py:1: no valid Python"), (b"\xff", "is not UTF-8"), (b"#" * (257 << 10), "is larger than")],
+)
+def test_a_script_that_cannot_run_is_refused_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, project: Path, content: bytes, words: str
+) -> None:
+    made = bench(monkeypatch, project, passing_from("1.6"))
+    (project / "smoke.py").write_bytes(content)
+    said = envbuild("bisect", "sample", "--pin", "numpy", "--script", "smoke.py")
+    assert (said.code, words in said.stderr, made.made) == (2, True, [])
+
+
+def on_a_card(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str, str]) -> Workbench:
+    made = bench(monkeypatch, project, outcomes)
+    write_profile(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1"})
+    return made
+
+
+def test_without_a_card_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    made = on_a_card(monkeypatch, project, passing_from("1.6"))
+
+    def nowhere(engine: object) -> None:
+        raise NotProved("the engine has no GPU")
+
+    monkeypatch.setattr(Session, "connected", lambda session: None)
+    monkeypatch.setattr(local, "look_for_gpu", nowhere)
+    monkeypatch.setattr(pipeline, "releases", lambda *_: pytest.fail("the index was asked first"))
+    assert (hunted().code, made.made) == (4, [])
+
+
+def test_on_another_card_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    """All versions would fail, which says nothing of the pin."""
+    made = on_a_card(monkeypatch, project, dict.fromkeys(VERSIONS, "failed"))
+    monkeypatch.setattr(Session, "look_for_card", lambda session: None)
+    said = hunted()
+    assert (said.code, made.made, made.discarded) == (4, ["1.0"], ["1.0"])
+    assert "the card here is none of sample's" in said.stderr
+    assert made.options[0].asked == Asked(probes=("env.identity", "gemm.crash"))
 
 
 @pytest.mark.parametrize(
@@ -230,10 +279,13 @@ def test_only_what_was_made_is_discarded(monkeypatch: pytest.MonkeyPatch, projec
         def remove(self, reference: str) -> None:
             removed.append(reference)
 
-    session = Session("sample", Options(), pipeline._Within(Console()))
+    session = Session("sample", Options(), pipeline._Within(Console(), "1.0"))
     session.engine = Engine()  # type: ignore[assignment]
     session.made.lock = lock_for(plan_of(project, PROFILE))
     session.made.steps.append(Step("build", 1.0, cached, ""))
+    context = settings.cache_folder("contexts") / "sample"
+    (context / "wheels").mkdir(parents=True)
     session.discard()
+    assert not context.exists()
     tag = f"envbuild/sample:{session.made.lock.short}"
     assert removed == ([] if cached else [tag, f"{tag}-layers"])

@@ -18,7 +18,7 @@ from docker.types import DeviceRequest, LogConfig
 
 from envbuild.errors import EngineError, NotProved, UsageError
 from envbuild.image.engine import Engine, asking
-from envbuild.proof.job import Job
+from envbuild.proof.job import Job, Limits
 from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
 OWNER = "io.envbuild.owner"
@@ -60,11 +60,41 @@ def _card_asked(job: Job) -> Iterator[None]:
                 f"the engine's machine has not all of the GPUs {', '.join(job.devices)}",
                 hint=f"nvidia-smi -L lists those it has ({text})",
             ) from error
-        if "could not select device driver" in text or "nvidia" in text.lower():
-            raise NotProved(
-                "the engine has no GPU to prove this on", hint=f"run it where the card is: envbuild prove ({text})"
-            ) from error
+        if _NO_DRIVER in text or "nvidia" in text.lower():
+            raise _no_gpu(text) from error
         raise
+
+
+_NO_DRIVER = "could not select device driver"
+
+
+def _no_gpu(text: str) -> NotProved:
+    return NotProved(
+        "the engine has no GPU to prove this on", hint=f"run the same command where the card is ({text.strip()})"
+    )
+
+
+def look_for_gpu(engine: Engine) -> None:
+    """Ask the engine for a GPU before anything is built: starts a container of an empty image, which cannot run.
+
+    Raises NotProved where the engine has none to give. Which card it has, only the self-test in an image can say.
+    """
+    api: Any = engine.client.api
+    name, tag = f"envbuild-look-{uuid.uuid4().hex[:12]}", "0"
+    job = Job(f"{name}:{tag}", ("/nothing",), b"", "", Limits(64 << 20, 1, shm=1 << 20, tmp=1 << 20), gpus=True)
+    try:
+        with asking():
+            api.import_image_from_data(bytes(1024), repository=name, tag=tag)  # a tar without members
+            _create(api, name, job)
+            try:
+                api.start(name)
+            except docker.errors.APIError as error:  # there is nothing to start: only why, matters
+                text = str(error.explanation or error)
+                if _NO_DRIVER in text or "nvidia-container-cli: initialization error" in text:
+                    raise _no_gpu(text) from error
+    finally:
+        _remove(api, name)
+        engine.remove(job.image)
 
 
 def _create(api: Any, name: str, job: Job) -> None:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import io
+import tarfile
+from types import SimpleNamespace
 from typing import Any
 
 import docker.errors
@@ -76,6 +80,39 @@ def test_no_gpu_is_asked_for_on_the_cpu() -> None:
 def test_shared_memory_is_more_than_dockers_64_megabytes() -> None:
     assert asked(cards=()).host["shm_size"] == 1 << 30
     assert asked().host["shm_size"] == 4 << 30, "half of the memory where NCCL may need it"
+
+
+class Looking(Engine):
+    """An engine that starts nothing, and says why; what is removed is noted."""
+
+    def __init__(self, says: str) -> None:
+        super().__init__()
+        self.gone: list[str] = []
+        self.api = SimpleNamespace(
+            import_image_from_data=lambda data, **_: tarfile.open(fileobj=io.BytesIO(data)).close(),
+            create_host_config=lambda **host: host,
+            create_container=lambda image, **_: None,
+            start=lambda name: Api(says).create_container(),
+            remove_container=lambda name, **_: self.gone.append(name),
+        )
+        self.remove = self.gone.append
+
+
+@pytest.mark.parametrize(
+    ("says", "here"),
+    [
+        ('could not select device driver "" with capabilities: [[gpu]]', False),
+        ("nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown", False),
+        ('exec: "/nothing": stat /nothing: no such file or directory: unknown', True),
+        ("nvidia-container-cli: ldcache error: open failed: /sbin/ldconfig: no such file", True),
+    ],
+)
+def test_a_gpu_is_looked_for_in_an_empty_image_which_goes_again(says: str, here: bool) -> None:
+    """Whatever else an image without files cannot do, is no word about the card."""
+    engine: Any = Looking(says)
+    with contextlib.nullcontext() if here else pytest.raises(NotProved, match="no GPU"):
+        local.look_for_gpu(engine)
+    assert engine.gone == [engine.gone[0], f"{engine.gone[0]}:0"]
 
 
 @pytest.mark.parametrize(
