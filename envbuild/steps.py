@@ -282,7 +282,7 @@ class Session:
         if self.options.trial:
             return
         if self.made.status != VERIFIED:
-            missing = [f"{proof.model}: {proof.reason}" for proof in self.made.proofs if proof.state != "proved"]
+            missing = [proved.reason(source.name, proof) for proof in self.made.proofs if proof.state != "proved"]
             raise NotProved(f"{source.name} is built, and not proved on all it is for", hint="\n".join(missing))
 
         def work() -> tuple[None, bool, str]:

@@ -1,9 +1,11 @@
 import contextlib
+from dataclasses import asdict
 
 import click
 
 from envbuild import pipeline
 from envbuild.commands.console import emit, json_option
+from envbuild.errors import printable
 from envbuild.image import prune
 from envbuild.image.engine import Engine
 from envbuild.plan import lock, sources
@@ -35,11 +37,12 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
             prune.remove(engine, found)
     total = sum(item.bytes for item in found)
     if as_json:
-        rows = [{"kind": item.kind, "name": item.name, "bytes": item.bytes} for item in found]
+        rows = [asdict(item) for item in found]
         emit({"removed": [] if dry_run else rows, "would_remove": rows if dry_run else [], "bytes": total})
         return
     for item in found:
-        click.echo(f"{item.kind:<9} {item.bytes / 1e6:8.1f} MB  {item.name}")
+        holds = f" ({printable(item.holds)})" if item.holds else ""
+        click.echo(f"{item.kind:<9} {item.bytes / 1e6:8.1f} MB  {item.name}{holds}")
     click.echo(f"{'would free' if dry_run else 'freed'} up to {total / 1e9:.2f} GB")
 
 

@@ -1,10 +1,13 @@
+from collections.abc import Iterable
+
 import click
 
 from envbuild.commands.console import emit, json_option, profile_argument
-from envbuild.errors import OutOfDate
+from envbuild.errors import Fault, LockError, OutOfDate, ProfileError
 from envbuild.image import dockerfile
 from envbuild.plan import lock, sources
 from envbuild.plan.document import display
+from envbuild.plan.sources import Source
 from envbuild.plan.store import holds_text, write_atomically
 
 
@@ -20,9 +23,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
     Example: envbuild render --check
     """
     rows, drifted = [], []
-    for name in names or sources.own_names():
-        source = sources.load(name)
-        text = dockerfile.render(lock.required(source), source.name)
+    for source, text in _rendered(names or sources.own_names()):
         same = holds_text(source.dockerfile, text)
         if not same and check:
             drifted.append(f"{display(source.dockerfile)}{'' if source.dockerfile.exists() else ' (missing)'}")
@@ -36,3 +37,24 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
         return
     for row in rows:
         click.echo(f"{row['file']}{'' if row['changed'] else ' (unchanged)'}")
+
+
+def _rendered(names: Iterable[str]) -> list[tuple[Source, str]]:
+    """Each profile with the Dockerfile of its lock. Raises what is wrong with any of them, all at once."""
+    found, wrong = [], []
+    for name in names:
+        try:
+            source = sources.load(name)
+            found.append((source, dockerfile.render(lock.required(source), source.name)))
+        except (ProfileError, LockError, OutOfDate) as error:
+            wrong.append(error)
+    if len(wrong) > 1:
+        first = next(
+            (error for error in wrong if not isinstance(error, OutOfDate)), wrong[0]
+        )  # a fault, if there is one
+        faults = [fault for error in wrong for fault in error.faults or [Fault(error.message)]]
+        hint = None if first.faults else first.hint
+        raise type(first)(f"cannot be rendered: {len(wrong)} of {len(wrong) + len(found)}", hint=hint, faults=faults)
+    if wrong:
+        raise wrong[0]
+    return found

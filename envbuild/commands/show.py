@@ -35,7 +35,7 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
     if document["nvcc"]:
         click.echo(f"  {document['variant']}: nvcc of CUDA {document['nvcc']['release']}, {document['nvcc']['home']}")
     for pin, version in document["pins"].items():
-        click.echo(f"  {pin:<20} {version or '-':<24} {document['reasons'].get(pin, '')}".rstrip())
+        click.echo(f"  {pin:<20} {version or '-':<24} {document['reasons'][pin] or ''}".rstrip())
     for item in document["fleet"]:
         click.echo(f"  {item['variable']}={item['value']}: {item['reason']}")
     for item in document["advisories"]:
@@ -62,6 +62,8 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
     }
     found |= {short: version for short, version in libraries.items() if short not in found}
     found |= {name: version for name, version in versions.items() if not facts.library_of(name)}
+    reasons = {**dict.fromkeys([*versions, *libraries], "locked"), **plan.reasons}
+    reasons["cuda"] = f"torch {source.profile.torch} is built for it"
     return {
         "profile": source.name,
         "description": source.profile.description,
@@ -71,7 +73,7 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "variant": source.profile.variant,
         "nvcc": {"release": plan.toolchain.release, "home": plan.toolchain.home} if plan.toolchain else None,
         "pins": found,
-        "reasons": {**dict.fromkeys([*versions, *libraries], "locked"), **plan.reasons},
+        "reasons": {pin: reasons.get(pin) if version else None for pin, version in found.items()},
         "fleet": [
             asdict(setting)
             for setting in fleet.settings(choice.situation.gpus)
@@ -79,7 +81,7 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         ],
         "advisories": choice.states,
         "lock": {"id": locked.id if locked and fits else None, "state": _lock_state(locked, plan)},
-        "proof": proved.sentence(proofs),
+        "proof": proved.sentence(source.name, proofs),
         "proofs": proved.document(proofs),
     }
 
@@ -123,5 +125,5 @@ def _row(name: str, built: list[Record]) -> dict[str, Any]:
         "cuda": known.cuda,
         "python": plan.python,
         "lock": _lock_state(locked, plan),
-        "proof": proved.sentence(proved.on_disk(name, source.profile, locked, built)),
+        "proof": proved.sentence(source.name, proved.on_disk(name, source.profile, locked, built)),
     }

@@ -189,10 +189,10 @@ class Engine:
         ]
 
     def untagged(self, label: str) -> list[tuple[str, str, int]]:
-        """(handle, handle, bytes) of images with `label` that no tag names any longer."""
+        """(value of `label`, handle, bytes) of images that have it and that no tag names any longer."""
         with asking():
             listed = self.client.api.images(filters={"dangling": True, "label": label})
-        return [(item["Id"], item["Id"], item["Size"]) for item in listed]
+        return [((item.get("Labels") or {}).get(label, ""), item["Id"], item["Size"]) for item in listed]
 
     def used(self) -> set[str]:
         """Handles of images that a container, running or not, was made from."""

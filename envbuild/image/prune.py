@@ -19,11 +19,12 @@ _DAY = 24 * 3600
 
 @dataclass(frozen=True)
 class Removable:
-    """An image tag or a cached file or folder, with its size in bytes."""
+    """An image tag or a cached file or folder, with its size in bytes. `holds`: what a hash as a name stands for."""
 
     kind: str
     name: str
     bytes: int
+    holds: str = ""
 
 
 def images(engine: Engine, names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
@@ -37,9 +38,9 @@ def images(engine: Engine, names: Iterable[str], current: Iterable[Lock]) -> Ite
         mine = tag.rpartition(":")[0] in repositories
         if mine and handle not in kept and tag.rpartition(":")[2] not in keep_tags:
             yield Removable("image", tag, size)
-    for name, handle, size in engine.untagged(LOCK_LABEL):
+    for lock_id, handle, size in engine.untagged(LOCK_LABEL):
         if handle in made and handle not in kept:  # a child image inherits the label, and is not ours
-            yield Removable("image", name, size)
+            yield Removable("image", handle, size, f"without a tag, of lock {lock_id.removeprefix('sha256:')[:12]}")
 
 
 def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
@@ -55,7 +56,8 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
         for path in sorted(settings.cache_folder(kind).iterdir()):
             # what begins with a dot is on its way in, unless it is old
             if path.name not in wanted and (not path.name.startswith(".") or time.time() - path.stat().st_mtime > _DAY):
-                yield Removable(kind, str(path), _size(path))
+                inside = ", ".join(sorted(file.name for file in path.iterdir())) if path.is_dir() else ""
+                yield Removable(kind, str(path), _size(path), inside)
     for name in names:
         context = settings.cache_folder("contexts") / name
         if context.is_dir():

@@ -16,16 +16,15 @@ _INCLUDE = re.compile(r"^(-r|--requirement)[= ]?\s*(\S+)$")
 MAX_BYTES = 1_000_000
 
 
-def read(file: Path) -> list[tuple[str, Place]]:
-    """What a requirements.txt (with its -r includes) or the dependencies of a pyproject.toml ask for.
+def read(file: Path) -> tuple[list[tuple[str, Place]], list[Fault]]:
+    """What a requirements.txt (with its -r includes) or the dependencies of a pyproject.toml ask for, and what of that
+    cannot be locked.
 
-    Hashes are dropped: the lock makes its own. Raises ProfileError, naming each line that cannot be locked.
+    Hashes are dropped: the lock makes its own. Raises ProfileError where the file itself cannot be read.
     """
     faults: list[Fault] = []
-    found = list(_pyproject(file) if file.suffix == ".toml" else _lines(file, (), faults))
-    if faults:
-        raise ProfileError(f"{display(file)} holds what cannot be locked", faults=faults)
-    return found
+    found = list(_pyproject(file) if file.suffix == ".toml" else _lines(file, _text(file), (), faults))
+    return found, faults
 
 
 def _text(file: Path) -> str:
@@ -37,10 +36,10 @@ def _text(file: Path) -> str:
         raise ProfileError(f"{display(file)} cannot be read: {error}") from error
 
 
-def _lines(file: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Iterator[tuple[str, Place]]:
+def _lines(file: Path, text: str, seen: tuple[Path, ...], faults: list[Fault]) -> Iterator[tuple[str, Place]]:
     name = display(file)
     number, waiting = 0, ""
-    for count, raw in enumerate(_text(file).splitlines(), 1):
+    for count, raw in enumerate(text.splitlines(), 1):
         number = number if waiting else count
         waiting += _COMMENT.sub("", raw)
         if waiting.endswith("\\"):
@@ -52,8 +51,13 @@ def _lines(file: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Iterator[
             target = (file.parent / include[2]).resolve()
             if target in (*seen, file.resolve()):
                 faults.append(Fault("includes itself", name, number))
-            else:
-                yield from _lines(target, (*seen, file.resolve()), faults)
+                continue
+            try:
+                included = _text(target)
+            except ProfileError as error:
+                faults.append(Fault(error.message, name, number))
+                continue
+            yield from _lines(target, included, (*seen, file.resolve()), faults)
         elif line.startswith("-"):
             faults.append(Fault(f"option {line.split()[0]} is not taken from here: {_ELSEWHERE}", name, number))
         elif line:

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild import shipped
-from envbuild.errors import ProfileError, near
+from envbuild.errors import Fault, ProfileError, near
 from envbuild.plan import document, requirements
 from envbuild.plan.document import Document
 from envbuild.plan.own import Script, read_script
@@ -73,24 +73,25 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     if name != file.stem:
         variant = Document(merged.file, {"variant": DEVEL}, {("variant",): document.Place(merged.file, 1)})
         merged = document.merge(merged, variant)
-    if wanted:
-        _require(merged, wanted)
+    faults = _require(merged, wanted) if wanted else []
     if pins:
         merged = document.merge(merged, _pinned(_repin(merged, pins)))
-    profile = checked(merged, name, read_script(merged))
+    profile = checked(merged, name, [*faults, *read_script(merged)])
     if wanted:
         folder = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
         return Source(f"{name}-{folder or 'project'}"[:63], Path.cwd() / "profiles" / file.name, profile, merged)
     return Source(name, file, profile, merged)
 
 
-def _require(merged: Document, wanted: Path) -> None:
-    """Put a project's requirements behind the profile's packages, each with its own place."""
+def _require(merged: Document, wanted: Path) -> list[Fault]:
+    """Put a project's requirements behind the profile's packages, each with its own place; returns what is wrong with
+    them."""
     packages = merged.data.setdefault("packages", [])
-    if isinstance(packages, list):
-        for text, place in requirements.read(wanted):
-            merged.places[("packages", len(packages))] = place
-            packages.append(text)
+    found, faults = requirements.read(wanted)
+    for text, place in found if isinstance(packages, list) else ():
+        merged.places[("packages", len(packages))] = place
+        packages.append(text)
+    return faults
 
 
 def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:

@@ -50,9 +50,14 @@ def on_disk(name: str, profile: Profile, lock: Lock | None, built: Iterable[Reco
     return tuple(min(proofs, key=lambda proof: _BEST_FIRST.index(proof.state)) for proofs in zip(*found, strict=True))
 
 
-def sentence(proofs: Iterable[Proof]) -> str:
+def reason(name: str, proof: Proof) -> str:
+    """What is known of one model; the CPU, which is many profiles' one, goes by the name of its profile."""
+    return f"{name if proof.model == counting.CPU else proof.model}: {proof.reason}"
+
+
+def sentence(name: str, proofs: Iterable[Proof]) -> str:
     """`proved on NVIDIA H20, 2026-11-21`; `proved: never` where no card was ever tried."""
-    told = [p.reason if p.state == "proved" else f"{p.model}: {p.reason}" for p in proofs if p.state != "missing"]
+    told = [p.reason if p.state == "proved" else reason(name, p) for p in proofs if p.state != "missing"]
     never = [proof.model for proof in proofs if proof.state == "missing"]
     return "; ".join([*told, *(f"{model}: never" for model in never)]) if told else "proved: never"
 

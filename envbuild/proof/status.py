@@ -58,7 +58,7 @@ def judge(engine: Engine, name: str, profile: Profile, locked: Lock | None, stal
     image = build.built(engine, locked, text) if locked else None
     proofs = proved.of(image.id, name, profile, locked) if locked and image else ()
     reasons = [f"{part} changed in the profile since it was locked" for part in stale]
-    reasons += [f"{proof.model}: {proof.reason}" for proof in proofs if proof.state != "proved"]
+    reasons += [proved.reason(name, proof) for proof in proofs if proof.state != "proved"]
     if image is None:
         state = "missing"
         reasons.append(f"{'not built for its lock' if locked else 'never locked'}; run: envbuild make {name}")

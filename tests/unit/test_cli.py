@@ -276,6 +276,7 @@ def test_show_tells_pins_and_reasons(locked: Lock) -> None:
     assert found["pins"]["torch"] == "2.13.0+cpu"
     assert found["pins"]["numpy"] == "1.0"
     assert found["reasons"]["torch"].startswith("profiles/sample.yaml:")
+    assert list(found["reasons"]) == list(found["pins"])
     assert found["lock"] == {"id": locked.id, "state": f"current {locked.short}"}
     assert envbuild("show", "sample").code == 0
 
@@ -329,6 +330,21 @@ def test_the_shipped_lock_is_good_in_an_empty_folder(locked: Lock, elsewhere: Pa
     assert [str(file.relative_to(elsewhere)) for file in elsewhere.rglob("*") if file.is_file()] == [
         "dockerfiles/sample.Dockerfile"
     ]
+
+
+def test_all_that_cannot_be_rendered_is_told_at_once(locked: Lock, project: Path) -> None:
+    for name in ("one", "two"):
+        write_profile(project, PROFILE, name)
+    said = envbuild("render", "--check", "--json").document["error"]
+    assert (said["code"], [fault["message"] for fault in said["faults"]]) == (
+        8, ["profiles/one.lock.yaml is missing", "profiles/two.lock.yaml is missing"],
+    )  # fmt: skip
+    write_profile(project, {**PROFILE, "torhc": 1}, "three")
+    said = envbuild("render", "--json").document["error"]
+    assert (said["code"], len(said["faults"])) == (3, 3)
+    assert envbuild("render", "--check", "one").stderr.splitlines() == [
+        "error: profiles/one.lock.yaml is missing", "  hint: run: envbuild lock one",
+    ]  # fmt: skip
 
 
 def test_an_audit_knows_the_shipped_lock(locked: Lock, elsewhere: Path) -> None:

@@ -79,7 +79,7 @@ def test_an_image_in_use_stays_even_without_a_name(engine: FakeEngine, locked: L
     record("h1")
     record("h2")
     engine.running = {"h2"}
-    assert old(engine, locked) == ["sha256:a"]
+    assert old(engine, locked) == ["h1"]
 
 
 def test_without_locks_the_verified_image_still_stays(engine: FakeEngine, locked: Lock) -> None:
@@ -152,6 +152,18 @@ def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
     done = envbuild("prune", "--dry-run", "--json")
     assert [row["name"] for row in done.document["would_remove"]] == ["envbuild/sample-devel:0123456789ab"]
     assert {"sample", "sample-devel"} <= set(held)
+
+
+def test_what_has_a_hash_for_a_name_says_what_it_is(engine: FakeEngine, locked: Lock) -> None:
+    record("h9")
+    engine.loose = [(f"sha256:{'5' * 64}", "h9", 10)]
+    (image,) = prune.images(cast(Engine, engine), ["sample"], [])
+    assert (image.name, image.holds) == ("h9", "without a tag, of lock 555555555555")
+    file = store.wheels().path("a" * 64, "numpy-1.0-py3-none-any.whl")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x")
+    (wheel,) = prune.caches([], [locked])
+    assert (Path(wheel.name).name, wheel.holds) == ("a" * 64, file.name)
 
 
 def test_evidence_and_records_are_no_caches(locked: Lock) -> None:

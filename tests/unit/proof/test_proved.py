@@ -41,7 +41,7 @@ class World:
         evidence.save(evidence.run_record(image_of(handle), wanted, run, "docker", finished))
 
     def said(self) -> str:
-        return proved.sentence(proved.on_disk("sample", self.source.profile, self.lock, records.every()))
+        return proved.sentence("sample", proved.on_disk("sample", self.source.profile, self.lock, records.every()))
 
 
 @pytest.fixture
@@ -58,7 +58,12 @@ def test_nothing_built_and_nothing_proved_is_never(cpu: World) -> None:
     assert cpu.said() == "proved: never"
     cpu.built()
     assert cpu.said() == "proved: never"
-    assert proved.sentence(proved.on_disk("sample", cpu.source.profile, None, ())) == "proved: never"
+    assert proved.sentence("sample", proved.on_disk("sample", cpu.source.profile, None, ())) == "proved: never"
+
+
+def test_a_profile_for_the_cpu_goes_by_its_own_name(cpu: World) -> None:
+    cpu.tested(cpu.built(), outcome="failed")
+    assert cpu.said() == "sample: the self-test failed: env.libs"
 
 
 def test_a_proof_says_on_what_and_when(cpu: World) -> None:
@@ -83,7 +88,7 @@ def test_each_model_is_told(cards: World) -> None:
 
 def test_a_failure_is_told(cpu: World) -> None:
     cpu.tested(cpu.built(), outcome="failed")
-    assert cpu.said() == "cpu: the self-test failed: env.libs"
+    assert cpu.said() == "sample: the self-test failed: env.libs"
 
 
 def test_the_best_image_of_a_lock_counts(cpu: World) -> None:

@@ -141,7 +141,7 @@ def test_a_tag_on_an_image_of_another_lock_was_moved_by_hand(world: World) -> No
 def test_built_and_not_proved_is_unproved(world: World) -> None:
     world.built(image_of())
     found = world.status()
-    assert (found.state, found.reasons) == ("unproved", ("cpu: never proved",))
+    assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
 
 
 def test_the_tag_alone_is_no_proof(world: World) -> None:
@@ -159,7 +159,7 @@ def test_a_proof_is_made_with_the_profiles_own_script(world: World, project: Pat
         (project / "profiles" / "smoke.py").write_text(text, encoding="utf-8")
         world.source = source_of(project, {**PROFILE, "selftest": {**PROFILE["selftest"], "script": "smoke.py"}})
         found = world.status()
-        assert (found.state, found.reasons[0]) == ("out-of-date", "cpu: proved with another script")
+        assert (found.state, found.reasons[0]) == ("out-of-date", "sample: proved with another script")
         world.first = world.source.profile
         evidence.save(world.record(image, passed_run(probe("env.libs"), probe("own.script"))))
         assert world.status().state == "verified"
@@ -170,7 +170,7 @@ def test_a_failed_run_is_no_proof(world: World) -> None:
     run = passed_run(probe("gemm.crash"), probe("env.libs", "failed"))
     evidence.save(world.record(image, run))
     found = world.status()
-    assert (found.state, found.reasons) == ("failed", ("cpu: the self-test failed: env.libs",))
+    assert (found.state, found.reasons) == ("failed", ("sample: the self-test failed: env.libs",))
 
 
 def test_a_failure_after_a_proof_is_a_failure_though_the_tag_stays(world: World) -> None:
@@ -179,7 +179,7 @@ def test_a_failure_after_a_proof_is_a_failure_though_the_tag_stays(world: World)
     world.verified(image)
     evidence.save(world.record(image, passed_run(probe("gemm.crash"), probe("env.libs", "failed"))))
     found = world.status()
-    assert (found.state, found.reasons) == ("failed", ("cpu: the self-test failed since: env.libs",))
+    assert (found.state, found.reasons) == ("failed", ("sample: the self-test failed since: env.libs",))
 
 
 def test_a_changed_profile_is_out_of_date(world: World) -> None:
@@ -196,7 +196,7 @@ def test_an_older_selftest_is_out_of_date(world: World) -> None:
     image = world.built(image_of())
     world.proved(image, selftest=OLD_SELFTEST)
     found = world.status()
-    assert (found.state, found.reasons) == ("out-of-date", ("cpu: proved by an older self-test",))
+    assert (found.state, found.reasons) == ("out-of-date", ("sample: proved by an older self-test",))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_tag_that_was_set_in_its_time_is_out_of_date_and_not_moved_by_hand(
     world.verified(image)
     found = world.status()
     assert (found.state, len(found.reasons)) == ("out-of-date", 1)
-    assert found.reasons[0].startswith("cpu: ")
+    assert found.reasons[0].startswith("sample: ")
 
 
 def test_a_tag_on_an_image_that_only_failed_was_moved_by_hand(world: World) -> None:
@@ -277,14 +277,14 @@ def test_an_earlier_image_stays_tagged_until_the_new_one_is_proved(world: World)
     earlier(world)
     world.built(image_of())
     found = world.status()
-    assert (found.state, found.reasons) == ("unproved", ("cpu: never proved",))
+    assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
 
 
 def test_an_earlier_image_that_an_older_selftest_proved_was_not_moved_by_hand(world: World) -> None:
     earlier(world, selftest=OLD_SELFTEST)
     world.built(image_of())
     found = world.status()
-    assert (found.state, found.reasons) == ("unproved", ("cpu: never proved",))
+    assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
 
 
 def test_a_proved_image_without_its_tag_is_not_verified(world: World) -> None:

@@ -88,7 +88,7 @@ class Looking(Engine):
     def __init__(self, says: str) -> None:
         super().__init__()
         self.gone: list[str] = []
-        self.api = SimpleNamespace(
+        self.api: Any = SimpleNamespace(
             import_image_from_data=lambda data, **_: tarfile.open(fileobj=io.BytesIO(data)).close(),
             create_host_config=lambda **host: host,
             create_container=lambda image, **_: None,
