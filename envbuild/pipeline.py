@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from envbuild import settings
 from envbuild.attest import signing
-from envbuild.errors import CheckFailed, EngineError, EnvbuildError, NotProved, ProfileError, UsageError
+from envbuild.errors import BuildError, CheckFailed, EnvbuildError, NotProved, ProfileError, UsageError
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
 from envbuild.making import Made, Options, Progress, Step
@@ -113,7 +113,7 @@ def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Ima
     if reference is None:
         image = build.built(engine, locked, dockerfile.render(locked, source.name))
         if image is None:
-            raise EngineError(f"{source.name} is not built", hint=f"run: envbuild build {source.name}")
+            raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.name}")
         return source, locked, image
     return source, locked, engine.get(reference)
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from envbuild.commands.console import emit, json_option, profile_argument, table
-from envbuild.errors import CheckFailed, EnvbuildError, LockError, NotProved, OutOfDate, ProfileError
+from envbuild.errors import BuildError, CheckFailed, EnvbuildError, LockError, NotProved, OutOfDate, ProfileError
 from envbuild.image.engine import Engine
 from envbuild.image.names import VERIFIED
 from envbuild.plan import index, lock, outdated, resolve, sources
@@ -14,7 +14,7 @@ from envbuild.proof import status
 
 _KINDS: dict[str, type[EnvbuildError]] = {
     "unproved": NotProved,
-    "missing": NotProved,
+    "missing": BuildError,
     "out-of-date": OutOfDate,
     "failed": CheckFailed,
     "tampered": CheckFailed,
@@ -31,8 +31,8 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 def command(name: str | None, asks_index: bool, as_json: bool) -> None:
     """Say whether a profile's image is verified, recomputed from its lock, image and evidence; without a name, of all.
 
-    Exit 0 verified; 4 not built or not proved; 5 the self-test failed or the tag was moved by hand; 8 proved for
-    another lock or self-test. A list of all, and --outdated, end with 0 whatever they find.
+    Exit 0 verified; 4 built, not proved; 5 the self-test failed or the tag was moved by hand; 6 not built; 8 no lock, or
+    proved for another lock or self-test. A list of all, and --outdated, end with 0 whatever they find.
     Example: envbuild status cpu
     """
     if asks_index:
@@ -51,7 +51,8 @@ def command(name: str | None, asks_index: bool, as_json: bool) -> None:
         return
     if not as_json:
         click.echo(f"{found.name}: {found.state}")
-    error = _KINDS[found.state](f"{found.name} is not verified: {found.state}", hint="\n".join(found.reasons))
+    kind = OutOfDate if found.state == "missing" and found.lock is None else _KINDS[found.state]
+    error = kind(f"{found.name} is not verified: {found.state}", hint="\n".join(found.reasons))
     error.partial = found.document()
     raise error
 

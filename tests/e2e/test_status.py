@@ -60,5 +60,5 @@ def test_built_and_not_proved_and_then_removed(quick: Proved, scratch: Path) -> 
 
     docker("image", "rm", *built.document["image"]["tags"])
     said = project.run("status", name, "--json")
-    assert (said.code, said.document["status"]) == (4, "missing")
+    assert (said.code, said.document["status"]) == (6, "missing")
     assert "envbuild make" in said.words

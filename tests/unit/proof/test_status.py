@@ -20,6 +20,7 @@ from envbuild.plan.sources import Source
 from envbuild.proof import evidence, proved, status, testrun
 from envbuild.proof.job import selftest_id
 from envbuild.proof.status import Status
+from envbuild.steps import Session
 from unit.proof.runs import passed_run, probe
 from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of
 
@@ -104,6 +105,19 @@ def test_never_built_is_missing(world: World) -> None:
     found = world.status()
     assert (found.state, found.lock, found.image) == ("missing", world.lock.id, None)
     assert "not built" in found.reasons[0]
+
+
+@pytest.mark.parametrize(("known", "code"), [(True, 6), (False, 8)])
+def test_what_is_not_built_ends_as_it_does_for_test_and_prove(
+    world: World, monkeypatch: pytest.MonkeyPatch, known: bool, code: int
+) -> None:
+    if known:
+        lock.write(world.lock, world.source.lock_file, "sample")
+    monkeypatch.setattr(command, "Engine", lambda: world.engine)
+    monkeypatch.setattr(Session, "connected", lambda session: world.engine)
+    said = envbuild("status", "sample", "--json")
+    assert (said.code, said.document["status"]) == (code, "missing")
+    assert {envbuild(verb, "sample").code for verb in ("test", "prove")} == {code}
 
 
 def test_an_image_that_the_engine_no_longer_has_is_missing(world: World) -> None:
