@@ -153,7 +153,7 @@ def require_passed(made: Made) -> None:
 @contextlib.contextmanager
 def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator[None]:
     """The profile is this process' own meanwhile. A failure carries what the command has come to so far."""
-    _, name = sources.meant(session.made.name)
+    name = sources.meant(session.made.name, session.options.requirements).name
     with alone(name, session.progress.say):
         try:
             yield

@@ -92,7 +92,7 @@ class Session:
             after = self.at_hand(plan, after)
             if after is not before:
                 if not self.options.trial:
-                    lock.write(after, source.lock_file, source.name)
+                    lock.write(after, source.lock_file, source.name, source.origin)
                 for change in locking.differences(before, after):
                     self.progress.say(f"locked: {change}")
             self.made.lock = after

@@ -61,7 +61,7 @@ def command(
             changes = list(locking.differences(before, after)) if after is not before else []
             here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
             if (after is not before or not here) and (write or not pins):
-                lock.write(after, source.lock_file, source.name)
+                lock.write(after, source.lock_file, source.name, source.origin)
         file = display(source.known_lock)
         found.append({"profile": source.name, "lock": after.id, "file": file, "changes": changes})
     if refused:

@@ -31,8 +31,8 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 def command(name: str | None, asks_index: bool, as_json: bool) -> None:
     """Say whether a profile's image is verified, recomputed from its lock, image and evidence; without a name, of all.
 
-    Exit 0 verified; 4 built, not proved; 5 the self-test failed or the tag was moved by hand; 6 not built; 8 no lock, or
-    proved for another lock or self-test. A list of all, and --outdated, end with 0 whatever they find.
+    Exit 0 verified; 4 built, not proved; 5 the self-test failed or the tag was moved by hand; 6 not built; 8 no lock,
+    or proved for another lock or self-test. A list of all, and --outdated, end with 0 whatever they find.
     Example: envbuild status cpu
     """
     if asks_index:

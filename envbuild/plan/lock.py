@@ -197,12 +197,15 @@ _Dumper.add_representer(
 )
 
 
-def write(lock: Lock, file: Path, name: str) -> None:
+def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = None) -> None:
+    """`origin`: what it was made for, where no profile is called `name`."""
     content = lock.content
     for holder, key in ((content, "apt"), (content, "wheels"), (content, "archives"), (content["base"], "packages")):
         if key in holder:
             holder[key] = [_OneLine(item) for item in holder[key]]
-    data = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs), "content": content}
+    data: dict[str, Any] = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs)}
+    data |= {"of": dict(origin)} if origin else {}
+    data["content"] = content
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False)
     write_atomically(file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
 

@@ -74,9 +74,17 @@ class Content(_Model):
     environment: dict[VariableName, Text]
 
 
+class Origin(_Model):
+    """What a lock was made for that no profile has the name of; paths relative to the lock's folder."""
+
+    profile: Annotated[str, StringConstraints(max_length=1000)]
+    requirements: Annotated[str, StringConstraints(max_length=1000)]
+
+
 class File(_Model):
     format: int
     made: Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
     id: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
     inputs: dict[str, str]
+    of: Origin | None = None
     content: Content

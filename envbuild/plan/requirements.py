@@ -29,6 +29,8 @@ def read(file: Path) -> tuple[list[tuple[str, Place]], list[Fault]]:
 
 def _text(file: Path) -> str:
     try:
+        if file.exists() and not file.is_file():
+            raise ProfileError(f"{display(file)} is no file")
         if file.stat().st_size > MAX_BYTES:
             raise ProfileError(f"{display(file)} is larger than {MAX_BYTES} bytes")
         return file.read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild import shipped
-from envbuild.errors import Fault, ProfileError, near
+from envbuild.errors import Fault, LockError, ProfileError, near
 from envbuild.plan import document, requirements
 from envbuild.plan.document import Document
 from envbuild.plan.own import Script, read_script
@@ -24,6 +25,19 @@ _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a 
 
 
 @dataclass(frozen=True)
+class Meant:
+    """What a name stands for: the file of a profile, with a project's requirements, and what is made of them.
+
+    `profile` is how the profile itself is asked for: its name or its variant's, or a path.
+    """
+
+    name: str
+    file: Path
+    profile: str
+    requirements: Path | None = None
+
+
+@dataclass(frozen=True)
 class Source:
     """A profile's name, the file it was read from, and where each of its values stands."""
 
@@ -31,6 +45,7 @@ class Source:
     file: Path
     profile: Profile
     document: Document
+    meant: Meant | None = None
 
     @property
     def project(self) -> Path:
@@ -52,6 +67,18 @@ class Source:
     def dockerfile(self) -> Path:
         return self.project / "dockerfiles" / f"{self.name}.Dockerfile"
 
+    @property
+    def origin(self) -> dict[str, str] | None:
+        """What a lock says it was made for where no profile has its name; paths are relative to the lock's folder."""
+        if self.meant is None or self.meant.requirements is None:
+            return None
+        folder = self.lock_file.parent
+        by_path = _is_path(self.meant.profile)
+        return {
+            "profile": _relative(self.meant.file, folder) if by_path else self.meant.profile,
+            "requirements": _relative(self.meant.requirements, folder),
+        }
+
     def _beside(self, folder: str, name: str) -> Path:
         if self.project in self.file.parents:
             return self.file.parent / name
@@ -63,24 +90,22 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
 
     `<profile>-devel` is a profile's variant devel, with a lock and a Dockerfile of that name. `wanted` is a project's
     requirements.txt or pyproject.toml: its packages join the profile's, under the name `<profile>-<folder of the
-    file>`, whose lock and Dockerfile go to the working folder.
+    file>`, whose lock and Dockerfile go to the working folder. Where that lock is, its name alone says all of it.
 
     Raises ProfileError with all faults, each with its file and line.
     """
-    file, name = meant(name)
+    asked = meant(name, wanted)
+    file, wanted = asked.file, asked.requirements
     merged = _extended(file, ())
     merged.data.pop("extends", None)
-    if name != file.stem:
+    if asked.profile == f"{file.stem}-{DEVEL}":
         variant = Document(merged.file, {"variant": DEVEL}, {("variant",): document.Place(merged.file, 1)})
         merged = document.merge(merged, variant)
     faults = _require(merged, wanted) if wanted else []
     if pins:
         merged = document.merge(merged, _pinned(_repin(merged, pins)))
-    profile = checked(merged, name, [*faults, *read_script(merged)])
-    if wanted:
-        folder = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
-        return Source(f"{name}-{folder or 'project'}"[:63], Path.cwd() / "profiles" / file.name, profile, merged)
-    return Source(name, file, profile, merged)
+    profile = checked(merged, asked.name, [*faults, *read_script(merged)])
+    return Source(asked.name, Path.cwd() / "profiles" / file.name if wanted else file, profile, merged, asked)
 
 
 def _require(merged: Document, wanted: Path) -> list[Fault]:
@@ -139,7 +164,7 @@ def _folders() -> Iterator[Path]:
 
 
 def names() -> list[str]:
-    """Every profile that can be named, the shadowed ones once."""
+    """Every profile that can be named, the shadowed ones once; with a project's requirements, once they are locked."""
     return _names(_folders())
 
 
@@ -149,15 +174,21 @@ def own_names() -> list[str]:
 
 
 def _names(folders: Iterable[Path]) -> list[str]:
+    folders = list(folders)
+    profiles = _profiles(folders)
+    return sorted({*profiles, *(name for name in locks(folders) if name not in profiles and _is_named(name))})
+
+
+def _profiles(folders: Iterable[Path]) -> set[str]:
     files = {file.stem for folder in folders for file in folder.glob("*.yaml")}
-    return sorted(name for name in files if not name.endswith(".lock"))
+    return {name for name in files if not name.endswith(".lock")}
 
 
-def locks() -> dict[str, Path]:
+def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
     """Every lock that stands beside profiles, by name, also one of a variant or of a project's requirements, which has
     no profile file of its name; a user's own shadows a shipped one."""
     found: dict[str, Path] = {}
-    for folder in _folders():
+    for folder in _folders() if folders is None else folders:
         for file in sorted(folder.glob(f"*{_LOCK}")):
             found.setdefault(file.name.removesuffix(_LOCK), file)
     return found
@@ -165,7 +196,7 @@ def locks() -> dict[str, Path]:
 
 def find(name: str, beside: Path | None = None) -> Path:
     """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
-    if "/" in name or name.endswith((".yaml", ".yml")):
+    if _is_path(name):
         file = (beside or Path.cwd()) / name
         try:
             there = file.is_file()
@@ -184,19 +215,66 @@ def find(name: str, beside: Path | None = None) -> Path:
     raise ProfileError(f"there is no profile {name!r}", hint=hint)
 
 
-def meant(name: str) -> tuple[Path, str]:
-    """The file that `name` stands for, and the name of what is made of it.
+def _is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
 
-    A profile of that name comes before the variant of another. Raises ProfileError where there is neither.
+
+def meant(name: str, wanted: Path | None = None) -> Meant:
+    """What `name` stands for, with the requirements `wanted`.
+
+    A profile of that name comes before the variant of another, and that before what a lock of that name was made for.
+    Raises ProfileError where there is none of them.
     """
     try:
-        file = find(name)
-        return file, file.stem
+        asked = _profile(name)
+    except ProfileError:
+        origin = _origin(name) if wanted is None else None
+        if origin is None:
+            raise
+        made_for, wanted, folder = origin
+        return replace(_profile(made_for, folder), name=name, requirements=wanted)
+    if wanted is None:
+        return asked
+    folder_name = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
+    return replace(asked, name=f"{asked.name}-{folder_name or 'project'}"[:63], requirements=wanted)
+
+
+def _profile(name: str, beside: Path | None = None) -> Meant:
+    """A profile or its variant."""
+    try:
+        file = find(name, beside)
+        return Meant(file.stem, file, name)
     except ProfileError:
         plain = name.removesuffix(f"-{DEVEL}")
-        if plain == name or plain not in names():
+        if plain == name or plain not in _profiles(_folders()):
             raise
-        return find(plain), name
+        return Meant(name, find(plain), name)
+
+
+def _origin(name: str) -> tuple[str, Path, Path] | None:
+    """The profile and the requirements that the lock of a name says it was made for, and its folder; None where it says
+    nothing, or there is no such lock."""
+    file = locks().get(name)
+    if file is None or not NAME.fullmatch(name):
+        return None
+    found = document.read(file, LockError).data.get("of")
+    profile, wanted = (found.get("profile"), found.get("requirements")) if isinstance(found, dict) else (None, None)
+    if not isinstance(profile, str) or not isinstance(wanted, str):
+        return None
+    return profile, Path(_relative(file.parent / wanted, Path.cwd())), file.parent
+
+
+def _is_named(name: str) -> bool:
+    """Whether a lock's name can be asked for; that it is damaged is told then."""
+    try:
+        return _origin(name) is not None
+    except LockError:
+        return True
+
+
+def _relative(file: Path, folder: Path) -> str:
+    """The path of a file as seen from a folder; links are left as they are."""
+    return os.path.relpath(file, folder)
 
 
 def _extended(file: Path, seen: tuple[Path, ...]) -> Document:

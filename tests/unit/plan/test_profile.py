@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from envbuild import shipped
-from envbuild.errors import Fault, ProfileError
-from envbuild.plan import document, profile, sources
-from unit.support import PROFILE, source_of, write_profile
+from envbuild.errors import Fault, LockError, ProfileError
+from envbuild.plan import document, lock, profile, resolve, sources
+from unit.support import PROFILE, as_yaml, lock_for, source_of, write_profile
 
 DIGEST = "0" * 64
 
@@ -460,6 +460,53 @@ def test_a_pin_of_a_package_that_is_no_version_is_refused(project: Path) -> None
     with pytest.raises(ProfileError) as caught:
         sources.load(str(file), {"numpy": "new"})
     assert [str(fault).partition(":")[0] for fault in caught.value.faults] == ["--pin"]
+
+
+@pytest.mark.parametrize("by_path", [True, False])
+def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
+    project: Path, monkeypatch: pytest.MonkeyPatch, by_path: bool
+) -> None:
+    file = write_profile(project, PROFILE)
+    theirs = project.parent / "Their_Code"
+    theirs.mkdir()
+    (theirs / "requirements.txt").write_text("einops>=0.8\n", encoding="utf-8")
+    asked = ("profiles/sample.yaml" if by_path else "sample-devel", {}, theirs / "requirements.txt")
+    if not by_path:
+        file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
+    source = sources.load(*asked)
+    assert source.name == ("sample-their-code" if by_path else "sample-devel-their-code")
+    assert sources.names().count(source.name) == 0
+    lock.write(lock_for(resolve.resolve(source)), source.lock_file, source.name, source.origin)
+    again = sources.load(source.name)
+    assert (again.name, again.profile, again.lock_file) == (source.name, source.profile, source.lock_file)
+    assert (again.profile.packages[-1], again.origin) == ("einops>=0.8", source.origin)
+    assert source.name in sources.names() and source.name in sources.own_names()
+    assert lock.current(lock.read(again.known_lock), resolve.resolve(again), again.lock_file)
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        ({"profile": "other", "requirements": "../requirements.txt"}, "there is no profile 'other'"),
+        ({"profile": "sample", "requirements": "../nosuch.txt"}, "nosuch.txt cannot be read"),
+        ({"profile": "sample", "requirements": "/dev/zero"}, "/dev/zero is no file"),
+        ({"profile": "sample"}, "there is no profile 'other'"),
+        ("sample", "there is no profile 'other'"),
+    ],
+)
+def test_a_lock_that_says_nonsense_of_itself_names_nothing(project: Path, of: object, words: str) -> None:
+    write_profile(project, PROFILE)
+    (project / "profiles" / "other.lock.yaml").write_text(as_yaml({"of": of}), encoding="utf-8")
+    with pytest.raises(ProfileError, match=words):
+        sources.load("other")
+
+
+def test_a_damaged_lock_hides_no_other_name(project: Path) -> None:
+    write_profile(project, PROFILE)
+    (project / "profiles" / "other.lock.yaml").write_text("a: [", encoding="utf-8")
+    assert {"sample", "other"} <= set(sources.names())
+    with pytest.raises(LockError):
+        sources.load("other")
 
 
 def test_a_pin_of_a_requirement_of_the_command_line(project: Path) -> None:
