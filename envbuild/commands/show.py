@@ -2,6 +2,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from packaging.utils import canonicalize_name
 
 from envbuild.commands.console import emit, json_option, pin_option, profile_argument, table
 from envbuild.errors import EnvbuildError
@@ -63,6 +64,12 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
     found |= {short: version for short, version in libraries.items() if short not in found}
     found |= {name: version for name, version in versions.items() if not facts.library_of(name)}
     reasons = {**dict.fromkeys([*versions, *libraries], "locked"), **plan.reasons}
+    for name, version in pins.items():
+        known = facts.known_versions(facts.distribution_of(name, choice.situation.cuda or "") or name)
+        key = name if name in reasons else str(canonicalize_name(name))
+        found.setdefault(key, version)
+        if version not in known:
+            reasons[key] = f"{reasons.get(key, '--pin')}; not checked: whether an index has it"
     reasons["cuda"] = f"torch {source.profile.torch} is built for it"
     return {
         "profile": source.name,

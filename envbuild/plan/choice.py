@@ -174,6 +174,11 @@ def _pins(
         if distribution is None:
             faults.append(source.document.fault(("pins", name), _unknown_pin(name, release)))
             continue
+        assert release is not None
+        other = facts.of_another_cuda(name, release.cuda, pin.version)
+        if other is not None:
+            text = f"{name} {pin.version} is for CUDA {other}; torch {release.version} is built for CUDA {release.cuda}"
+            faults.append(source.document.fault(("pins", name), f"{text}, and takes {distribution}"))
         pinned[distribution] = pin.version
         wanted = asked.get(distribution)
         if wanted is not None and not SpecifierSet(wanted).contains(pin.version, prereleases=True):

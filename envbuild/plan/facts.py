@@ -230,6 +230,25 @@ def known_versions(distribution: str) -> tuple[str, ...]:
     return next((row.versions[name] for row in libraries().values() if name in row.versions), ())
 
 
+def of_another_cuda(library: str, cuda: str, version: str) -> str | None:
+    """The CUDA release (major number) whose wheels of a library begin with this version's first number, where those for
+    `cuda` never do; None where that is not known, or not so. Judged by the versions that the facts know."""
+    majors: dict[str, set[int]] = {}
+    for major, distribution in libraries()[library].distributions.items():
+        asked = (
+            f"{row.expands_to.get(distribution, '')},{row.pins.get(distribution, '')}"
+            for row in torch_releases().values()
+        )
+        exact = {
+            part.removeprefix("==") for text in asked for part in text.split(",") if re.fullmatch(r"==[0-9.]+", part)
+        }
+        majors[major] = {Version(known).major for known in (*known_versions(distribution), *exact)}
+    first, own = Version(version).major, majors.get(cuda.partition(".")[0])
+    if not own or first in own:
+        return None
+    return next((major for major, known in majors.items() if first in known), None)
+
+
 def libraries_of(release: TorchRelease) -> dict[str, str]:
     """Short name -> version that an install of this release gives: its exact pins, and the newest of a range."""
     found = {}

@@ -271,6 +271,20 @@ def test_show_tells_of_nvcc_and_of_forward_compatibility(project: Path) -> None:
     assert (runtime["variant"], runtime["nvcc"]) == ("runtime", None)
 
 
+def test_show_says_that_it_does_not_ask_an_index_for_a_pin(project: Path) -> None:
+    write_profile(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1"})
+
+    def reason(name: str, version: str) -> str:
+        document = envbuild("show", "sample", "--json", "--pin", f"{name}={version}").document
+        assert document["pins"][name] == version
+        return str(document["reasons"][name])
+
+    unchecked = "; not checked: whether an index has it"
+    assert reason("cublas", "12.6.9.9").endswith(unchecked)
+    assert reason("numpy", "9.9").endswith(unchecked)
+    assert unchecked not in reason("cublas", "12.5.3.2"), "the facts know that one"
+
+
 def test_show_tells_pins_and_reasons(locked: Lock) -> None:
     found = envbuild("show", "sample", "--json").document
     assert found["pins"]["torch"] == "2.13.0+cpu"

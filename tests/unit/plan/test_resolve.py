@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.errors import ProfileError
 from envbuild.plan import facts, resolve
-from envbuild.plan.choice import Choice
+from envbuild.plan.choice import Choice, choose
 from unit.plan.test_facts import site
 from unit.support import PROFILE, plan_of, source_of
 
@@ -180,6 +180,25 @@ def test_of_a_library_for_two_cudas_the_one_of_torchs_counts(project: Path) -> N
     plan = plan_of(project, {**HOPPER, "torch": "2.7.1"})
     choice = resolve.as_locked(plan, {"nvidia-cublas": "13.0.0.19", "nvidia-cublas-cu12": "12.6.4.1"})
     assert choice.situation.libraries["cublas"] == "12.6.4.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "other"),
+    [
+        ("cublas", "13.1.0.3", "13"), ("cublas", "11.11.3.6", "11"), ("cublas", "12.99.1.1", None),
+        ("cublas", "14.0.0.1", None), ("cudart", "13.0.48", "13"), ("cudnn", "9.99.0.1", None),
+    ],
+)  # fmt: skip
+def test_a_pin_for_another_cuda_than_torchs_is_refused(
+    project: Path, name: str, version: str, other: str | None
+) -> None:
+    """By what the facts know of each CUDA's wheels; a version that they have never seen is for an index to judge."""
+    profile = {**HOPPER, "torch": "2.7.1", "pins": {name: version}}
+    said = [fault.message for fault in choose(source_of(project, profile)).faults]
+    assert [text for text in said if "is for CUDA" in text] == (
+        [f"{name} {version} is for CUDA {other}; torch 2.7.1 is built for CUDA 12.6, and takes "
+         f"{facts.distribution_of(name, '12.6')}"] if other else []
+    )  # fmt: skip
 
 
 def test_a_pin_that_no_index_has_is_named_at_its_line(project: Path) -> None:
