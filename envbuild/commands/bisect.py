@@ -3,7 +3,6 @@ from pathlib import Path
 import click
 from packaging.version import InvalidVersion, Version
 
-from envbuild import pipeline
 from envbuild.commands.console import Console, emit, json_option, profile_argument
 from envbuild.errors import CheckFailed, UsageError
 from envbuild.plan import probes
@@ -49,6 +48,8 @@ def command(
     if (probe is None) == (script is None):
         raise UsageError("say what decides: --probe NAME or --script FILE")
     probes.check([probe] if probe else [])
+    from envbuild import pipeline  # not for --help
+
     hunt = Hunt(pin, probe or str(script), script, oldest, newest, keep)
     done = pipeline.bisect(name, hunt, Console())
     answer = done.document()

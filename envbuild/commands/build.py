@@ -2,9 +2,7 @@ from pathlib import Path
 
 import click
 
-from envbuild import pipeline
 from envbuild.commands.console import Console, emit, json_option, profile_argument, requirements_option
-from envbuild.making import Options
 
 
 @click.command("build", short_help="Build the image, without proof.")
@@ -18,6 +16,9 @@ def command(name: str, locked: bool, no_cache: bool, requirements: Path | None, 
 
     Example: envbuild build cpu
     """
+    from envbuild import pipeline  # not for --help
+    from envbuild.making import Options
+
     made = pipeline.build_only(name, Options(locked=locked, no_cache=no_cache, requirements=requirements), Console())
     if as_json:
         emit(made.document())

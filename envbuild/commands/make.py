@@ -2,7 +2,6 @@ from pathlib import Path
 
 import click
 
-from envbuild import pipeline
 from envbuild.commands.console import (
     Console,
     emit,
@@ -13,8 +12,6 @@ from envbuild.commands.console import (
     requirements_option,
 )
 from envbuild.errors import NotProved
-from envbuild.making import Options
-from envbuild.proof.job import Asked
 
 
 @click.command("make", short_help="From a profile to a verified image.")
@@ -42,6 +39,10 @@ def command(
 
     NAME is a profile's name or a path to a YAML file. Example: envbuild make cpu
     """
+    from envbuild import pipeline  # not for --help
+    from envbuild.making import Options
+    from envbuild.proof.job import Asked
+
     try:
         made = pipeline.make(
             name,

@@ -1,6 +1,5 @@
 import click
 
-from envbuild import pipeline
 from envbuild.commands.console import Console, emit, gpus_option, json_option, profile_argument
 
 
@@ -14,6 +13,8 @@ def command(name: str, reference: str | None, gpus: tuple[str, ...], as_json: bo
 
     Example: envbuild prove cpu
     """
+    from envbuild import pipeline  # not for --help
+
     made = pipeline.prove(name, reference, Console(), gpus)
     if as_json:
         emit(made.document())

@@ -1,16 +1,18 @@
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild import pipeline
 from envbuild.commands.console import Console, emit, gpus_option, json_option, profile_argument
 from envbuild.errors import CheckFailed, NotProved, UsageError
-from envbuild.making import Made
 from envbuild.plan import probes
 from envbuild.plan.store import write_atomically
-from envbuild.proof import fingerprint, job, junit
+
+if TYPE_CHECKING:
+    from envbuild.making import Made
 
 
 @click.command("test", short_help="Run the self-test in an image and report.")
@@ -57,6 +59,9 @@ def command(
     probes.check(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
+    from envbuild import pipeline  # not for --help
+    from envbuild.proof import job
+
     console = Console(results=not as_json, verbose=verbose)
     wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
     if python:
@@ -89,12 +94,16 @@ def _list(as_json: bool) -> None:
 
 def _keep(made: Made, file: Path) -> None:
     """Also of a run that failed: the operation that is wrong is the one to compare."""
+    from envbuild.proof import fingerprint, job
+
     run = made.run
     if run and (run.fingerprint or job.FINGERPRINT in run.by_status("passed")):
         write_atomically(file, fingerprint.text_of(run))
 
 
 def _junit(made: Made) -> str:
+    from envbuild.proof import job, junit
+
     assert made.run is not None
     known = {"image": made.image and made.image.id, "lock": made.lock and made.lock.id, "selftest": job.selftest_id()}
     return junit.render(made.name, made.run, {key: value for key, value in known.items() if value})

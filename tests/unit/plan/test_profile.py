@@ -470,10 +470,10 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
     theirs = project.parent / "Their_Code"
     theirs.mkdir()
     (theirs / "requirements.txt").write_text("einops>=0.8\n", encoding="utf-8")
-    asked = ("profiles/sample.yaml" if by_path else "sample-devel", {}, theirs / "requirements.txt")
+    asked = "profiles/sample.yaml" if by_path else "sample-devel"
     if not by_path:
         file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
-    source = sources.load(*asked)
+    source = sources.load(asked, {}, theirs / "requirements.txt")
     assert source.name == ("sample-their-code" if by_path else "sample-devel-their-code")
     assert sources.names().count(source.name) == 0
     lock.write(lock_for(resolve.resolve(source)), source.lock_file, source.name, source.origin)
