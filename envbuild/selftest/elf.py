@@ -1,4 +1,5 @@
-"""What an ELF file says of itself to the loader: soname, search paths, build id. Never loads or maps it.
+"""What an ELF file says of itself to the loader: soname, search paths, build id; and where its sections lie. Never
+loads or maps it.
 
 Reads 64-bit little-endian files (x86-64, aarch64). The file may be cut, or made to mislead: every offset is checked
 against the file, every count and length is bounded, and what cannot be read is left out.
@@ -9,30 +10,37 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 _IDENT = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
 _ENTRY = struct.Struct("<qQ")
 _NOTE = struct.Struct("<III")
 _LOAD, _DYNAMIC, _NOTES = 1, 2, 4
 _NEEDED, _STRTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 10, 14, 15, 29
 _BUILD_ID = 3
 
+_NO_BITS = 8  # of a section that takes no room in the file
+
 _MOST_SEGMENTS, _MOST_DYNAMIC, _MOST_NOTES, _LONGEST = 256, 1 << 16, 1 << 16, 1 << 12
+X86_64 = 62
 
 
 @dataclass(frozen=True)
 class Elf:
     """`rpath` is searched before LD_LIBRARY_PATH, and for what its dependencies need too; `runpath` after it, and for
-    the file's own needs only. Where a file has both, the loader ignores `rpath`."""
+    the file's own needs only. Where a file has both, the loader ignores `rpath`. `machine`: ELF's number, as X86_64."""
 
     soname: str | None = None
     needed: tuple[str, ...] = ()
     rpath: str | None = None
     runpath: str | None = None
     build_id: str | None = None
+    machine: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,40 +51,73 @@ class _Segment:
     size: int
 
 
-class _File:
+class File:
     """A file read by position; what lies outside it comes back short."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
-        self._size = size
+        self.size = size
 
     def at(self, offset: int, length: int) -> bytes:
-        if offset < 0 or length <= 0 or offset >= self._size:
+        if offset < 0 or length <= 0 or offset >= self.size:
             return b""
-        return os.pread(self._fd, min(length, self._size - offset), offset)
+        return os.pread(self._fd, min(length, self.size - offset), offset)
 
 
-def read(path: str) -> Elf | None:
-    """None for what is no such file, or cannot be read."""
+@contextmanager
+def opened(path: str) -> Iterator[File | None]:
+    """The file, to be read by position; None for what cannot be opened."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
-        return None
+        yield None
+        return
     try:
-        return _parse(_File(fd, os.fstat(fd).st_size))  # a pipe's or a device's size is 0
-    except OSError:
-        return None
+        yield File(fd, os.fstat(fd).st_size)  # a pipe's or a device's size is 0
     finally:
         os.close(fd)
 
 
-def _parse(file: _File) -> Elf | None:
-    head = file.at(0, _HEADER.size)
-    if len(head) < _HEADER.size or not head.startswith(_IDENT):
+def read(path: str) -> Elf | None:
+    """None for what is no such file, or cannot be read."""
+    with opened(path) as file:
+        try:
+            return _parse(file) if file else None
+        except OSError:
+            return None
+
+
+def section(file: File, name: str) -> tuple[int, int] | None:
+    """(offset, size in bytes) of the first section of that name, within the file; None where there is none."""
+    head = _head(file)
+    if head is None:
         return None
-    _, _, _, _, start, _, _, _, entry_size, count, _, _, _ = _HEADER.unpack(head)
+    start, (entry_size, count, names) = head[5], head[10:13]
+    if entry_size != _SECTION.size or names >= count:
+        return None
+    table = file.at(start, count * _SECTION.size)
+    rows = [_SECTION.unpack_from(table, at) for at in range(0, len(table) - _SECTION.size + 1, _SECTION.size)]
+    if names >= len(rows):
+        return None
+    wanted = name.encode() + b"\0"
+    for at, kind, _, _, offset, size, *_ in rows:
+        if kind != _NO_BITS and file.at(rows[names][4] + at, len(wanted)) == wanted:
+            return offset, max(0, min(size, file.size - offset))
+    return None
+
+
+def _head(file: File) -> tuple[Any, ...] | None:
+    head = file.at(0, _HEADER.size)
+    return _HEADER.unpack(head) if len(head) == _HEADER.size and head.startswith(_IDENT) else None
+
+
+def _parse(file: File) -> Elf | None:
+    head = _head(file)
+    if head is None:
+        return None
+    machine, start, entry_size, count = head[1], head[4], head[8], head[9]
     if entry_size != _SEGMENT.size:
-        return Elf()
+        return Elf(machine=machine)
     segments = list(_segments(file.at(start, min(count, _MOST_SEGMENTS) * _SEGMENT.size)))
     entries: dict[int, list[int]] = {}
     for segment in segments:
@@ -90,6 +131,7 @@ def _parse(file: _File) -> Elf | None:
         rpath=strings.first(_RPATH),
         runpath=strings.first(_RUNPATH),
         build_id=next(_build_ids(file, segments), None),
+        machine=machine,
     )
 
 
@@ -110,7 +152,7 @@ def _dynamic(table: bytes) -> Iterator[tuple[int, int]]:
 class _Strings:
     """The dynamic section's strings; its table is named by address, which the loaded segments turn into an offset."""
 
-    def __init__(self, file: _File, segments: list[_Segment], entries: dict[int, list[int]]) -> None:
+    def __init__(self, file: File, segments: list[_Segment], entries: dict[int, list[int]]) -> None:
         self._file = file
         self._entries = entries
         self._size = entries.get(_STRSZ, [0])[0]
@@ -132,7 +174,7 @@ class _Strings:
         return raw.decode("utf-8", "backslashreplace") if end else None
 
 
-def _build_ids(file: _File, segments: list[_Segment]) -> Iterator[str]:
+def _build_ids(file: File, segments: list[_Segment]) -> Iterator[str]:
     for segment in segments:
         if segment.kind != _NOTES:
             continue
