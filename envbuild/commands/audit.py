@@ -98,11 +98,23 @@ def _show(done: Audit) -> None:
         click.echo(f"  {line}")
     if torch and not rows:
         click.echo("  no CUDA libraries")
+    for line in table(_extensions(done)):
+        click.echo(f"  {line}")
     for finding in done.findings:
         click.echo(f"{finding.severity:<7} {finding.id}: {finding.message}")
         if finding.remedy:
             click.echo(f"        remedy: {finding.remedy}")
     click.echo(done.summary)
+
+
+def _extensions(done: Audit) -> list[tuple[str, ...]]:
+    """What is built against torch or for a GPU: (distribution, module or file, architectures)."""
+    return [
+        (name, version, file.module or file.path, " ".join(file.architectures or ("host code",)))
+        for (name, version), files in done.held.extended.items()
+        for file in files
+        if file.there
+    ]
 
 
 def _torch_line(done: Audit) -> str:

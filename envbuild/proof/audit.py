@@ -7,28 +7,26 @@ holdings.py, findings.py judges the libraries, and this module all that a profil
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from envbuild.errors import CheckFailed
 from envbuild.image.names import LABEL
-from envbuild.plan import choice, facts
+from envbuild.plan import architectures, choice, facts
 from envbuild.plan.advisories import Advisory, Gpu, Situation
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.proof import findings
+from envbuild.proof import extensions, findings
 from envbuild.proof.findings import SEVERITIES, Finding
 from envbuild.proof.holdings import LD_CACHE, LD_PATH, Copy, Holdings
 from envbuild.proof.job import BOOTSTRAP, Job, Limits, payload
 
 _ENTRY = "envbuild.selftest.audit"
 _MEMORY, _SECONDS = 4 << 30, 120.0
-_ARCHITECTURE = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
 
 
 def job(image: str, python: str = "python") -> Job:
@@ -40,7 +38,8 @@ def job(image: str, python: str = "python") -> Job:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a profile says should be there; empty where none is given. `claimed`: the image says it is of that lock."""
+    """What a profile says should be there; empty where none is given. `claimed`: the image says it is of that lock;
+    `modules`: those that it wants built, by distribution."""
 
     profile: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -50,6 +49,7 @@ class Expected:
     accepted: Mapping[str, str] = field(default_factory=dict)
     lock: Lock | None = None
     claimed: bool = False
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def expected(source: Source, lock: Lock | None, claimed: bool = False) -> Expected:
@@ -118,6 +118,16 @@ class Audit:
         return {
             "target": self.target,
             "libraries": [dict(zip(keys, row, strict=True)) for row in rows],
+            "extensions": [
+                {
+                    "name": name,
+                    "version": version,
+                    "modules": [
+                        {"name": f.module, "path": f.path, "architectures": f.architectures} for f in files if f.there
+                    ],
+                }
+                for (name, version), files in self.held.extended.items()
+            ],
             "findings": [asdict(finding) for finding in self.findings],
         }
 
@@ -137,7 +147,7 @@ def judge(target: str, held: Holdings, wanted: Expected) -> Audit:
         *_torch(held, wanted),
         *findings.libraries(held),
         *findings.distributions(held),
-        *_apex(held),
+        *extensions.findings(held, wanted.gpus, wanted.modules),
         *_locked(held, wanted),
         *_advisories(held, wanted),
     ]
@@ -180,32 +190,14 @@ def _is_cpu_only(held: Holdings) -> bool:
     return not torch.cuda and not torch.hip
 
 
-def _kernels(gpu: Gpu, architectures: list[str]) -> Iterator[Finding]:
-    """Compiled code serves its major version from its minor on (with an "a" its own only), PTX all later cards."""
-    major, minor = map(int, gpu.compute_capability.split("."))
-    parsed = [match for text in architectures for match in [_ARCHITECTURE.fullmatch(text)] if match]
-    known = [(m[1], (int(m[2]), int(m[3])), m[4]) for m in parsed]
-    if any(k == "sm" and (a == (major, minor) or (a[0] == major and a[1] < minor and s != "a")) for k, a, s in known):
-        return
-    listed = " ".join(architectures)
-    if any(kind == "compute" and at <= (major, minor) for kind, at, _ in known):
-        text = f"torch has no compiled code for {gpu.id} ({gpu.compute_capability}), only PTX to compile: {listed}"
+def _kernels(gpu: Gpu, listed: list[str]) -> Iterator[Finding]:
+    how, said = architectures.serves(listed, gpu.compute_capability), " ".join(listed)
+    if how == "ptx":
+        text = f"torch has no compiled code for {gpu.id} ({gpu.compute_capability}), only PTX to compile: {said}"
         yield Finding("no-kernel", "warn", text, "a torch built for this card")
-        return
-    text = f"torch has no code for {gpu.id} (compute capability {gpu.compute_capability}): {listed}"
-    yield Finding("no-kernel", "defect", text, "a torch built for this card")
-
-
-def _apex(held: Holdings) -> Iterator[Finding]:
-    apex = held.apex
-    if apex is None:
-        return
-    if not {"normalization", "multi_tensor_apply"} & set(apex.parts):
-        text = f"{apex.path} is not NVIDIA's apex: the package index's apex is an unrelated package"
-        yield Finding("wrong-apex", "defect", text, "uninstall apex; build NVIDIA/apex from source")
-    elif not apex.compiled:
-        text = f"{apex.path} was built without its CUDA extensions"
-        yield Finding("apex-not-compiled", "warn", text, "build it with APEX_CPP_EXT=1 APEX_CUDA_EXT=1")
+    elif how is None:
+        text = f"torch has no code for {gpu.id} (compute capability {gpu.compute_capability}): {said}"
+        yield Finding("no-kernel", "defect", text, "a torch built for this card")
 
 
 def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -107,6 +108,22 @@ class Apex(_Model):
     compiled: list[Word] = Field(max_length=20)
 
 
+class Extension(_Model):
+    """A file of a compiled extension. `there`: RECORD lists it, and it is there; `module`: None for a library;
+    `architectures`: as "sm_90", None for host code alone; `failure`: why it could not be loaded, where that was
+    `tried`."""
+
+    distribution: Word
+    version: Word
+    path: Text
+    there: bool
+    module: Text | None
+    architectures: list[Word] | None = Field(max_length=100)
+    damaged: bool
+    tried: bool
+    failure: Text | None
+
+
 class Python(_Model):
     version: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}[A-Za-z0-9.+]*$", max_length=60)]
     executable: Text
@@ -128,6 +145,7 @@ class Holdings(_Model):
     libraries: list[Copy] = Field(max_length=1000)
     order: Order | None
     apex: Apex | None
+    extensions: list[Extension] = Field(default=[], max_length=1000)
     variables: dict[Word, Annotated[str, StringConstraints(max_length=1 << 17), AfterValidator(_printable)]]
     compat: list[Text] = Field(max_length=100)
     machine: Machine
@@ -138,6 +156,12 @@ class Holdings(_Model):
     def installed(self) -> dict[str, str]:
         """Distribution -> version, of each the one that an import takes."""
         return {item.name: item.version for item in reversed(self.distributions)}
+
+    @property
+    def extended(self) -> dict[tuple[str, str], list[Extension]]:
+        """The files of each compiled extension, by its name and version."""
+        key = lambda file: (file.distribution, file.version)  # noqa: E731
+        return {who: list(files) for who, files in groupby(sorted(self.extensions, key=key), key=key)}
 
     def loaded(self, library: str) -> Copy | None:
         return next((copy for copy in self.libraries if copy.loaded and copy.library == library), None)

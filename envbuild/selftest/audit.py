@@ -1,4 +1,5 @@
-"""What this environment really holds, as one framed document: libraries found and loaded, distributions, torch, apex.
+"""What this environment really holds, as one framed document: libraries found and loaded, distributions, torch,
+compiled extensions.
 
 Judges nothing; needs no GPU. Torch is imported and foreign libraries are loaded in processes of their own, so that a
 crash is reported and does not end the audit.
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envbuild.selftest import apart, elf, inventory, loading, packages
+from envbuild.selftest import apart, elf, extensions, inventory, loading, packages
 from envbuild.selftest.__main__ import BAD_JOB, OK, take
 from envbuild.selftest.frames import FrameWriter
 from envbuild.selftest.inventory import Inventory
@@ -54,6 +55,8 @@ def collect() -> dict[str, Any]:
     later = inventory.take(unseen)
     reported = dict(ending.told.get("reported", {})) if ending else {}
     copies = _copies([libraries, later], found, loaded, reported)
+    copied = time.monotonic()
+    compiled = extensions.collect(has_torch=bool(ending and "version" in ending.told))
     return {
         "kind": "holdings",
         "python": packages.python(),
@@ -61,6 +64,7 @@ def collect() -> dict[str, Any]:
         "torch": _torch(ending),
         "libraries": copies,
         "order": _order(copies),
+        "extensions": compiled,
         "apex": packages.apex(),
         "variables": {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)},
         "compat": sorted(found.compat),
@@ -71,6 +75,7 @@ def collect() -> dict[str, Any]:
             "checksums": hashed - searched,
             "waiting for torch": imported - hashed,
             "torch": ending.seconds if ending else 0.0,
+            "extensions": time.monotonic() - copied,
             "all": time.monotonic() - begin,
         },
     }

@@ -138,7 +138,7 @@ def _records(path_entries: Sequence[str] | None) -> tuple[dict[str, str], dict[s
     for distribution in found_distributions(path_entries):
         name = normalise(str(distribution.metadata["Name"]))
         distributions.setdefault(name, distribution.version)  # an import takes the first on the path
-        for path, sha256 in _recorded(distribution):
+        for _, path, sha256 in recorded(distribution):
             records.setdefault(path, []).append(Recorded(name, distribution.version, sha256))
     return distributions, records
 
@@ -188,15 +188,15 @@ def found_distributions(path_entries: Sequence[str] | None = None) -> Iterator[m
     return (item for item in found_ if item.metadata["Name"])
 
 
-def _recorded(distribution: metadata.Distribution) -> Iterator[tuple[str, str | None]]:
-    """(real path, sha256 in hexadecimal or None) of each shared library in the distribution's RECORD."""
+def recorded(distribution: metadata.Distribution) -> Iterator[tuple[str, str, str | None]]:
+    """(path, real path, sha256 in hexadecimal or None) of each shared library in the distribution's RECORD."""
     lines = (distribution.read_text("RECORD") or "").splitlines()
     for row in csv.reader(line for line in lines if ".so" in line):
         if ".so" not in Path(row[0]).name:
             continue
         algorithm, _, value = (row[1] if len(row) > 1 else "").partition("=")
         sha256 = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex() if algorithm == "sha256" else None
-        yield os.path.realpath(str(distribution.locate_file(row[0]))), sha256
+        yield row[0], os.path.realpath(str(distribution.locate_file(row[0]))), sha256
 
 
 def _library(path: str, sha256: str | None, records: Sequence[Recorded]) -> Library:

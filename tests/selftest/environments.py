@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .device import container
+
 _SOURCE = """
 #include <stddef.h>
 #ifdef cublas
@@ -94,6 +96,32 @@ def libtorch_cuda(needed: Sequence[str]) -> bytes:
     rpath = ":".join([*(f"$ORIGIN/../../nvidia/{name}/lib" for name in ("cublas", "cudnn", "nccl")), "$ORIGIN"])
     flags = [f"-l:{SONAMES[kind]}" for kind in needed]
     return built(_ARCH, "libtorch_cuda.so", f"-Wl,--disable-new-dtags,-rpath,{rpath}", *flags, beside=beside)
+
+
+# A module by hand, since the headers of Python may not be there: PyModuleDef as long words, its name the sixth.
+_MODULE = """
+#include <stdlib.h>
+extern void *PyModule_Create2(void *, int);
+static long definition[13] = {{1, 0, 0, 0, 0, (long)"{name}", 0, -1}};
+__attribute__((section(".nv_fatbin"), aligned(8), used)) static const unsigned char code[] = {{{code}}};
+{more}
+void *PyInit_{name}(void) {{ {first}; return PyModule_Create2(definition, 1013); }}
+"""
+
+
+@functools.cache
+def extension(name: str, *architectures: str, more: str = "", first: str = "", needs: str | None = None) -> bytes:
+    """A module that is built against torch, with this device code. `first`: a statement that it begins with;
+    `needs`: a library that it asks for."""
+    source = _MODULE.format(name=name, code=",".join(map(str, container(*architectures))), more=more, first=first)
+    if not architectures:
+        source = "\n".join(line for line in source.splitlines() if ".nv_fatbin" not in line)
+    beside = {"libtorch_cuda.so": libtorch_cuda(())}
+    flags = ["-Wl,-rpath,$ORIGIN/torch/lib", "-l:libtorch_cuda.so", "-Wl,--allow-shlib-undefined"]
+    if needs:
+        beside["needed.so"] = built("", needs, beside={})
+        flags.append("-l:needed.so")
+    return built(source, f"{name}.so", *flags, beside=beside)
 
 
 @dataclass(frozen=True)
