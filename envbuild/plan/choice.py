@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.errors import Fault, near
-from envbuild.plan import facts, fleet
+from envbuild.plan import facts, fleet, unrelated
 from envbuild.plan.advisories import Advisory, Situation
 from envbuild.plan.document import Path
 from envbuild.plan.facts import Gpu, TorchRelease
@@ -187,6 +187,9 @@ def _pins(
 
 
 def _unknown_pin(name: str, release: TorchRelease | None) -> str:
+    meant = unrelated.refused(name)
+    if meant:
+        return meant
     if release is None:
         return "only a torch that the facts know can have its libraries pinned"
     known = [row for row in facts.libraries() if facts.distribution_of(row, release.cuda)]

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import (
     AfterValidator,
@@ -25,7 +24,7 @@ from pydantic import (
 )
 
 from envbuild.errors import Fault, ProfileError, near
-from envbuild.plan import own
+from envbuild.plan import own, unrelated
 from envbuild.plan.document import Document
 from envbuild.plan.probes import Level
 
@@ -41,14 +40,15 @@ def _version(text: str) -> str:
 
 
 def _requirement(text: str) -> str:
+    meant = unrelated.refused(text)
+    if meant:
+        raise ValueError(meant)
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
         raise ValueError(f"{text!r} is not a requirement (as in numpy>=2 or numpy==2.4.6)") from None
     if requirement.url:
         raise ValueError("an address cannot be locked: name a package that the index has")
-    if canonicalize_name(requirement.name) == "apex":
-        raise ValueError("the index's apex is an unrelated package; NVIDIA's is built from source")
     return str(requirement)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild.errors import Fault, ProfileError
+from envbuild.plan import unrelated
 from envbuild.plan.document import Place, display
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
@@ -61,7 +62,9 @@ def _lines(file: Path, text: str, seen: tuple[Path, ...], faults: list[Fault]) -
                 continue
             yield from _lines(target, included, (*seen, file.resolve()), faults)
         elif line.startswith("-"):
-            faults.append(Fault(f"option {line.split()[0]} is not taken from here: {_ELSEWHERE}", name, number))
+            option = f"option {line.split()[0]} is not taken from here: {_ELSEWHERE}"
+            meant = unrelated.refused(line.partition(" ")[2]) if line.startswith(("-e", "--editable")) else None
+            faults.append(Fault(meant or option, name, number))
         elif line:
             yield line, Place(name, number)
 

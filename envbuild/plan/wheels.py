@@ -21,7 +21,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError
-from envbuild.plan import download, index
+from envbuild.plan import download, index, unrelated
 from envbuild.plan.lock import LockedWheel, Wheel
 from envbuild.plan.store import Store
 from envbuild.process import Completed, run
@@ -88,7 +88,18 @@ def resolve(
         done = _compile(requirements, python, glibc, *options)
         if done.code:
             raise _with_newest(_refused(requirements, done), python, glibc)
-        return _parse(output.read_text(encoding="utf-8"))
+        resolved = _parse(output.read_text(encoding="utf-8"))
+    _refuse_unrelated(resolved)
+    return resolved
+
+
+def _refuse_unrelated(resolved: Resolved) -> None:
+    """What a package asks for, of which the index has another than it means."""
+    for name in resolved.versions:
+        meant = unrelated.refused(name)
+        if meant:
+            asking = ", ".join(sorted(resolved.wanted_by[name] - {""})) or "the profile"
+            raise ProfileError(f"{asking} needs {name}: {meant}", hint=f"another version of {asking}, or none of it")
 
 
 # What uv says of a version that is not there; of one that is too old for a range it tells the newest itself.
@@ -150,7 +161,8 @@ def _refused(requirements: Sequence[str], done: Completed) -> ProfileError | Net
                 "in pip's find-links setting (pip config set global.find-links ...) or in UV_FIND_LINKS",
             )
     cause = said.partition("cause: ")[2] or said
-    return ProfileError("the packages cannot be resolved together", hint=cause[:1200])
+    meant = {found for word in re.findall(r"[A-Za-z0-9._-]+", said) for found in [unrelated.refused(word)] if found}
+    return ProfileError("the packages cannot be resolved together", hint="\n".join([cause[:1200], *sorted(meant)]))
 
 
 def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collection[str] = ()) -> dict[Wheel, str]:

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import CheckFailed
-from envbuild.plan import facts
+from envbuild.plan import facts, unrelated
 from envbuild.plan.facts import TorchRelease
 from envbuild.proof import findings
 from envbuild.proof.holdings import Holdings
@@ -138,8 +138,9 @@ def _closure(needs: Mapping[str, set[str]], roots: set[str]) -> set[str]:
 
 def _unnamable(name: str, version: str, torch: str) -> str | None:
     """Why an installed distribution cannot be asked for in a profile, None if it can."""
-    if name == "apex":
-        return "the index's apex is an unrelated package; NVIDIA's is built from source"
+    meant = unrelated.refused(name)
+    if meant:
+        return meant
     if facts.library_of(name):
         return "a CUDA library that this torch does not ask for"
     try:
