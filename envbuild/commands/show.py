@@ -41,6 +41,8 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
         click.echo(f"  {item['variable']}={item['value']}: {item['reason']}")
     for item in document["advisories"]:
         click.echo(f"  {item['state']}: {item['id']}: {item['reason']}")
+        if item["state"] == "warned":
+            click.echo(f"    way out: {item['remedy']}")
     click.echo(f"  lock: {document['lock']['state']}")
     click.echo(f"  {document['proof']}")
 

@@ -261,6 +261,7 @@ def situation(held: Holdings, wanted: Expected) -> Situation:
     if not _is_cpu_only(held):
         versions = facts.libraries_among(installed, torch.cuda if torch else None)
         versions |= {copy.library.lower(): copy.version for copy in held.libraries if copy.loaded and copy.version}
+    built = {name for name, _ in held.extended}
     words = {
         "ld-library-path": any(LD_PATH in copy.ways and _is_foreign(copy) for copy in held.libraries),
         "system-cudnn": any(
@@ -278,7 +279,7 @@ def situation(held: Holdings, wanted: Expected) -> Situation:
         driver=wanted.driver,
         gpu_count=wanted.gpu_count,
         features=wanted.features,
-        extensions=frozenset(("apex",) if held.apex and held.apex.compiled else ()),
+        extensions=frozenset(built | ({"apex"} if held.apex and held.apex.compiled else set())),
         environment=frozenset(word for word, holds in words.items() if holds),
     )
 

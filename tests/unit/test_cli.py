@@ -285,6 +285,14 @@ def test_show_says_that_it_does_not_ask_an_index_for_a_pin(project: Path) -> Non
     assert unchecked not in reason("cublas", "12.5.3.2"), "the facts know that one"
 
 
+def test_show_tells_the_way_out_of_a_warning(project: Path) -> None:
+    changes = {"torch": "2.4.0", "gpus": ["a100"], "packages": ["numpy<2"]}
+    write_profile(project, {**PROFILE, **changes, "accept": [{"advisory": "nccl-abort-hang", "reason": "known"}]})
+    lines = envbuild("show", "sample").stdout.splitlines()
+    (at,) = [index for index, line in enumerate(lines) if line.startswith("  warned: rmsnorm-half-torch-2.4: ")]
+    assert lines[at + 1].startswith("    way out: torch 2.6 or newer")
+
+
 def test_show_tells_pins_and_reasons(locked: Lock) -> None:
     found = envbuild("show", "sample", "--json").document
     assert found["pins"]["torch"] == "2.13.0+cpu"

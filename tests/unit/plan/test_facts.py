@@ -514,6 +514,16 @@ def test_a_signature_reaches_traits_and_has_alternatives(said: dict[str, Any], m
             situation(extensions=frozenset({"apex"}), distributions={"transformers": "5.8.0"}),
         ),
         ("apex-t5-mixed-dtype", False, situation(distributions={"transformers": "4.40.0"})),
+        (
+            "apex-t5-mixed-dtype",
+            True,
+            situation(extensions=frozenset({"apex"}), distributions={"transformers": "4.17.0"}),
+        ),
+        (
+            "apex-t5-mixed-dtype",
+            False,
+            situation(extensions=frozenset({"apex"}), distributions={"transformers": "4.16.2"}),
+        ),
         ("rmsnorm-half-torch-2.4", True, situation("a100", "2.4.0")),
         ("rmsnorm-half-torch-2.4", True, situation(None, "2.5.1")),
         ("rmsnorm-half-torch-2.4", False, situation("a100", "2.3.1")),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,20 @@ def test_a_pin_that_no_index_has_is_named_at_its_line(project: Path) -> None:
     (fault,) = plan.faults(said)
     assert (fault.file, fault.line) == ("profiles/sample.yaml", plan.places["nvidia-cublas-cu12==12.6.4.9"].line)
     assert fault.line != plan.places["torch===2.7.1"].line
+
+
+@pytest.mark.parametrize(("transformers", "state"), [("4.57.6", "warned"), ("5.7.0", "warned"), ("5.8.0", None)])
+def test_apex_beside_a_transformers_that_puts_its_norm_into_t5(
+    transformers: str, state: str | None, project: Path
+) -> None:
+    """Whichever a resolver chose: only the user knows whether a T5 runs in fp16, so it warns, and names three cures."""
+    plan = plan_of(project, {**PROFILE, "packages": ["transformers>=4"]})
+    carried = dataclasses.replace(plan.choice.situation, extensions=frozenset({"apex"}))
+    with_apex = dataclasses.replace(plan, choice=dataclasses.replace(plan.choice, situation=carried))
+    choice = resolve.as_locked(with_apex, {"transformers": transformers})
+    assert states(choice).get("apex-t5-mixed-dtype") == state
+    assert "apex-t5-mixed-dtype" not in states(resolve.as_locked(plan, {"transformers": transformers}))
+    for item in choice.states:
+        if item["id"] == "apex-t5-mixed-dtype":
+            for words in ("where a T5 runs in fp16", "transformers 5.8 or newer", "no apex", "in bf16 or fp32"):
+                assert words in item["remedy"]
