@@ -52,8 +52,9 @@ class _Unreadable(Exception):
 def faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python: str | None = None) -> list[str]:
     """Everything that is wrong with the wheel of distribution `name`, a sentence each; none: it is as asked.
 
-    `modules`: what must be importable. `arch`: TORCH_CUDA_ARCH_LIST as it was built with; "" for what has no device
-    code. `python`: as "3.11"; None: whichever the wheel says, so that only its own words must agree.
+    `modules`: what must be importable. `arch`: TORCH_CUDA_ARCH_LIST as it was built with ("9.0;10.0"; PTX is not asked
+    for), "" for what has no device code; another text is a ValueError. `python`: as "3.11"; None: whichever the wheel
+    says, so that only its own words must agree.
     """
     try:
         tags = _named(wheel)[1]
@@ -63,7 +64,7 @@ def faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python:
     try:
         with _opened(wheel) as archive:
             found += _metadata(archive, name, tags)
-            paths = [path for info in _files(archive) for path in [_installed(info.filename)]]
+            paths = [_installed(info.filename) for info in _files(archive)]
             inside = list(_compiled(archive))
     except _Unreadable as error:
         return [*found, *error.args]
@@ -172,7 +173,7 @@ def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
         return
     wanted = python or _interpreter(tags)
     if wanted is None or not tags & wheels.tags(wanted, _NEWEST_GLIBC).keys():
-        yield f"its tag is {said}, which {f'Python {wanted} on' if wanted else ''} linux x86_64 does not take"
+        yield f"its tag is {said}, which {f'Python {wanted} on ' if wanted else ''}linux x86_64 does not take"
 
 
 def _interpreter(tags: frozenset[Tag]) -> str | None:

@@ -121,7 +121,8 @@ def _load(files: Sequence[File], has_torch: bool) -> Callable[[Tell], None]:
             try:
                 _one(item)
             except Exception as error:
-                failed[item.real] = (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
+                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                failed[item.real] = said.removeprefix(f"{item.real}: ")[:500]
                 tell("failed", failed)
 
     return work
