@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "docs": "Locked versions in your own documents.",
     },
     "Understand": {
+        "doctor": "What is wrong with this machine, or with a cluster's nodes.",
         "audit": "What an image or environment really holds.",
         "bisect": "The first version that passes a probe.",
         "diff": "What changes from one profile, lock or image to another.",

@@ -81,6 +81,15 @@ def login(host: str) -> dict[str, str]:
     return {key.lower(): value for key, value in (found or {}).items() if isinstance(value, str)}
 
 
+def logins() -> list[str]:
+    """The registries that docker's config.json knows: logged in at, or with a credential helper of their own."""
+    try:
+        known = _docker_logins()
+    except (docker.errors.DockerException, OSError, ValueError):
+        return []
+    return sorted({*(known.auths or {}), *(known.cred_helpers or {})})
+
+
 class Access:
     """Sends requests to one registry, as whoever docker is logged in as there. `base` is its origin."""
 

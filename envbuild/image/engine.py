@@ -50,12 +50,12 @@ class Image:
 class Engine:
     """One connection. Everything raises EngineError if the engine goes away."""
 
-    def __init__(self) -> None:
-        """Raises EngineError if no engine answers, or one older than 23.0."""
+    def __init__(self, timeout: float = 120) -> None:
+        """`timeout`: seconds for one answer. Raises EngineError if no engine answers, or one older than 23.0."""
         self.host = os.environ.get("DOCKER_HOST") or "the default socket"
         try:
             self.host, tls = _endpoint()
-            self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=120)
+            self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=timeout)
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             raise EngineError(f"no Docker Engine answers at {self.host}", hint=f"{error}\n{_START}") from error
@@ -67,19 +67,20 @@ class Engine:
             )
 
     @cached_property
-    def _info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
+        """What the engine tells of itself, as its API's /info."""
         with asking():
             info: dict[str, Any] = self.client.info()
         return info
 
     @cached_property
     def containerd_store(self) -> bool:
-        return any("io.containerd.snapshotter" in str(item) for item in self._info.get("DriverStatus") or ())
+        return any("io.containerd.snapshotter" in str(item) for item in self.info.get("DriverStatus") or ())
 
     @property
     def data_folder(self) -> Path | None:
         """Where the engine keeps its images; None where that is not on this machine."""
-        folder = Path(self._info.get("DockerRootDir", ""))
+        folder = Path(self.info.get("DockerRootDir", ""))
         return folder if self.host.startswith("unix://") and folder.is_dir() else None
 
     def find(self, reference: str) -> Image | None:

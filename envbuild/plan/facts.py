@@ -106,6 +106,20 @@ class Library(Row):
     versions: Mapping[str, tuple[Release, ...]] = Field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class XidError(Row):
+    """An error of the driver's in the kernel's log. `application`: a program's doing, no fault of the card."""
+
+    number: int
+    title: Text
+    application: bool = False
+
+
+@cache
+def xids() -> Mapping[int, XidError]:
+    return {row.number: row for row in factfiles.rows("xids", "xids", XidError)}
+
+
 @cache
 def suites() -> Mapping[str, Suite]:
     return {

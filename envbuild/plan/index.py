@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
+import tomllib
 import urllib.parse
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -77,13 +81,68 @@ def credentials() -> dict[str, tuple[str, str]]:
     return found
 
 
-def session() -> requests.Session:
+def certificate() -> str | None:
+    """The file of authorities that pip is configured with."""
+    return _pip().get("cert")
+
+
+def addresses() -> list[str]:
+    """The indexes, pages and folders that packages are taken from, credentials included: those of pip and of uv, and
+    pip's own default where none replaces it. Nothing where pip may ask no index and knows no page or folder."""
+    told = {**os.environ, **uv_environment()}
+    file = _uv_file()
+    default = told.get("UV_DEFAULT_INDEX") or told.get("UV_INDEX_URL") or file.get("index-url")
+    named = [index for index in _listed(file.get("index")) if isinstance(index, dict)]
+    own_default = any(index.get("default") for index in named)
+    found = [] if uv_options() else [
+        *([default] if default else [] if own_default else _pip_default()),
+        *told.get("UV_INDEX", "").split(), *told.get("UV_EXTRA_INDEX_URL", "").split(),
+        *(index.get("url") for index in named), *_listed(file.get("extra-index-url")),
+    ]  # fmt: skip
+    found += [*told.get("UV_FIND_LINKS", "").split(","), *_listed(file.get("find-links"))]
+    # uv takes name=address as well
+    return list(
+        dict.fromkeys(
+            re.sub(r"^[A-Za-z0-9_.-]+=(?=[a-z]+://)", "", text) for text in found if isinstance(text, str) and text
+        )
+    )
+
+
+def _pip_default() -> list[str]:
+    """What pip asks where nobody tells it otherwise, in pip's own words."""
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        return []
+    return [PyPI.simple_url]
+
+
+def _uv_file() -> dict[str, Any]:
+    """uv's own settings: the file that UV_CONFIG_FILE names, else the user's over the system's."""
+    if os.environ.get("UV_NO_CONFIG"):
+        return {}
+    user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "uv" / "uv.toml"
+    named = os.environ.get("UV_CONFIG_FILE")
+    found: dict[str, Any] = {}
+    for file in [Path(named)] if named else [Path("/etc/uv/uv.toml"), user]:
+        try:
+            found |= tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # uv itself says what is wrong with it
+    return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def session(tries: int = 5) -> requests.Session:
     """Proxies, netrc and certificates as requests finds them in the environment, as pip does."""
     made = requests.Session()
     certificate = _pip().get("cert")
     if certificate:
         made.verify = certificate
-    again = Retry(total=4, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
+    again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
     for scheme in ("http://", "https://"):
         made.mount(scheme, HTTPAdapter(max_retries=again, pool_maxsize=PARALLEL))
     return made

@@ -22,11 +22,12 @@ LAYERS = (
     ("cli", "commands", "__main__"),
     ("pipeline", "publish", "rebuild", "steps", "making"),
     ("insight",),
+    ("host",),
     ("attest",),
     ("proof",),
     ("image",),
     ("plan",),
-    ("settings", "shipped", "host", "process", "blocks", "errors"),
+    ("settings", "shipped", "process", "blocks", "errors"),
     ("selftest",),  # its readers of files
 )
 READERS = {"envbuild.selftest.compiled", "envbuild.selftest.elf", "envbuild.selftest.fatbin"}
@@ -192,6 +193,7 @@ HEAVY = (
     "cryptography",
     "securesystemslib",
     "cyclonedx",
+    "pynvml",
 )
 
 

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.commands.console import emit, json_option
+from envbuild.errors import CheckFailed, UsageError, printable
+
+if TYPE_CHECKING:
+    from envbuild.host.check import Check
+
+
+@click.command("doctor", short_help="What is wrong with this machine, or with a cluster's nodes.")
+@click.option("--for", "name", metavar="NAME", help="Does it suit this profile? Yes, or no with the reasons.")
+@click.option(
+    "--cluster", metavar="HOSTS",
+    help="Compare nodes: a YAML file with hosts: [...], a folder of what -o wrote, or slurm.",
+)  # fmt: skip
+@click.option(
+    "-o", "output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The description as JSON too."
+)
+@click.option(
+    "--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path("/"), metavar="FOLDER",
+    help="In a container: where the host's /proc, /sys and /dev are mounted.",
+)  # fmt: skip
+@json_option
+def command(name: str | None, cluster: str | None, output: Path | None, root: Path, as_json: bool) -> None:
+    """Check engine, driver, cards, memory, disks, network and clock, in seconds; change nothing.
+
+    Each check is ok, warn, fail or skipped, with a remedy. Exit 5 if one fails; with --for, if the answer is no. Only
+    hosts that pip, uv and docker are configured with are asked.
+    Example: envbuild doctor --for h20
+    """
+    if cluster is not None and (name is not None or root != Path("/")):
+        raise UsageError("--cluster goes with neither --for nor --root", hint="envbuild doctor --cluster hosts.yaml")
+    begin = time.monotonic()
+    checks, document = _cluster(cluster) if cluster is not None else _machine(name, root)
+    if output is not None:
+        from envbuild.plan.store import write_atomically
+
+        write_atomically(output, json.dumps(document, indent=1) + "\n")
+    failed = _failed(checks, name)
+    if as_json and not failed:
+        emit(document)
+    elif not as_json:
+        _show(checks, time.monotonic() - begin)
+    if failed:
+        hint = "\n".join(dict.fromkeys(f"{check.id}: {check.remedy}" for check in failed if check.remedy))
+        error = CheckFailed(f"doctor: {', '.join(check.id for check in failed)}", hint=hint or None)
+        error.partial = document
+        raise error
+
+
+def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]:
+    from envbuild.host import needs, reading, verdict
+    from envbuild.plan import sources
+
+    asked = needs.of(sources.load(name)) if name else None  # its faults first: nothing else could be said
+    host = reading.read(root)
+    checks = verdict.judge(host, [asked] if asked else list(needs.every()))
+    if asked:
+        checks.append(verdict.suits(host, asked, checks))
+    return checks, verdict.document(host, checks)
+
+
+def _cluster(source: str) -> tuple[list[Check], dict[str, Any]]:
+    from envbuild.host import cluster, nodes
+
+    found = nodes.gather(source)
+    checks = cluster.compare(found)
+    return checks, cluster.document(found, checks)
+
+
+def _failed(checks: Sequence[Check], name: str | None) -> list[Check]:
+    """With --for, its answer alone: a card at fault is nothing to a profile of the CPU."""
+    return [check for check in checks if check.status == "fail" and (name is None or check.id == "profile")]
+
+
+def _show(checks: Sequence[Check], seconds: float) -> None:
+    width = max(len(check.id) for check in checks)
+    for check in checks:
+        click.echo(printable(f"{check.status:<7}  {check.id:<{width}}  {check.detail}"))
+        if check.remedy:
+            click.echo(printable(f"{'':<7}  {'':<{width}}  remedy: {check.remedy}"))
+    counts = Counter(check.status for check in checks)
+    told = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warn", "fail", "skipped") if counts[status])
+    click.echo(f"{told}; {seconds:.1f} s")

@@ -1,0 +1,47 @@
+"""A check's result, and what several of them share. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "warn", "fail", "skipped"]
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """`id` is a stable name. `detail`: what was found. `remedy`: what to do; None where nothing need be done."""
+
+    id: str
+    status: Status
+    detail: str
+    remedy: str | None = None
+
+
+def ok(name: str, detail: str) -> Check:
+    return Check(name, "ok", detail)
+
+
+def skipped(name: str, reason: str) -> Check:
+    return Check(name, "skipped", reason)
+
+
+def worst(name: str, found: Sequence[tuple[Status, str, str]], fine: str) -> Check:
+    """One check of several findings (status, detail, remedy): the worst status, every word once; `fine` without any."""
+    if not found:
+        return ok(name, fine)
+    status: Status = "fail" if any(item[0] == "fail" for item in found) else "warn"
+    details, remedies = (dict.fromkeys(item[index] for item in found) for index in (1, 2))
+    return Check(name, status, "; ".join(details), "; ".join(remedies))
+
+
+def counted(names: Iterable[str]) -> str:
+    """ "2 x NVIDIA H20, 1 x NVIDIA H200": in order of first appearance."""
+    return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
+
+
+def gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size < 10 * GIB else f"{size / GIB:.0f} GiB"

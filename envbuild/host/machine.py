@@ -1,0 +1,44 @@
+"""The computer itself, without its cards: in evidence, benchmarks and what doctor writes. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`cores`: logical ones. `memory`: bytes, 0 where unknown. `system`: kernel, architecture and C library."""
+
+    cpu: str
+    cores: int
+    memory: int
+    system: str
+    python: str
+
+    def __str__(self) -> str:
+        return f"{self.cpu}, {self.cores} cores, {self.system}, Python {self.python}"
+
+
+def read(root: Path = Path("/")) -> Machine:
+    """`root`: where the machine's /proc is mounted."""
+    cpu, memory = _field(root / "proc" / "cpuinfo", "model name"), _field(root / "proc" / "meminfo", "MemTotal")
+    kib = memory.partition(" ")[0]
+    return Machine(
+        cpu=cpu[:200] or "unknown CPU",
+        cores=os.cpu_count() or 0,
+        memory=int(kib) * 1024 if kib.isdigit() else 0,
+        system=platform.platform(terse=True),
+        python=platform.python_version(),
+    )
+
+
+def _field(file: Path, name: str) -> str:
+    """The first value of a name in a file of `name: value` lines; "" where there is none."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")

@@ -1,0 +1,65 @@
+"""What profiles need of a machine: cards, driver, room on its disks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from envbuild.errors import EnvbuildError
+from envbuild.plan import facts, lock, sources
+from envbuild.plan.advisories import Gpu
+from envbuild.plan.sources import Source
+from envbuild.proof import hardware
+
+_COPIES = 4
+"""Room for an image, as a multiple of its wheels: the cache's copy, the build context's, and layers of twice the size
+(2.8 GB of wheels gave 5.2 GB of layers)."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """`gpus`: ids in the facts, none for the CPU. `driver`: the oldest, None where unknown. `compat`: it brings
+    libraries for an older one. `room`: bytes that a first build takes, None where nothing is locked yet."""
+
+    profile: str
+    gpus: tuple[str, ...]
+    gpu_count: int = 1
+    driver: str | None = None
+    compat: bool = False
+    room: int | None = None
+
+    @property
+    def models(self) -> tuple[Gpu, ...]:
+        known = facts.gpus()
+        return tuple(known[name] for name in self.gpus if name in known)
+
+    def runs_on(self, driver: str) -> bool:
+        """Whether a driver is new enough, by itself or with the libraries that the profile brings."""
+        return self.driver is None or Version(driver) >= Version(self.driver) or self.compat
+
+
+def of(source: Source) -> Need:
+    """Raises LockError where its lock is at fault."""
+    profile = source.profile
+    floors = [gpu.min_driver for name in profile.gpus if (gpu := facts.gpus().get(name)) and gpu.min_driver]
+    oldest = [*hardware.expected(profile)["driver"].values(), *floors] if profile.gpus else []
+    locked = lock.read(source.known_lock)
+    return Need(
+        profile=source.name,
+        gpus=tuple(profile.gpus),
+        gpu_count=profile.gpu_count,
+        driver=max(oldest, key=Version, default=None),
+        compat=profile.driver.compat is not None,
+        room=_COPIES * sum(item.bytes for item in locked.wheels) if locked else None,
+    )
+
+
+def every() -> Iterator[Need]:
+    """Of all profiles that can be read; what is wrong with another one is told by the commands that use it."""
+    for name in sources.names():
+        try:
+            yield of(sources.load(name))
+        except EnvbuildError:
+            continue

@@ -1,0 +1,63 @@
+"""A machine, read: everything at once, within a few seconds, whatever hangs."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from envbuild.host import machine, nvml, services, system
+from envbuild.host.model import Host, clean
+from envbuild.host.together import together
+
+SECONDS = 4.5
+"""What answers later counts as silent. The parts that ask others have shorter limits of their own."""
+
+
+def read(root: Path = Path("/")) -> Host:
+    """`root`: where the machine's own /proc, /sys, /dev and /usr are, "/" unless this is a container.
+
+    Never raises for what a machine lacks; FactsError and UsageError for a site's own files.
+    """
+
+    def engine() -> dict[str, Any]:
+        found = services.engine()
+        registries = services.registries(found.mirrors)
+        return {"engine": found, "registries": registries, "disks": tuple(system.disks(found.data))}
+
+    def packages() -> dict[str, Any]:
+        trusted = tuple(services.authorities())  # first: what pip is configured with is asked of it once
+        return {"authorities": trusted, "indexes": services.indexes()}
+
+    def kernel() -> dict[str, Any]:
+        return {
+            "machine": machine.read(root),
+            "pci": system.pci(root),
+            "switches": system.switches(root),
+            "fabric_manager": system.fabric_manager(root),
+            "log": system.log(root),
+            "shm": system.shm(root),
+            "rdma": tuple(system.rdma(root)),
+            "memlock": system.memlock(),
+            "software": system.software(root),
+        }
+
+    tasks: dict[str, Callable[[], dict[str, Any]]] = {
+        "NVML": lambda: {"driver": nvml.read(root)},
+        "the engine": engine,
+        "the package indexes": packages,
+        "the proxies": lambda: {"proxies": services.proxies()},
+        "the kernel": kernel,
+    }
+    found = together(list(tasks.values()), SECONDS)
+    parts: dict[str, Any] = {"machine": machine.read()}
+    for part in found:
+        parts |= part or {}
+    return Host(
+        name=clean(platform.node(), 100),
+        time=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        late=tuple(name for name, part in zip(tasks, found, strict=True) if part is None),
+        **parts,
+    )

@@ -1,0 +1,188 @@
+"""What a machine reaches: the engine, indexes, registries and proxies that it is configured with.
+
+No other host is asked, each once, with short time-outs. Nothing here raises for what does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import os
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import requests
+
+from envbuild.attest import access
+from envbuild.errors import EnvbuildError
+from envbuild.host.model import Answer, Authorities, Engine, Proxy, clean, shown
+from envbuild.host.together import together
+from envbuild.image import engine as docker
+from envbuild.plan import index
+from envbuild.process import run
+
+TIMEOUT = (1.5, 1.5)  # seconds: to connect, and for the answer's head
+ENGINE_SECONDS = 3.0
+MAX_PLACES = 32
+_HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
+
+
+def engine() -> Engine:
+    """The engine that docker's client finds, and whether a client with buildx is here."""
+    late = f"no answer within {ENGINE_SECONDS:.0f} s"
+    answering, client = together([_engine, _buildx], ENGINE_SECONDS)
+    return Engine(**{"fault": late} if answering is None else answering, **client or {"buildx_fault": late})
+
+
+def _buildx() -> dict[str, Any]:
+    try:
+        program = docker.client_binary()
+        words = run([program, "buildx", "version"], timeout=ENGINE_SECONDS).stdout.split()
+    except EnvbuildError as error:
+        return {"buildx_fault": clean(error.message)}
+    return {"buildx": clean(words[1]) if len(words) > 1 else "unknown"}
+
+
+def _engine() -> dict[str, Any]:
+    try:
+        found = docker.Engine(timeout=ENGINE_SECONDS)
+        host, info = found.host, found.info
+    except EnvbuildError as error:
+        return {"fault": clean(f"{error.message}: {error.hint}" if error.hint else error.message, 400)}
+    devices = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
+    mirrors = (info.get("RegistryConfig") or {}).get("Mirrors") or ()
+    local = host.startswith("unix://")
+    return {
+        "host": shown(host),
+        "version": clean(found.version),
+        "local": local,
+        "runtimes": tuple(clean(name) for name in list(info.get("Runtimes") or ())[:50]),
+        "hooks": tuple(name for name in _HOOKS if local and shutil.which(name)),
+        "cdi": tuple(clean(device) for device in devices if device.startswith("nvidia.com/gpu"))[:100],
+        "data": str(found.data_folder) if found.data_folder else None,
+        "mirrors": tuple(str(mirror) for mirror in list(mirrors)[:MAX_PLACES]),
+    }
+
+
+def indexes() -> tuple[Answer, ...]:
+    """Every index, page and folder that pip and uv take packages from, in parallel."""
+    return _each(_index, index.addresses())
+
+
+def _index(address: str) -> Answer:
+    parts = urlsplit(address)
+    if parts.scheme in ("", "file"):
+        folder = Path(url2pathname(parts.path) if parts.scheme else address).expanduser()
+        return Answer(shown(address), fault=None if folder.exists() else "there is no such folder")
+    return _ask(lambda: index.session(tries=1), address)
+
+
+def registries(mirrors: tuple[str, ...]) -> tuple[Answer, ...]:
+    """The engine's mirrors, and the registries that docker is logged in at or has a helper for."""
+    return _each(_registry, [*mirrors, *access.logins()])
+
+
+def _registry(place: str) -> Answer:
+    host = urlsplit(place).netloc.rpartition("@")[2] if "://" in place else place.partition("/")[0]
+    file = Path("/etc/docker/certs.d") / host / "ca.crt"
+    authority = str(file) if file.is_file() else None
+    name = urlsplit(f"//{host}").hostname or ""
+    # as docker does: plain http to this machine, or where a mirror's own address says so
+    plain = place.startswith("http://") or name in ("localhost", "127.0.0.1", "::1")
+    return _ask(lambda: access.session(authority, tries=1), f"{'http' if plain else 'https'}://{host}/v2/")
+
+
+def _each(function: Callable[[str], Answer], places: list[str]) -> tuple[Answer, ...]:
+    wanted = list(dict.fromkeys(places))[:MAX_PLACES]
+    answers = together([partial(function, place) for place in wanted], sum(TIMEOUT))
+    return tuple(
+        answer or Answer(shown(place), fault="no answer in time") for place, answer in zip(wanted, answers, strict=True)
+    )
+
+
+def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
+    """The head of an answer alone: an index's page may be 50 MB."""
+    try:
+        with session() as http, http.get(address, stream=True, timeout=TIMEOUT) as answer:
+            return Answer(shown(address), answer.status_code, ahead=_ahead(answer))
+    except (requests.RequestException, OSError, ValueError) as error:
+        return Answer(shown(address), fault=_words(error))
+
+
+def _words(error: Exception) -> str:
+    """In words of our own: requests' may hold addresses with secrets in them."""
+    if isinstance(error, requests.exceptions.SSLError):
+        return "its certificate is not one that this machine trusts"
+    if isinstance(error, requests.exceptions.ProxyError):
+        return "the proxy does not let us through"
+    if isinstance(error, requests.exceptions.Timeout):
+        return "no answer in time"
+    return f"no answer ({type(error).__name__})"
+
+
+def _ahead(answer: requests.Response) -> float | None:
+    """By the Date of the answer, and the Age that a cache adds to it; to a second or two."""
+    told = answer.headers.get("Date", "")
+    age = answer.headers.get("Age", "0")
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        there = email.utils.parsedate_to_datetime(told).timestamp() + (int(age) if age.isdigit() else 0)
+        return round(time.time() - there, 1)
+    return None
+
+
+def proxies() -> tuple[Proxy, ...]:
+    """Those of the environment, each tried with a connection that says nothing."""
+    found: dict[str, list[str]] = {}
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        for variable in (name, name.upper()):
+            if os.environ.get(variable):
+                found.setdefault(os.environ[variable], []).append(variable)
+    return tuple(Proxy(tuple(names), shown(address), _silent(address)) for address, names in found.items())
+
+
+def _silent(address: str) -> str | None:
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        port = parts.port or {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}.get(parts.scheme)
+    except ValueError:
+        return "it is not an address"
+    if not parts.hostname or port is None:
+        return "it is not an address"
+    try:
+        socket.create_connection((parts.hostname, port), timeout=TIMEOUT[0]).close()
+    except OSError as error:
+        return f"nothing answers there ({clean(error.strerror or type(error).__name__)})"
+    return None
+
+
+_TRUST = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+def authorities() -> Iterator[Authorities]:
+    """What the environment and pip name as the certificates to trust, each file read."""
+    named = {name: os.environ.get(name) for name in _TRUST} | {"pip's cert": index.certificate()}
+    for variable, path in named.items():
+        if path:
+            yield _authorities(variable, path)
+
+
+def _authorities(variable: str, path: str) -> Authorities:
+    if Path(path).is_dir():
+        return Authorities(variable, clean(path))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ssl.SSLError):
+        missing = not Path(path).exists()
+        return Authorities(variable, clean(path), fault="is not there" if missing else "holds no certificate")
+    ends = [str(certificate.get("notAfter")) for certificate in context.get_ca_certs()]
+    expired = sum(ssl.cert_time_to_seconds(end) < time.time() for end in ends)
+    return Authorities(variable, clean(path), len(ends), expired)

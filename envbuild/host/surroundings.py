@@ -1,0 +1,174 @@
+"""The checks of what is around the cards: engine, memory, disks, network, clock. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from envbuild.host.check import Check, Status, gib, ok, skipped, worst
+from envbuild.host.model import Answer, Disk, Host
+from envbuild.host.needs import Need
+from envbuild.proof.job import Limits
+
+SHM = Limits.shm
+"""As much as the self-test's container asks for; Docker's own default of 64 MiB ends DataLoader's workers and NCCL."""
+SKEW = 60.0
+"""Seconds: the leeway that registries give a token (distribution/distribution, registry/auth/token)."""
+DRIFT = 5.0
+"""Seconds: more than an answer's whole seconds and its way explain."""
+
+
+def judge(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
+    """`needs`: of one profile or of all."""
+    yield engine(host)
+    yield buildx(host)
+    yield shm(host)
+    yield rdma(host)
+    yield disk(host, needs)
+    yield reached("index", host.indexes, "the package indexes" in host.late, _INDEX)
+    yield reached("registry", host.registries, "the engine" in host.late, "docker login; is the network up?")
+    yield proxy(host)
+    yield ca(host)
+    yield clock(host)
+
+
+_INDEX = "is the network up, and what `pip config list` and uv are told right?"
+_START = "start a Docker Engine (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
+
+
+def engine(host: Host) -> Check:
+    found = host.engine
+    if found.version is None:
+        return Check("engine", "fail", found.fault or "the engine does not answer in time", _START)
+    return ok("engine", f"Docker {found.version} at {found.host}")
+
+
+def buildx(host: Host) -> Check:
+    if host.engine.buildx is None:
+        remedy = "install docker-buildx (or docker-buildx-plugin); in a checkout: make engine"
+        return Check("buildx", "fail", host.engine.buildx_fault or "the client does not answer in time", remedy)
+    return ok("buildx", host.engine.buildx)
+
+
+def shm(host: Host) -> Check:
+    if host.shm is None:
+        return Check("shm", "warn", "there is no /dev/shm", "mount a tmpfs there")
+    if host.shm < SHM:
+        remedy = "mount -o remount,size=50% /dev/shm; of a container: --shm-size or --ipc=host"
+        return Check("shm", "warn", f"/dev/shm has {gib(host.shm)}: too small for data loaders and NCCL", remedy)
+    return ok("shm", f"/dev/shm has {gib(host.shm)}")
+
+
+def rdma(host: Host) -> Check:
+    """Ports that are up, and memory that may be locked for them."""
+    if not host.rdma:
+        return skipped("rdma", "no RDMA device")
+    up = [port for port in host.rdma if port.state == "ACTIVE"]
+    found: list[tuple[Status, str, str]] = []
+    if not up:
+        states = ", ".join(f"{port.name} {port.state or '?'}" for port in host.rdma)
+        found.append(("warn", f"no port is active: {states}", "check cable, switch and subnet manager (ibstat)"))
+    elif host.memlock is not None:
+        text = f"a process may lock {gib(host.memlock)} of memory only: NCCL's RDMA transport fails"
+        found.append(("warn", text, "ulimit -l unlimited; of a container: --ulimit memlock=-1"))
+    return worst("rdma", found, ", ".join(f"{port.name} {port.link} {port.rate}".strip() for port in up))
+
+
+def disk(host: Host, needs: Sequence[Need]) -> Check:
+    """Room for a first build: of the one profile that is asked for, else of the smallest (fail) and largest (warn)."""
+    rooms = sorted(need.room for need in needs if need.room)
+    if not host.disks:
+        return skipped("disk", "neither the cache nor the engine's folder can be asked")
+    said = "; ".join(f"{item.folder}: {gib(item.free)} free" for item in _distinct(host.disks))
+    short = {room: least for room in rooms[:1] + rooms[-1:] if (least := _least(host.disks, room))}
+    if not short:
+        return ok("disk", said)
+    status: Status = "fail" if rooms[0] in short else "warn"
+    room, which = (rooms[0], "smallest") if status == "fail" else (rooms[-1], "largest")
+    text = f"{said}; {'an' if len(rooms) == 1 else f'the {which}'} image takes {gib(room)}"
+    return Check("disk", status, text, f"free some on {short[room].folder}: envbuild prune, docker system df")
+
+
+def _least(disks: Sequence[Disk], room: int) -> Disk | None:
+    """The first disk that has not its share of `room`: a quarter for the cache, the rest for the engine; for both where
+    they are one."""
+    shares = {"cache": room // 4, "engine": room - room // 4}
+    for item in disks:
+        if item.free < sum(shares[other.role] for other in disks if other.device == item.device):
+            return item
+    return None
+
+
+def _distinct(disks: Sequence[Disk]) -> list[Disk]:
+    return list({item.device: item for item in reversed(disks)}.values())[::-1]
+
+
+def reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Check:
+    """Each place that is configured answers, and lets us in."""
+    if late:
+        return Check(name, "fail", "no answer in time", remedy)
+    if not answers:
+        return skipped(name, "none is configured" if name == "registry" else "pip and uv know no place to ask")
+    found: list[tuple[Status, str, str]] = []
+    for item in answers:
+        if item.fault:
+            found.append(("fail", f"{item.address}: {item.fault}", remedy))
+        elif item.status == 407:
+            found.append(
+                ("fail", f"{item.address}: the proxy asks who we are", "put user and password into the proxy's address")
+            )
+        elif item.status in (401, 403) and name == "index":
+            found.append(
+                (
+                    "fail",
+                    f"{item.address}: it refuses us ({item.status})",
+                    "give its address or ~/.netrc a user and password",
+                )
+            )
+        elif item.status is not None and item.status >= 500:
+            found.append(("fail", f"{item.address}: it fails ({item.status})", remedy))
+    return worst(name, found, ", ".join(item.address for item in answers))
+
+
+def proxy(host: Host) -> Check:
+    bad = [item for item in host.proxies if item.fault]
+    found: list[tuple[Status, str, str]] = [
+        ("fail", f"{item.address} ({', '.join(item.variables)}): {item.fault}", "correct or unset the variable")
+        for item in bad
+    ]
+    spelled: dict[str, set[str]] = {}
+    for item in host.proxies:
+        for variable in item.variables:
+            spelled.setdefault(variable.lower(), set()).add(item.address)
+    for variable in (name for name, addresses in spelled.items() if len(addresses) > 1):
+        found.append(
+            ("warn", f"{variable} and {variable.upper()} differ: programs take one or the other", "set both alike")
+        )
+    if "the proxies" in host.late:
+        found.append(("fail", "a proxy does not answer in time", "correct or unset the variable"))
+    return worst("proxy", found, ", ".join(item.address for item in host.proxies) or "none is set")
+
+
+def ca(host: Host) -> Check:
+    found: list[tuple[Status, str, str]] = []
+    for item in host.authorities:
+        if item.fault:
+            found.append(("fail", f"{item.variable}: {item.path} {item.fault}", "correct or unset it"))
+        elif item.certificates and item.expired == item.certificates:
+            found.append(("fail", f"{item.variable}: every certificate in {item.path} has expired", "get the new ones"))
+    paths = dict.fromkeys(item.path for item in host.authorities)
+    return worst("ca", found, ", ".join(paths) or "the system's own")
+
+
+def clock(host: Host) -> Check:
+    """Against the time that indexes and registries answer with."""
+    aheads = [item.ahead for item in (*host.indexes, *host.registries) if item.ahead is not None]
+    if not aheads:
+        return skipped("clock", "nobody answered who tells the time")
+    ahead = statistics.median(aheads)
+    said = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} what servers say"
+    if abs(ahead) > DRIFT:
+        status: Status = "fail" if abs(ahead) > SKEW else "warn"
+        remedy = "set it, and keep it set: timedatectl set-ntp true"
+        return Check("clock", status, f"{said}: certificates, tokens and signatures come out invalid", remedy)
+    return ok("clock", f"as servers say, within {DRIFT:.0f} s")

@@ -1,0 +1,84 @@
+"""All checks of a machine, whether it suits a profile, and its description as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from envbuild.host import cards, surroundings
+from envbuild.host.check import Check, counted
+from envbuild.host.model import Host
+from envbuild.host.needs import Need
+from envbuild.plan import facts
+
+VERSION = 1
+PROFILE = "profile"
+"""The id of the check that `--for` adds."""
+
+
+def judge(host: Host, needs: Sequence[Need]) -> list[Check]:
+    """Every check, those of the engine first. `needs`: of all profiles, or of the one that is asked for."""
+    around = {check.id: check for check in surroundings.judge(host, needs)}
+    first = [around.pop("engine"), around.pop("buildx")]
+    return [*first, *cards.judge(host, needs), *around.values()]
+
+
+def suits(host: Host, need: Need, checks: Sequence[Check]) -> Check:
+    """Whether the image can be made and proved here: yes, or no with every reason.
+
+    For a profile of the CPU, nothing that concerns cards counts.
+    """
+    reasons = list(_missing(host, need)) if need.gpus else []
+    reasons += [f"{check.id}: {check.detail}" for check in relevant(need, checks) if check.status == "fail"]
+    if not reasons:
+        return Check(PROFILE, "ok", f"yes: this machine suits {need.profile}")
+    detail = f"no: {'; '.join(reasons)}"
+    return Check(PROFILE, "fail", detail, f"envbuild show {need.profile} tells what it is for")
+
+
+def relevant(need: Need, checks: Sequence[Check]) -> list[Check]:
+    return [check for check in checks if need.gpus or not check.id.startswith("gpu.")]
+
+
+def _missing(host: Host, need: Need) -> Iterator[str]:
+    """What of the cards is not as the profile needs it, beside what the checks find."""
+    here = host.driver.cards
+    known = [(card, facts.gpu_by_name(card.name)) for card in here]
+    fitting = [card for card, gpu in known if gpu and gpu.id in need.gpus]
+    wanted = " or ".join(gpu.names[0] for gpu in need.models)
+    if not here:
+        yield f"it needs {wanted}, and there is no GPU here"
+    elif not fitting:
+        yield f"it needs {wanted}, and here is {counted(card.name for card in here)}"
+    elif len(fitting) < need.gpu_count:
+        yield f"it needs {need.gpu_count} of {wanted} together, and here is {counted(card.name for card in fitting)}"
+
+
+def document(host: Host, checks: Sequence[Check]) -> dict[str, Any]:
+    """The machine's description. Sizes are bytes; `time` is UTC by its own clock; addresses are without secrets.
+
+    {"version", "host", "engine", "driver", "gpus", "software", "rdma", "shm", "disks", "checks"}
+    """
+    found = host.driver
+    return {
+        "version": VERSION,
+        "host": {"name": host.name, "time": host.time, **asdict(host.machine)},
+        "engine": {
+            "host": host.engine.host or None,
+            "version": host.engine.version,
+            "buildx": host.engine.buildx,
+            "runtimes": list(host.engine.runtimes),
+        },
+        "driver": {"version": found.version, "cuda": found.cuda, "fault": found.fault},
+        "gpus": [
+            {**asdict(card), "driver": found.version, "mig": bool(card.mig and card.mig.enabled),
+             "mig_slices": card.mig.slices if card.mig else 0}
+            for card in found.cards
+        ],
+        "software": dict(host.software),
+        "rdma": [asdict(port) for port in host.rdma],
+        "shm": host.shm,
+        "disks": [{"role": item.role, "folder": item.folder, "free": item.free} for item in host.disks],
+        "checks": [asdict(check) for check in checks],
+    }  # fmt: skip
