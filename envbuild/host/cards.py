@@ -45,7 +45,7 @@ def judge(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
 
 
 def driver(host: Host, needs: Sequence[Need]) -> Check:
-    """New enough for the profiles of the cards that are here; of all cards, where no profile names these."""
+    """New enough for a profile of each card that is here, and for which others it is not."""
     name, found = "gpu.driver", host.driver
     if found.fault and not host.pci:
         return skipped(name, f"no NVIDIA GPU: {found.fault}")
@@ -59,15 +59,22 @@ def driver(host: Host, needs: Sequence[Need]) -> Check:
     if found.version is None or not _is_version(found.version):
         return Check(name, "warn", "NVML does not tell the driver's version", "update the driver")
     here = {gpu.id for gpu in _known(found.cards)}
-    mine = [need for need in needs if here & set(need.gpus)] or [need for need in needs if need.gpus]
-    old = [need for need in mine if not need.runs_on(found.version)]
-    said = f"{found.version}{f' (CUDA up to {found.cuda})' if found.cuda else ''}"
-    if not old:
-        return ok(name, f"{said}: new enough for {', '.join(need.profile for need in mine) or 'every profile'}")
-    wanted = max((need.driver for need in old if need.driver), key=Version)
-    asked = ", ".join(f"{need.profile} ({need.driver})" for need in old)
-    remedy = f"update the driver to {wanted} or newer, or bring compatibility libraries (driver.compat in the profile)"
-    return Check(name, "fail" if len(old) == len(mine) else "warn", f"{said} is too old for {asked}", remedy)
+    mine = [need for need in needs if here & set(need.gpus)]
+    runs = [need for need in mine if need.runs_on(found.version)]
+    old = [need for need in mine if need not in runs]
+    served = {gpu for need in runs for gpu in need.gpus}
+    wanting = {gpu for need in old for gpu in need.gpus} & here - served
+    asked = ", ".join(f"{need.profile} ({need.driver} or newer)" for need in old)
+    words = [
+        f"{found.version}{f' (CUDA up to {found.cuda})' if found.cuda else ''}",
+        f"new enough for {', '.join(need.profile for need in runs)}" if runs else "",
+        f"too old for {asked}" if old else "" if runs else "no profile is for these cards",
+    ]
+    detail = "; ".join(filter(None, words))
+    if not wanting:
+        return ok(name, detail)
+    remedy = "update the driver, or bring compatibility libraries (driver.compat in the profile)"
+    return Check(name, "fail", detail, remedy)
 
 
 def answers(host: Host) -> Check:

@@ -130,11 +130,14 @@ class Port:
     rate: str
 
 
+Role = Literal["cache", "engine"]
+
+
 @dataclass(frozen=True)
 class Disk:
     """A folder and what is free on its file system; `device` is equal for folders on one."""
 
-    role: Literal["cache", "engine"]
+    role: Role
     folder: str
     free: int
     device: int
@@ -192,6 +195,7 @@ class Host:
     disks: tuple[Disk, ...] = ()
     indexes: tuple[Answer, ...] = ()
     registries: tuple[Answer, ...] = ()
+    mirrors: tuple[Answer, ...] = ()
     proxies: tuple[Proxy, ...] = ()
     authorities: tuple[Authorities, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def of(source: Source) -> Need:
     """Raises LockError where its lock is at fault."""
     profile = source.profile
     floors = [gpu.min_driver for name in profile.gpus if (gpu := facts.gpus().get(name)) and gpu.min_driver]
-    oldest = [*hardware.expected(profile)["driver"].values(), *floors] if profile.gpus else []
+    oldest = [*hardware.drivers(profile).values(), *floors] if profile.gpus else []
     locked = lock.read(source.known_lock)
     return Need(
         profile=source.name,

@@ -68,12 +68,11 @@ def _card(index: int, root: Path) -> Card:
     capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle)
-    pci = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
     return Card(
         index=index,
         name=clean(_ask(pynvml.nvmlDeviceGetName, handle) or "unknown"),
         uuid=clean(_ask(pynvml.nvmlDeviceGetUUID, handle) or ""),
-        bus_id=clean(pci.busId.decode("ascii", "replace") if pci else ""),
+        bus_id=clean(_ask(_bus_id, handle) or ""),
         compute_capability=".".join(map(str, capability)) if capability else "",
         memory_total=int(memory.total) if memory else None,
         memory_free=int(memory.free) if memory else None,
@@ -83,6 +82,10 @@ def _card(index: int, root: Path) -> Card:
         fabric=_fabric(handle),
         holders=tuple(_holders(handle, root)),
     )
+
+
+def _bus_id(handle: Any) -> str:
+    return str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
 
 
 def _mig(handle: Any) -> Mig | None:

@@ -24,8 +24,8 @@ def read(root: Path = Path("/")) -> Host:
 
     def engine() -> dict[str, Any]:
         found = services.engine()
-        registries = services.registries(found.mirrors)
-        return {"engine": found, "registries": registries, "disks": tuple(system.disks(found.data))}
+        disks = tuple(system.disks(found.data))
+        return {"engine": found, "disks": disks, "mirrors": services.mirrors(found)}
 
     def packages() -> dict[str, Any]:
         trusted = tuple(services.authorities())  # first: what pip is configured with is asked of it once
@@ -47,6 +47,7 @@ def read(root: Path = Path("/")) -> Host:
     tasks: dict[str, Callable[[], dict[str, Any]]] = {
         "NVML": lambda: {"driver": nvml.read(root)},
         "the engine": engine,
+        "the registries": lambda: {"registries": services.registries()},
         "the package indexes": packages,
         "the proxies": lambda: {"proxies": services.proxies()},
         "the kernel": kernel,

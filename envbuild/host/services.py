@@ -30,14 +30,14 @@ from envbuild.plan import index
 from envbuild.process import run
 
 TIMEOUT = (1.5, 1.5)  # seconds: to connect, and for the answer's head
-ENGINE_SECONDS = 3.0
+ENGINE_SECONDS = 2
 MAX_PLACES = 32
 _HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
 
 
 def engine() -> Engine:
     """The engine that docker's client finds, and whether a client with buildx is here."""
-    late = f"no answer within {ENGINE_SECONDS:.0f} s"
+    late = f"no answer within {ENGINE_SECONDS} s"
     answering, client = together([_engine, _buildx], ENGINE_SECONDS)
     return Engine(**{"fault": late} if answering is None else answering, **client or {"buildx_fault": late})
 
@@ -85,9 +85,14 @@ def _index(address: str) -> Answer:
     return _ask(lambda: index.session(tries=1), address)
 
 
-def registries(mirrors: tuple[str, ...]) -> tuple[Answer, ...]:
-    """The engine's mirrors, and the registries that docker is logged in at or has a helper for."""
-    return _each(_registry, [*mirrors, *access.logins()])
+def mirrors(engine: Engine) -> tuple[Answer, ...]:
+    """Those of the default registry that the engine is configured with."""
+    return _each(_registry, list(engine.mirrors))
+
+
+def registries() -> tuple[Answer, ...]:
+    """Those that docker is logged in at or has a helper for."""
+    return _each(_registry, access.logins())
 
 
 def _registry(place: str) -> Answer:

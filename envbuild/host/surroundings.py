@@ -26,7 +26,9 @@ def judge(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
     yield rdma(host)
     yield disk(host, needs)
     yield reached("index", host.indexes, "the package indexes" in host.late, _INDEX)
-    yield reached("registry", host.registries, "the engine" in host.late, "docker login; is the network up?")
+    yield reached(
+        "registry", (*host.mirrors, *host.registries), "the registries" in host.late, "docker login; is the network up?"
+    )
     yield proxy(host)
     yield ca(host)
     yield clock(host)
@@ -162,7 +164,7 @@ def ca(host: Host) -> Check:
 
 def clock(host: Host) -> Check:
     """Against the time that indexes and registries answer with."""
-    aheads = [item.ahead for item in (*host.indexes, *host.registries) if item.ahead is not None]
+    aheads = [item.ahead for item in (*host.indexes, *host.mirrors, *host.registries) if item.ahead is not None]
     if not aheads:
         return skipped("clock", "nobody answered who tells the time")
     ahead = statistics.median(aheads)

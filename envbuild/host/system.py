@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild import settings
-from envbuild.host.model import Disk, Log, Port, Xid, clean
+from envbuild.host.model import Disk, Log, Port, Role, Xid, clean
 
 MAX_LOG = 16 << 20  # bytes; the kernel's own ring is smaller unless it was told otherwise
 MAX_XIDS = 200
@@ -111,10 +111,9 @@ def disks(engine: str | None) -> Iterator[Disk]:
         yield from _disk("engine", Path(engine))
 
 
-def _disk(role: str, folder: Path) -> Iterator[Disk]:
+def _disk(role: Role, folder: Path) -> Iterator[Disk]:
     with contextlib.suppress(OSError):
         found = os.statvfs(folder)
-        assert role in ("cache", "engine")
         yield Disk(role, str(folder), found.f_bavail * found.f_frsize, folder.stat().st_dev)
 
 

@@ -50,7 +50,7 @@ class Image:
 class Engine:
     """One connection. Everything raises EngineError if the engine goes away."""
 
-    def __init__(self, timeout: float = 120) -> None:
+    def __init__(self, timeout: int = 120) -> None:
         """`timeout`: seconds for one answer. Raises EngineError if no engine answers, or one older than 23.0."""
         self.host = os.environ.get("DOCKER_HOST") or "the default socket"
         try:

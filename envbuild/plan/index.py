@@ -142,6 +142,8 @@ def session(tries: int = 5) -> requests.Session:
     certificate = _pip().get("cert")
     if certificate:
         made.verify = certificate
+    if tries == 1:
+        return made
     again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
     for scheme in ("http://", "https://"):
         made.mount(scheme, HTTPAdapter(max_retries=again, pool_maxsize=PARALLEL))

@@ -17,9 +17,6 @@ def expected(profile: Profile) -> dict[str, Any]:
     """Of the job document's `expect`, as far as the facts know: the oldest driver for torch's CUDA and for the profile,
     and by the cards' names what is known of each, and its datasheet.
     """
-    release = facts.torch_release(profile.torch)
-    cuda = facts.driver_minimum(release.cuda).compatible if release else None
-    minimum = {"cuda": cuda, "profile": profile.driver.minimum}
     gpus = {name: gpu for gpu in map(facts.gpus().__getitem__, profile.gpus) for name in gpu.all_names}
     return {
         "cards": {
@@ -27,8 +24,16 @@ def expected(profile: Profile) -> dict[str, Any]:
             for name, gpu in gpus.items()
         },
         "datasheets": {name: figures for name, gpu in gpus.items() if (figures := sheet(gpu.datasheet))},
-        "driver": {who: ".".join(map(str, Version(text).release)) for who, text in minimum.items() if text},
+        "driver": {who: ".".join(map(str, Version(text).release)) for who, text in drivers(profile).items()},
     }
+
+
+def drivers(profile: Profile) -> dict[str, str]:
+    """The oldest driver for torch's CUDA ("cuda") and for the profile ("profile"), as far as they are known."""
+    release = facts.torch_release(profile.torch)
+    cuda = facts.driver_minimum(release.cuda).compatible if release else None
+    minimum = {"cuda": cuda, "profile": profile.driver.minimum}
+    return {who: text for who, text in minimum.items() if text}
 
 
 def sheet(datasheet: Datasheet) -> dict[str, float]:

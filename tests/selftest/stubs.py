@@ -14,6 +14,59 @@ _COMMON = """
 static long said(const char *name, long otherwise) { const char *t = getenv(name); return t ? atol(t) : otherwise; }
 static const char *text(const char *name, const char *none) { const char *t = getenv(name); return t ? t : none; }
 """
+# STUB_CARDS tells each card by itself: "name=NVIDIA H20,total=96;name=NVIDIA H200,ecc=5"; what it leaves out is as on a
+# sound card. A handle is the card's number counted from 1, or a letter of its bus id, for STUB_ECC and the like.
+_CARDS = """
+static const char *part(long card, const char *name)
+{ const char *t = text("STUB_CARDS", ""); long n = strlen(name);
+  if (card < 1 || card > 64) return 0;
+  while (--card) { t = strchr(t, ';'); if (!t) return 0; t++; }
+  for (; *t && *t != ';'; t++)
+    if ((t == text("STUB_CARDS", "") || t[-1] == ',' || t[-1] == ';') && !strncmp(t, name, n) && t[n] == '=')
+      return t + n + 1;
+  return 0; }
+static long own(void *card, const char *name, long otherwise)
+{ const char *t = part((long)card, name); return t ? atol(t) : otherwise; }
+static void copy(void *card, const char *name, const char *none, char *out, unsigned n)
+{ const char *t = part((long)card, name); unsigned i = 0; if (!t) t = none;
+  for (; i + 1 < n && t[i] && t[i] != ',' && t[i] != ';'; i++) out[i] = t[i];
+  out[i] = 0; }
+typedef struct { unsigned pid; unsigned long long bytes; unsigned gi, ci; } Process;
+typedef struct { char old[16]; unsigned domain, bus, device, ids, subsystem; char bus_id[32]; } Pci;
+typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique; unsigned char state;
+  unsigned health; } Fabric;
+int nvmlInitWithFlags(unsigned flags) { return said("STUB_NVML", 0); }
+int nvmlShutdown(void) { return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = said("STUB_CUDA", 12040); return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count)
+{ const char *t = text("STUB_CARDS", ""); *count = *t != 0; while ((t = strchr(t, ';'))) { t++; ++*count; } return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **card)
+{ *card = (void *)(long)(index + 1); return own(*card, "error", 0); }
+int nvmlDeviceGetName(void *card, char *out, unsigned n) { copy(card, "name", "NVIDIA H20", out, n); return 0; }
+int nvmlDeviceGetUUID(void *card, char *out, unsigned n)
+{ strcpy(out, "GPU-00000000-0000-0000-0000-000000000000"); out[39] += (long)card; return 0; }
+int nvmlDeviceGetPciInfo_v3(void *card, Pci *pci)
+{ memset(pci, 0, sizeof *pci); strcpy(pci->bus_id, "00000000:10:00.0"); pci->bus_id[10] += (long)card; return 0; }
+int nvmlDeviceGetCudaComputeCapability(void *card, int *major, int *minor)
+{ long both = own(card, "cc", 90); *major = both / 10; *minor = both % 10; return 0; }
+int nvmlDeviceGetMemoryInfo(void *card, unsigned long long *sizes)
+{ unsigned long long gib = 1 << 30; sizes[0] = own(card, "total", 96) * gib;
+  sizes[2] = own(card, "used", 0) * gib; sizes[1] = sizes[0] - sizes[2]; return 0; }
+int nvmlDeviceGetComputeMode(void *card, int *mode) { *mode = own(card, "mode", 0); return 0; }
+int nvmlDeviceGetMigMode(void *card, unsigned *now, unsigned *then)
+{ *now = own(card, "mig", 0); *then = own(card, "mig_pending", *now); return 0; }
+int nvmlDeviceGetMaxMigDeviceCount(void *card, unsigned *most) { *most = 7; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *card, unsigned index, void **slice)
+{ *slice = card; return index < own(card, "slices", 0) ? 0 : 6; }
+int nvmlDeviceGetEccMode(void *card, unsigned *now, unsigned *then) { *now = *then = own(card, "ecc_on", 1); return 0; }
+int nvmlDeviceGetGpuFabricInfoV(void *card, Fabric *fabric)
+{ fabric->state = own(card, "fabric", 0); fabric->status = own(card, "fabric_status", 0); return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *card, unsigned *count, Process *found)
+{ long pid = own(card, "pid", 0); if (!pid) { *count = 0; return 0; }
+  if (!found) { *count = 1; return 7; }
+  *count = 1; found->pid = pid; found->bytes = own(card, "used", 0) * (1ull << 30); return 0; }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *card, unsigned *count, Process *found) { *count = 0; return 0; }
+"""
 _CUDA = """
 int cuDriverGetVersion(int *v) { *v = said("STUB_CUDA", 12040); return 0; }
 int cuInit(unsigned flags) { return said("STUB_INIT", 0); }
@@ -32,9 +85,10 @@ const char *nvmlErrorString(int code)
 int nvmlSystemGetDriverVersion(char *out, unsigned n) { strncpy(out, text("STUB_DRIVER", "550.54.15"), n); return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **card) { *card = (void *)(long)id[6]; return 0; }
 int nvmlDeviceGetTotalEccErrors(void *card, int kind, int counter, unsigned long long *count)
-{ *count = kind == 1 ? said(counter ? "STUB_ECC_EVER" : "STUB_ECC", 0) : 99; return supported(); }
+{ *count = kind == 1 ? own(card, "ecc", said(counter ? "STUB_ECC_EVER" : "STUB_ECC", 0)) : 99; return supported(); }
 int nvmlDeviceGetRemappedRows(void *card, unsigned *c, unsigned *u, unsigned *pending, unsigned *failed)
-{ *c = *u = 7; *pending = said("STUB_PENDING", 0); *failed = said("STUB_FAILED", 0); return supported(); }
+{ *c = *u = 7; *pending = own(card, "pending", said("STUB_PENDING", 0));
+  *failed = own(card, "failed", said("STUB_FAILED", 0)); return supported(); }
 int nvmlDeviceGetRetiredPagesPendingStatus(void *card, unsigned *pending)
 { *pending = said("STUB_RETIRING", 0); return said("STUB_RETIRING", 0) ? 0 : 3; }
 int nvmlDeviceGetComputeMode(void *card, int *mode) { *mode = said("STUB_MODE", 0); return supported(); }
@@ -53,7 +107,7 @@ def build(folder: Path, *, cuda: bool = True, nvml: bool = True, release: str = 
         pytest.skip("needs gcc")
     folder.mkdir(parents=True, exist_ok=True)
     chosen = {f"libcuda.so.{release}": _CUDA} if cuda else {}
-    chosen.update({f"libnvidia-ml.so.{release}": _NVML} if nvml else {})
+    chosen.update({f"libnvidia-ml.so.{release}": _CARDS + _NVML} if nvml else {})
     for name, source in chosen.items():
         (folder / "source.c").write_text(_COMMON + source)
         subprocess.run([compiler, "-w", "-shared", "-fPIC", "-o", folder / name, folder / "source.c"], check=True)

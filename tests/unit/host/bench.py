@@ -1,0 +1,152 @@
+"""A machine for doctor to look at: an engine, an index, a driver's library and the files of a kernel, all in a folder.
+
+It is innocent until a case changes something of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import envbuild
+from unit.image.test_engine import Api, answering
+from unit.support import Said
+
+SOURCES = Path(envbuild.__file__).parents[1]
+TWO_H20 = "name=NVIDIA H20;name=NVIDIA H20"
+NOWHERE = "http://127.0.0.1:9"  # discard: nothing listens there
+
+
+@dataclass
+class Bench:
+    """`small`: folders that get a file system of 64 MB of their own while doctor runs."""
+
+    folder: Path
+    engine: Api
+    index: str
+    environment: dict[str, str] = field(default_factory=dict)
+    small: list[Path] = field(default_factory=list)
+
+    @property
+    def root(self) -> Path:
+        """What `--root` names."""
+        return self.folder / "root"
+
+    @property
+    def bin(self) -> Path:
+        """All of PATH."""
+        return self.folder / "bin"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "dev" / "kmsg"
+
+    def put(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+    def cards(self, *cards: str, driver: str = "550.54.15") -> None:
+        """What the driver tells; as many are on the PCI bus."""
+        self.environment |= {"STUB_CARDS": ";".join(cards), "STUB_DRIVER": driver}
+        shutil.rmtree(self.root / "sys" / "bus" / "pci" / "devices", ignore_errors=True)
+        for index, _ in enumerate(cards):
+            device = f"sys/bus/pci/devices/0000:{index:02x}:00.0"
+            self.put(f"{device}/vendor", "0x10de\n")
+            self.put(f"{device}/class", "0x030200\n")
+
+    def program(self, name: str, script: str) -> None:
+        file = self.bin / name
+        file.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        file.chmod(0o755)
+
+    def login(self, host: str) -> None:
+        folder = Path(self.environment["DOCKER_CONFIG"])
+        folder.mkdir(parents=True, exist_ok=True)
+        document = {"auths": {host: {"auth": "dXNlcjpzZWNyZXQ="}}}
+        (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
+
+    def doctor(self, *arguments: str) -> Said:
+        """The command in a process of its own."""
+        argv = [str(self.bin / "python"), "-m", "envbuild", "doctor", "--root", str(self.root), *arguments]
+        if self.small:
+            mounts = " && ".join(f"mount -t tmpfs -o size=64M tmpfs '{path}'" for path in self.small)
+            argv = [str(shutil.which("unshare")), "-rm", "/bin/sh", "-c", f'{mounts} && exec "$@"', "sh", *argv]
+        env = {**self.environment, "PATH": f"{self.bin}{':/usr/bin:/bin' if self.small else ''}"}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, cwd=self.folder)
+        return Said(done.returncode, done.stdout, done.stderr)
+
+
+class _Index(BaseHTTPRequestHandler):
+    """Answers 404, 401 or 500 as the path asks; its clock is `late` seconds behind ours where the path has /late."""
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        status = next((code for code in (401, 407, 500) if f"/{code}" in self.path), 404)
+        self.send_response_only(status)
+        now = time.time() - (3600 if "/late" in self.path else 0)
+        self.send_header("Date", email.utils.formatdate(now, usegmt=True))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@contextlib.contextmanager
+def bench(folder: Path, libraries: dict[str, str]) -> Iterator[Bench]:
+    """An innocent machine with two H20; `libraries`: the environment in which the driver's library is found."""
+    folder.mkdir(parents=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Index)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with answering(Api(folder)) as engine:
+        made = Bench(folder, engine, f"http://127.0.0.1:{server.server_address[1]}")
+        engine.answers["/info"] = (200, {"DockerRootDir": str(folder), "Runtimes": {"runc": {}, "nvidia": {}}})
+        made.bin.mkdir()
+        (made.bin / "python").symlink_to(sys.executable)
+        made.program("docker", "echo github.com/docker/buildx 0.13.1 0123456")
+        made.environment = {
+            **libraries,
+            "HOME": str(folder / "home"),
+            "PYTHONPATH": f"{SOURCES}:{sysconfig.get_path('purelib')}",
+            "DOCKER_HOST": engine.host,
+            "DOCKER_CONFIG": str(folder / "docker"),
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": f"{made.index}/simple",
+            "UV_NO_CONFIG": "1",
+        }
+        made.put("proc/2/comm", "kthreadd\n")
+        made.put("proc/cpuinfo", "model name\t: a processor\n")
+        made.put("dev/kmsg", "6,1,0,-;Linux version 6.1\n6,2,9,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n")
+        (made.root / "dev" / "shm").mkdir()
+        made.cards(*TWO_H20.split(";"))
+        try:
+            yield made
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+def needs_unshare() -> None:
+    """Skip where a user may not mount."""
+    tool = shutil.which("unshare")
+    done = tool and subprocess.run(
+        [tool, "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=20
+    )
+    if not done or done.returncode != 0:
+        pytest.skip("needs unshare and user namespaces, to mount a small file system")
