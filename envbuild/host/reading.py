@@ -12,7 +12,7 @@ from envbuild.host import machine, nvml, services, system
 from envbuild.host.model import Host, clean
 from envbuild.host.together import together
 
-SECONDS = 4.5
+SECONDS = 3.5
 """What answers later counts as silent. The parts that ask others have shorter limits of their own."""
 
 

@@ -30,6 +30,7 @@ from envbuild.plan import index
 from envbuild.process import run
 
 TIMEOUT = (1.5, 1.5)  # seconds: to connect, and for the answer's head
+PLACE_SECONDS = 2.5  # for both together, and a name's look-up
 ENGINE_SECONDS = 2
 MAX_PLACES = 32
 _HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
@@ -107,7 +108,7 @@ def _registry(place: str) -> Answer:
 
 def _each(function: Callable[[str], Answer], places: list[str]) -> tuple[Answer, ...]:
     wanted = list(dict.fromkeys(places))[:MAX_PLACES]
-    answers = together([partial(function, place) for place in wanted], sum(TIMEOUT))
+    answers = together([partial(function, place) for place in wanted], PLACE_SECONDS)
     return tuple(
         answer or Answer(shown(place), fault="no answer in time") for place, answer in zip(wanted, answers, strict=True)
     )

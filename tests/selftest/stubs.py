@@ -11,6 +11,7 @@ import pytest
 _COMMON = """
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 static long said(const char *name, long otherwise) { const char *t = getenv(name); return t ? atol(t) : otherwise; }
 static const char *text(const char *name, const char *none) { const char *t = getenv(name); return t ? t : none; }
 """
@@ -35,7 +36,7 @@ typedef struct { unsigned pid; unsigned long long bytes; unsigned gi, ci; } Proc
 typedef struct { char old[16]; unsigned domain, bus, device, ids, subsystem; char bus_id[32]; } Pci;
 typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique; unsigned char state;
   unsigned health; } Fabric;
-int nvmlInitWithFlags(unsigned flags) { return said("STUB_NVML", 0); }
+int nvmlInitWithFlags(unsigned flags) { sleep(said("STUB_HANGS", 0)); return said("STUB_NVML", 0); }
 int nvmlShutdown(void) { return 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = said("STUB_CUDA", 12040); return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count)

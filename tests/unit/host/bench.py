@@ -81,9 +81,10 @@ class Bench:
         document = {"auths": {host: {"auth": "dXNlcjpzZWNyZXQ="}}}
         (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
 
-    def doctor(self, *arguments: str) -> Said:
-        """The command in a process of its own."""
-        argv = [str(self.bin / "python"), "-m", "envbuild", "doctor", "--root", str(self.root), *arguments]
+    def doctor(self, *arguments: str, root: bool = True) -> Said:
+        """The command in a process of its own; without `root`, for a cluster."""
+        argv = [str(self.bin / "python"), "-m", "envbuild", "doctor", *arguments]
+        argv += ["--root", str(self.root)] if root else []
         if self.small:
             mounts = " && ".join(f"mount -t tmpfs -o size=64M tmpfs '{path}'" for path in self.small)
             argv = [str(shutil.which("unshare")), "-rm", "/bin/sh", "-c", f'{mounts} && exec "$@"', "sh", *argv]

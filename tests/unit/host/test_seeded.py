@@ -6,9 +6,12 @@ The command runs in a process of its own, over a driver's library that the tests
 from __future__ import annotations
 
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -199,6 +202,25 @@ def test_a_fault_is_named_by_its_check_alone(told: Callable[[str], Said], name: 
 @pytest.mark.parametrize("name", CASES)
 def test_no_secret_is_told(told: Callable[[str], Said], name: str) -> None:
     assert "secret" not in told(name).stdout + told(name).stderr
+
+
+def test_what_hangs_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    """A driver that hangs, an engine and an index that take connections and never say a word."""
+    libraries = stubs.build(tmp_path / "driver", cuda=False)
+    with (
+        bench(tmp_path / "machine", libraries) as machine,
+        socket.create_server(("127.0.0.1", 0), backlog=50) as silent,
+    ):
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        machine.environment |= {"STUB_HANGS": "300", "DOCKER_HOST": f"tcp://{address}"}
+        machine.environment |= {"PIP_INDEX_URL": f"http://{address}/simple"}
+        begin = time.monotonic()
+        said = machine.doctor("--json")
+        assert time.monotonic() - begin < 25  # five times what it may take
+    found = {c["id"]: c["detail"] for c in said.document["checks"] if c["status"] == "fail"}
+    assert set(found) - LOW == {"gpu.driver", "engine", "index"}
+    assert found["gpu.driver"] == "NVML does not answer: the driver hangs"
+    assert "no answer" in found["engine"] + found["index"]
 
 
 def test_every_check_can_find_a_fault(told: Callable[[str], Said]) -> None:
