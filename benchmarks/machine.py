@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import platform
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where envbuild is not installed, as on a machine lent for its GPU
+
+from envbuild.host import machine
 
 
 def described() -> str:
-    cpu = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            if line.startswith("model name")
-        ),
-        "unknown CPU",
-    )
-    return f"{cpu}, {os.cpu_count()} cores, {platform.platform(terse=True)}, Python {platform.python_version()}"
+    return str(machine.read())
 
 
 def write(name: str, lines: list[str]) -> None:

@@ -6,6 +6,7 @@ import datetime
 import functools
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from envbuild.attest import signing, statements
 from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Subject
 from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError
+from envbuild.host import machine
 from envbuild.image import base, build, dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
@@ -258,7 +260,8 @@ class Session:
             now = datetime.datetime.now(datetime.UTC)
             engine = f"docker {self.connected().version}"
             wanted = proved.wanted(source.name, source.profile, locked)
-            record = evidence.run_record(image, wanted, run, engine, now)
+            here = asdict(machine.read()) if self.connected().data_folder else None
+            record = evidence.run_record(image, wanted, run, engine, now, here)
             self.made.evidence = evidence.save(record)
             self.made.proofs = self._proofs(source, image, locked)
             if signer is None:

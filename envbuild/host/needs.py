@@ -8,27 +8,26 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.errors import EnvbuildError
+from envbuild.image import build
 from envbuild.plan import facts, lock, sources
 from envbuild.plan.advisories import Gpu
 from envbuild.plan.sources import Source
 from envbuild.proof import hardware
 
-_COPIES = 4
-"""Room for an image, as a multiple of its wheels: the cache's copy, the build context's, and layers of twice the size
-(2.8 GB of wheels gave 5.2 GB of layers)."""
-
 
 @dataclass(frozen=True)
 class Need:
     """`gpus`: ids in the facts, none for the CPU. `driver`: the oldest, None where unknown. `compat`: it brings
-    libraries for an older one. `room`: bytes that a first build takes, None where nothing is locked yet."""
+    libraries for an older one. `fetched`, `built`: bytes that a build takes in our cache and in the engine, None where
+    nothing is locked yet."""
 
     profile: str
     gpus: tuple[str, ...]
     gpu_count: int = 1
     driver: str | None = None
     compat: bool = False
-    room: int | None = None
+    fetched: int | None = None
+    built: int | None = None
 
     @property
     def models(self) -> tuple[Gpu, ...]:
@@ -52,7 +51,8 @@ def of(source: Source) -> Need:
         gpu_count=profile.gpu_count,
         driver=max(oldest, key=Version, default=None),
         compat=profile.driver.compat is not None,
-        room=_COPIES * sum(item.bytes for item in locked.wheels) if locked else None,
+        fetched=build.fetched_bytes(locked) if locked else None,
+        built=build.needed_bytes(locked) if locked else None,
     )
 
 

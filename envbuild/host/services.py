@@ -57,7 +57,8 @@ def _engine() -> dict[str, Any]:
         found = docker.Engine(timeout=ENGINE_SECONDS)
         host, info = found.host, found.info
     except EnvbuildError as error:
-        return {"fault": clean(f"{error.message}: {error.hint}" if error.hint else error.message, 400)}
+        why = (error.hint or "").partition("\n")[0]
+        return {"fault": clean(f"{error.message} ({why})" if why else error.message, 400)}
     devices = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
     mirrors = (info.get("RegistryConfig") or {}).get("Mirrors") or ()
     local = host.startswith("unix://")

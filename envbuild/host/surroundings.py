@@ -77,24 +77,30 @@ def rdma(host: Host) -> Check:
 
 
 def disk(host: Host, needs: Sequence[Need]) -> Check:
-    """Room for a first build: of the one profile that is asked for, else of the smallest (fail) and largest (warn)."""
-    rooms = sorted(need.room for need in needs if need.room)
+    """Room to build: the one profile that is asked for, else the smallest (fail) and the largest (warn) of all."""
     if not host.disks:
         return skipped("disk", "neither the cache nor the engine's folder can be asked")
     said = "; ".join(f"{item.folder}: {gib(item.free)} free" for item in _distinct(host.disks))
-    short = {room: least for room in rooms[:1] + rooms[-1:] if (least := _least(host.disks, room))}
-    if not short:
-        return ok("disk", said)
-    status: Status = "fail" if rooms[0] in short else "warn"
-    room, which = (rooms[0], "smallest") if status == "fail" else (rooms[-1], "largest")
-    text = f"{said}; {'an' if len(rooms) == 1 else f'the {which}'} image takes {gib(room)}"
-    return Check("disk", status, text, f"free some on {short[room].folder}: envbuild prune, docker system df")
+    locked = sorted((need for need in needs if need.built is not None), key=_size)
+    judged: list[tuple[Status, str, Need]] = []
+    if locked:
+        judged = [("fail", "smallest", locked[0]), ("warn", "largest", locked[-1])]
+    for status, which, need in judged:
+        full = _short(host.disks, need)
+        if full:
+            name = need.profile if len(locked) == 1 else f"{need.profile}, the {which},"
+            text = f"{said}; to build {name} takes {gib(_size(need))}"
+            return Check("disk", status, text, f"free some on {full.folder}: envbuild prune, docker system df")
+    return ok("disk", said)
 
 
-def _least(disks: Sequence[Disk], room: int) -> Disk | None:
-    """The first disk that has not its share of `room`: a quarter for the cache, the rest for the engine; for both where
-    they are one."""
-    shares = {"cache": room // 4, "engine": room - room // 4}
+def _size(need: Need) -> int:
+    return (need.fetched or 0) + (need.built or 0)
+
+
+def _short(disks: Sequence[Disk], need: Need) -> Disk | None:
+    """The first that cannot take its share, or all where cache and engine are on one."""
+    shares = {"cache": need.fetched or 0, "engine": need.built or 0}
     for item in disks:
         if item.free < sum(shares[other.role] for other in disks if other.device == item.device):
             return item

@@ -29,11 +29,18 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 
 
-def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished: datetime.datetime) -> dict[str, Any]:
+def run_record(
+    image: Image,
+    wanted: Wanted,
+    run: TestRun,
+    engine: str,
+    finished: datetime.datetime,
+    machine: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Everything that was measured, in one document; named by the sha256 of its bytes.
 
     `before`: the records of this image that were there already. A later pass outweighs a failure that it names there;
-    no clock decides.
+    no clock decides. `machine`: the engine's (processor, cores, memory, system), where it is this one.
     """
     return {
         "version": 1,
@@ -53,6 +60,7 @@ def run_record(image: Image, wanted: Wanted, run: TestRun, engine: str, finished
         "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
         "gpu": gpu_of(run),
         "engine": engine,
+        "machine": dict(machine) if machine else None,
         "finished": finished.strftime(FINISHED),
         "seconds": round(run.seconds, 3),
         "start": dict(run.start),

@@ -84,6 +84,11 @@ def test_the_node_that_differs_is_named(id: str) -> None:
         assert cluster.odd(found) == {"node2": [id]}
 
 
+def test_a_node_that_makes_no_images_is_sound() -> None:
+    failed = [{"id": id, "status": "fail", "detail": "none"} for id in ("engine", "buildx", "gpu.runtime", "disk")]
+    assert bad([node("a"), node("b", checks=failed)]) == {}
+
+
 def test_every_comparison_can_find_a_difference() -> None:
     assert {check.id for check in cluster.compare([node("a")])} == {*DIFFERENCES, "node.answers"}
 
