@@ -16,7 +16,7 @@ from envbuild.host.model import Disk, Log, Port, Role, Xid, clean
 
 MAX_LOG = 16 << 20  # bytes; the kernel's own ring is smaller unless it was told otherwise
 MAX_XIDS = 200
-_XID = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{4,20})\): ([0-9]{1,4})(?:,\s*([^\n]{0,400}))?")
+_XID = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{4,20})\): ([0-9]{1,4})(?![0-9])(?:,\s*([^\n]{0,400}))?")
 _NVIDIA, _DISPLAY, _3D = "0x10de", "0x0300", "0x0302"  # PCI vendor, and the two classes of its GPUs
 _FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts names after 15 letters
 

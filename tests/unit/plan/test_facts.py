@@ -16,7 +16,7 @@ from envbuild.plan.advisories import Change, Shows
 from envbuild.plan.facts import Advisory, Situation
 from envbuild.plan.fields import Versions
 
-SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "fleet", "debian", "selftests")
+SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "fleet", "debian", "selftests", "xids")
 
 
 def words(text: str) -> list[str]:
@@ -650,3 +650,11 @@ def test_faults_of_several_files_are_told_together() -> None:
         facts.gpus()
     told = "\n".join(map(str, raised.value.faults))
     assert all(name in told for name in ("a.yaml", "b.yaml", "c.yaml"))
+
+
+def test_errors_of_applications_are_those_of_the_selftest() -> None:
+    """It cannot read our facts, and says it in code."""
+    pytest.importorskip("torch")
+    from envbuild.selftest.probes.health import APPLICATION_XIDS
+
+    assert {number for number, fact in facts.xids().items() if fact.application} == APPLICATION_XIDS

@@ -44,6 +44,48 @@ def test_what_pip_is_configured_with_is_uvs(
     assert configured(monkeypatch, *lines) == expected
 
 
+@pytest.mark.parametrize(
+    ("lines", "variables", "expected"),
+    [
+        (["global.index-url='http://u:p@a/s'"], {}, ["http://u:p@a/s"]),
+        (["global.index-url='http://a/s'", "global.extra-index-url='http://b/s'"], {}, ["http://a/s", "http://b/s"]),
+        (["global.index-url='http://a/s'"], {"UV_DEFAULT_INDEX": "http://own/s"}, ["http://own/s"]),
+        (["global.index-url='http://a/s'"], {"UV_INDEX": "team=http://b/s"}, ["http://a/s", "http://b/s"]),
+        (["global.no-index='true'", "global.find-links='/a'"], {}, ["/a"]),
+        (["global.no-index='true'"], {}, []),
+        (["global.index-url='http://a/s'", "global.find-links='/a /b'"], {}, ["http://a/s", "/a", "/b"]),
+    ],
+)
+def test_the_places_that_packages_come_from(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], variables: dict[str, str], expected: list[str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    configured(monkeypatch, *lines)
+    assert index.addresses() == expected
+
+
+def test_pips_own_default_is_one_of_them_and_stands_in_no_file_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    configured(monkeypatch)
+    (address,) = index.addresses()
+    assert address.startswith("https://")
+    host = address.split("/")[2]
+    assert not [file for file in Path(index.__file__).parents[1].rglob("*.py") if host in file.read_text("utf-8")]
+
+
+def test_uvs_own_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "uv.toml"
+    file.write_text(
+        'find-links = ["/a"]\n[[index]]\nurl = "http://b/s"\ndefault = true\n[[index]]\nurl = "http://c/s"\n'
+    )
+    monkeypatch.delenv("UV_NO_CONFIG")
+    monkeypatch.setenv("UV_CONFIG_FILE", str(file))
+    configured(monkeypatch)
+    assert index.addresses() == ["http://b/s", "http://c/s", "/a"]
+    file.write_text("no toml [")
+    assert len(index.addresses()) == 1
+
+
 def test_pips_real_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://env.example/simple")
     monkeypatch.setenv("PIP_FIND_LINKS", "/a /b")

@@ -50,6 +50,13 @@ def failed_run() -> testrun.TestRun:
     return passed_run(probe("env.libs"), probe("gemm.crash", "failed"))
 
 
+def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -> None:
+    told = {"cpu": "a processor", "cores": 4, "memory": 1, "system": "Linux", "python": "3.11"}
+    made = evidence.run_record(IMAGE, asked(locked), passed_run(), "docker", DAY, told)
+    assert made["machine"] == told
+    assert record_of(locked)["machine"] is None
+
+
 # the statement
 
 
