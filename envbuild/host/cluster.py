@@ -140,7 +140,7 @@ def odd(nodes: Sequence[Node]) -> dict[str, list[str]]:
 def _answers(nodes: Sequence[Node]) -> Check:
     silent = [f"{node.name}: {node.fault}" for node in nodes if node.described is None]
     if silent:
-        remedy = "is envbuild installed there, and does `ssh -o BatchMode=yes NODE envbuild doctor --json` answer?"
+        remedy = "is envbuild there? By hand: ssh -o BatchMode=yes NODE envbuild doctor --json, or srun --nodelist=NODE"
         return Check("node.answers", "fail", "; ".join(_some(silent)), remedy)
     return ok("node.answers", f"all {len(nodes)}")
 
