@@ -135,12 +135,14 @@ Role = Literal["cache", "engine"]
 
 @dataclass(frozen=True)
 class Disk:
-    """A folder and what is free on its file system; `device` is equal for folders on one."""
+    """A folder and what is free on its file system; `device` is equal for folders on one. `fault`: why it cannot be
+    used."""
 
     role: Role
     folder: str
-    free: int
-    device: int
+    free: int = 0
+    device: int = 0
+    fault: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from envbuild.proof import hardware
 class Need:
     """`gpus`: ids in the facts, none for the CPU. `driver`: the oldest, None where unknown. `compat`: it brings
     libraries for an older one. `fetched`, `built`: bytes that a build takes in our cache and in the engine, None where
-    nothing is locked yet."""
+    nothing is locked yet. `pulls`: its base is an image from a registry."""
 
     profile: str
     gpus: tuple[str, ...]
@@ -28,6 +29,7 @@ class Need:
     compat: bool = False
     fetched: int | None = None
     built: int | None = None
+    pulls: bool = False
 
     @property
     def models(self) -> tuple[Gpu, ...]:
@@ -45,14 +47,18 @@ def of(source: Source) -> Need:
     floors = [gpu.min_driver for name in profile.gpus if (gpu := facts.gpus().get(name)) and gpu.min_driver]
     oldest = [*hardware.drivers(profile).values(), *floors] if profile.gpus else []
     locked = lock.read(source.known_lock)
+    fetched = None
+    with contextlib.suppress(OSError):  # the cache cannot be used: that is told of the disk
+        fetched = build.fetched_bytes(locked) if locked else None
     return Need(
         profile=source.name,
         gpus=tuple(profile.gpus),
         gpu_count=profile.gpu_count,
         driver=max(oldest, key=Version, default=None),
         compat=profile.driver.compat is not None,
-        fetched=build.fetched_bytes(locked) if locked else None,
+        fetched=fetched,
         built=build.needed_bytes(locked) if locked else None,
+        pulls=profile.base.image is not None,
     )
 
 

@@ -80,6 +80,10 @@ def disk(host: Host, needs: Sequence[Need]) -> Check:
     """Room to build: the one profile that is asked for, else the smallest (fail) and the largest (warn) of all."""
     if not host.disks:
         return skipped("disk", "neither the cache nor the engine's folder can be asked")
+    for item in host.disks:
+        if item.fault:
+            remedy = "make it writable, or set XDG_CACHE_HOME to a folder that is"
+            return Check("disk", "fail", f"{item.folder}: {item.fault}", remedy)
     said = "; ".join(f"{item.folder}: {gib(item.free)} free" for item in _distinct(host.disks))
     locked = sorted((need for need in needs if need.built is not None), key=_size)
     judged: list[tuple[Status, str, Need]] = []

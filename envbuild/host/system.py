@@ -106,15 +106,18 @@ def shm(root: Path) -> int | None:
 
 def disks(engine: str | None) -> Iterator[Disk]:
     """The cache folder's and, where it is on this machine, the engine's."""
-    yield from _disk("cache", settings.cache_folder("wheels"))
+    try:
+        yield _disk("cache", settings.cache_folder("wheels"))
+    except OSError as error:
+        yield Disk("cache", clean(str(error.filename)), fault=clean(error.strerror or "unusable"))
     if engine:
-        yield from _disk("engine", Path(engine))
+        with contextlib.suppress(OSError):
+            yield _disk("engine", Path(engine))
 
 
-def _disk(role: Role, folder: Path) -> Iterator[Disk]:
-    with contextlib.suppress(OSError):
-        found = os.statvfs(folder)
-        yield Disk(role, str(folder), found.f_bavail * found.f_frsize, folder.stat().st_dev)
+def _disk(role: Role, folder: Path) -> Disk:
+    found = os.statvfs(folder)
+    return Disk(role, str(folder), found.f_bavail * found.f_frsize, folder.stat().st_dev)
 
 
 def software(root: Path) -> dict[str, str]:

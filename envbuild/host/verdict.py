@@ -27,7 +27,7 @@ def judge(host: Host, needs: Sequence[Need]) -> list[Check]:
 def suits(host: Host, need: Need, checks: Sequence[Check]) -> Check:
     """Whether the image can be made and proved here: yes, or no with every reason.
 
-    For a profile of the CPU, nothing that concerns cards counts.
+    What concerns cards does not count for a profile of the CPU, nor the network where nothing is left to be fetched.
     """
     reasons = list(_missing(host, need)) if need.gpus else []
     reasons += [f"{check.id}: {check.detail}" for check in relevant(need, checks) if check.status == "fail"]
@@ -38,7 +38,10 @@ def suits(host: Host, need: Need, checks: Sequence[Check]) -> Check:
 
 
 def relevant(need: Need, checks: Sequence[Check]) -> list[Check]:
-    return [check for check in checks if need.gpus or not check.id.startswith("gpu.")]
+    spared: set[str] = set() if need.pulls else {"registry"}
+    if need.fetched == 0 and not need.pulls:
+        spared |= {"index", "proxy"}
+    return [c for c in checks if c.id not in spared and (need.gpus or not c.id.startswith("gpu."))]
 
 
 def _missing(host: Host, need: Need) -> Iterator[str]:

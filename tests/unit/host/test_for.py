@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from selftest import stubs
 
-from unit.host.bench import Bench, bench
+from envbuild.host import verdict
+from envbuild.host.check import Check
+from envbuild.host.needs import Need
+from unit.host.bench import NOWHERE, Bench, bench
 from unit.support import Said
 
 H20, H200 = "name=NVIDIA H20", "name=NVIDIA H200,total=141"
@@ -48,6 +51,27 @@ def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str
     said = machine.doctor("--for", profile, "--json")
     assert answer(said).startswith(words), said.stdout
     assert said.code == (0 if words.startswith("yes") else 5)
+
+
+def test_the_network_counts_where_something_is_to_be_fetched(machine: Bench) -> None:
+    machine.login("127.0.0.1:9")  # nobody there, and no profile that pulls from it
+    assert answer(machine.doctor("--for", "cpu", "--json")).startswith("yes")
+    machine.environment["PIP_INDEX_URL"] = f"{NOWHERE}/simple"
+    assert answer(machine.doctor("--for", "cpu", "--json")).startswith("no: index:")
+
+
+@pytest.mark.parametrize(
+    ("need", "counts"),
+    [
+        (Need("a", (), fetched=0), {"engine"}),
+        (Need("a", (), fetched=1), {"engine", "index"}),
+        (Need("a", ("h20",), fetched=0), {"engine", "gpu.ecc"}),
+        (Need("a", (), fetched=0, pulls=True), {"engine", "index", "registry"}),
+    ],
+)
+def test_what_counts_for_a_profile(need: Need, counts: set[str]) -> None:
+    checks = [Check(id, "fail", "") for id in ("engine", "index", "registry", "gpu.ecc")]
+    assert {check.id for check in verdict.relevant(need, checks)} == counts
 
 
 def test_cards_are_counted(machine: Bench) -> None:

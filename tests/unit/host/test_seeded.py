@@ -132,6 +132,7 @@ CASES: dict[str, Case] = {
     "small shm": Case("shm", "warn", "/dev/shm has 0.1 GiB", small("root/dev/shm")),
     "RDMA down": Case("rdma", "warn", "no port is active: mlx5_0/1 DOWN", port("1: DOWN")),
     "disk low": Case("disk", "fail", "to build cpu, the smallest, takes", small("home/.cache")),
+    "no cache": Case("disk", "fail", "/dev/null", env(XDG_CACHE_HOME="/dev/null")),
     "index down": Case("index", "fail", "no answer", env(PIP_INDEX_URL=f"{NOWHERE}/simple")),
     "index refuses": Case("index", "fail", "refuses us (401)", index("/401/simple")),
     "index fails": Case("index", "fail", "it fails (500)", index("/500/simple")),
