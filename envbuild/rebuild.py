@@ -38,7 +38,9 @@ def objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     session.made.lock = verdict.build.lock
     with alone(session.made.name, progress.say):
         try:
-            return list(_differences(session, _made(session, verdict.build), *verdict.proved))
+            found = list(_differences(session, _made(session, verdict.build), *verdict.proved))
+            progress.say("the lock gives another image" if found else "the lock gives the same image")
+            return found
         except Refusal as refusal:
             return [refusal.reason]
         finally:

@@ -268,7 +268,8 @@ class Session:
                 return None, False, f"{self.made.evidence.name[:12]} unsigned: no signing_key is set"
             subject = Subject(repository(source.name), image.id)
             made = statements.test_result(record, evidence.record_text(self.made.evidence), subject)
-            evidence.save_envelope(self.made.evidence, signing.seal(statements.canonical(made), signer))
+            file = evidence.save_envelope(self.made.evidence, signing.seal(statements.canonical(made), signer))
+            self.progress.say(f"the signed statement is {file}")
             return None, False, f"{self.made.evidence.name[:12]} signed by {signer.public.fingerprint[:12]}"
 
         self.step("evidence", work)

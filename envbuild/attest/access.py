@@ -40,10 +40,16 @@ class _Adapter(HTTPAdapter):
         super().__init__(**options)
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-        context = ssl.create_default_context()
-        if self._authority:
-            context.load_verify_locations(self._authority)
-        super().init_poolmanager(*arguments, ssl_context=context, **options)
+        super().init_poolmanager(*arguments, ssl_context=_context(self._authority), **options)
+
+
+@cache
+def _context(authority: str | None) -> ssl.SSLContext:
+    """Made once: reading the system's authorities takes tens of milliseconds."""
+    context = ssl.create_default_context()
+    if authority:
+        context.load_verify_locations(authority)
+    return context
 
 
 def session(authority: str | None, tries: int = 4) -> requests.Session:

@@ -24,7 +24,8 @@ from envbuild.proof.reasons import Reason, Refusal
 PLATFORM = ("linux", "amd64")
 _LOCK = re.compile(r"sha256:[0-9a-f]{64}")
 
-Envelopes = Sequence[Mapping[str, Any]]
+Envelope = Mapping[str, Any]
+Envelopes = Sequence[Envelope]
 
 
 @dataclass

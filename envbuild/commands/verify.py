@@ -59,7 +59,7 @@ def command(
         Verdict(ref, reasons=[refusal.reason]).require()
         raise
     done = verify.image(reference, asked, envelopes, now) if reference else verify.statement(envelopes, asked, now)
-    if rebuild and done.verified:
+    if rebuild and done.build:  # whatever else is wrong with it: every reason is told
         from envbuild import rebuild as again
 
         done.reasons += again.objections(done, Console())

@@ -14,8 +14,21 @@ import pytest
 from unit.support import write_wheel
 
 from .broken import Workshop
-from .registries import address, cosign, program, registry
-from .support import CHECKOUT, ODD, REQUIRED, Project, Proved, Result, command, docker, handle, machine_cache
+from .registries import Registry, address, cosign, program, registry
+from .site import Team
+from .support import (
+    CHECKOUT,
+    ODD,
+    OTHER_CUBLAS,
+    REQUIRED,
+    Project,
+    Proved,
+    Result,
+    command,
+    docker,
+    handle,
+    machine_cache,
+)
 
 __all__ = ["address", "cosign", "program", "registry"]  # fixtures
 
@@ -114,6 +127,22 @@ def gpu_made(gpu_project: Project, gpu_name: str) -> Result:
 def gpu_tag(gpu_made: Result) -> str:
     found: str = gpu_made.document["image"]["tags"][0]
     return found
+
+
+@pytest.fixture(scope="session")
+def gpu_other(gpu_made: Result, gpu_project: Project, gpu_name: str) -> Result:
+    """The same with another cuBLAS, as a pin that is only tried."""
+    wanted = ("make", gpu_name, "--pin", f"cublas={OTHER_CUBLAS}", "--allow-unproved", "--json")
+    return gpu_project.start(*wanted).finish(600)
+
+
+@pytest.fixture(scope="session")
+def team(quick: Proved, registry: Registry, workplace: Path) -> Team:
+    """Keys of its own, which nobody else has."""
+    passphrase, key = secrets.token_hex(16), workplace / "team"
+    made = quick.project.run("keygen", "-o", str(key), ENVBUILD_KEY_PASSPHRASE=passphrase)
+    assert made.code == 0, made.stderr
+    return Team(quick.project, registry, passphrase, key.with_suffix(".pub"))
 
 
 @pytest.fixture(scope="session")

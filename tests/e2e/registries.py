@@ -21,6 +21,17 @@ SUITE = "trixie"  # bookworm has no cosign; trixie's runs there
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
+def unpacked(workplace: Path, package: str) -> Path:
+    """A Debian package in a folder, not installed. Skips where there is no Debian."""
+    if not shutil.which("apt-get"):
+        pytest.skip(f"no {package} is installed, and there is no apt-get to fetch it with")
+    folder = workplace / "packages" / package
+    folder.mkdir(parents=True)
+    command("apt-get", "download", package, cwd=folder)
+    command("dpkg", "-x", next(folder.glob("*.deb")), folder)
+    return folder
+
+
 @dataclass(frozen=True)
 class Registry:
     """`login` is a DOCKER_CONFIG that may pull and push, `stranger` one that may not; `authority` signed for it."""
@@ -36,16 +47,7 @@ class Registry:
 def program(workplace: Path) -> Path:
     """Debian's docker-registry: the one installed, else unpacked from its package."""
     installed = shutil.which("docker-registry")
-    if installed:
-        return Path(installed)
-    if not shutil.which("apt-get"):
-        pytest.skip("no docker-registry is installed, and there is no apt-get to fetch it with")
-    folder = workplace / "registry-package"
-    folder.mkdir()
-    done = subprocess.run(["apt-get", "download", "docker-registry"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    command("dpkg", "-x", next(folder.glob("*.deb")), folder)
-    return folder / "usr" / "bin" / "docker-registry"
+    return Path(installed) if installed else unpacked(workplace, "docker-registry") / "usr" / "bin" / "docker-registry"
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ PACKAGE = Path(envbuild.__file__).parent
 CHECKOUT = PACKAGE.parent
 HOOKS = Path(__file__).parent / "hooks"
 OWNER = "io.envbuild.owner"
+OTHER_CUBLAS = "12.5.3.2"  # not the one that step-video pins
 REQUIRED = ("env.libs", "gemm.crash", "gemm.exact", "gemm.accuracy", "attention.math")
 # Nothing a shell, a Dockerfile or a template may make something of.
 ODD = 'it\'s "quoted" $(touch /tmp/odd) $HOME `id` \\ {{ x }} # --flag'
@@ -278,11 +279,14 @@ def machine_cache(kind: str) -> Path:
     return folder
 
 
-def command(*argv: str | Path, stdin: str | None = None, env: Mapping[str, str] | None = None) -> str:
+def command(
+    *argv: str | Path, stdin: str | None = None, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> str:
     """stdout of a command that must succeed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         [str(part) for part in argv],
+        cwd=cwd,
         env={**os.environ, "PATH": path, **(env or {})},
         input=stdin,
         capture_output=True,

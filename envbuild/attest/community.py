@@ -1,0 +1,108 @@
+"""Evidence that others sent, on cards that we don't have: one signed statement a file, and the table that it fills.
+
+In the folder, `NAME.dsse.json` is a statement, and `keys/WHO.pub` the public key of who may sign one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.attest import judgement, signing, trust, verify
+from envbuild.attest.policy import Policy
+from envbuild.attest.signing import PublicKey
+from envbuild.attest.trust import Trusted
+from envbuild.attest.verify import Envelope
+from envbuild.errors import CheckFailed, Fault, printable
+from envbuild.proof.reasons import Malformed, Reason, Refusal
+
+HEAD = ("GPU", "profile", "who", "when", "does it still count?")
+NOTHING = "Nobody has sent evidence yet: no GPU profile that ships has been proved on its card."
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of the self-test: on which card, of which profile, by whom, on which day.
+
+    `objections`: why it is no proof, or no longer one: it failed, the self-test is another by now, a fault is known.
+    """
+
+    gpu: str
+    profile: str
+    who: str
+    when: str
+    objections: tuple[str, ...]
+
+
+def read(folder: Path, now: datetime.datetime) -> list[Row]:
+    """The rows of a folder. Raises CheckFailed with every file that is no signed statement of somebody known there."""
+    keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := signing.trusted(file))}
+    envelopes: list[tuple[str, Envelope | Refusal]] = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            envelopes.append((file.name, verify.read_file(file)))
+        except Refusal as refusal:
+            envelopes.append((file.name, refusal))
+    return rows(envelopes, keys, now)
+
+
+def rows(
+    found: Iterable[tuple[str, Envelope | Refusal]], keys: Mapping[str, PublicKey], now: datetime.datetime
+) -> list[Row]:
+    """The table's rows, by card, profile and day; `found` are envelopes by file name, `keys` by whose they are. Pure.
+
+    Raises CheckFailed with a fault for every file that does not count as somebody's word.
+    """
+    made: list[Row] = []
+    faults: list[Fault] = []
+    for name, envelope in found:
+        try:
+            made.append(_row(envelope, keys, now))
+        except Refusal as refusal:
+            faults.append(Fault(str(refusal.reason), name))
+    if faults:
+        hint = "CONTRIBUTING.md says what a file of evidence must be"
+        raise CheckFailed("not all that is there is evidence", hint=hint, faults=faults)
+    return sorted(made, key=lambda row: (row.gpu, row.profile, row.when, row.who))
+
+
+def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datetime.datetime) -> Row:
+    if isinstance(envelope, Refusal):
+        raise envelope
+    who, believed = _signer(envelope, keys)
+    if not believed.records:
+        raise Malformed("there is no test result in it")
+    _, reasons = judgement.of_records(believed.records, Policy(), now)
+    objections = tuple(reason.detail for reason in reasons)
+    ((_, record),) = believed.records
+    gpu = record["gpu"]["name"] if record["gpu"] else "CPU"
+    return Row(gpu, record["profile"], who, record["finished"][:10], objections)
+
+
+def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Trusted]:
+    """Who signed it, and what they say. Raises Refusal where none of them did, or it cannot be believed."""
+    refused = Reason("signature", "nobody whose key is in keys/ signed this")
+    for who, key in keys.items():
+        believed = trust.believe([envelope], [key], None)
+        if not believed.refused:
+            return who, believed
+        if believed.refused[0].id != "signature":
+            refused = believed.refused[0]
+    raise Refusal(refused.id, refused.detail)
+
+
+def table(found: Sequence[Row]) -> list[str]:
+    """The rows as lines of Markdown; a sentence where there are none. What others wrote is text in it, never markup."""
+    if not found:
+        return [NOTHING]
+    cells = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in found]
+    lines = [HEAD, ("---",) * len(HEAD), *([_text(cell) for cell in row] for row in cells)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _text(cell: str) -> str:
+    plain = html.escape(" ".join(printable(cell).split())[:200]).replace("://", "&#58;//")
+    return "".join(f"\\{c}" if c in "\\`*_[]|!~" else c for c in plain)

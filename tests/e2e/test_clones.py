@@ -1,0 +1,107 @@
+"""A second clone gives the same image: in another folder, with another clock, user, locale and time zone."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from envbuild.plan import lock
+
+from .registries import unpacked
+from .support import Project, Proved, command, machine_cache
+
+pytestmark = pytest.mark.engine
+
+UID, DAYS = 4242, 400
+SOCKET = Path("/var/run/docker.sock")
+
+# In namespaces of its own: a user that this machine does not have, with a range of user ids for mmdebstrap, and a
+# /dev/shm of its own for what libfaketime keeps there by process id. These ids start beyond those that mmdebstrap's
+# inner namespace comes to: both look for theirs under one name. $1: a scratch folder; the rest: the command.
+AS_SOMEBODY = f"""set -e
+echo 60000 > /proc/sys/kernel/ns_last_pid
+mount -t tmpfs tmpfs /dev/shm
+chmod 1777 /dev/shm
+mount -t tmpfs tmpfs "$1"
+mkdir "$1/upper" "$1/work"
+mount -t overlay -o "lowerdir=/etc,upperdir=$1/upper,workdir=$1/work" overlay /etc
+echo "somebody:x:{UID}:{UID}::/:/bin/sh" >> /etc/passwd
+echo "somebody:x:{UID}:" >> /etc/group
+echo "somebody:100000:65536" > /etc/subuid
+echo "somebody:100000:65536" > /etc/subgid
+shift
+exec setpriv --reuid {UID} --regid {UID} --groups "$(stat -L -c %g {SOCKET})" \\
+    --inh-caps=+dac_read_search --ambient-caps=+dac_read_search "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Somebody:
+    """Runs commands as a user of its own, `DAYS` ago. It may read everything (the Python that runs this may lie in
+    another's home) and owns nothing but its project."""
+
+    scratch: Path
+    environment: dict[str, str]
+
+    def run(self, *argv: str | Path, cwd: Path) -> str:
+        inside = ["env", "-i", *(f"{key}={value}" for key, value in self.environment.items()), *argv]
+        unshare = ("unshare", "--mount", "--pid", "--fork", "--mount-proc")
+        return command(*unshare, "sh", "-c", AS_SOMEBODY, "sh", self.scratch, *inside, cwd=cwd)
+
+
+@pytest.fixture
+def somebody(workplace: Path, scratch: Path) -> Somebody:
+    if os.geteuid() != 0 or not SOCKET.is_socket():
+        pytest.skip("only root can be somebody else, and the engine must listen on its usual socket")
+    faketime = unpacked(workplace, "libfaketime")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if not shutil.which("newuidmap"):
+        path = f"{path}{os.pathsep}{unpacked(workplace, 'uidmap')}/usr/bin"
+    (library,) = faketime.glob("usr/lib/*/faketime/libfaketime.so.1")
+    environment = {
+        "PATH": path, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(scratch / "clone"),
+        "XDG_STATE_HOME": str(scratch / "clone" / "state"), "XDG_CONFIG_HOME": str(scratch / "clone" / "config"),
+        "XDG_CACHE_HOME": str(scratch / "clone" / "cache"), "DOCKER_HOST": f"unix://{SOCKET}",
+        "TZ": "Pacific/Kiritimati", "LC_ALL": "C", "LANG": "C", "USER": "somebody", "LOGNAME": "somebody",
+        # NO_FAKE_STAT: files keep the times that they have
+        "LD_PRELOAD": str(library), "FAKETIME": f"-{DAYS}d", "NO_FAKE_STAT": "1",
+    }  # fmt: skip
+    made = Somebody(scratch / "etc", environment)
+    made.scratch.mkdir()
+    try:
+        told = made.run("sh", "-c", "id -u; date +%s", cwd=Path("/"))
+    except AssertionError as error:
+        pytest.skip(f"this machine lets nobody have namespaces: {str(error).strip().splitlines()[-1]}")
+    uid, seconds = map(int, told.split())
+    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=DAYS)
+    assert uid == UID
+    assert abs(seconds - then.timestamp()) < 300
+    return made
+
+
+def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
+    quick: Proved, somebody: Somebody, scratch: Path, run_id: str
+) -> None:
+    """The base too is made again, by mmdebstrap without root, and every layer without the builder's cache."""
+    name, clone = f"e2e-clone-{run_id}", Project.create(scratch / "clone")
+    shutil.copy(quick.project.profile(quick.name), clone.profile(name))
+    shutil.copy(quick.project.lock(quick.name), clone.lock(name))
+    locked = lock.read(clone.lock(name))
+    assert locked
+    files = [("wheels", item.wheel.sha256) for item in locked.wheels]
+    files += [("debs", deb.sha256) for deb in (*locked.base, *locked.apt)]
+    for kind, digest in files:
+        shutil.copytree(machine_cache(kind) / digest, scratch / "clone" / "cache" / "envbuild" / kind / digest)
+    subprocess.run(["chown", "-R", f"{UID}:{UID}", scratch / "clone"], check=True)
+    wanted = ("build", name, "--no-cache", "--locked")
+    told = somebody.run(sys.executable, "-m", "envbuild", *wanted, cwd=clone.folder)
+    assert told.splitlines()[-1] == f"built {quick.id}"
+    assert (scratch / "clone" / "cache" / "envbuild" / "bases").stat().st_uid == UID

@@ -1,0 +1,137 @@
+"""Evidence that others sent: whose word it is, what it says, and the table that it fills."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.attest import community, signing, statements
+from envbuild.attest.community import Row
+from envbuild.attest.statements import Subject
+from envbuild.errors import CheckFailed
+from envbuild.proof import evidence
+from unit.proof.runs import documents, judged, lines, passed_run, probe
+from unit.regenerate import ROOT, with_proofs
+from unit.site import Site, new_key, proved
+from unit.support import envbuild
+
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+@pytest.fixture
+def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with proved(project, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "evidence" / "keys").mkdir(parents=True)
+    return tmp_path / "evidence"
+
+
+def card(name: str = "NVIDIA H20", cublas: str = "12.5.2.13") -> Any:
+    found = documents(
+        probe("env.identity", traits={"gpus": [{"name": name, "uuid_sha256": "a" * 64}], "driver": "550.54.15"}),
+        probe("env.libs"),
+    )
+    library = {"owner": f"nvidia-cublas-cu12=={cublas}", "record": True, "name": "libcublas.so.12"}
+    environment = {"kind": "environment", "libraries": [library], "distributions": {"torch": "2.3.1"}}
+    return judged(lines([environment if one["kind"] == "environment" else one for one in found]))
+
+
+def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") -> Path:
+    """What CONTRIBUTING asks for: a run, signed with the key that is configured, and its public key."""
+    signer = signing.configured()
+    assert signer
+    path = site.prove(run or card())
+    record = dict(evidence.stored(site.engine.image.id))[path]
+    made = statements.test_result(record, evidence.record_text(path), Subject("envbuild/sample", record["image"]["id"]))
+    sent = folder / f"{file or f'sample-{who}'}.dsse.json"
+    shutil.copy(evidence.save_envelope(path, signing.seal(statements.canonical(made), signer)), sent)
+    (folder / "keys" / f"{who}.pub").write_bytes(signer.public.pem)
+    return sent
+
+
+def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_key(monkeypatch)
+    sent = send(site, folder, "alice")
+    new_key(monkeypatch)
+    send(site, folder, "bob", passed_run())
+    day = NOW.strftime("%Y-%m-%d")
+    found = community.read(folder, NOW)
+    assert found == [Row("CPU", "sample", "bob", day, ()), Row("NVIDIA H20", "sample", "alice", day, ())]
+    assert community.table(found) == [
+        "| GPU | profile | who | when | does it still count? |",
+        "| --- | --- | --- | --- | --- |",
+        f"| CPU | sample | bob | {day} | yes |",
+        f"| NVIDIA H20 | sample | alice | {day} | yes |",
+    ]
+    assert envbuild("verify", "--evidence", str(sent), "--key", str(folder / "keys" / "alice.pub")).code == 0
+
+
+def test_what_is_no_proof_or_no_longer_one_says_why(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_key(monkeypatch)
+    send(site, folder, "a", passed_run(probe("env.libs", "failed")), "failed")
+    send(site, folder, "a", card(cublas="12.1.3.1"), "known")
+    told = {row.gpu: row.objections for row in community.read(folder, NOW)}
+    assert "the self-test failed: env.libs" in told["CPU"][0]
+    assert "cublas-hopper-fpe" in told["NVIDIA H20"][0]
+    assert not any(line.endswith("| yes |") for line in community.table(community.read(folder, NOW)))
+
+
+def test_every_file_must_be_somebodys_word(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_key(monkeypatch)
+    sent = send(site, folder, "alice")
+    stranger = json.loads(sent.read_text(encoding="utf-8"))
+    text = signing.payload(stranger).replace(b"PASSED", b"WARNED")
+    changed = {**signing.seal(text, None), "signatures": stranger["signatures"]}
+    new_key(monkeypatch)
+    other = signing.seal(signing.payload(stranger), signing.configured())
+    nothing = signing.seal(b'{"_type":"x"}', signing.configured())
+    for name, document in (("changed", changed), ("other", other), ("two", [stranger, stranger]), ("empty", nothing)):
+        (folder / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(CheckFailed) as caught:
+        community.read(folder, NOW)
+    faults = {fault.file: fault.message.partition(":")[0] for fault in caught.value.faults}
+    assert faults == {"changed.json": "signature", "other.json": "signature", "two.json": "malformed",
+                      "empty.json": "signature"}  # fmt: skip
+
+
+def test_a_statement_of_something_else_is_no_test_result(
+    site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_key(monkeypatch)
+    send(site, folder, "alice")
+    sbom = statements.canonical(statements.sbom({}, Subject("x", site.engine.image.id)))
+    envelope = signing.seal(sbom, signing.configured())
+    (folder / "sbom.json").write_text(json.dumps(envelope), encoding="utf-8")
+    with pytest.raises(CheckFailed) as caught:
+        community.read(folder, NOW)
+    assert [(fault.file, fault.message) for fault in caught.value.faults] == [
+        ("sbom.json", "malformed: there is no test result in it")
+    ]
+
+
+def test_what_others_wrote_is_text_in_the_table() -> None:
+    row = Row("<b>GPU</b> | x", "[link](http://x)", "who\n| a |", "2026-01-01", ("`code` \x1b[31m",))
+    line = community.table([row])[2]
+    assert line.count(" | ") == 4
+    assert not any(part in line for part in ("<b>", "\n", "\x1b", "://"))
+    assert "\\[link\\]" in line and "\\`code\\`" in line and "\\| a \\|" in line
+
+
+def test_without_evidence_it_says_that_there_is_none(folder: Path) -> None:
+    assert community.table(community.read(folder, NOW)) == [community.NOTHING]
+
+
+def test_the_readme_has_the_table_of_what_is_in_the_folder() -> None:
+    """And every file in it is signed by a key in it; else this raises."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == with_proofs(text)
