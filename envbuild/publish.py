@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.attest import attestations, bundles, sbom, signing, statements, verify
-from envbuild.attest.oci import Manifest, Place, Reference
+from envbuild.attest.oci import Manifest, Reference, Target
 from envbuild.attest.policy import Policy
 from envbuild.attest.registry import Repository
 from envbuild.attest.signing import Signer
@@ -126,6 +126,7 @@ def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]
     if not sources.NAME.fullmatch(name):
         raise Malformed("the bundle does not name its profile")
     verdict = verify.at(bundle, Reference("bundle", name, name), policy, (), datetime.datetime.now(datetime.UTC))
+    verdict.ref = str(file)
     verdict.require()
     assert verdict.image and verdict.build
     tag = f"{repository(verdict.build.name)}:{verdict.build.lock.short}"
@@ -206,7 +207,7 @@ def built(source: Source, locked: Lock, image: Image) -> Built:
 
 
 def _evidence(
-    place: Place, manifest: Manifest, wanted: list[tuple[str, bytes]], signer: Signer | None
+    place: Target, manifest: Manifest, wanted: list[tuple[str, bytes]], signer: Signer | None
 ) -> tuple[int, bool, str]:
     new = attestations.publish(place, manifest, wanted, signer)
     by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned: no signing_key is set"

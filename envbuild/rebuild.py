@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-from envbuild.attest import bundles, child
-from envbuild.attest.child import Config
+from envbuild.attest import bundles, layers
+from envbuild.attest.layers import Config
 from envbuild.attest.oci import Manifest, Place, digest_in
 from envbuild.attest.trust import Build
 from envbuild.attest.verify import Verdict
@@ -92,7 +92,7 @@ def _first(place: Place, digest: str, diff_id: str, engine: Engine, made: Image,
 
 def _files(place: Place, digest: str, diff_id: str) -> Iterator[tuple[str, Facts]]:
     """(path, what is compared of it) of each entry, in the order of the archive, which builders sort by path."""
-    for member, archive in child.entries(place, digest, diff_id):
+    for member, archive in layers.entries(place, digest, diff_id):
         facts = (member.type, member.mode, member.uid, member.gid, member.mtime, member.linkname, member.size)
         yield member.name.strip("./"), (*facts, _content(member, archive))
 

@@ -231,6 +231,7 @@ def unreachable(host: str, error: requests.RequestException) -> NetworkError:
     if isinstance(error, requests.exceptions.SSLError):
         hint = f"put its authority into /etc/docker/certs.d/{host}/ca.crt, or name it in REQUESTS_CA_BUNDLE"
         return NetworkError(f"the certificate of {host} is not one that this machine trusts", hint=hint)
-    return NetworkError(
-        f"{host} does not answer: {type(error).__name__}", hint="is its name right, and the network up?"
-    )
+    hint = "is its name right, and the network up?"
+    if host == "docker.io":
+        hint = "a name without a registry is one of docker.io: write REGISTRY/NAME"
+    return NetworkError(f"{host} does not answer: {type(error).__name__}", hint=hint)

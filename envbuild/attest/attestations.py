@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from envbuild.attest import oci, signing
-from envbuild.attest.oci import Manifest, Place
+from envbuild.attest.oci import Manifest, Place, Target
 from envbuild.attest.signing import PublicKey, Signer
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
@@ -49,7 +49,7 @@ def bundle(attestation: Attestation, key: PublicKey) -> dict[str, Any]:
     }
 
 
-def publish(repository: Place, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> int:
+def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> int:
     """Put statements, each as (kind, payload), beside an image; how many were not there yet.
 
     Each is signed unless the very same one is there, signed by this key. Without a key there is only the older form.
@@ -89,7 +89,7 @@ def _same(envelope: Envelope, payload: bytes, signer: Signer | None) -> bool:
         return False
 
 
-def _put_layers(repository: Place, digest: str, layers: Sequence[Mapping[str, Any]]) -> None:
+def _put_layers(repository: Target, digest: str, layers: Sequence[Mapping[str, Any]]) -> None:
     files = {"type": "layers", "diff_ids": [item["digest"] for item in layers]}
     config = oci.encoded({"architecture": "", "os": "", "config": {}, "rootfs": files})
     repository.put_blob(config)
@@ -102,7 +102,7 @@ def _put_layers(repository: Place, digest: str, layers: Sequence[Mapping[str, An
     repository.put_manifest(att_tag(digest), Manifest(oci.encoded(document), oci.MANIFEST))
 
 
-def _put_bundle(repository: Place, subject: Manifest, made: Attestation, key: PublicKey) -> None:
+def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: PublicKey) -> None:
     raw, nothing = oci.encoded(bundle(made, key)), b"{}"
     for blob in (raw, nothing):
         repository.put_blob(blob)
@@ -125,7 +125,7 @@ def _put_bundle(repository: Place, subject: Manifest, made: Attestation, key: Pu
         _list_by_tag(repository, subject.digest, item)
 
 
-def _list_by_tag(repository: Place, digest: str, item: Mapping[str, Any]) -> None:
+def _list_by_tag(repository: Target, digest: str, item: Mapping[str, Any]) -> None:
     """For a registry without the referrers API: the list is kept by its clients, under a tag."""
     before = repository.manifest(oci.fallback_tag(digest))
     listed = oci.listed(before.document, "manifests") if before else []

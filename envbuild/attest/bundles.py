@@ -195,12 +195,6 @@ class Bundle:
         index = self.manifest(oci.fallback_tag(digest))
         return oci.listed(index.document, "manifests") if index else []
 
-    def put_blob(self, raw: bytes) -> None:
-        raise NotImplementedError
-
-    def put_manifest(self, target: str, manifest: Manifest) -> bool:
-        raise NotImplementedError
-
     def loadable(self, image: Manifest, diff_ids: tuple[str, ...], name: str) -> Iterator[bytes]:
         """The image alone as an archive that an engine loads under `name`, made from checked blobs: no other file of
         the bundle is in it. Raises Refusal where a layer is not the one of its digest."""

@@ -14,13 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from envbuild.attest import signing
 from envbuild.attest.oci import Reference
 from envbuild.attest.signing import PublicKey
-from envbuild.errors import UsageError
+from envbuild.errors import UsageError, near
 from envbuild.plan import document, facts
 from envbuild.plan.probes import Level
 from envbuild.plan.profile import ProbeName, Release
 from envbuild.proof.counting import CPU
 
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
+_WORDS = {"string_type": "must be text, in quotes", "list_type": "must be a list", "value_error": "no version"}
 Age = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}[dh]$")]
 
 
@@ -58,7 +59,8 @@ def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
     try:
         found = _File.model_validate({**doc.data, **{name: value for name, value in given.items() if value}})
     except ValidationError as error:
-        faults = [doc.fault(tuple(item["loc"]), item["msg"]) for item in error.errors()]
+        faults = [doc.fault(tuple(item["loc"]), _said(item)) for item in error.errors()]
+        faults.sort(key=lambda fault: fault.line or 0)
         raise UsageError(f"{doc.file} asks for what no policy can", faults=faults) from None
     names = [key] if key else [file.parent / name for name in found.keys if file]
     keys = [signing.trusted(name) for name in names or (None,)]
@@ -71,6 +73,15 @@ def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
         probes=tuple(found.probes),
         base=Reference.parse(found.base) if found.base else None,
     )
+
+
+def _said(item: Any) -> str:
+    """What is wrong with a key, and what it is for."""
+    name, known = str(item["loc"][0]), _File.model_fields
+    if name not in known:
+        hint = near(name, known) or f"known: {', '.join(known)}"
+        return f"unknown key ({hint})"
+    return f"{_WORDS.get(item['type'], 'not this')}: {known[name].description}"
 
 
 def models(names: Sequence[str]) -> tuple[str, ...]:

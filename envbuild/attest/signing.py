@@ -150,7 +150,7 @@ def passphrase(prompt: str, confirm: bool = False) -> str:
             raise UsageError("the two passphrases differ")
         return typed
     raise UsageError(
-        "the signing key has a passphrase, and there is no terminal to ask for it",
+        "a signing key is kept under a passphrase, and there is no terminal to ask for it",
         hint=f"set {PASSPHRASE_FILE}, or {PASSPHRASE}",
     )
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.attest import attestations, child, judgement, signing, trust
-from envbuild.attest.child import Config
+from envbuild.attest import attestations, child, judgement, layers, signing, trust
+from envbuild.attest.layers import Config
 from envbuild.attest.oci import Manifest, Place, Reference
 from envbuild.attest.policy import Policy
 from envbuild.attest.registry import Repository
 from envbuild.attest.trust import Build, Trusted
 from envbuild.errors import CheckFailed, NetworkError, UsageError
-from envbuild.image.names import LOCK_LABEL
+from envbuild.image.names import LOCK_LABEL, VERIFIED
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Reason, Refusal
 
@@ -101,7 +101,7 @@ def _image(
 ) -> None:
     top, manifest = resolve(place, reference)
     verdict.digest = top.digest
-    config = verdict.image = child.config_of(place, manifest)
+    config = verdict.image = layers.config_of(place, manifest)
     verdict.reasons += _no_key(policy)
     believed = _believed(place, (top, manifest), config, policy, given)
     if believed.builds or believed.records:
@@ -122,7 +122,9 @@ def resolve(place: Place, reference: Reference) -> tuple[Manifest, Manifest]:
     """What the reference means (a manifest or an index), and the manifest of our platform in it."""
     top = place.manifest(reference.target)
     if top is None:
-        raise NetworkError(f"there is no {reference}", hint="envbuild push NAME REGISTRY/NAME puts it there")
+        named = reference if reference.tag or reference.digest else reference.tagged(reference.target)
+        hint = f"`push` puts it at {reference.repository}:{VERIFIED}"
+        raise NetworkError(f"there is no {named}", hint=hint)
     if not top.is_index:
         return top, top
     inner = place.manifest(top.of_platform(*PLATFORM))
@@ -188,7 +190,7 @@ def _child(
 ) -> None:
     """The base is judged as any image; then what is above it is looked at."""
     assert verdict.image is not None
-    base = child.config_of(*proved)
+    base = layers.config_of(*proved)
     believed = _believed(proved[0], proved[1:], base, policy, given)
     if not believed.builds and not believed.records:
         verdict.reasons += believed.refused or [Reason("no-evidence", f"no evidence is beside {proved[0].reference}")]

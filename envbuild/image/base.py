@@ -133,4 +133,8 @@ def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_l
         ) from error
     if done.code:
         tail = "\n".join(done.stderr.strip().splitlines()[-12:])
+        if "unable to pick chroot mode" in tail:
+            tail += (
+                "\nwithout root it needs the package uidmap, and a range of ids for you in /etc/subuid and /etc/subgid"
+            )
         raise BuildError("mmdebstrap could not make the base", hint=tail)

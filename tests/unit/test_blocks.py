@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from envbuild.attest.child import _Unpacked
+from envbuild.attest.layers import _Unpacked
 from envbuild.blocks import Blocks
 
 TEXT = bytes(range(256)) * 40

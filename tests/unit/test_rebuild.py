@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from envbuild import rebuild, settings
 from envbuild.attest import oci
-from envbuild.attest.child import Config
+from envbuild.attest.layers import Config
 from envbuild.attest.oci import Manifest
 from envbuild.attest.verify import Verdict
 from envbuild.commands.console import Console
@@ -141,6 +141,8 @@ def test_verify_refuses_what_the_lock_does_not_give(site: Site, monkeypatch: pyt
     site.registry.add_blob(b"layer")
     done = envbuild(*wanted)
     assert (done.code, done.document["verified"]) == (CheckFailed.code, False)
+    both = envbuild(*wanted, "--gpu", "h20").document["reasons"]  # every reason, as without --rebuild
+    assert [reason["id"] for reason in both] == ["gpu", *(reason["id"] for reason in done.document["reasons"])]
     right = dataclasses.replace(engine.image, id=site.engine.image.id)
     stand_in(monkeypatch, engine, lambda: right)
     assert envbuild(*wanted).code == 0

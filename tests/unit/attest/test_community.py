@@ -16,7 +16,7 @@ from envbuild.attest.community import Row
 from envbuild.attest.statements import Subject
 from envbuild.errors import CheckFailed
 from envbuild.proof import evidence
-from unit.proof.runs import documents, judged, lines, passed_run, probe
+from unit.proof.runs import passed_run, probe, run_on
 from unit.regenerate import ROOT, with_proofs
 from unit.site import Site, new_key, proved
 from unit.support import envbuild
@@ -36,21 +36,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "evidence"
 
 
-def card(name: str = "NVIDIA H20", cublas: str = "12.5.2.13") -> Any:
-    found = documents(
-        probe("env.identity", traits={"gpus": [{"name": name, "uuid_sha256": "a" * 64}], "driver": "550.54.15"}),
-        probe("env.libs"),
-    )
-    library = {"owner": f"nvidia-cublas-cu12=={cublas}", "record": True, "name": "libcublas.so.12"}
-    environment = {"kind": "environment", "libraries": [library], "distributions": {"torch": "2.3.1"}}
-    return judged(lines([environment if one["kind"] == "environment" else one for one in found]))
-
-
 def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") -> Path:
     """What CONTRIBUTING asks for: a run, signed with the key that is configured, and its public key."""
     signer = signing.configured()
     assert signer
-    path = site.prove(run or card())
+    path = site.prove(run or run_on("NVIDIA H20"))
     record = dict(evidence.stored(site.engine.image.id))[path]
     made = statements.test_result(record, evidence.record_text(path), Subject("envbuild/sample", record["image"]["id"]))
     sent = folder / f"{file or f'sample-{who}'}.dsse.json"
@@ -79,7 +69,7 @@ def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: py
 def test_what_is_no_proof_or_no_longer_one_says_why(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_key(monkeypatch)
     send(site, folder, "a", passed_run(probe("env.libs", "failed")), "failed")
-    send(site, folder, "a", card(cublas="12.1.3.1"), "known")
+    send(site, folder, "a", run_on("NVIDIA H20", cublas="12.1.3.1"), "known")
     told = {row.gpu: row.objections for row in community.read(folder, NOW)}
     assert "the self-test failed: env.libs" in told["CPU"][0]
     assert "cublas-hopper-fpe" in told["NVIDIA H20"][0]

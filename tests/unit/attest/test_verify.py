@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest import attestations, oci, signing, statements
-from envbuild.attest import child as children
-from envbuild.attest.child import Config
+from envbuild.attest import attestations, layers, oci, signing, statements
+from envbuild.attest.layers import Config
 from envbuild.attest.statements import Subject
 from envbuild.errors import CheckFailed, NetworkError, UsageError
 from envbuild.image.names import LOCK_LABEL
 from envbuild.proof import evidence
-from unit.proof.runs import documents, judged, lines, passed_run, probe
+from unit.proof.runs import passed_run, probe, run_on
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import Said, as_yaml, envbuild, sha
 
@@ -175,17 +174,30 @@ def test_without_a_key_nothing_is_believed(pushed: Site) -> None:
 
 
 def test_one_changed_byte_is_refused(pushed: Site) -> None:
+    """In whichever statement; the SBOM is not asked for, the others are."""
     blobs = dict(pushed.registry.blobs)
     _, raw = pushed.registry.manifests[att(pushed)]
-    for digest in [item["digest"] for item in json.loads(raw)["layers"]]:
-        whole = blobs[digest]
+    only_att(pushed)
+    lacking = {evidence.TEST_RESULT: {"digest", "gpu"}, statements.PROVENANCE: {"digest", "no-build"}}
+    for item in json.loads(raw)["layers"]:
+        whole = blobs[item["digest"]]
         for at in range(7, len(whole), max(1, len(whole) // 9)):
-            pushed.registry.blobs[digest] = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-            only_att(pushed)
-            # the other statements may be enough (an SBOM is not asked for), or the piece is missing
-            found = reasons(pushed)
-            assert set(found) <= {"digest", "no-build", "gpu"}
-        pushed.registry.blobs[digest] = whole
+            pushed.registry.blobs[item["digest"]] = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+            assert set(reasons(pushed)) == lacking.get(item["annotations"]["predicateType"], set())
+        pushed.registry.blobs[item["digest"]] = whole
+
+
+def test_one_changed_byte_in_a_manifest_or_the_configuration_is_refused(pushed: Site) -> None:
+    """Where it is named by digest: a tag may be moved, and then other rules hold."""
+    media, raw = pushed.registry.manifests["verified"]
+    digest, config = oci.digest_of(raw), json.loads(raw)["config"]["digest"]
+    for path, kind, whole in ((f"manifests/{digest}", media, raw), (f"blobs/{config}", "", pushed.engine.config)):
+        for at in range(0, len(whole), max(1, len(whole) // 7)):
+            spoilt = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+            pushed.registry.lies = {f"/v2/team/sample/{path}": (200, {"Content-Type": kind}, spoilt)}
+            ref = f"{pushed.registry.host}/team/sample@{digest}"
+            said = envbuild("verify", ref, "--key", "team.pub", "--json")
+            assert [reason["id"] for reason in said.document["reasons"]] == ["digest"]
 
 
 def test_one_changed_byte_in_a_statement_is_refused(pushed: Site) -> None:
@@ -266,8 +278,8 @@ def test_giant_and_deep_evidence_is_refused(pushed: Site, content: bytes, reason
 
 
 def test_another_lock_than_the_images_is_refused(pushed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = children.config_of
-    monkeypatch.setattr(children, "config_of", lambda *a: _relabelled(right(*a)))
+    right = layers.config_of
+    monkeypatch.setattr(layers, "config_of", lambda *a: _relabelled(right(*a)))
     assert reasons(pushed) == ["lock"]
 
 
@@ -307,9 +319,14 @@ def test_a_policy_is_a_file(pushed: Site) -> None:
 
 
 def test_a_policys_faults_come_all_at_once(pushed: Site) -> None:
-    Path("policy.yaml").write_text(as_yaml({"max_age": "long", "levle": "quick", "gpus": "h20"}), encoding="utf-8")
+    Path("policy.yaml").write_text("max_age: long\nlevle: quick\ngpus: h20\n", encoding="utf-8")
     said = verify(pushed, "--policy", "policy.yaml")
-    assert (said.code, len(said.document["error"]["faults"])) == (UsageError.code, 3)
+    assert said.code == UsageError.code
+    assert [f"{fault['line']} {fault['field']}: {fault['message']}" for fault in said.document["error"]["faults"]] == [
+        "1 max_age: not this: how old the newest proof may be: 90d, 12h",
+        "2 levle: unknown key (did you mean level?)",
+        "3 gpus: must be a list: models that it must be proved on; default: all that its profile is for",
+    ]
 
 
 def test_an_image_that_is_not_there_is_a_network_error(pushed: Site) -> None:
@@ -319,17 +336,8 @@ def test_an_image_that_is_not_there_is_a_network_error(pushed: Site) -> None:
 # a card
 
 
-def h20(driver: str = "550.54.15", cublas: str = "12.5.2.13") -> Any:
-    card = {"name": "NVIDIA H20", "compute_capability": "9.0", "uuid_sha256": "a" * 64}
-    found = documents(probe("env.identity", traits={"gpus": [card], "driver": driver}), probe("env.libs"))
-    library = {"owner": f"nvidia-cublas-cu12=={cublas}", "record": True, "name": "libcublas.so.12"}
-    installed = {"torch": "2.3.1", "nvidia-cublas-cu12": cublas}
-    environment = {"kind": "environment", "libraries": [library], "distributions": installed}
-    return judged(lines([environment if one["kind"] == "environment" else one for one in found]))
-
-
 def test_a_card_by_name_family_and_driver(site: Site, key: Path) -> None:
-    site.prove(h20())
+    site.prove(run_on("NVIDIA H20"))
     assert site.push().code == 0
     for name in ("NVIDIA H20", "h20"):
         assert reasons(site, "--gpu", name) == []
@@ -337,11 +345,14 @@ def test_a_card_by_name_family_and_driver(site: Site, key: Path) -> None:
     assert reasons(site, "--gpu", "h20", "--driver", "550.54.15") == []
     assert reasons(site, "--gpu", "h20", "--driver", "570.10") == []
     assert reasons(site, "--gpu", "h20", "--driver", "535.10") == ["driver"]
+    site.prove(run_on("NVIDIA A100 80GB PCIe"))
+    assert site.push().code == 0
+    assert reasons(site, "--gpu", "NVIDIA A800 80GB PCIe") == []  # the same silicon, by the facts
 
 
 def test_an_advisory_that_is_known_by_now_is_refused(site: Site, key: Path) -> None:
     """cuBLAS 12.1 on an H20: whatever passed then, it is known to crash now."""
-    site.prove(h20(cublas="12.1.3.1"))
+    site.prove(run_on("NVIDIA H20", cublas="12.1.3.1"))
     assert site.push().code == 0
     assert "advisory" in reasons(site, "--gpu", "h20")
 
@@ -350,7 +361,7 @@ def test_an_advisory_that_is_known_by_now_is_refused(site: Site, key: Path) -> N
 
 
 def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
-    path = site.prove(h20())
+    path = site.prove(run_on("NVIDIA H20"))
     record = dict(evidence.stored(site.engine.image.id))[path]
     made = statements.test_result(record, evidence.record_text(path), Subject("envbuild/sample", record["image"]["id"]))
     file = evidence.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
@@ -434,7 +445,7 @@ def test_a_child_that_changes_what_is_found_first_is_refused(pushed: Site, membe
 
 
 def test_a_child_with_another_cublas_beside_is_refused(site: Site, key: Path) -> None:
-    site.prove(h20())
+    site.prove(run_on("NVIDIA H20"))
     assert site.push().code == 0
     child(site, ("usr/lib/libcublas.so.12", "file"))
     assert child_reasons(site) == ["shadowed"]

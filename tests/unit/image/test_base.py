@@ -133,6 +133,7 @@ def test_a_package_that_changed_on_disk_gets_into_no_base(locked: Lock, tools: T
     [
         (ProcessMissing("mmdebstrap is not installed or not on PATH"), ProcessMissing, "image: base"),
         (Completed(25, "", "I: one\nE: the last word"), BuildError, "the last word"),
+        (Completed(25, "", "E: unable to pick chroot mode automatically"), BuildError, "/etc/subuid"),
         (KeyboardInterrupt(), KeyboardInterrupt, ""),
     ],
 )

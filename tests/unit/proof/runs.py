@@ -52,3 +52,13 @@ def judged(stdout: bytes | Sequence[bytes], require: Sequence[str] = (), **chang
 
 def passed_run(*probes: dict[str, Any]) -> TestRun:
     return judged(lines(documents(*probes)), exit_code=5 if any(p["status"] == "failed" for p in probes) else 0)
+
+
+def run_on(card: str, driver: str = "550.54.15", cublas: str = "12.5.2.13") -> TestRun:
+    """A run that passed on a card, with torch 2.3.1 and one loaded library."""
+    cards = [{"name": card, "uuid_sha256": "a" * 64}]
+    found = documents(probe("env.identity", traits={"gpus": cards, "driver": driver}), probe("env.libs"))
+    library = {"owner": f"nvidia-cublas-cu12=={cublas}", "record": True, "name": "libcublas.so.12"}
+    installed = {"torch": "2.3.1", "nvidia-cublas-cu12": cublas}
+    environment = {"kind": "environment", "libraries": [library], "distributions": installed}
+    return judged(lines([environment if one["kind"] == "environment" else one for one in found]))
