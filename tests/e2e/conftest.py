@@ -142,7 +142,7 @@ def team(quick: Proved, registry: Registry, workplace: Path) -> Team:
     passphrase, key = secrets.token_hex(16), workplace / "team"
     made = quick.project.run("keygen", "-o", str(key), ENVBUILD_KEY_PASSPHRASE=passphrase)
     assert made.code == 0, made.stderr
-    return Team(quick.project, registry, passphrase, key.with_suffix(".pub"))
+    return Team(quick.project, registry, passphrase, key.with_suffix(".pub"), secrets.token_hex(16))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .registries import Registry
-from .support import Project, Result, docker
+from .support import Project, Result, burdened, docker
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Team:
     registry: Registry
     passphrase: str
     public: Path
+    index: str
+    """The password in its index, proxy, netrc and authorities."""
 
     @property
     def signing(self) -> dict[str, str]:
@@ -29,7 +31,8 @@ class Team:
         return {"DOCKER_CONFIG": str(self.registry.login)}
 
     def push(self, name: str, place: str) -> Result:
-        return self.project.run("push", name, place, "--json", **self.login, **self.signing)
+        burden = burdened(self.public.parent, self.index)
+        return self.project.run("push", name, place, "--json", **burden, **self.login, **self.signing)
 
     def verify(self, ref: str, *arguments: str, login: Path | None = None) -> Result:
         """Where there is no engine."""

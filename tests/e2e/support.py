@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -316,6 +318,34 @@ def containers(pid: int) -> list[str]:
     """Ids of the containers that the envbuild of this process id started."""
     rows = docker("ps", "--all", "--no-trunc", "--format", f'{{{{.ID}}}} {{{{.Label "{OWNER}"}}}}').splitlines()
     return [row.split()[0] for row in rows if f":{pid}:" in row]
+
+
+def burdened(folder: Path, secret: str) -> dict[str, str]:
+    """An environment whose index, proxy, netrc and authorities hold a secret; nothing is fetched there."""
+    netrc, authority = folder / "netrc", folder / "authority.pem"
+    netrc.write_text(f"machine index.invalid login me password {secret}\n", encoding="utf-8")
+    netrc.chmod(0o644)
+    system = Path("/etc/ssl/certs/ca-certificates.crt")
+    trusted = system.read_text(encoding="utf-8") if system.is_file() else ""
+    authority.write_text(f"# {secret}\n{trusted}", encoding="utf-8")
+    index = f"https://me:{secret}@index.invalid/simple"
+    return {"PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index, "PIP_PROXY": f"http://me:{secret}@proxy.invalid:1",
+            "NETRC": str(netrc), "PIP_CERT": str(authority), "SSL_CERT_FILE": str(authority)}  # fmt: skip
+
+
+def readable(raw: bytes) -> Iterator[bytes]:
+    """The bytes of a file, and what is enclosed in them in base64, at any depth: statements, records, locks."""
+    yield raw
+    for inner in re.findall(rb'"(?:payload|content)": ?"([A-Za-z0-9+/=]+)"', raw):
+        yield from readable(base64.b64decode(inner))
+
+
+def holding(text: str | bytes, *folders: Path) -> list[Path]:
+    """The files in which a text stands, layers (by their size) left out: those are compressed."""
+    wanted = text.encode() if isinstance(text, str) else text
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    small = [path for path in files if path.stat().st_size < 50_000_000]
+    return [path for path in small if any(wanted in part for part in readable(path.read_bytes()))]
 
 
 def in_layers(reference: str, secrets_: list[bytes]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,12 @@ import pytest
 from envbuild.plan import lock
 
 from .registries import unpacked
-from .support import Project, Proved, command, machine_cache
+from .support import Project, Proved, burdened, command, holding, in_layers, machine_cache
 
 pytestmark = pytest.mark.engine
 
 UID, DAYS = 4242, 400
+SECRET = secrets.token_hex(16)
 SOCKET = Path("/var/run/docker.sock")
 
 # In namespaces of its own: a user that this machine does not have, with a range of user ids for mmdebstrap, and a
@@ -65,13 +67,15 @@ def somebody(workplace: Path, scratch: Path) -> Somebody:
     if not shutil.which("newuidmap"):
         path = f"{path}{os.pathsep}{unpacked(workplace, 'uidmap')}/usr/bin"
     (library,) = faketime.glob("usr/lib/*/faketime/libfaketime.so.1")
+    home = scratch / "clone"
+    home.mkdir()
     environment = {
         "PATH": path, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYTHONDONTWRITEBYTECODE": "1",
-        "HOME": str(scratch / "clone"),
-        "XDG_STATE_HOME": str(scratch / "clone" / "state"), "XDG_CONFIG_HOME": str(scratch / "clone" / "config"),
-        "XDG_CACHE_HOME": str(scratch / "clone" / "cache"), "DOCKER_HOST": f"unix://{SOCKET}",
+        "HOME": str(home), "XDG_STATE_HOME": f"{home}/state", "XDG_CONFIG_HOME": f"{home}/config",
+        "XDG_CACHE_HOME": f"{home}/cache", "DOCKER_HOST": f"unix://{SOCKET}",
         "TZ": "Pacific/Kiritimati", "LC_ALL": "C", "LANG": "C", "USER": "somebody", "LOGNAME": "somebody",
         # NO_FAKE_STAT: files keep the times that they have
+        **burdened(home, SECRET), "ENVBUILD_KEY_PASSPHRASE": SECRET,
         "LD_PRELOAD": str(library), "FAKETIME": f"-{DAYS}d", "NO_FAKE_STAT": "1",
     }  # fmt: skip
     made = Somebody(scratch / "etc", environment)
@@ -90,7 +94,10 @@ def somebody(workplace: Path, scratch: Path) -> Somebody:
 def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
     quick: Proved, somebody: Somebody, scratch: Path, run_id: str
 ) -> None:
-    """The base too is made again, by mmdebstrap without root, and every layer without the builder's cache."""
+    """The base too is made again, by mmdebstrap without root, and every layer without the builder's cache.
+
+    Its secrets are others as well, and stand nowhere.
+    """
     name, clone = f"e2e-clone-{run_id}", Project.create(scratch / "clone")
     shutil.copy(quick.project.profile(quick.name), clone.profile(name))
     shutil.copy(quick.project.lock(quick.name), clone.lock(name))
@@ -102,6 +109,9 @@ def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
         shutil.copytree(machine_cache(kind) / digest, scratch / "clone" / "cache" / "envbuild" / kind / digest)
     subprocess.run(["chown", "-R", f"{UID}:{UID}", scratch / "clone"], check=True)
     wanted = ("build", name, "--no-cache", "--locked")
-    told = somebody.run(sys.executable, "-m", "envbuild", *wanted, cwd=clone.folder)
-    assert told.splitlines()[-1] == f"built {quick.id}"
+    said = somebody.run(sys.executable, "-m", "envbuild", *wanted, cwd=clone.folder)
+    assert said.splitlines()[-1] == f"built {quick.id}"
+    assert SECRET not in said
+    assert holding(SECRET, clone.folder, clone.state) == []
+    assert not in_layers(f"envbuild/{name}:{locked.short}", [SECRET.encode()])
     assert (scratch / "clone" / "cache" / "envbuild" / "bases").stat().st_uid == UID
