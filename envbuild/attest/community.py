@@ -1,4 +1,4 @@
-"""Evidence that others sent, on cards that we don't have: one signed statement a file, and the table that it fills.
+"""Evidence that others sent, on cards that we don't have: one signed statement a file, and what each says.
 
 In the folder, `NAME.dsse.json` is a statement, and `keys/WHO.pub` the public key of who may sign one.
 """
@@ -6,8 +6,7 @@ In the folder, `NAME.dsse.json` is a statement, and `keys/WHO.pub` the public ke
 from __future__ import annotations
 
 import datetime
-import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +15,8 @@ from envbuild.attest.policy import Policy
 from envbuild.attest.signing import PublicKey
 from envbuild.attest.trust import Trusted
 from envbuild.attest.verify import Envelope
-from envbuild.errors import CheckFailed, Fault, printable
+from envbuild.errors import CheckFailed, Fault, UsageError
 from envbuild.proof.reasons import Malformed, Reason, Refusal
-
-HEAD = ("GPU", "profile", "who", "when", "does it still count?")
-NOTHING = "Nobody has sent evidence yet: no GPU profile that ships has been proved on its card."
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,9 @@ class Row:
 
 
 def read(folder: Path, now: datetime.datetime) -> list[Row]:
-    """The rows of a folder. Raises CheckFailed with every file that is no signed statement of somebody known there."""
+    """The rows of a folder. Raises UsageError where there is none; CheckFailed as `rows` does."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder} with evidence")
     keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := signing.trusted(file))}
     envelopes: list[tuple[str, Envelope | Refusal]] = []
     for file in sorted(folder.glob("*.json")):
@@ -92,17 +90,3 @@ def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Tru
         if believed.refused[0].id != "signature":
             refused = believed.refused[0]
     raise Refusal(refused.id, refused.detail)
-
-
-def table(found: Sequence[Row]) -> list[str]:
-    """The rows as lines of Markdown; a sentence where there are none. What others wrote is text in it, never markup."""
-    if not found:
-        return [NOTHING]
-    cells = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in found]
-    lines = [HEAD, ("---",) * len(HEAD), *([_text(cell) for cell in row] for row in cells)]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def _text(cell: str) -> str:
-    plain = html.escape(" ".join(printable(cell).split())[:200]).replace("://", "&#58;//")
-    return "".join(f"\\{c}" if c in "\\`*_[]|!~" else c for c in plain)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from envbuild.attest import community
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import Fault, OutOfDate, UsageError
 from envbuild.insight import markdown, requirements, tables
@@ -26,6 +28,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, proof
     <!-- envbuild:minimum h20 -->        what known faults ask for on these cards
     <!-- envbuild:requirements h20 -->   every version and hash; constraints: versions alone
+    <!-- envbuild:evidence FOLDER -->    who proved what: the signed statements in a folder beside the file
     <!-- envbuild:end -->
 
     All files are read before one is written.
@@ -35,7 +38,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     faults = [fault for document in documents for fault in document.faults]
     if faults:
         raise UsageError("blocks cannot be read", faults=faults)
-    filled = [(document, *markdown.fill(document.text, document.blocks, _content)) for document in documents]
+    filled = [(document, *_filled(document)) for document in documents]
     drifted = [fault for document, _, changed in filled for fault in _drift(document, changed)]
     if check and drifted:
         raise OutOfDate("documents are out of date", hint="run: envbuild docs FILE...", faults=drifted)
@@ -71,13 +74,20 @@ def _read(file: Path) -> _Document:
     return _Document(file, text, *markdown.blocks(text, display(file)))
 
 
+def _filled(document: _Document) -> tuple[str, list[Block]]:
+    return markdown.fill(document.text, document.blocks, lambda block: _content(block, document.file.parent))
+
+
 def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
     for block in changed:
         said = f"envbuild:{block.kind} {','.join(block.names)} is not what the profiles and locks give"
         yield Fault(said, display(document.file), block.first + 1)
 
 
-def _content(block: Block) -> str:
+def _content(block: Block, folder: Path) -> str:
+    if block.kind == "evidence":
+        now = datetime.datetime.now(datetime.UTC)
+        return tables.proofs([row for name in block.names for row in community.read(folder / name, now)])
     if block.kind == "table":
         return tables.versions(map(_row, block.names))
     if block.kind == "minimum":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from envbuild.errors import Fault, near
 
-KINDS = ("table", "minimum", "requirements", "constraints")
+KINDS = ("table", "minimum", "requirements", "constraints", "evidence")
 _MARKER = re.compile(r"[ \t]*<!--[ \t]*envbuild:([^\s>]*)[ \t]*([^>]*?)[ \t]*-->[ \t]*")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)")
 _END = "end"
@@ -23,7 +23,8 @@ _END = "end"
 
 @dataclass(frozen=True)
 class Block:
-    """Lines `first` to `last` of a file, both markers included, counted from 0; `names`: the profiles it is about."""
+    """Lines `first` to `last` of a file, both markers included, counted from 0; `names`: the profiles it is about,
+    or of evidence the folders."""
 
     kind: str
     names: tuple[str, ...]

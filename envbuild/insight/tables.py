@@ -1,10 +1,11 @@
-"""What documents say of profiles: a table of locked versions, and the least versions that known faults leave. Pure."""
+"""What documents say of profiles: locked versions, the least ones that faults leave, and who proved them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from envbuild.attest import community
 from envbuild.insight import markdown
 from envbuild.plan import facts
 from envbuild.plan.advisories import Situation
@@ -53,6 +54,14 @@ def minimum(situations: Sequence[Situation]) -> str:
         if rows
         else "No known fault asks for any."
     )
+
+
+def proofs(rows: Sequence[community.Row]) -> str:
+    """Who proved which profile on which card; a run that is no proof, or none any longer, says why."""
+    if not rows:
+        return "No evidence yet: no profile is proved on a GPU."
+    said = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in rows]
+    return markdown.table([("GPU", "Profile", "Who", "When", "Does it count?"), *said])
 
 
 def _asking(situation: Situation) -> Iterator[tuple[str, ...]]:

@@ -1,15 +1,10 @@
-"""Writes the golden folders' locks and Dockerfiles and the README's table anew: `python -m unit.regenerate` in tests/.
-
-Look at the diff.
-"""
+"""Writes the golden folders' locks and Dockerfiles anew: `python -m unit.regenerate` in tests/. Look at the diff."""
 
 from __future__ import annotations
 
-import datetime
 import os
 from pathlib import Path
 
-from envbuild.attest import community
 from envbuild.errors import ProfileError
 from envbuild.image import dockerfile
 from envbuild.plan import lock, resolve, sources
@@ -17,7 +12,6 @@ from envbuild.plan.store import write_atomically
 from unit.support import lock_for
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-ROOT = GOLDEN.parents[1]
 
 
 def told(folder: Path) -> str:
@@ -38,15 +32,6 @@ def told(folder: Path) -> str:
     return "no fault\n"
 
 
-def with_proofs(text: str) -> str:
-    """The README with the table that evidence/ gives."""
-    lines = community.table(community.read(ROOT / "evidence", datetime.datetime.now(datetime.UTC)))
-    head, begin, rest = text.partition("<!-- envbuild:table proofs -->\n")
-    _, end, tail = rest.partition("<!-- /envbuild:table -->\n")
-    assert end
-    return "".join((head, begin, *(f"{line}\n" for line in lines), end, tail))
-
-
 def main() -> None:
     for file in sorted(GOLDEN.glob("*/profile.yaml")):
         folder = file.parent
@@ -55,8 +40,6 @@ def main() -> None:
         write_atomically(folder / "Dockerfile", dockerfile.render(made, folder.name))
     for file in sorted(GOLDEN.glob("faults/*/profile.yaml")):
         write_atomically(file.parent / "expected.txt", told(file.parent))
-    readme = ROOT / "README.md"
-    write_atomically(readme, with_proofs(readme.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

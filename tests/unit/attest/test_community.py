@@ -14,13 +14,14 @@ import pytest
 from envbuild.attest import community, signing, statements
 from envbuild.attest.community import Row
 from envbuild.attest.statements import Subject
-from envbuild.errors import CheckFailed
+from envbuild.errors import CheckFailed, OutOfDate, UsageError
+from envbuild.insight import tables
 from envbuild.proof import evidence
 from unit.proof.runs import passed_run, probe, run_on
-from unit.regenerate import ROOT, with_proofs
 from unit.site import Site, new_key, proved
 from unit.support import envbuild
 
+ROOT = Path(__file__).parents[3]
 NOW = datetime.datetime.now(datetime.UTC)
 
 
@@ -57,8 +58,8 @@ def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: py
     day = NOW.strftime("%Y-%m-%d")
     found = community.read(folder, NOW)
     assert found == [Row("CPU", "sample", "bob", day, ()), Row("NVIDIA H20", "sample", "alice", day, ())]
-    assert community.table(found) == [
-        "| GPU | profile | who | when | does it still count? |",
+    assert tables.proofs(found).splitlines() == [
+        "| GPU | Profile | Who | When | Does it count? |",
         "| --- | --- | --- | --- | --- |",
         f"| CPU | sample | bob | {day} | yes |",
         f"| NVIDIA H20 | sample | alice | {day} | yes |",
@@ -73,7 +74,7 @@ def test_what_is_no_proof_or_no_longer_one_says_why(site: Site, folder: Path, mo
     told = {row.gpu: row.objections for row in community.read(folder, NOW)}
     assert "the self-test failed: env.libs" in told["CPU"][0]
     assert "cublas-hopper-fpe" in told["NVIDIA H20"][0]
-    assert not any(line.endswith("| yes |") for line in community.table(community.read(folder, NOW)))
+    assert "| yes |" not in tables.proofs(community.read(folder, NOW))
 
 
 def test_every_file_must_be_somebodys_word(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,17 +112,31 @@ def test_a_statement_of_something_else_is_no_test_result(
 
 def test_what_others_wrote_is_text_in_the_table() -> None:
     row = Row("<b>GPU</b> | x", "[link](http://x)", "who\n| a |", "2026-01-01", ("`code` \x1b[31m",))
-    line = community.table([row])[2]
+    line = tables.proofs([row]).splitlines()[2]
     assert line.count(" | ") == 4
-    assert not any(part in line for part in ("<b>", "\n", "\x1b", "://"))
-    assert "\\[link\\]" in line and "\\`code\\`" in line and "\\| a \\|" in line
+    assert not any(part in line for part in ("<b>", "\x1b", "[link]("))
 
 
-def test_without_evidence_it_says_that_there_is_none(folder: Path) -> None:
-    assert community.table(community.read(folder, NOW)) == [community.NOTHING]
+def test_it_fills_a_document(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is looked for beside the document."""
+    page = folder.parent / "page.md"
+    page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
+    assert envbuild("docs", str(page)).code == 0
+    assert tables.proofs([]) in page.read_text(encoding="utf-8")
+    new_key(monkeypatch)
+    send(site, folder, "alice")
+    assert envbuild("docs", "--check", str(page)).code == OutOfDate.code
+    assert envbuild("docs", str(page)).code == 0
+    assert "| NVIDIA H20 | sample | alice |" in page.read_text(encoding="utf-8")
+    (folder / "keys" / "alice.pub").unlink()
+    refused = envbuild("docs", str(page))
+    assert (refused.code, "sample-alice.dsse.json: signature" in refused.stderr) == (CheckFailed.code, True)
+    page.write_text("<!-- envbuild:evidence elsewhere -->\n<!-- envbuild:end -->\n", encoding="utf-8")
+    assert envbuild("docs", str(page)).code == UsageError.code
 
 
 def test_the_readme_has_the_table_of_what_is_in_the_folder() -> None:
-    """And every file in it is signed by a key in it; else this raises."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text == with_proofs(text)
+    """And every file in it is signed by a key in it; else this ends with 5."""
+    readme = ROOT / "README.md"
+    assert "<!-- envbuild:evidence evidence -->" in readme.read_text(encoding="utf-8").splitlines()
+    assert envbuild("docs", "--check", str(readme)).code == 0
