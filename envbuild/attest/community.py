@@ -21,7 +21,7 @@ from envbuild.proof.reasons import Malformed, Reason, Refusal
 
 @dataclass(frozen=True)
 class Row:
-    """One run of the self-test: on which card, of which profile, by whom, on which day.
+    """One run of the self-test: on which card, of which profile, lock and image (ids), by whom, on which day.
 
     `objections`: why it is no proof, or no longer one: it failed, the self-test is another by now, a fault is known.
     """
@@ -30,6 +30,8 @@ class Row:
     profile: str
     who: str
     when: str
+    lock: str
+    image: str
     objections: tuple[str, ...]
 
 
@@ -77,7 +79,8 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
     objections = tuple(reason.detail for reason in reasons)
     ((_, record),) = believed.records
     gpu = record["gpu"]["name"] if record["gpu"] else "CPU"
-    return Row(gpu, record["profile"], who, record["finished"][:10], objections)
+    when, image = record["finished"][:10], record["image"]["id"]
+    return Row(gpu, record["profile"], who, when, record["lock"], image, objections)
 
 
 def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Trusted]:

@@ -25,7 +25,8 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     """Fill the blocks of Markdown files: what stands between two comments, each alone on its line.
 
     \b
-    <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, proof
+    <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, and what
+                                         evidence/ beside the document proves
     <!-- envbuild:minimum h20 -->        what known faults ask for on these cards
     <!-- envbuild:requirements h20 -->   every version and hash; constraints: versions alone
     <!-- envbuild:evidence FOLDER -->    who proved what: the signed statements in a folder beside the file
@@ -86,10 +87,10 @@ def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
 
 def _content(block: Block, folder: Path) -> str:
     if block.kind == "evidence":
-        now = datetime.datetime.now(datetime.UTC)
-        return tables.proofs([row for name in block.names for row in community.read(folder / name, now)])
+        return tables.proofs([row for name in block.names for row in _evidence(folder / name)])
     if block.kind == "table":
-        return tables.versions(map(_row, block.names))
+        published = _evidence(folder / _EVIDENCE) if (folder / _EVIDENCE).is_dir() else []
+        return tables.versions(_row(name, published) for name in block.names)
     if block.kind == "minimum":
         return tables.minimum([resolve.resolve(sources.load(name)).choice.situation for name in block.names])
     listed = requirements.requirements if block.kind == "requirements" else requirements.constraints
@@ -97,9 +98,16 @@ def _content(block: Block, folder: Path) -> str:
     return "\n".join(f"```\n{text}```" for text in texts)
 
 
-def _row(name: str) -> tables.Row:
+_EVIDENCE = "evidence"  # beside a document: what a reader can check counts there, not what this machine has seen
+
+
+def _evidence(folder: Path) -> list[community.Row]:
+    return community.read(folder, datetime.datetime.now(datetime.UTC))
+
+
+def _row(name: str, published: list[community.Row]) -> tables.Row:
     source, plan, locked = _locked(name)
-    return tables.Row(source.name, resolve.as_locked(plan, locked.versions), locked, "")
+    return tables.Row(source.name, resolve.as_locked(plan, locked.versions), locked, published)
 
 
 def _locked(name: str) -> tuple[sources.Source, resolve.Plan, lock.Lock]:

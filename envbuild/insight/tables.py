@@ -17,12 +17,12 @@ _LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
 
 @dataclass(frozen=True)
 class Row:
-    """A profile with its lock: `choice` is held against what was locked; `proof` says who proved it, and where."""
+    """A profile with its lock: `choice` is held against what was locked; `evidence` is all that is published."""
 
     name: str
     choice: Choice
     lock: Lock
-    proof: str
+    evidence: Sequence[community.Row] = ()
 
 
 def versions(rows: Iterable[Row]) -> str:
@@ -42,8 +42,15 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.lock.python,
         f">= {known.driver}" if known.driver else "",
         ", ".join(advice.advisory.id for advice in row.choice.advice if advice.state == "accepted"),
-        row.proof,
+        "; ".join(_proofs(row)) or "never",
     )
+
+
+def _proofs(row: Row) -> Iterator[str]:
+    """What counts of the evidence on this very lock: on which card, when, and of which image."""
+    for one in row.evidence:
+        if (one.profile, one.lock) == (row.name, row.lock.id) and not one.objections:
+            yield f"{one.gpu}, {one.when}, {one.image[:19]}"
 
 
 def minimum(situations: Sequence[Situation]) -> str:

@@ -57,7 +57,8 @@ def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: py
     send(site, folder, "bob", passed_run())
     day = NOW.strftime("%Y-%m-%d")
     found = community.read(folder, NOW)
-    assert found == [Row("CPU", "sample", "bob", day, ()), Row("NVIDIA H20", "sample", "alice", day, ())]
+    what = (site.lock.id, site.engine.image.id, ())
+    assert found == [Row("CPU", "sample", "bob", day, *what), Row("NVIDIA H20", "sample", "alice", day, *what)]
     assert tables.proofs(found).splitlines() == [
         "| GPU | Profile | Who | When | Does it count? |",
         "| --- | --- | --- | --- | --- |",
@@ -111,7 +112,7 @@ def test_a_statement_of_something_else_is_no_test_result(
 
 
 def test_what_others_wrote_is_text_in_the_table() -> None:
-    row = Row("<b>GPU</b> | x", "[link](http://x)", "who\n| a |", "2026-01-01", ("`code` \x1b[31m",))
+    row = Row("<b>GPU</b> | x", "[link](http://x)", "who\n| a |", "2026-01-01", "", "", ("`code` \x1b[31m",))
     line = tables.proofs([row]).splitlines()[2]
     assert line.count(" | ") == 4
     assert not any(part in line for part in ("<b>", "\x1b", "[link]("))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from envbuild.plan import lock
+from envbuild.attest import community
+from envbuild.insight import tables
+from envbuild.plan import choice, lock, sources
 from envbuild.plan.lock import Lock
 from unit.support import PROFILE, envbuild, lock_for, plan_of
 
@@ -31,11 +34,20 @@ def test_a_table_holds_the_locked_versions(locked: Lock, project: Path) -> None:
     file = page(project, "table", "sample,h20")
     assert envbuild("docs", "page.md").code == 0
     _, _, head, _, own, h20, _, _ = file.read_text().splitlines()
-    assert own.startswith("| sample | CPU | - | 2.13.0+cpu | - | - | - | 3.11 | - | - |")
+    assert own.startswith("| sample | CPU | - | 2.13.0+cpu | - | - | - | 3.11 | - | - | never |")
     shipped = lock.read(ROOT / "profiles" / "h20.lock.yaml")
     assert shipped is not None
     assert f"| {shipped.versions['torch']} | {shipped.versions['nvidia-cublas-cu12']} |" in h20
     assert head.split(" | ")[1:5] == ["GPU", "CUDA", "torch", "cuBLAS"]
+
+
+def test_proved_is_what_counts_of_the_evidence_on_this_lock(locked: Lock) -> None:
+    counts = community.Row("NVIDIA H20", "sample", "alice", "2026-11-21", locked.id, f"sha256:{'a' * 64}", ())
+    others = [replace(counts, lock="sha256:0"), replace(counts, profile="h20"), replace(counts, objections=("old",))]
+    row = tables.Row("sample", choice.choose(sources.load("sample")), locked, others)
+    assert tables.versions([row]).endswith("| never |")
+    row = replace(row, evidence=[*others, counts])
+    assert tables.versions([row]).endswith("| NVIDIA H20, 2026-11-21, sha256:aaaaaaaaaaaa |")
 
 
 def test_the_minimum_is_what_advisories_ask_for_on_the_card(project: Path) -> None:
