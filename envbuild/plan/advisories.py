@@ -6,7 +6,7 @@ Nothing here knows a version: every number stands in facts/advisories.yaml, whos
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from packaging.utils import canonicalize_name
@@ -27,6 +27,10 @@ from envbuild.plan.fields import (
     Text,
     Versions,
 )
+
+
+UNLISTED = "unlisted"
+"""The id of a card that the facts do not have: of it only the compute capability is known."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -76,6 +80,7 @@ class Situation:
 
     torch: the distribution's version (the index's CUDA builds have no local label there, though they import as
     2.3.1+cu121). cuda: torch's. libraries: short name -> version. environment: words, see facts/advisories.yaml.
+    gpu_count: that work together; None: unknown.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -84,7 +89,7 @@ class Situation:
     libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
     distributions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     driver: str | None = None
-    gpu_count: int = 1
+    gpu_count: int | None = 1
     features: frozenset[str] = frozenset()
     extensions: frozenset[str] = frozenset()
     environment: frozenset[str] = frozenset()
@@ -119,22 +124,42 @@ class Match:
     without: frozenset[str] = frozenset()
 
     def holds(self, situation: Situation) -> bool:
-        return (
-            not (self._needs_cuda and situation.build == "cpu")
-            and ((not self.gpus and not self.compute_capability) or any(map(self._is_card, situation.gpus)))
-            and (not self.unequal_cards or len({gpu.compute_capability for gpu in situation.gpus}) > 1)
-            and _within(self.gpu_count, str(situation.gpu_count))
-            and _within(self.driver, situation.driver)
-            and _within(self.torch, situation.torch)
-            and (self.build is None or self.build == situation.build)
-            and (self.cuda_major is None or _major(situation.cuda) == self.cuda_major)
-            and _all_within(self.libraries, situation.libraries)
-            and _all_within(self.distributions, {canonicalize_name(k): v for k, v in situation.distributions.items()})
-            and self.features <= situation.features
-            and self.extensions <= situation.extensions
-            and self.environment <= situation.environment
-            and self.without.isdisjoint(situation.environment)
-        )
+        return all(self.answers(situation))
+
+    def answers(self, situation: Situation) -> Iterator[bool | None]:
+        """What the situation says to each condition that is stated; None: it says nothing, which is no yes."""
+        cards, build = situation.gpus, situation.build
+        if self._needs_cuda and build == "cpu":
+            yield False
+        if self.gpus or self.compute_capability:
+            yield self._takes(cards)
+        if self.unequal_cards:
+            yield True if len({gpu.compute_capability for gpu in cards}) > 1 else None
+        if self.gpu_count:
+            yield _within(self.gpu_count, situation.gpu_count)
+        if self.driver:
+            yield _within(self.driver, situation.driver)
+        if self.torch:
+            yield _within(self.torch, situation.torch)
+        if self.build:
+            yield build == self.build if build else None
+        if self.cuda_major:
+            major = _major(situation.cuda)
+            yield major == self.cuda_major if major else None
+        for name, versions in self.libraries.items():
+            yield _within(versions, situation.libraries.get(name))
+        held: dict[str, str] = {canonicalize_name(name): told for name, told in situation.distributions.items()}
+        for name, versions in self.distributions.items():
+            yield _within(versions, held.get(name))
+        for wanted, known in (
+            (self.features, situation.features),
+            (self.extensions, situation.extensions),
+            (self.environment, situation.environment),
+        ):
+            if wanted:
+                yield True if wanted <= known else None
+        if not self.without.isdisjoint(situation.environment):
+            yield False
 
     def concerns(self, situation: Situation) -> bool:
         """Whether it would hold there with other versions of torch, libraries, distributions or the driver."""
@@ -154,16 +179,18 @@ class Match:
     def _needs_cuda(self) -> bool:
         return bool(self.gpus or self.compute_capability or self.unequal_cards or self.driver or self.gpu_count)
 
-    def _is_card(self, card: Gpu) -> bool:
-        return (not self.gpus or card.id in self.gpus) and _within(self.compute_capability, card.compute_capability)
+    def _takes(self, cards: tuple[Gpu, ...]) -> bool | None:
+        """Whether any of the cards is meant; None where there is none, or one that fits and has no known model."""
+        fitting = [
+            card for card in cards if not self.compute_capability or card.compute_capability in self.compute_capability
+        ]
+        if any(not self.gpus or card.id in self.gpus for card in fitting):
+            return True
+        return None if not cards or any(card.id == UNLISTED for card in fitting) else False
 
 
-def _within(wanted: Versions | None, version: str | None) -> bool:
-    return wanted is None or (version is not None and version in wanted)
-
-
-def _all_within(wanted: Mapping[str, Versions], known: Mapping[str, str]) -> bool:
-    return all(_within(versions, known.get(name)) for name, versions in wanted.items())
+def _within(wanted: Versions, version: object | None) -> bool | None:
+    return None if version is None else str(version) in wanted
 
 
 def _major(version: str | None) -> int | None:
@@ -234,6 +261,17 @@ class Advisory(Row):
     def concerns(self, situation: Situation) -> bool:
         """Whether it would hold there with other versions than the situation's."""
         return any(match.concerns(situation) for match in self.match)
+
+    def standing(self, situation: Situation) -> Literal["holds", "fits", "open", "contradicted"]:
+        """What a situation of which little is known says of it. "fits": some condition is met and none is broken;
+        "open": nothing of what it asks for is known; "contradicted": no alternative can hold."""
+        answers = [list(match.answers(situation)) for match in self.match]
+        if any(all(told) for told in answers):
+            return "holds"
+        left = [told for told in answers if False not in told]
+        if not left:
+            return "contradicted" if answers else "open"
+        return "fits" if any(True in told for told in left) else "open"
 
     def met_by(self, situation: Situation) -> dict[str, str]:
         """The versions by which it holds: of libraries by their short names, of distributions by theirs."""

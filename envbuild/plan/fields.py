@@ -88,7 +88,7 @@ def _pattern(value: Any) -> re.Pattern[str]:
     if _SLOW.search(value):
         raise ValueError("no repeated group, .* or .+: write a bounded gap, as in .{0,80}")
     try:
-        return re.compile(value, re.IGNORECASE)
+        return re.compile(value, re.IGNORECASE | re.ASCII)  # so that a word ends where another script begins
     except re.error as error:
         raise ValueError(f"is not a regular expression: {error}") from None
 
