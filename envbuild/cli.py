@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Understand": {
         "doctor": "What is wrong with this machine, or with a cluster's nodes.",
         "audit": "What an image or environment really holds.",
+        "explain": "The cause of a crash, from its log.",
         "bisect": "The first version that passes a probe.",
         "diff": "What changes from one profile, lock or image to another.",
         "compare": "Where two GPUs' numbers part, and why.",

@@ -28,7 +28,6 @@ from envbuild.plan.fields import (
     Versions,
 )
 
-
 UNLISTED = "unlisted"
 """The id of a card that the facts do not have: of it only the compute capability is known."""
 

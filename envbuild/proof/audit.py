@@ -57,7 +57,7 @@ def expected(source: Source, lock: Lock | None, claimed: bool = False) -> Expect
     return Expected(
         profile=source.name,
         gpus=known.gpus,
-        gpu_count=known.gpu_count,
+        gpu_count=profile.gpu_count,
         driver=known.driver,
         features=known.features,
         accepted={item.advisory: item.reason for item in profile.accept},

@@ -1,0 +1,183 @@
+"""From a log to causes: each with its lines, how sure it is, what cures it and what proves it. Pure.
+
+A line of a cause is worth what signatures.yaml says. The surroundings that the log names then confirm the cause (its
+advisory holds for these versions and cards), fit it, or contradict it; lines elsewhere raise or lower it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from envbuild.insight import reading
+from envbuild.insight.logs import Line, Log
+from envbuild.insight.reading import Reading
+from envbuild.plan import facts, signatures
+from envbuild.plan.advisories import Advisory, Change
+from envbuild.plan.signatures import ANY, Signature
+
+NAMED = 0.5
+"""Below this confidence a cause is not named."""
+LINES = 5
+
+# What is left of the doubt: our own judgement, held to the corpus in tests/logs.
+_DOUBT = {"holds": 0.3, "fits": 0.6, "open": 1.0}
+_RAISED, _LOWERED = 0.5, 0.5
+
+
+@dataclass(frozen=True)
+class Match:
+    """A cause that the log shows. `advisory`: None for a cause that no version is to blame for. `standing`: what the
+    versions and cards in the log say of the advisory. `prove`: a command; NAME in it is the profile."""
+
+    id: str
+    advisory: Advisory | None
+    title: str
+    confidence: float
+    standing: str
+    lines: tuple[Line, ...]
+    remedy: str
+    change: Change
+    prove: str | None
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """An advisory whose lines are there, and which the versions or cards in the log contradict."""
+
+    advisory: Advisory
+    line: Line
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """`matches`: the surest first; none: not known. `advice`: what to turn on before the next run."""
+
+    matches: tuple[Match, ...]
+    ruled_out: tuple[Ruled, ...]
+    advice: tuple[str, ...]
+    read: Reading
+
+    @property
+    def unknown(self) -> bool:
+        return not self.matches
+
+
+def explain(log: Log) -> Explanation:
+    known = reading.read(log)
+    advisories = {advisory.id: advisory for advisory in facts.advisories()}
+    found: list[Match] = []
+    ruled: list[Ruled] = []
+    for signature in signatures.signatures().values():
+        advisory = advisories.get(signature.id)
+        lines = _lines(log, signature, advisory)
+        if not lines or not _may(log, signature, known):
+            continue
+        standing = advisory.standing(known.situation) if advisory else "open"
+        if advisory and standing == "contradicted":
+            ruled.append(Ruled(advisory, lines[0]))
+            continue
+        confidence = _confidence(log, signature, standing)
+        if confidence >= NAMED:
+            found.append(_match(signature, advisory, confidence, standing, lines))
+    found = _yielded(found)
+    found.sort(key=lambda match: -match.confidence)
+    said = [row.say for row in signatures.advice() if log.has(row.lines) and not log.has(row.unless)]
+    return Explanation(tuple(found), tuple(ruled), tuple(said), known)
+
+
+def _lines(log: Log, signature: Signature, advisory: Advisory | None) -> tuple[Line, ...]:
+    """The lines that show it, in order, at most LINES."""
+    patterns = (*(advisory.shows.patterns if advisory else ()), *signature.lines)
+    found = {line: None for pattern in patterns for line, _ in log.find(pattern, LINES, signature.never)}
+    return tuple(sorted(found, key=lambda line: line.number)[:LINES])
+
+
+def _may(log: Log, signature: Signature, known: Reading) -> bool:
+    return (
+        signature.states <= known.told
+        and (not signature.needs or log.has(signature.needs))
+        and not log.has(signature.unless)
+    )
+
+
+def _confidence(log: Log, signature: Signature, standing: str) -> float:
+    doubt = (1 - signature.confidence) * _DOUBT[standing]
+    if log.has(signature.raised_by):
+        doubt *= _RAISED
+    return round((1 - doubt) * (_LOWERED if log.has(signature.lowered_by) else 1), 2)
+
+
+def _match(
+    signature: Signature, advisory: Advisory | None, confidence: float, standing: str, lines: Sequence[Line]
+) -> Match:
+    probe = next(iter(advisory.shows.probes), None) if advisory else None
+    prove = signature.prove or (f"envbuild test NAME --probe {probe}" if probe else None)
+    made = Match(
+        signature.id, advisory, signature.title or "", confidence, standing, tuple(lines), signature.remedy or "",
+        signature.change, prove,
+    )  # fmt: skip
+    if advisory:
+        made = replace(made, title=advisory.title, remedy=advisory.remedy, change=advisory.change)
+    return made
+
+
+def _yielded(found: Iterable[Match]) -> list[Match]:
+    """Without those that another one explains better."""
+    rows, matches = signatures.signatures(), list(found)
+    ids = {match.id for match in matches}
+    last = {match.id for match in matches if ANY in rows[match.id].yields_to}
+    kept = []
+    for match in matches:
+        better = rows[match.id].yields_to & ids
+        if ANY in rows[match.id].yields_to:
+            order = [name for name in rows if name in last]
+            better |= (ids - last) | set(order[: order.index(match.id)])
+        if not better:
+            kept.append(match)
+    return kept
+
+
+def document(found: Explanation, name: str = "NAME") -> Mapping[str, Any]:
+    """For `--json`: {"matches", "unknown", "ruled_out", "advice", "first_failure", "read"}."""
+    first, said = found.read.first, found.read.situation
+    return {
+        "matches": [
+            {
+                "cause": match.id,
+                "advisory": match.advisory.id if match.advisory else None,
+                "title": match.title,
+                "confidence": match.confidence,
+                "lines": [{"line": line.number, "text": line.text} for line in match.lines],
+                "remedy": match.remedy,
+                "change": change(match.change),
+                "prove": match.prove.replace("NAME", name) if match.prove else None,
+                "cite": list(match.advisory.cite if match.advisory else signatures.signatures()[match.id].cite),
+            }
+            for match in found.matches
+        ],
+        "unknown": found.unknown,
+        "ruled_out": [{"advisory": ruled.advisory.id, "line": ruled.line.number} for ruled in found.ruled_out],
+        "advice": list(found.advice),
+        "first_failure": {"rank": first.rank, "exit": first.exit, "line": first.line.number} if first else None,
+        "read": {
+            "gpus": [gpu.id for gpu in said.gpus],
+            "torch": said.torch,
+            "cuda": said.cuda,
+            "driver": said.driver,
+            "libraries": dict(said.libraries),
+            "gpu_count": said.gpu_count,
+        },
+    }
+
+
+def change(wanted: Change) -> dict[str, Any]:
+    """What of a profile to change, as text: {"pins": {"cublas": ">=12.4.5.8"}}."""
+    told = {
+        "torch": str(wanted.torch) if wanted.torch else None,
+        "pins": {name: str(versions) for name, versions in wanted.pins.items()},
+        "driver": str(wanted.driver) if wanted.driver else None,
+        "env": dict(wanted.env),
+    }
+    return {key: value for key, value in told.items() if value}

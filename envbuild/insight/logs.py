@@ -1,0 +1,140 @@
+"""A log as lines that can be searched: hostile, of any size, in any language around what matters.
+
+What is read is bounded, control sequences are taken out, and a pattern is tried only on lines that hold a text it
+cannot do without, so that ten megabytes take less than a second.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from re import _parser  # type: ignore[attr-defined]  # there is no public way to ask a pattern what it needs
+from typing import Any, BinaryIO
+
+HEAD, TAIL = 8 << 20, 24 << 20
+"""Bytes that are kept of a log's begin and end: versions stand in the one, the crash in the other."""
+LONGEST = 2000
+"""Characters of a line that are searched together; a longer one is searched in pieces."""
+TRIED = 400
+"""Lines that a pattern is tried on. With the bounded gaps of patterns this bounds the time."""
+
+_BLOCK = 1 << 20
+_ALIKE = 40
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+@dataclass(frozen=True)
+class Line:
+    """`number` counts from 1, as editors do; `text` is a piece of it where it is long."""
+
+    number: int
+    text: str
+
+
+class Log:
+    """Lines, and an index of their shapes: what is left of a line without the case of letters and the value of digits.
+    A progress bar of a million lines has few."""
+
+    def __init__(self, raw: bytes, skipped: tuple[int, int] = (0, 0)) -> None:
+        """`skipped`: how many bytes of `raw` come before lines that were left out, and how many those are."""
+        start, self.skipped = skipped if skipped[1] else (0, 0)
+        following = raw[:start].count(b"\n") + self.skipped + 1
+        self.lines = [*_lines(_text(raw[:start]), 1)] if start else []
+        self.lines += _lines(_text(raw[start:]), following)
+        self._shapes: dict[bytes, list[int]] = {}
+        for index, line in enumerate(self.lines):
+            self._shapes.setdefault(line.text.encode().lower().translate(_DIGITS), []).append(index)
+        self._joined = b"\n".join(self._shapes)
+
+    def find(
+        self, pattern: re.Pattern[str], most: int = 5, never: Sequence[re.Pattern[str]] = ()
+    ) -> list[tuple[Line, re.Match[str]]]:
+        """The first lines, at most `most`, that the pattern fits and none of `never` does."""
+        found: list[tuple[Line, re.Match[str]]] = []
+        for index in self._candidates(pattern):
+            line = self.lines[index]
+            match = pattern.search(line.text)
+            if match and not any(other.search(line.text) for other in never):
+                found.append((line, match))
+                if len(found) == most:
+                    break
+        return found
+
+    def has(self, patterns: Iterable[re.Pattern[str]]) -> bool:
+        return any(self.find(pattern, 1) for pattern in patterns)
+
+    def _candidates(self, pattern: re.Pattern[str]) -> list[int]:
+        wanted = [text for text in anchors(pattern) if text in self._joined]
+        if anchors(pattern) and not wanted:
+            return []
+        shapes = (where for shape, where in self._shapes.items() if not wanted or any(text in shape for text in wanted))
+        found = sorted(index for where in shapes for index in where[:_ALIKE])
+        return found if len(found) <= TRIED else found[: TRIED // 2] + found[-TRIED // 2 :]
+
+
+def read(stream: BinaryIO) -> Log:
+    """All of a stream, or its begin and end where it is larger than both together."""
+    head = stream.read(HEAD)
+    tail: deque[bytes] = deque()
+    skipped = 0
+    while block := stream.read(_BLOCK):
+        tail.append(block)
+        if len(tail) * _BLOCK > TAIL + _BLOCK:
+            skipped += tail.popleft().count(b"\n")
+    return Log(head + b"".join(tail), (len(head), skipped))
+
+
+def _text(raw: bytes) -> str:
+    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
+        if raw.startswith(mark):  # as PowerShell writes
+            raw = raw[2:].decode(encoding, "replace").encode("utf-8", "replace")
+    raw = _ESCAPES.sub(b"", raw) if b"\x1b" in raw else raw
+    return raw.replace(b"\r\n", b"\n").translate(None, _CONTROLS).decode("utf-8", "replace")
+
+
+def _lines(text: str, number: int) -> Iterator[Line]:
+    for count, line in enumerate(text.removesuffix("\n").split("\n"), number):
+        if len(line) <= LONGEST and "\r" not in line:
+            yield Line(count, line)
+            continue
+        for part in line.split("\r"):
+            for start in range(0, len(part), LONGEST):
+                yield Line(count, part[start : start + LONGEST])
+
+
+@cache
+def anchors(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
+    """Texts, in a shape's form, of which every line that the pattern fits holds one; none where nothing is sure."""
+    return tuple(text.encode().translate(_DIGITS) for text in _needed(_parser.parse(pattern.pattern, pattern.flags)))
+
+
+def _needed(parsed: Any) -> tuple[str, ...]:
+    """Of the items that follow each other, the one whose shortest text is longest."""
+    best: tuple[str, ...] = ()
+    run = ""
+    for operation, argument in [*parsed, ("END", None)]:
+        name = str(operation)
+        if name == "LITERAL" and argument < 128:
+            run += chr(argument).lower()
+            continue
+        found: tuple[str, ...] = ()
+        if name == "SUBPATTERN":
+            found = _needed(argument[-1])
+        elif name == "BRANCH":
+            branches = [_needed(branch) for branch in argument[1]]
+            found = tuple(text for branch in branches for text in branch) if all(branches) else ()
+        elif name in ("MAX_REPEAT", "MIN_REPEAT") and argument[0] > 0:
+            found = _needed(argument[2])
+        best = max(best, (run,) if run else (), found, key=_worth)
+        run = ""
+    return best
+
+
+def _worth(texts: tuple[str, ...]) -> int:
+    return min(map(len, texts), default=0)

@@ -1,0 +1,257 @@
+"""What a log says of where it comes from: versions, GPUs, driver, and which rank failed first. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.insight.logs import Line, Log
+from envbuild.plan import facts, signatures
+from envbuild.plan.advisories import UNLISTED, Gpu, Situation
+
+# The first pattern that fits, in its first line, is believed.
+_TORCH = (
+    r"pytorch version: {0,4}v?(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})",
+    r"\btorch==(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})",
+    r"\b(?:py)?torch(?:[ _.-]{0,2}_?_?version_?_?)?[ =:'\",(]{0,24}v?([12]\.\d{1,2}\.\d{1,2}[a-z0-9.+]{0,40})",
+)
+_CUDA = (
+    r"cuda used to build pytorch: {0,4}(\d{1,2}\.\d{1,2})",
+    r"torch\.version\.cuda[ =:'\"]{0,4}(\d{1,2}\.\d{1,2})",
+    r"nccl version 2[0-9.]{1,8}\+cuda(\d{1,2}\.\d{1,2})",
+)
+_DRIVER = (
+    r"nvidia driver version: {0,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)",
+    r"driver version: {0,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)",
+    r"nvrm version: .{0,80} (\d{3}\.\d{1,3}(?:\.\d{1,3})?) ",
+    r"\b(?:nvidia[ -])?driver(?: version)?[ :=v]{1,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
+)
+_NCCL = (r"nccl version:? {0,2}(2\.\d{1,2}\.\d{1,2})",)
+_CUBLAS = (r"\b(?:lib)?cublas(?:lt)?(?:\.so\.| version| |=)[ :=]{0,3}(1[1-3]\.\d{1,2}\.\d{1,2}\.\d{1,3})\b",)
+_DISTRIBUTION = r"\b(%s)(?:==| {1,40}|[ :=]{1,3}(?:version[ :=]{1,3})?)v?(\d{1,3}\.\d{1,3}[a-z0-9.]{0,20})"
+_CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"
+_RANKS = (
+    (r"\b(?:world_size|nranks|nproc[-_]per[-_]node|num_processes)[ =:'\"]{1,4}(\d{1,5})\b", 0),
+    (r"\bgpu (\d{1,2}): nvidia", 1),
+    (r"\[rank ?(\d{1,5})\]", 1),
+)
+_PARTS = r"tried to allocate (?P<tried>[0-9.]{1,8} [kmg]i?b)"
+_UNUSED = r"(?P<unused>[0-9.]{1,8} [kmg]i?b) is reserved by pytorch but unallocated"
+_OLD = r"(?P<allocated>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<reserved>[0-9.]{1,8} [kmg]i?b) reserved"
+_FREE = r"(?P<free>[0-9.]{1,8} [kmg]i?b|0 bytes) (?:is )?free"
+_OTHERS = r"process \d{1,9} has (?P<other>[0-9.]{1,8} [kmg]i?b) memory in use"
+_OWN = r"this process has (?P<own>[0-9.]{1,8} [kmg]i?b) memory in use"
+_UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first and the line that says so. `exit`: as elastic prints it, a signal negative."""
+
+    rank: int | None
+    exit: int | None
+    line: Line
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`told`: words of signatures.py that hold; `first`: who failed first, None where nobody is named."""
+
+    situation: Situation
+    told: frozenset[str]
+    first: Failure | None
+
+
+def read(log: Log) -> Reading:
+    first = _first(log)
+    told = {*_memory(log), *(["rank-failed-first"] if first and _by_itself(log, first) else [])}
+    return Reading(_situation(log), frozenset(told), first)
+
+
+def _situation(log: Log) -> Situation:
+    said = {"torch": _value(log, _TORCH), "cuda": _value(log, _CUDA)}
+    torch, cuda = _torch(said["torch"], said["cuda"])
+    release = facts.torch_release(torch) if torch else None
+    distributions = _distributions(log)
+    stated = {**facts.libraries_among(distributions, cuda), **_libraries(log)}
+    words: dict[str, set[str]] = {"environment": set(), "features": set(), "extensions": set()}
+    for word in signatures.words():
+        if log.has(word.lines) and not log.has(word.unless):
+            words[word.kind].add(word.word)
+    return Situation(
+        gpus=_gpus(log),
+        torch=torch,
+        cuda=cuda or (release.cuda if release else None),
+        libraries={**(facts.libraries_of(release) if release else {}), **stated},
+        distributions=distributions,
+        driver=_value(log, _DRIVER),
+        gpu_count=_count(log),
+        **{kind: frozenset(found) for kind, found in words.items()},
+    )
+
+
+def _torch(said: str | None, cuda: str | None) -> tuple[str | None, str | None]:
+    """The distribution's version and its CUDA: what imports as 2.3.1+cu121 is the index's 2.3.1 where that has 12.1."""
+    try:
+        version = Version((said or "").rstrip(".+"))
+    except InvalidVersion:
+        return None, cuda
+    local = re.fullmatch(r"cu(\d{2})(\d)", version.local or "")
+    cuda = cuda or (f"{local[1]}.{local[2]}" if local else None)
+    release = facts.torch_release(version.public)
+    plain = release is not None and cuda in (None, release.cuda) and (version.local is None or local is not None)
+    if plain or version.local is not None:
+        return (version.public if plain else str(version)), cuda
+    label = "" if cuda is None or release is None else f"+cu{cuda.replace('.', '')}"
+    return f"{version.public}{label}", cuda
+
+
+def _value(log: Log, patterns: Sequence[str]) -> str | None:
+    for pattern in patterns:
+        for _, match in log.find(_compiled(pattern), 1):
+            return match[1].rstrip(".")
+    return None
+
+
+def _distributions(log: Log) -> dict[str, str]:
+    """Those that an advisory asks for, and CUDA's libraries."""
+    asked = {name for advisory in facts.advisories() for match in advisory.match for name in match.distributions}
+    carried = {name for row in facts.libraries().values() for name in row.distributions.values()} - {"torch"}
+    found: dict[str, str] = {}
+    for name in sorted(asked | carried):
+        pattern = _compiled(_DISTRIBUTION % re.escape(name).replace(r"\-", "[-_]"))
+        for _, match in log.find(pattern, 1):
+            found[name] = match[2].rstrip(".")
+    return found
+
+
+def _libraries(log: Log) -> dict[str, str]:
+    said = {"nccl": _value(log, _NCCL), "cublas": _value(log, _CUBLAS)}
+    return {name: version for name, version in said.items() if version}
+
+
+def _gpus(log: Log) -> tuple[Gpu, ...]:
+    names = {name.lower(): gpu for gpu in facts.gpus().values() for name in _called(gpu)}
+    found: dict[str, Gpu] = {}
+    for _, match in log.find(_models(), 50):
+        gpu = names[re.sub(r"\s+", " ", match[1].lower())]
+        found[gpu.id] = gpu
+    if not found:
+        for _, match in log.find(_compiled(_CAPABILITY), 20):
+            capability = f"{match[1]}.{match[2]}" if len(match[1]) < 3 else f"{match[1][:-1]}.{match[1][-1]}"
+            found[capability] = _unlisted(capability)
+    return tuple(found.values())
+
+
+def _called(gpu: Gpu) -> Iterator[str]:
+    """As drivers print it, and as people write it: H20, RTX 4090. Two characters (T4, L4) mean anything else too."""
+    yield from gpu.all_names
+    short = re.sub(r"^(rtx)(pro)?", lambda m: "rtx pro " if m[2] else "rtx ", gpu.id)
+    if len(short) > 2:
+        yield short
+        yield short.replace(" ", "")
+    yield f"nvidia {short}"
+    yield f"tesla {short}"
+
+
+@cache
+def _models() -> re.Pattern[str]:
+    names = sorted({name for gpu in facts.gpus().values() for name in _called(gpu)}, key=len, reverse=True)
+    return _compiled("(?<![a-z0-9_-])(" + "|".join(map(re.escape, names)) + ")(?![a-z0-9])")
+
+
+def _unlisted(capability: str) -> Gpu:
+    return Gpu(
+        id=UNLISTED, names=(UNLISTED,), family=UNLISTED, compute_capability=capability, memory_gb=(),
+        features=frozenset(), first_cuda="11.0", datacentre=False, source=(UNLISTED,), status="unconfirmed",
+        as_of="2026-11",
+    )  # fmt: skip
+
+
+def _count(log: Log) -> int | None:
+    """GPUs that work together, where the log says or shows that there are several."""
+    seen = [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(_compiled(pattern), 50)]
+    return max((count for count in seen if count > 1), default=None)
+
+
+def _memory(log: Log) -> Iterator[str]:
+    """Whether what torch holds unused would have been enough, and whether others hold more than this process."""
+    for line, match in log.find(_compiled(_PARTS), 20):
+        sizes = {"tried": _gib(match["tried"])}
+        for pattern in (_UNUSED, _OLD, _FREE, _OTHERS, _OWN):
+            told = _compiled(pattern).search(line.text)
+            sizes |= {name: _gib(text) for name, text in told.groupdict().items()} if told else {}
+        unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))
+        if unused >= sizes["tried"]:
+            yield "fragmented"
+        if "own" in sizes and sizes.get("other", 0.0) > max(sizes["own"], sizes["tried"]):
+            yield "memory-of-others"
+
+
+def _gib(text: str) -> float:
+    number, unit = text.split()
+    try:
+        return float(number) * _UNITS.get(unit[0].lower(), 0.0)
+    except ValueError:
+        return 0.0
+
+
+_ROOT = r"root cause \(first observed failure\)"
+_RANK_LINE = r"^\s{0,8}rank\s{0,8}: (\d{1,6}) \(local_rank: \d{1,4}\)"
+_EXIT_LINE = r"^\s{0,8}exitcode\s{0,8}: (-?\d{1,4})\b"
+_FAILED = r"failed \(exitcode: (-?\d{1,4})\) local_rank: (\d{1,5})"
+_TROUBLE = (
+    r"(?:\[rank ?(\d{1,5})\]|\brank[ =:]{0,2}(\d{1,5})\b).{0,200}(?:\b\w{0,40}(?:error|exception)\b"
+    r"|out of memory|\bkilled\b|\bsig(?:fpe|segv|kill|abrt|bus|ill)\b)"
+)
+_FOLLOWS = (
+    r"watchdog|processgroupnccl|distbackenderror|ncclremoteerror|nccl (?:error|warn|info)|data inconsistency"
+    r"|connection (?:closed|reset)|broken pipe|socket timeout|childfailederror|sigterm"
+)
+_LATE = r"watchdog caught collective|ncclremoteerror|connection closed by|connection reset by|wait timeout after"
+
+
+def _first(log: Log) -> Failure | None:
+    """The root cause that elastic names, else the child that it saw fail first, else the first rank with an error."""
+    for line, _ in log.find(_compiled(_ROOT), 1):
+        block = [other for other in log.lines if line.number < other.number <= line.number + 8]
+        rank, status = _among(block, _RANK_LINE), _among(block, _EXIT_LINE)
+        if rank or status:
+            shown = (rank or status or (line, None))[0]
+            return Failure(int(rank[1][1]) if rank else None, int(status[1][1]) if status else None, shown)
+    for line, match in log.find(_compiled(_FAILED), 1):
+        return Failure(int(match[2]), int(match[1]), line)
+    return _troubled(log)
+
+
+def _troubled(log: Log) -> Failure | None:
+    for line, match in log.find(_compiled(_TROUBLE), 1, [_compiled(_FOLLOWS)]):
+        return Failure(int(match[1] or match[2]), None, line)
+    return None
+
+
+def _by_itself(log: Log, first: Failure) -> bool:
+    """Whether that rank ended before the others complained: by a signal that no watchdog sends, or an earlier error."""
+    if first.exit is not None and first.exit < 0 and first.exit not in (-signal.SIGABRT, -signal.SIGTERM):
+        return True
+    trouble, late = _troubled(log), log.find(_compiled(_LATE), 1)
+    return trouble is not None and bool(late) and trouble.line.number < late[0][0].number
+
+
+def _among(lines: Sequence[Line], pattern: str) -> tuple[Line, Any] | None:
+    for line in lines:
+        match = _compiled(pattern).search(line.text)
+        if match:
+            return line, match
+    return None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)

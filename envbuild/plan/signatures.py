@@ -1,0 +1,93 @@
+"""How causes show in logs, read from facts/signatures.yaml; its head says what each key means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from envbuild.errors import FactsError, near
+from envbuild.plan import factfiles, facts
+from envbuild.plan.advisories import Change
+from envbuild.plan.fields import STRICT, Name, Pattern, Row, Text
+
+Patterns = tuple[Pattern, ...]
+Told = Literal["fragmented", "memory-of-others", "rank-failed-first"]
+ANY = "*"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Signature(Row):
+    """The looks of an advisory, or of a cause that no version is to blame for; that one has `title` and `remedy`."""
+
+    id: Name
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    lines: Patterns = ()
+    never: Patterns = ()
+    needs: Patterns = ()
+    states: frozenset[Told] = frozenset()
+    raised_by: Patterns = ()
+    lowered_by: Patterns = ()
+    unless: Patterns = ()
+    yields_to: frozenset[str] = frozenset()
+    title: Text | None = None
+    remedy: Text | None = None
+    prove: Text | None = None
+    change: Change = Field(default_factory=Change)
+    cite: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Word(Row):
+    """Lines that say something of the surroundings which an advisory asks for."""
+
+    kind: Literal["environment", "features", "extensions"]
+    word: Name
+    lines: Patterns
+    unless: Patterns = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Advice(Row):
+    """What to turn on before the next run."""
+
+    say: Text
+    lines: Patterns
+    unless: Patterns = ()
+
+
+@cache
+def _rows() -> Mapping[str, Signature]:
+    return {row.id: row for row in factfiles.rows("signatures", "signatures", Signature)}
+
+
+def signatures() -> Mapping[str, Signature]:
+    """By id, one for every advisory (a site's own too) and every other cause. Raises FactsError where one is named that
+    is not there."""
+    advisories, rows = {advisory.id: advisory for advisory in facts.advisories()}, _rows()
+    known = {*advisories, *rows}
+    for row in rows.values():
+        for other in sorted(row.yields_to - known - {ANY}):
+            raise FactsError(f"signature {row.id!r} yields to {other!r}, which is not known", hint=near(other, known))
+        if row.id not in advisories and not (row.title and row.remedy and row.lines):
+            raise FactsError(f"{row.id!r} is no advisory, and as a cause needs title, lines and remedy")
+    return {
+        **{
+            advisory.id: Signature(id=advisory.id, source=advisory.source, status=advisory.status, as_of=advisory.as_of)
+            for advisory in advisories.values()
+        },
+        **rows,
+    }
+
+
+@cache
+def words() -> tuple[Word, ...]:
+    return factfiles.rows("signatures", "words", Word)
+
+
+@cache
+def advice() -> tuple[Advice, ...]:
+    return factfiles.rows("signatures", "advice", Advice)
