@@ -26,6 +26,7 @@ _BLOCK = 1 << 20
 _ALIKE = 40
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
+_WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # the colons and brackets of East Asian text
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 
@@ -95,7 +96,8 @@ def _text(raw: bytes) -> str:
         if raw.startswith(mark):  # as PowerShell writes
             raw = raw[2:].decode(encoding, "replace").encode("utf-8", "replace")
     raw = _ESCAPES.sub(b"", raw) if b"\x1b" in raw else raw
-    return raw.replace(b"\r\n", b"\n").translate(None, _CONTROLS).decode("utf-8", "replace")
+    text = raw.replace(b"\r\n", b"\n").translate(None, _CONTROLS).decode("utf-8", "replace")
+    return text if text.isascii() else text.translate(_WIDE)
 
 
 def _lines(text: str, number: int) -> Iterator[Line]:

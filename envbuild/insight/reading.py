@@ -36,6 +36,8 @@ _NCCL = (r"nccl version:? {0,2}(2\.\d{1,2}\.\d{1,2})",)
 _CUBLAS = (r"\b(?:lib)?cublas(?:lt)?(?:\.so\.| version| |=)[ :=]{0,3}(1[1-3]\.\d{1,2}\.\d{1,2}\.\d{1,3})\b",)
 _DISTRIBUTION = r"\b(%s)(?:==| {1,40}|[ :=]{1,3}(?:version[ :=]{1,3})?)v?(\d{1,3}\.\d{1,3}[a-z0-9.]{0,20})"
 _CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"
+_ARCHES = r"install supports cuda capabilities sm_"
+_RANGE = r"^\s{0,8}\((\d\.\d)\) - \(\d{1,2}\.\d\)"
 _RANKS = (
     (r"\b(?:world_size|nranks|nproc[-_]per[-_]node|num_processes)[ =:'\"]{1,4}(\d{1,5})\b", 0),
     (r"\bgpu (\d{1,2}): nvidia", 1),
@@ -69,9 +71,11 @@ class Reading:
 
 
 def read(log: Log) -> Reading:
-    first = _first(log)
+    first, situation = _first(log), _situation(log)
     told = {*_memory(log), *(["rank-failed-first"] if first and _by_itself(log, first) else [])}
-    return Reading(_situation(log), frozenset(told), first)
+    if _below(log, situation):
+        told.add("card-below-torch")
+    return Reading(situation, frozenset(told), first)
 
 
 def _situation(log: Log) -> Situation:
@@ -143,10 +147,25 @@ def _gpus(log: Log) -> tuple[Gpu, ...]:
         gpu = names[re.sub(r"\s+", " ", match[1].lower())]
         found[gpu.id] = gpu
     if not found:
-        for _, match in log.find(_compiled(_CAPABILITY), 20):
-            capability = f"{match[1]}.{match[2]}" if len(match[1]) < 3 else f"{match[1][:-1]}.{match[1][-1]}"
-            found[capability] = _unlisted(capability)
+        told = [f"{match[1]}.{match[2]}" for _, match in log.find(_compiled(_CAPABILITY), 20)]
+        told += [card.compute_capability for card in signatures.cards() if log.has([card.pattern])]
+        found = {capability: _unlisted(capability) for capability in told}
     return tuple(found.values())
+
+
+def _below(log: Log, situation: Situation) -> bool:
+    """Whether torch has code for newer cards and none for one of these, by what it printed or by its release."""
+    cards = [Version(gpu.compute_capability) for gpu in situation.gpus]
+    for _, match in log.find(_compiled(_RANGE), 1):
+        return any(card < Version(match[1]) for card in cards)
+    release = facts.torch_release(situation.torch) if situation.torch else None
+    arches = [Version(arch) for arch in (release.arch_list if release else ())]
+    for line, _ in log.find(_compiled(_ARCHES), 1):
+        arches = [Version(f"{arch[:-1]}.{arch[-1]}") for arch in re.findall(r"sm_(\d{2,3})", line.text)]
+    return any(
+        card < max(arches, default=card) and not any(a.major == card.major and a.minor <= card.minor for a in arches)
+        for card in cards
+    )
 
 
 def _called(gpu: Gpu) -> Iterator[str]:

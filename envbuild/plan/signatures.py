@@ -12,10 +12,10 @@ from pydantic.dataclasses import dataclass
 from envbuild.errors import FactsError, near
 from envbuild.plan import factfiles, facts
 from envbuild.plan.advisories import Change
-from envbuild.plan.fields import STRICT, Name, Pattern, Row, Text
+from envbuild.plan.fields import STRICT, Capability, Name, Pattern, Row, Text
 
 Patterns = tuple[Pattern, ...]
-Told = Literal["fragmented", "memory-of-others", "rank-failed-first"]
+Told = Literal["card-below-torch", "fragmented", "memory-of-others", "rank-failed-first"]
 ANY = "*"
 
 
@@ -38,6 +38,14 @@ class Signature(Row):
     prove: Text | None = None
     change: Change = Field(default_factory=Change)
     cite: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Card(Row):
+    """The compute capability of cards that the facts do not have, by their names."""
+
+    pattern: Pattern
+    compute_capability: Capability
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -81,6 +89,11 @@ def signatures() -> Mapping[str, Signature]:
         },
         **rows,
     }
+
+
+@cache
+def cards() -> tuple[Card, ...]:
+    return factfiles.rows("signatures", "cards", Card)
 
 
 @cache
