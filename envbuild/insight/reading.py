@@ -47,7 +47,8 @@ _PARTS = r"tried to allocate (?P<tried>[0-9.]{1,8} [kmg]i?b)"
 _UNUSED = r"(?P<unused>[0-9.]{1,8} [kmg]i?b) is reserved by pytorch but unallocated"
 _OLD = r"(?P<allocated>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<reserved>[0-9.]{1,8} [kmg]i?b) reserved"
 _FREE = r"(?P<free>[0-9.]{1,8} [kmg]i?b|0 bytes) (?:is )?free"
-_OTHERS = r"process \d{1,9} has (?P<other>[0-9.]{1,8} [kmg]i?b) memory in use"
+_HELD = r"(?P<held>[0-9.]{1,8} [kmg]i?b) is allocated by pytorch"
+_TOTAL = r"(?:total capacity of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
 _OWN = r"this process has (?P<own>[0-9.]{1,8} [kmg]i?b) memory in use"
 _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 
@@ -200,16 +201,17 @@ def _count(log: Log) -> int | None:
 
 
 def _memory(log: Log) -> Iterator[str]:
-    """Whether what torch holds unused would have been enough, and whether others hold more than this process."""
+    """Whether what torch holds unused would have been enough, and whether others hold more than torch does."""
     for line, match in log.find(_compiled(_PARTS), 20):
         sizes = {"tried": _gib(match["tried"])}
-        for pattern in (_UNUSED, _OLD, _FREE, _OTHERS, _OWN):
+        for pattern in (_UNUSED, _OLD, _TOTAL, _FREE, _HELD, _OWN):
             told = _compiled(pattern).search(line.text)
             sizes |= {name: _gib(text) for name, text in told.groupdict().items()} if told else {}
         unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))
+        own = sizes.get("own", sizes.get("reserved", sizes.get("held", 0.0) + unused))
         if unused >= sizes["tried"]:
             yield "fragmented"
-        if "own" in sizes and sizes.get("other", 0.0) > max(sizes["own"], sizes["tried"]):
+        if own and "total" in sizes and sizes["total"] - sizes.get("free", 0.0) - own > max(own, sizes["tried"]):
             yield "memory-of-others"
 
 
