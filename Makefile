@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other; those of one engine follow each other (tests/e2e/conftest.py) and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadgroup
-TARGETS := help venv engine engine-stop test test-images unit lint format bench faults gpu-check clean
+TARGETS := help venv engine engine-stop test test-images unit lint format bench faults explain-score gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
 $(if $(CLASH),$(error a profile cannot be named like a target: $(CLASH)))
@@ -59,6 +59,9 @@ bench: .venv/.dev ## measure, side by side; results go to benchmarks/results
 
 faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; result in benchmarks/results
 	$(BIN)/python benchmarks/faults.py
+
+explain-score: .venv/.dev ## precision and recall of `envbuild explain`; result in benchmarks/results
+	$(BIN)/python benchmarks/explain_score.py
 
 gpu-check: ## where a GPU and torch are: the self-test twice, a fingerprint; results in benchmarks/results/gpu
 	$(PYTHON) benchmarks/gpu_check.py

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import codecs
 import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from re import _parser  # type: ignore[attr-defined]  # there is no public way to ask a pattern what it needs
 from typing import Any, BinaryIO
 
@@ -24,10 +26,12 @@ TRIED = 400
 
 _BLOCK = 1 << 20
 _ALIKE = 40
+_WORD = 3
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
 _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # the colons and brackets of East Asian text
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,9 @@ class Log:
         for index, line in enumerate(self.lines):
             self._shapes.setdefault(line.text.encode().lower().translate(_DIGITS), []).append(index)
         self._joined = b"\n".join(self._shapes)
+        self._starts = list(accumulate((len(shape) + 1 for shape in self._shapes), initial=0))
+        self._where = list(self._shapes.values())
+        self._words = b" ".join({word for word in self._joined.translate(_LETTERS).split() if len(word) >= _WORD})
 
     def find(
         self, pattern: re.Pattern[str], most: int = 5, never: Sequence[re.Pattern[str]] = ()
@@ -71,12 +78,32 @@ class Log:
         return any(self.find(pattern, 1) for pattern in patterns)
 
     def _candidates(self, pattern: re.Pattern[str]) -> list[int]:
-        wanted = [text for text in anchors(pattern) if text in self._joined]
-        if anchors(pattern) and not wanted:
-            return []
-        shapes = (where for shape, where in self._shapes.items() if not wanted or any(text in shape for text in wanted))
-        found = sorted(index for where in shapes for index in where[:_ALIKE])
+        wanted = anchors(pattern)
+        shapes = {shape for text in wanted for shape in self._holding(text)} if wanted else range(len(self._where))
+        found = sorted(index for shape in shapes for index in self._where[shape][:_ALIKE])
         return found if len(found) <= TRIED else found[: TRIED // 2] + found[-TRIED // 2 :]
+
+    def _holding(self, text: bytes) -> Iterator[int]:
+        """The first shapes and the last that hold a text. Most texts are ruled out by their longest word alone."""
+        word = max(text.translate(_LETTERS).split(), key=len, default=b"")
+        if len(word) >= _WORD and word not in self._words:
+            return
+        place = -1
+        for _ in range(TRIED // 2):
+            place = self._joined.find(text, place + 1)
+            if place < 0:
+                return
+            shape = bisect_right(self._starts, place) - 1
+            yield shape
+            place = self._starts[shape + 1] - 1
+        end = len(self._joined)
+        for _ in range(TRIED // 2):
+            end = self._joined.rfind(text, place, end)
+            if end < 0:
+                return
+            shape = bisect_right(self._starts, end) - 1
+            yield shape
+            end = self._starts[shape]
 
 
 def read(stream: BinaryIO) -> Log:
@@ -113,7 +140,9 @@ def _lines(text: str, number: int) -> Iterator[Line]:
 @cache
 def anchors(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
     """Texts, in a shape's form, of which every line that the pattern fits holds one; none where nothing is sure."""
-    return tuple(text.encode().translate(_DIGITS) for text in _needed(_parser.parse(pattern.pattern, pattern.flags)))
+    return tuple(
+        text.encode().lower().translate(_DIGITS) for text in _needed(_parser.parse(pattern.pattern, pattern.flags))
+    )
 
 
 def _needed(parsed: Any) -> tuple[str, ...]:
@@ -122,8 +151,8 @@ def _needed(parsed: Any) -> tuple[str, ...]:
     run = ""
     for operation, argument in [*parsed, ("END", None)]:
         name = str(operation)
-        if name == "LITERAL" and argument < 128:
-            run += chr(argument).lower()
+        if name == "LITERAL":
+            run += chr(argument)
             continue
         found: tuple[str, ...] = ()
         if name == "SUBPATTERN":

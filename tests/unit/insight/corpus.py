@@ -1,0 +1,76 @@
+"""The logs in tests/logs, and how well `explain` names their causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from envbuild.insight import explain, logs
+from envbuild.insight.explain import Explanation
+
+FOLDER = Path(__file__).parents[2] / "logs"
+PARTS = ("develop", "held-out")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    part: str
+    kind: str
+    expect: frozenset[str]
+    cite: str
+
+    @property
+    def raw(self) -> bytes:
+        return (FOLDER / f"{self.name}.log").read_bytes()
+
+
+@dataclass(frozen=True)
+class Score:
+    """Over pairs of a log and a cause: how many are named rightly, named wrongly, and missed."""
+
+    right: int
+    wrong: int
+    missed: int
+
+    @property
+    def precision(self) -> float:
+        return self.right / (self.right + self.wrong)
+
+    @property
+    def recall(self) -> float:
+        return self.right / (self.right + self.missed)
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    rows = yaml.safe_load((FOLDER / "index.yaml").read_text(encoding="utf-8"))["logs"]
+    return tuple(
+        Case(name, row["part"], row["kind"], frozenset(row["expect"]), row["cite"]) for name, row in rows.items()
+    )
+
+
+@cache
+def explained(case: Case) -> Explanation:
+    return explain.explain(logs.Log(case.raw))
+
+
+def named(case: Case) -> frozenset[str]:
+    return frozenset(match.id for match in explained(case).matches)
+
+
+def score(wanted: Iterable[Case]) -> Score:
+    right = wrong = missed = 0
+    for case in wanted:
+        right += len(case.expect & named(case))
+        wrong += len(named(case) - case.expect)
+        missed += len(case.expect - named(case))
+    return Score(right, wrong, missed)
+
+
+def mistakes(wanted: Iterable[Case]) -> Iterator[tuple[Case, frozenset[str]]]:
+    yield from ((case, named(case)) for case in wanted if named(case) != case.expect)
