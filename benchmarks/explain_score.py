@@ -56,7 +56,7 @@ def main() -> int:
             "",
             f"Machine: {described()}. Made by `make explain-score`: {len(cases)} logs in {took:.2f} s.",
             "",
-            "| part | logs with a cause | unknown | innocent | precision | recall | nothing named where nothing is known |",
+            "| part | logs with a cause | unknown | innocent | precision | recall | silent where nothing is known |",
             "|---|---|---|---|---|---|---|",
             *map(row, PARTS),
             "",

@@ -91,16 +91,20 @@ def _lines(log: Log, found: Explanation, name: str) -> Iterator[str]:
 
 def _heard(log: Log, found: Explanation) -> Iterator[str]:
     """What was read, in a line: so that a wrong guess about the machine is seen."""
+    from envbuild.plan.advisories import UNLISTED
+
     said = found.read.situation
     libraries = [f"{name} {said.libraries[name]}" for name in ("cublas", "cudnn", "nccl") if name in said.libraries]
     parts = [
-        ", ".join(gpu.names[0] for gpu in said.gpus),
+        ", ".join(
+            f"compute capability {gpu.compute_capability}" if gpu.id == UNLISTED else gpu.id for gpu in said.gpus
+        ),
         f"torch {said.torch}" if said.torch else "",
         *libraries,
         f"driver {said.driver}" if said.driver else "",
         f"{said.gpu_count} GPUs" if said.gpu_count else "",
     ]
-    yield f"{len(log.lines)} lines; " + (", ".join(filter(None, parts)) or "they name no version and no card")
+    yield f"lines: {len(log.lines)}; said of the machine: {', '.join(filter(None, parts)) or 'nothing'}"
     if log.skipped:
         yield f"the log is large: {log.skipped} lines in its middle were not read"
 

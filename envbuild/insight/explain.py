@@ -65,6 +65,7 @@ class Explanation:
 
 
 def explain(log: Log) -> Explanation:
+    """Every cause that the log shows with a confidence of NAMED or more, but for those that follow from another."""
     known = reading.read(log)
     advisories = {advisory.id: advisory for advisory in facts.advisories()}
     found: list[Match] = []

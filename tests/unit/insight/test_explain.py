@@ -6,12 +6,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from envbuild.cli import cli
-from envbuild.errors import UsageError
+from envbuild.errors import FactsError, UsageError
 from envbuild.insight import explain, logs
 from envbuild.plan import facts, signatures
 from envbuild.plan.probes import known
@@ -96,9 +97,27 @@ def test_a_signature_is_well_formed(row: signatures.Signature) -> None:
     assert (advisory is None) == bool(row.title), "an advisory has its own title"
     command = row.prove or ""
     for probe in re.findall(r"--probe (\S+)", command):
-        assert probe in known() or probe == "norm.apex"
+        assert probe in known()
     for pattern in (*row.lines, *(advisory.shows.patterns if advisory else ())):
         assert logs.anchors(pattern), f"{pattern.pattern}: no text by which lines are found"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"yields_to": frozenset({"gpu-memroy"})}, "did you mean gpu-memory"),
+        ({"id": "cublas-hopper-fp"}, "needs title, lines and remedy"),
+    ],
+)
+def test_a_signature_of_nothing_is_refused(
+    change: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = dict(signatures._rows())
+    wrong = replace(rows["cublas-hopper-fpe"], **change)  # type: ignore[arg-type]
+    monkeypatch.setattr(signatures, "_rows", lambda: {**rows, wrong.id: wrong})
+    with pytest.raises(FactsError) as caught:
+        signatures.signatures()
+    assert message in f"{caught.value} {caught.value.hint}"
 
 
 # ---- surroundings ----

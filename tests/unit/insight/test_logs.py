@@ -52,6 +52,16 @@ def test_a_long_line_is_searched_to_its_end() -> None:
     assert [line.number for line, _ in log.find(re.compile("EADDRINUSE"))] == [1]
 
 
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_crash_is_found_behind_many_lines_that_look_like_it(at: int) -> None:
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefgh", k=9)) for _ in range(20 * logs.TRIED)]
+    alike = [f"{rng.choice(('error', 'fault'))} 111 {word}" for word in words]
+    alike[at] = "error 802"
+    log = logs.Log("\n".join(alike).encode())
+    assert [line.text for line, _ in log.find(re.compile("error 802|fault 802"))] == ["error 802"]
+
+
 def test_of_a_giant_only_begin_and_end_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "HEAD", 1 << 20)
     monkeypatch.setattr(logs, "TAIL", 1 << 20)

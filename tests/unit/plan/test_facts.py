@@ -658,3 +658,26 @@ def test_errors_of_applications_are_those_of_the_selftest() -> None:
     from envbuild.selftest.probes.health import APPLICATION_XIDS
 
     assert {number for number, fact in facts.xids().items() if fact.application} == APPLICATION_XIDS
+
+
+@pytest.mark.parametrize(
+    ("known", "standing"),
+    [
+        ({}, "open"),
+        ({"gpus": ("h20",)}, "fits"),
+        ({"gpus": ("a100",)}, "contradicted"),
+        ({"gpus": ("a100", "h20")}, "fits"),
+        ({"libraries": {"cublas": "12.1.3.1"}}, "fits"),
+        ({"gpus": ("h20",), "libraries": {"cublas": "12.1.3.1"}}, "holds"),
+        ({"gpus": ("h20",), "libraries": {"cublas": "12.4.5.8"}}, "contradicted"),
+    ],
+)
+def test_what_little_is_known_says_of_an_advisory(known: dict[str, Any], standing: str) -> None:
+    cards = tuple(facts.gpus()[name] for name in known.get("gpus", ()))
+    situation = Situation(gpus=cards, libraries=known.get("libraries", {}), gpu_count=None)
+    assert advisory("cublas-hopper-fpe").standing(situation) == standing
+    assert advisory("cublas-hopper-fpe").holds(situation) == (standing == "holds")
+
+
+def test_what_only_a_log_tells_is_never_contradicted() -> None:
+    assert advisory("half-attention-nan").standing(Situation()) == "open"
