@@ -53,7 +53,6 @@ int nvmlDeviceGetCudaComputeCapability(void *card, int *major, int *minor)
 int nvmlDeviceGetMemoryInfo(void *card, unsigned long long *sizes)
 { unsigned long long gib = 1 << 30; sizes[0] = own(card, "total", 96) * gib;
   sizes[2] = own(card, "used", 0) * gib; sizes[1] = sizes[0] - sizes[2]; return 0; }
-int nvmlDeviceGetComputeMode(void *card, int *mode) { *mode = own(card, "mode", 0); return 0; }
 int nvmlDeviceGetMigMode(void *card, unsigned *now, unsigned *then)
 { *now = own(card, "mig", 0); *then = own(card, "mig_pending", *now); return 0; }
 int nvmlDeviceGetMaxMigDeviceCount(void *card, unsigned *most) { *most = 7; return 0; }
@@ -92,7 +91,8 @@ int nvmlDeviceGetRemappedRows(void *card, unsigned *c, unsigned *u, unsigned *pe
   *failed = own(card, "failed", said("STUB_FAILED", 0)); return supported(); }
 int nvmlDeviceGetRetiredPagesPendingStatus(void *card, unsigned *pending)
 { *pending = said("STUB_RETIRING", 0); return said("STUB_RETIRING", 0) ? 0 : 3; }
-int nvmlDeviceGetComputeMode(void *card, int *mode) { *mode = said("STUB_MODE", 0); return supported(); }
+int nvmlDeviceGetComputeMode(void *card, int *mode)
+{ *mode = own(card, "mode", said("STUB_MODE", 0)); return supported(); }
 int nvmlEventSetCreate(void **set) { *set = &left; return said("STUB_OLD", 0) ? 3 : 0; }
 int nvmlDeviceRegisterEvents(void *card, unsigned long long kinds, void *set) { return kinds == 8 ? 0 : 2; }
 int nvmlEventSetWait_v2(void *set, Event *event, unsigned timeout)

@@ -34,7 +34,7 @@ ADVISORY = "apex-t5-mixed-dtype"
 CURES = (
     "transformers 5.8 or newer",
     "no apex in this image",
-    "a text encoder in bf16 or fp32 with weights to match",
+    "the T5 in bf16 or fp32 with weights to match",
 )
 
 
