@@ -2,8 +2,8 @@
 # the main job. `make help` lists everything.
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests run beside each other; those of one engine follow each other (tests/e2e/conftest.py) and mostly wait for it.
-BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadgroup
+# Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
+BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
 TARGETS := help venv engine engine-stop test test-images unit lint format bench faults explain-score gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))

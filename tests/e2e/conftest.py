@@ -36,8 +36,6 @@ KEPT_FREE = 30_000_000_000
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """They share an engine and its images: one after the other, whatever runs beside them."""
-    item.add_marker(pytest.mark.xdist_group("engine"))
     if item.get_closest_marker("images") and "images" not in item.config.option.markexpr:
         item.add_marker(pytest.mark.skip(reason="builds an image of 5 GB: make test-images"))
 

@@ -18,8 +18,6 @@ from . import seeding, standins
 from .named import NAMED
 from .reading import Frame
 
-pytestmark = pytest.mark.xdist_group("apex")  # the stand-ins run once
-
 WORDS = "expected scalar type Float but found Half"
 WRONG = [
     ("norm.apex:half_sums", "bound", "y of FusedLayerNorm fp16 x fp16 8x256: element"),
