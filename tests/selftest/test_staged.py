@@ -71,6 +71,15 @@ def test_all_that_passes_over_nccl_is_tried_over_gloo_once(site: Callable[..., C
     assert context.traits["unequal_cards"] == "no"
 
 
+def test_a_stage_names_the_ranks_that_are_to_blame(site: Callable[..., Context]) -> None:
+    context = site([H20] * 2, lambda world: DIES if world.members == (0, 1) and world.backend == "nccl" else None)
+    told = {stage["stage"]: stage["faults"] for stage in context.traits["stages"]}
+    assert told["nccl 0"] == told["gloo 0+1"] == []
+    assert told["nccl 0+1"] == [
+        {"rank": 1, "member": 1, "step": "init", "kind": "signal", "reason": "died of SIGSEGV", "signal": "SIGSEGV"}
+    ]
+
+
 def test_a_world_that_fails_is_tried_over_gloo_and_without_each_transport(site: Callable[..., Context]) -> None:
     def hangs(world: World) -> Fault | None:
         slow = world.backend == "nccl" and len(world.members) > 1 and not world.settings

@@ -7,6 +7,7 @@ process calls nothing of torch: its ranks are forked from it, and a CUDA that wa
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import math
 import time
@@ -172,6 +173,7 @@ def _document(stage: Stage) -> dict[str, Any]:
         "passed": not stage.faults,
         "transports": list(stage.log.transports),
         "seconds": round(stage.seconds, 3),
+        "faults": list(map(dataclasses.asdict, stage.faults)),
     }
 
 
