@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "bisect": "The first version that passes a probe.",
         "diff": "What changes from one profile, lock or image to another.",
         "compare": "Where two GPUs' numbers part, and why.",
+        "report": "One page of all that is known of a profile.",
     },
 }
 

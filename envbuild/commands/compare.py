@@ -7,7 +7,6 @@ from envbuild.commands.console import emit, json_option
 from envbuild.insight import compare
 from envbuild.insight.compare import Comparison, Pass
 from envbuild.proof import fingerprint
-from envbuild.proof.fingerprint import Machine
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _ROW = "{:<24} {:<15} {:<10} {:>9} {:>9} {:>9} {:>9}"
@@ -34,15 +33,9 @@ def command(a: Path, b: Path, as_json: bool) -> None:
         emit({**told, **compare.document(result)})
         return
     for name, found in read.items():
-        click.echo(f"{name}: {_machine(found.machine)}")
+        click.echo(f"{name}: {compare.machine(found.machine)}")
     for line in _lines(result):
         click.echo(line)
-
-
-def _machine(machine: Machine) -> str:
-    device = machine.gpu.name if machine.gpu else " ".join(filter(None, (machine.cpu, machine.cpu_capability)))
-    libraries = (f"{name} {machine.libraries[name]}" for name in ("cublas", "cudnn") if name in machine.libraries)
-    return ", ".join([device or "a CPU", f"torch {machine.torch}", *libraries])
 
 
 def _lines(result: Comparison) -> Iterator[str]:

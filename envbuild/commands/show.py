@@ -8,7 +8,8 @@ from envbuild.commands.console import emit, json_option, pin_option, profile_arg
 from envbuild.errors import EnvbuildError
 from envbuild.image import records
 from envbuild.image.records import Record
-from envbuild.plan import facts, fleet, lock, resolve, sources
+from envbuild.insight import pinned
+from envbuild.plan import facts, lock, resolve, sources
 from envbuild.plan.archive import COMPAT
 from envbuild.proof import proved
 
@@ -55,24 +56,16 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
     versions = locked.versions if locked and fits else {}
     choice = resolve.as_locked(plan, versions) if fits else plan.choice
     proofs = proved.on_disk(source.name, source.profile, locked, records.every())
-    libraries = choice.situation.libraries
-    found: dict[str, str | None] = {
-        "python": plan.python,
-        "cuda": choice.situation.cuda,
-        "torch": source.profile.torch,
-        **{short: libraries.get(short) for short in ("cublas", "cudnn", "nccl")},
-        "apex": None,
-    }
-    found |= {short: version for short, version in libraries.items() if short not in found}
-    found |= {name: version for name, version in versions.items() if not facts.library_of(name)}
-    reasons = {**dict.fromkeys([*versions, *libraries], "locked"), **plan.reasons}
+    found = pinned.versions(plan, choice, versions)
+    reasons = pinned.reasons(plan, choice, versions)
     for name, version in pins.items():
+        if name == "cuda":  # torch's own; a pin of it only checks that
+            continue
         known = facts.known_versions(facts.distribution_of(name, choice.situation.cuda or "") or name)
         key = name if name in reasons else str(canonicalize_name(name))
         found.setdefault(key, version)
         if version not in known:
             reasons[key] = f"{reasons.get(key, '--pin')}; not checked: whether an index has it"
-    reasons["cuda"] = f"torch {source.profile.torch} is built for it"
     return {
         "profile": source.name,
         "description": source.profile.description,
@@ -83,11 +76,7 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "nvcc": {"release": plan.toolchain.release, "home": plan.toolchain.home} if plan.toolchain else None,
         "pins": found,
         "reasons": {pin: reasons.get(pin) if version else None for pin, version in found.items()},
-        "fleet": [
-            asdict(setting)
-            for setting in fleet.settings(choice.situation.gpus)
-            if plan.environment[setting.variable] == setting.value  # a profile's own value wins
-        ],
+        "fleet": [asdict(setting) for setting in pinned.fleet_settings(plan, choice)],
         "advisories": choice.states,
         "lock": {"id": locked.id if locked and fits else None, "state": _lock_state(locked, plan)},
         "proof": proved.sentence(source.name, proofs),

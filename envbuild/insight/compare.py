@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from envbuild.errors import UsageError
-from envbuild.proof.fingerprint import Fingerprint, Observed, Op
+from envbuild.proof.fingerprint import Fingerprint, Machine, Observed, Op
 
 KINDS = IDENTICAL, ROUNDING, PRECISION, BREAKAGE = ("identical", "rounding", "precision", "breakage")
 TEACHER, FREE = "teacher-forced", "free-running"
@@ -208,6 +208,13 @@ def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
         yield f"the hosts' own float64 differs in the last place from {golden[0]} on; each is judged by its own"
     if any(seen and not seen.against for op in (*a.ops, *b.ops) for seen in (op.teacher, op.free)):
         yield "where there is no reference, samples and sizes are compared: half of the bits must agree"
+
+
+def machine(found: Machine) -> str:
+    """What a fingerprint was recorded on, in one line: `NVIDIA H20, torch 2.7.1, cublas 12.6.4, cudnn 9.5.1`."""
+    device = found.gpu.name if found.gpu else " ".join(filter(None, (found.cpu, found.cpu_capability)))
+    libraries = (f"{name} {found.libraries[name]}" for name in ("cublas", "cudnn") if name in found.libraries)
+    return ", ".join([device or "a CPU", f"torch {found.torch}", *libraries])
 
 
 def document(found: Comparison) -> dict[str, Any]:

@@ -7,6 +7,7 @@ On disk under the user's state folder, by image id; the statement is written las
 from __future__ import annotations
 
 import datetime
+import errno
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -140,12 +141,21 @@ def save_envelope(statement_file: Path, envelope: Mapping[str, Any]) -> Path:
 
 def run_of(statement_file: Path, image_id: str) -> TestRun:
     """The run that a proof's statement points at. Raises FileNotFoundError if it went away meanwhile."""
-    record = _read(statement_file, image_id)
-    if record is None:
-        raise FileNotFoundError(statement_file)
+    record = record_of(statement_file, image_id)
     return TestRun(
         tuple(record["results"]), record["environment"], record["start"], tuple(record["errors"]), record["seconds"]
     )
+
+
+def record_of(statement_file: Path, image_id: str | None = None) -> dict[str, Any]:
+    """The record that a statement points at; the image is the one that its folder is named after, where none is given.
+
+    Raises FileNotFoundError if it went away meanwhile, or is no longer whole.
+    """
+    record = _read(statement_file, image_id or f"sha256:{statement_file.parent.name}")
+    if record is None:
+        raise FileNotFoundError(errno.ENOENT, "is not there, or not whole", str(statement_file))
+    return record
 
 
 def record_text(statement_file: Path) -> bytes:

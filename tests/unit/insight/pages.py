@@ -1,0 +1,110 @@
+"""Profiles with locks and evidence for pages: a CPU that passed, and four cards of which much is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+from envbuild.image import records
+from envbuild.image.records import Record
+from envbuild.insight import measured
+from envbuild.insight.measured import Run
+from envbuild.plan import lock, resolve, sources
+from envbuild.plan.lock import Lock
+from envbuild.plan.sources import Source
+from envbuild.proof import evidence, proved
+from envbuild.proof.counting import digest_of
+from envbuild.proof.testrun import TestRun
+from unit.support import image_of, write_profile
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden"
+PRINTS = tuple(GOLDEN / "fingerprints" / f"torch-{version}.json" for version in ("2.13.0", "2.0.1"))
+DAY = datetime.datetime(2026, 11, 21, 12, 30, tzinfo=datetime.UTC)
+CARD = "Lab H20 96GB"
+# Its figures are made up, as the card is.
+FACTS = f"""
+as_of: 2026-11
+sources: {{made-up: "for a test"}}
+gpus:
+  - id: lab
+    names: ["{CARD}"]
+    family: lab
+    compute_capability: "9.0"
+    memory_gb: [96]
+    features: [tf32, bf16, fp8]
+    first_cuda: "11.8"
+    datacentre: true
+    datasheet: {{tflops_fp16: 148.0, tflops_bf16: 148.0, tflops_tf32: 74.0, gb_per_s: 4000.0, source: [made-up]}}
+    source: [made-up]
+    status: reported
+"""
+LAB: dict[str, Any] = {
+    "description": "four cards for a test",
+    "extends": "xdit",
+    "gpus": ["lab"],
+    "gpu_count": 4,
+    "accept": [
+        {"advisory": "cublas-hopper-fpe", "reason": "no product of these shapes is known in the project"},
+        {"advisory": "nccl-abort-hang", "reason": "the job has a time limit"},
+    ],
+    "selftest": {"level": "standard", "floor": {"gemm": 0.7, "memory": 0.6}},
+}
+
+
+def site_facts(home: Path) -> None:
+    """The card, in the site's facts."""
+    folder = home / "envbuild" / "facts.d"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "lab.yaml").write_text(FACTS, encoding="utf-8")
+
+
+def lab(project: Path) -> tuple[Source, Lock]:
+    """The profile of four cards, and a lock that is xdit's but for the environment and the files of two layers."""
+    source = sources.load(str(write_profile(project, LAB, "lab")))
+    plan = resolve.resolve(source)
+    shipped = lock.read(ROOT / "profiles" / "projects" / "xdit.lock.yaml")
+    assert shipped is not None
+    changed = tuple(
+        dataclasses.replace(item, wheel=dataclasses.replace(item.wheel, sha256=item.wheel.sha256[::-1]))
+        if item.wheel.name in ("nvidia-cublas-cu12", "numpy")
+        else item
+        for item in shipped.wheels
+    )
+    made = dataclasses.replace(shipped, wheels=changed, environment=plan.environment, inputs=lock.inputs(plan))
+    lock.write(made, source.lock_file, "lab")
+    return source, made
+
+
+def cpu(project: Path) -> tuple[Source, Lock]:
+    source = sources.load("cpu")
+    made = lock.read(source.known_lock)
+    assert made is not None
+    return source, made
+
+
+def outcome(name: str) -> dict[str, Any]:
+    """What the golden run of that name came to."""
+    text = (GOLDEN / "report" / f"{name}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text.replace("NVIDIA H20", CARD))
+    return found
+
+
+def record(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = ()) -> dict[str, Any]:
+    run = TestRun(tuple(told["results"]), told["environment"], told["start"], errors, told["seconds"])
+    wanted = proved.wanted(source.name, source.profile, locked)
+    return evidence.run_record(image_of(source.name), wanted, run, "docker 26.1.5", DAY)
+
+
+def prove(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = ()) -> Path:
+    """As if the image of the lock had been built, and its self-test had come to this."""
+    image = image_of(source.name)
+    records.write(Record(image.id, image.handle, locked.id, f"recipe-{source.name}", image.layers, "docker"))
+    return evidence.save(record(source, locked, told, errors))
+
+
+def run_of(statement: Path) -> Run:
+    return measured.run(evidence.record_of(statement), digest_of(statement))
