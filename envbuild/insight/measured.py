@@ -223,7 +223,8 @@ def _figures(told: Any) -> Iterator[Figure]:
 
 def _signed(result: Mapping[str, Any]) -> Known | None:
     """The advisory that a failure is the signature of."""
-    found = next((item for item in facts.advisories() if item.matches(result)), None)
+    told = {**result, "traits": _mapping(result.get("traits"))}
+    found = next((item for item in facts.advisories() if item.matches(told)), None)
     return known(found) if found else None
 
 

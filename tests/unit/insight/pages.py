@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from envbuild import settings
 from envbuild.image import records
 from envbuild.image.records import Record
 from envbuild.insight import measured
@@ -55,9 +56,9 @@ LAB: dict[str, Any] = {
 }
 
 
-def site_facts(home: Path) -> None:
+def site_facts() -> None:
     """The card, in the site's facts."""
-    folder = home / "envbuild" / "facts.d"
+    folder = settings.config_file().parent / "facts.d"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "lab.yaml").write_text(FACTS, encoding="utf-8")
 
@@ -93,17 +94,19 @@ def outcome(name: str) -> dict[str, Any]:
     return found
 
 
-def record(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = ()) -> dict[str, Any]:
+def record(
+    source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
+) -> dict[str, Any]:
     run = TestRun(tuple(told["results"]), told["environment"], told["start"], errors, told["seconds"])
     wanted = proved.wanted(source.name, source.profile, locked)
-    return evidence.run_record(image_of(source.name), wanted, run, "docker 26.1.5", DAY)
+    return evidence.run_record(image_of(source.name), wanted, run, "docker 26.1.5", DAY + datetime.timedelta(days=day))
 
 
-def prove(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = ()) -> Path:
+def prove(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0) -> Path:
     """As if the image of the lock had been built, and its self-test had come to this."""
     image = image_of(source.name)
     records.write(Record(image.id, image.handle, locked.id, f"recipe-{source.name}", image.layers, "docker"))
-    return evidence.save(record(source, locked, told, errors))
+    return evidence.save(record(source, locked, told, errors, day))
 
 
 def run_of(statement: Path) -> Run:
