@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
-TARGETS := help venv engine engine-stop test test-images unit lint format bench faults explain-score gpu-check clean
+TARGETS := help venv engine engine-stop browser test test-images unit lint format bench faults explain-score \
+	gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
 $(if $(CLASH),$(error a profile cannot be named like a target: $(CLASH)))
@@ -36,7 +37,10 @@ engine: venv ## a Docker Engine: the one that answers, else a private one (Debia
 engine-stop: ## stop the private engine
 	@scripts/engine stop
 
-test: .venv/.dev engine ## every test, the end-to-end ones on a real engine included
+browser: ## Chromium for the tests of the report's page, where it can be installed (Debian, root)
+	@scripts/browser
+
+test: .venv/.dev engine browser ## every test, the end-to-end ones on a real engine included
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(BESIDE)
 
 test-images: .venv/.dev engine ## the image of every project, 5 GB each, one after the other: built, audited, removed

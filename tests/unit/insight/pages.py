@@ -94,6 +94,26 @@ def outcome(name: str) -> dict[str, Any]:
     return found
 
 
+_MARKUP = "</code></style></pre><script>alert(1)</script><img src=x onerror='alert(2)'>\x1b[31m\u202e"
+
+
+def hostile() -> dict[str, Any]:
+    """The run of four cards, all that it says in words being markup, and what steers a terminal."""
+    told = {key: _hostile(item) for key, item in outcome("gpu").items()}
+    told["results"][0] = outcome("gpu")["results"][0]  # of which card it is; another's would not be told
+    return told
+
+
+def _hostile(value: Any) -> Any:
+    """Every text, but for what decides how it is read."""
+    kept = ("probe", "status", "stage", "level")
+    if isinstance(value, dict):
+        return {key: item if key in kept else _hostile(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hostile(item) for item in value]
+    return f"{value}{_MARKUP}" if isinstance(value, str) else value
+
+
 def record(
     source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
 ) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""A headless Chromium, and what it says of a page."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+MISSING = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+_FLAGS = (
+    "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
+    "disable-component-update", "disable-sync", "disable-dev-shm-usage", "hide-scrollbars",
+)  # fmt: skip
+
+
+class Browser:
+    """One page at a time, `wide` pixels across; what it logged and asked for is told once."""
+
+    def __init__(self, folder: Path) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(shutil.which("chromium"))
+        for flag in (*_FLAGS, f"user-data-dir={folder}"):
+            options.add_argument(f"--{flag}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+
+    def close(self) -> None:
+        self.driver.quit()
+
+    def open(self, address: str, wide: int = 1400, scheme: str = "light", media: str = "screen") -> None:
+        self.say(
+            "Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}]
+        )
+        self.say("Emulation.setDeviceMetricsOverride", width=wide, height=900, deviceScaleFactor=1, mobile=False)
+        self.driver.get(address)
+
+    def say(self, command: str, **arguments: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self.driver.execute_cdp_cmd(command, arguments)
+        return found
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Every address that it asked for, data and its own pages left out."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        asked = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        addresses = [one["request"]["url"] for one in asked]
+        return [address for address in addresses if not address.startswith(("data:", "chrome:", "about:"))]
+
+    def shoot(self, file: Path) -> None:
+        """All of the page, as a PNG."""
+        wide, high = self.run("const e = document.documentElement; return [innerWidth, e.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": wide, "height": high, "scale": 1}
+        taken = self.say("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        file.write_bytes(base64.b64decode(taken["data"]))
