@@ -162,7 +162,7 @@ class Run:
 def run(record: Mapping[str, Any], evidence: str) -> Run:
     """`record` as evidence.record_of gives it; `evidence`: the sha256 of its bytes, hex."""
     gpu, start, environment = record["gpu"] or {}, _mapping(record.get("start")), record["environment"]
-    staged = next((result for result in record["results"] if result["probe"] == "dist.staged"), {})
+    staged: Mapping[str, Any] = next((result for result in record["results"] if result["probe"] == "dist.staged"), {})
     stages = tuple(_stages(_mapping(staged.get("traits")).get("stages")))
     required = set(record["selftest"]["require"])
     return Run(

@@ -18,6 +18,7 @@ from envbuild.plan.choice import Choice
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
+from envbuild.proof import proved
 from envbuild.proof.counting import Proof
 from envbuild.proof.fingerprint import Fingerprint
 
@@ -105,6 +106,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class Page:
+    """`name` to `driver`: of the profile. `runs`: what the evidence measured, one for each card that was tried; `layers`:
+    None without a lock; `compared`: None where no fingerprints were given."""
+
     name: str
     description: str
     python: str
@@ -171,7 +175,7 @@ def status(plan: Plan, lock: Lock | None, proofs: Sequence[Proof], images: Itera
     stale = lock.stale(plan) if lock else []
     images = tuple(dict.fromkeys(images))
     reasons = [f"{part} changed in the profile since it was locked" for part in stale]
-    reasons += [f"{proof.model}: {proof.reason}" for proof in proofs]
+    reasons += [proved.reason(plan.name, proof) for proof in proofs]
     if lock is None:
         state = UNLOCKED
         reasons = [f"there is no lock; run: envbuild make {plan.name}"]

@@ -66,6 +66,12 @@ def test_a_lock_and_a_dockerfile_are_written_here(installed: Path, empty: Projec
     assert run(installed, empty, "render", "--check", "cpu").code == 0
 
 
+def test_a_report_is_written_here(installed: Path, empty: Project) -> None:
+    done = run(installed, empty, "report", "cpu", "-o", "cpu.html", "--json")
+    assert (done.code, done.document["file"], done.document["status"]["state"]) == (0, "cpu.html", "not proved")
+    assert "<title>cpu: not proved</title>" in (empty.folder / "cpu.html").read_text(encoding="utf-8")
+
+
 def test_own_profiles_come_first(installed: Path, empty: Project) -> None:
     empty.profile("cpu").parent.mkdir()
     empty.write("cpu", description="my own", base={"bootstrap": "trixie"}, python="3.13", torch="2.13.0+cpu")

@@ -160,6 +160,8 @@ CASES: list[tuple[list[str], int]] = [
     (["prove", "sample", "--image", "x"], 6),
     (["compare", "a.json", "b.json"], 3),
     (["compare", "a.json"], 2),
+    (["report", "nosuch", "-o", "x.html"], 3),
+    (["report", "sample"], 2),
 ]
 
 

@@ -47,14 +47,18 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def complaints(self) -> list[str]:
-        return [entry["message"] for entry in self.driver.get_log("browser")]
+        return [entry["message"] for entry in self._log("browser")]
 
     def requests(self) -> list[str]:
         """Every address that it asked for, data and its own pages left out."""
-        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         asked = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
         addresses = [one["request"]["url"] for one in asked]
         return [address for address in addresses if not address.startswith(("data:", "chrome:", "about:"))]
+
+    def _log(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
+        return found
 
     def shoot(self, file: Path) -> None:
         """All of the page, as a PNG."""

@@ -60,7 +60,8 @@ def test_a_failure_names_the_advisory_that_it_is_the_signature_of(record: dict[s
 def test_speeds_stand_beside_the_datasheet_of_their_card(record: dict[str, Any]) -> None:
     speeds = {(item.index, item.name): item for item in measured.run(record, "").speeds}
     slow = speeds[2, "fp16"]
-    assert (slow.reached, slow.promised, slow.floor, slow.part) == (62.3, 148.0, 0.7, pytest.approx(0.421, abs=1e-3))
+    assert (slow.reached, slow.promised, slow.floor) == (62.3, 148.0, 0.7)
+    assert slow.part == pytest.approx(0.421, abs=1e-3)
     assert (speeds[0, "fp32"].promised, speeds[0, "fp32"].part) == (None, None)
     assert (speeds[3, "copy"].promised, speeds[3, "copy"].floor) == (4000.0, 0.6)
 
