@@ -106,8 +106,8 @@ class Compared:
 
 @dataclass(frozen=True)
 class Page:
-    """`name` to `driver`: of the profile. `runs`: what the evidence measured, one for each card that was tried; `layers`:
-    None without a lock; `compared`: None where no fingerprints were given."""
+    """`name` to `driver`: of the profile. `runs`: what the evidence measured, one for each card that was tried.
+    `layers`: None without a lock; `compared`: None where no fingerprints were given."""
 
     name: str
     description: str

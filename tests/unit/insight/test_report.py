@@ -19,7 +19,7 @@ from envbuild.insight.compare import document
 from envbuild.plan import lock
 from envbuild.proof import fingerprint
 from unit.insight import pages
-from unit.support import PROFILE, envbuild, lock_for, plan_of, write_profile
+from unit.support import PROFILE, envbuild, lock_for, plan_of, source_of, write_profile
 
 
 class Tags(HTMLParser):
@@ -75,6 +75,23 @@ def test_a_fault_of_the_run_is_told(world: Path, project: Path) -> None:
     pages.prove(*pages.cpu(project), told, ("the container ran out of memory",), day=1)
     assert page("cpu")["status"]["state"] == "failed"
     assert "the container ran out of memory" in (world / "page.html").read_text(encoding="utf-8")
+
+
+def test_each_card_of_a_fleet_has_its_own_run(project: Path) -> None:
+    cards = {"a100": "NVIDIA A100-SXM4-80GB", "h20": "NVIDIA H20"}
+    source = source_of(project, {"extends": "h20", "gpus": [*cards, "v100"], "apt": []}, "mixed")
+    made = lock_for(plan_of(project, {"extends": "h20", "gpus": [*cards, "v100"], "apt": []}, "mixed"))
+    lock.write(made, source.lock_file, "mixed")
+    for day, card in enumerate(cards.values()):
+        pages.prove(source, made, json.loads(json.dumps(pages.outcome("gpu")).replace(pages.CARD, card)), day=day)
+    found = page("mixed")
+    assert [run["card"] for run in found["runs"]] == list(cards.values())
+    assert [(card["model"], card["failed"]) for card in found["status"]["cards"]] == [
+        ("a100", True), ("h20", True), ("v100", False)
+    ]  # fmt: skip
+    text = (project / "page.html").read_text(encoding="utf-8")
+    assert re.findall(r'<h2 id="run\d-title">Self-test on (.*?)</h2>', text) == list(cards.values())
+    assert "v100: never proved" in text
 
 
 def test_a_profile_that_was_never_proved_says_so(project: Path) -> None:
