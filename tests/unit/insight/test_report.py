@@ -121,9 +121,7 @@ def test_a_lock_that_no_longer_fits_is_out_of_date(project: Path) -> None:
 def test_the_pins_are_those_that_show_tells(world: Path) -> None:
     shown = envbuild("show", "lab", "--json").document
     told = {pin["name"]: (pin["version"], pin["reason"]) for pin in page("lab")["pins"]}
-    assert told == {
-        name: (version, shown["reasons"].get(name, "")) for name, version in shown["pins"].items() if version
-    }
+    assert told == {name: (version, shown["reasons"][name] or "") for name, version in shown["pins"].items() if version}
 
 
 def test_advisories_come_with_state_reason_remedy_and_sources(world: Path) -> None:
