@@ -38,6 +38,7 @@ _KNOWN = {
     "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
     "debian_mirror": "root of a Debian archive, where apt has none configured",
     "debian_security_mirror": "root of the Debian security archive",
+    "git_mirror": "where git repositories lie, asked instead of a profile's address; {host} and {path} are parts of it",
     "public_key": "file of the public key that `verify` trusts",
     "signing_key": "file of the private key that evidence is signed with",
     "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",

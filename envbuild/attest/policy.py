@@ -16,8 +16,9 @@ from envbuild.attest.oci import Reference
 from envbuild.attest.signing import PublicKey
 from envbuild.errors import UsageError, near
 from envbuild.plan import document, facts
+from envbuild.plan.kinds import ProbeName, Release
+from envbuild.plan.kinds import ProbeName, Release
 from envbuild.plan.probes import Level
-from envbuild.plan.profile import ProbeName, Release
 from envbuild.proof.counting import CPU
 
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")

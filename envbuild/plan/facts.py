@@ -27,11 +27,12 @@ from envbuild.plan.fields import STRICT, Capability, Name, Release, Row, Sources
 
 @plain(frozen=True)
 class Suite:
-    """A Debian release: the Python it carries and its C library's version."""
+    """A Debian release: the Python it carries, its C library's version, and the major version of its g++."""
 
     name: str
     python: str
     glibc: str
+    gcc: int
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -61,6 +62,14 @@ class Compiler(Row):
     extras: tuple[Name, ...] = ()
     folder: Annotated[str, Field(pattern=r"^[a-z0-9/]+$")] = ""
     lacks: Text | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HostCompiler(Row):
+    """The first major version of gcc that torch's cpp_extension refuses to use with a CUDA release."""
+
+    cuda: Release
+    gcc_below: int
 
 
 class DriverMinimum(NamedTuple):
@@ -123,7 +132,8 @@ def xids() -> Mapping[int, XidError]:
 @cache
 def suites() -> Mapping[str, Suite]:
     return {
-        name: Suite(name, row["python"], row["glibc"]) for name, row in factfiles.read("debian").data["suites"].items()
+        name: Suite(name, row["python"], row["glibc"], row["gcc"])
+        for name, row in factfiles.read("debian").data["suites"].items()
     }
 
 
@@ -132,6 +142,13 @@ def base_packages(gpu: bool = False) -> tuple[str, ...]:
     """What a base holds; for a GPU also what torch needs at run time: a compiler, headers, RDMA libraries."""
     data = factfiles.read("debian").data
     return (*data["packages"], *(data["gpu_packages"] if gpu else ()))
+
+
+@cache
+def compiler_packages() -> str:
+    """A pattern for the names of Debian packages that decide what a host compiler makes."""
+    pattern: str = factfiles.read("debian").data["compiler_packages"]
+    return pattern
 
 
 @cache
@@ -191,6 +208,18 @@ def driver_minimum(cuda: str) -> DriverMinimum:
 def compilers() -> Mapping[int, Compiler]:
     """By CUDA's major version."""
     return {row.major: row for row in factfiles.rows("cuda", "compilers", Compiler)}
+
+
+@cache
+def host_compilers() -> Mapping[str, HostCompiler]:
+    """By CUDA release, as in "12.4"."""
+    return {row.cuda: row for row in factfiles.rows("cuda", "host_compilers", HostCompiler)}
+
+
+@cache
+def build_variables() -> frozenset[str]:
+    """Variables that compilers and torch read themselves, so that a source need not mention them."""
+    return frozenset(factfiles.read("cuda").data["build_variables"])
 
 
 @cache

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,9 @@ from envbuild.plan.store import write_atomically
 FORMAT = 1
 # Layers that several wheels share: the small ones of torch's, of nvcc's, and those of the profile's own packages.
 SMALL, TOOLCHAIN, PACKAGES = "python", "toolchain", "packages"
-PARTS = ("base", "apt", "wheels", "environment", "archives")
+# The layer of what extensions alone are compiled with, in a stage of its own.
+BUILDER = "builder"
+PARTS = ("base", "apt", "wheels", "environment", "archives", "extensions")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,59 @@ class Nvcc:
 
 
 @dataclass(frozen=True)
+class LockedExtension:
+    """What an extension's wheel is made from. The wheel itself is not locked: it is made, not fetched.
+
+    `digest` is what its source is known by: the commit, or the sdist's sha256; `tree` the commit's content.
+    """
+
+    name: str
+    kind: str  # git or sdist
+    digest: str
+    modules: tuple[str, ...]
+    tree: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            self.kind: self.digest,
+            **({"tree": self.tree} if self.tree else {}),
+            **({"env": dict(self.env)} if self.env else {}),
+            **({"settings": list(self.settings)} if self.settings else {}),
+            "modules": list(self.modules),
+        }
+
+
+@dataclass(frozen=True)
+class Builder:
+    """What extensions are compiled with, beside what the image holds; nothing of it stays there.
+
+    `arch`: TORCH_CUDA_ARCH_LIST, the profile's own cards alone.
+    """
+
+    arch: str
+    nvcc: Nvcc
+    wheels: tuple[LockedWheel, ...]
+    archives: tuple[Archive, ...] = ()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {
+            "arch": self.arch,
+            "nvcc": dict(vars(self.nvcc)),
+            "wheels": [_wheel(wheel) for wheel in self.wheels],
+            **({"archives": [dict(vars(a)) for a in self.archives]} if self.archives else {}),
+        }
+
+
+def _wheel(locked: LockedWheel) -> dict[str, Any]:
+    return {**vars(locked.wheel), "bytes": locked.bytes, "layer": locked.layer}
+
+
+@dataclass(frozen=True)
 class Lock:
     """`made` (UTC, 20261121T000000Z) only tells a snapshot archive where to look; it is not part of the id."""
 
@@ -83,6 +138,8 @@ class Lock:
     overrides: tuple[Overridden, ...] = ()
     archives: tuple[Archive, ...] = ()
     nvcc: Nvcc | None = None
+    extensions: tuple[LockedExtension, ...] = ()
+    builder: Builder | None = None
 
     @property
     def content(self) -> dict[str, Any]:
@@ -94,10 +151,12 @@ class Lock:
             "python": self.python,
             "base": base,
             "apt": [dict(vars(deb)) for deb in self.apt],
-            "wheels": [{**vars(w.wheel), "bytes": w.bytes, "layer": w.layer} for w in self.wheels],
+            "wheels": [_wheel(wheel) for wheel in self.wheels],
             **({"overrides": [dict(vars(o)) for o in self.overrides]} if self.overrides else {}),
             **({"archives": [dict(vars(a)) for a in self.archives]} if self.archives else {}),
             **({"nvcc": dict(vars(self.nvcc))} if self.nvcc else {}),
+            **({"extensions": [one.content for one in self.extensions]} if self.extensions else {}),
+            **({"builder": self.builder.content} if self.builder else {}),
             "environment": dict(self.environment),
         }
 
@@ -166,7 +225,6 @@ _AGAIN = "bring back the committed file (git checkout), or remove it to pin ever
 
 def _lock(parsed: lockshape.File) -> Lock:
     content, base = parsed.content, parsed.content.base
-    wheels = [w.model_dump() for w in content.wheels]
     return Lock(
         made=parsed.made,
         inputs=parsed.inputs,
@@ -176,12 +234,31 @@ def _lock(parsed: lockshape.File) -> Lock:
         image=base.image if isinstance(base, lockshape.Image) else None,
         base=tuple(Deb(**deb.model_dump()) for deb in base.packages) if isinstance(base, lockshape.Bootstrap) else (),
         apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
-        wheels=tuple(LockedWheel(bytes=w.pop("bytes"), layer=w.pop("layer"), wheel=Wheel(**w)) for w in wheels),
+        wheels=_wheels(content.wheels),
         overrides=tuple(Overridden(**o.model_dump()) for o in content.overrides),
         archives=tuple(Archive(**a.model_dump()) for a in content.archives),
         nvcc=Nvcc(**content.nvcc.model_dump()) if content.nvcc else None,
         environment=content.environment,
+        extensions=tuple(map(_extension, content.extensions)),
+        builder=_builder(content.builder) if content.builder else None,
     )
+
+
+def _wheels(parsed: Iterable[lockshape.Wheel]) -> tuple[LockedWheel, ...]:
+    dumped = [one.model_dump() for one in parsed]
+    return tuple(LockedWheel(bytes=w.pop("bytes"), layer=w.pop("layer"), wheel=Wheel(**w)) for w in dumped)
+
+
+def _extension(parsed: lockshape.Extension) -> LockedExtension:
+    kind = "git" if parsed.git else "sdist"
+    return LockedExtension(
+        parsed.name, kind, str(parsed.git or parsed.sdist), parsed.modules, parsed.tree, parsed.env, parsed.settings
+    )
+
+
+def _builder(parsed: lockshape.Builder) -> Builder:
+    archives = tuple(Archive(**a.model_dump()) for a in parsed.archives)
+    return Builder(parsed.arch, Nvcc(**parsed.nvcc.model_dump()), _wheels(parsed.wheels), archives)
 
 
 class _OneLine(dict[str, Any]):
@@ -197,11 +274,14 @@ _Dumper.add_representer(
 )
 
 
+_LISTED = {"apt", "wheels", "archives", "packages"}
+
+
 def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = None) -> None:
     """`origin`: what it was made for, where no profile is called `name`."""
     content = lock.content
-    for holder, key in ((content, "apt"), (content, "wheels"), (content, "archives"), (content["base"], "packages")):
-        if key in holder:
+    for holder in (content, content["base"], content.get("builder", {})):
+        for key in _LISTED & set(holder):
             holder[key] = [_OneLine(item) for item in holder[key]]
     data: dict[str, Any] = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs)}
     data |= {"of": dict(origin)} if origin else {}

@@ -9,12 +9,24 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import ProfileError, UsageError, near
-from envbuild.plan import archives, debs, lock, wheels
+from envbuild.plan import archives, checkouts, debs, lock, wheels
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import PACKAGES, SMALL, TOOLCHAIN, Lock, LockedWheel, Nvcc, Overridden
+from envbuild.plan.lock import (
+    BUILDER,
+    PACKAGES,
+    SMALL,
+    TOOLCHAIN,
+    Builder,
+    Lock,
+    LockedExtension,
+    LockedWheel,
+    Nvcc,
+    Overridden,
+)
 from envbuild.plan.resolve import Plan, as_locked
 from envbuild.plan.wheels import Resolved
+from envbuild.plan.workshop import Workshop
 
 # A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
 OWN_LAYER_BYTES = 20_000_000
@@ -46,6 +58,7 @@ def make(
         said = f"{error.message} {error.hint}"
         raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
     as_locked(plan, {item.wheel.name: item.wheel.version for item in locked})
+    extensions, builder = _extensions(plan, previous, stale, locked, progress)
     made = Lock(
         made=_made(previous, base, apt),
         inputs=lock.inputs(plan),
@@ -60,6 +73,8 @@ def make(
         archives=_archives(plan, previous, stale, progress),
         nvcc=Nvcc(plan.toolchain.home, plan.toolchain.release) if plan.toolchain else None,
         environment=plan.environment,
+        extensions=extensions,
+        builder=builder,
     )
     return previous if previous is not None and (made.id, made.inputs) == (previous.id, previous.inputs) else made
 
@@ -70,6 +85,51 @@ def _archives(
     if previous is not None and "archives" not in stale:
         return previous.archives
     return tuple(archives.take(wanted, progress) for wanted in plan.archives)
+
+
+def _extensions(
+    plan: Plan,
+    previous: Lock | None,
+    stale: frozenset[str],
+    locked: tuple[LockedWheel, ...],
+    progress: Callable[[str, int], None],
+) -> tuple[tuple[LockedExtension, ...], Builder | None]:
+    """The sources, looked at, and what they are compiled with beside the image's own wheels, `locked`."""
+    workshop = plan.workshop
+    if workshop is None:
+        return (), None
+    if previous is not None and "extensions" not in stale and locked == previous.wheels:
+        return previous.extensions, previous.builder
+    extensions = tuple(checkouts.take(wanted, progress) for wanted in workshop.wanted)
+    archive = workshop.toolchain.archive
+    inside = {item.name for item in plan.archives}
+    apart = (archives.take(archive, progress),) if archive and archive.name not in inside else ()
+    nvcc = Nvcc(workshop.toolchain.home, workshop.toolchain.release)
+    return extensions, Builder(workshop.arch, nvcc, _tools(plan, workshop, previous, locked), apart)
+
+
+def _tools(
+    plan: Plan, workshop: Workshop, previous: Lock | None, locked: tuple[LockedWheel, ...]
+) -> tuple[LockedWheel, ...]:
+    """The wheels of nvcc and of the build's own tools, in the image's versions where it has them.
+
+    The profile's own packages come after the extensions, so what is needed of them is here too.
+    """
+    held = {item.wheel.name: item.wheel.version for item in locked}
+    before = (
+        {item.wheel.name: item.wheel.version for item in previous.builder.wheels}
+        if previous and previous.builder
+        else {}
+    )
+    tools = [*workshop.toolchain.requirements, *workshop.requires]
+    pins = [f"{name}=={version}" for name, version in held.items()]
+    wanted = [*plan.core, *plan.packages, *tools]
+    resolved = wheels.resolve(wanted, plan.python, plan.glibc, {**before, **held}, pins, plan.overrides)
+    there = {item.wheel.name for item in locked if item.layer != PACKAGES}
+    needed = resolved.closure(canonicalize_name(Requirement(text).name) for text in tools) - there
+    located = wheels.locate({name: resolved.versions[name] for name in sorted(needed)}, plan.python, plan.glibc)
+    found = [LockedWheel(wheel, size, BUILDER) for wheel, size in wheels.sizes(located).items()]
+    return tuple(sorted(found, key=lambda item: item.wheel.name))
 
 
 def _made(previous: Lock | None, base: tuple[Deb, ...], apt: tuple[Deb, ...]) -> str:
@@ -197,7 +257,13 @@ def _versions(locked: Lock) -> dict[str, str]:
 
 
 def _contents(locked: Lock) -> dict[str, str]:
-    return {archive.name: f"{archive.version} ({archive.sha256[:12]})" for archive in locked.archives}
+    """What is known by its hash; and, for extensions, by all that is compiled in and with."""
+    found = {archive.name: f"{archive.version} ({archive.sha256[:12]})" for archive in locked.archives}
+    for one in locked.extensions:
+        assert locked.builder
+        made = lock.canonical_digest([one.content, locked.builder.content])
+        found[one.name] = f"{one.digest[:12]} for {locked.builder.arch} ({made[:8]})"
+    return found
 
 
 def _moves(old: dict[str, str], new: dict[str, str]) -> Iterator[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from envbuild.plan.profile import ImageReference, Platform, Text, VariableName
+from envbuild.plan.extension import Commit, ExtensionName, ModuleName, Setting
+from envbuild.plan.kinds import ImageReference, Platform, Text, VariableName
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
@@ -62,6 +63,29 @@ class Nvcc(_Model):
     release: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}$")]
 
 
+class Extension(_Model):
+    name: ExtensionName
+    git: Commit | None = None
+    sdist: Sha256 | None = None
+    tree: Commit | None = None
+    env: dict[VariableName, Text] = {}
+    settings: tuple[Setting, ...] = Field((), strict=False)
+    modules: tuple[ModuleName, ...] = Field(strict=False, min_length=1)
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Extension:
+        if (self.git is None) == (self.sdist is None) or (self.tree is None) != (self.git is None):
+            raise ValueError("an extension has git and tree, or sdist")
+        return self
+
+
+class Builder(_Model):
+    arch: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9](;[0-9]{1,2}\.[0-9])*$", max_length=200)]
+    nvcc: Nvcc
+    wheels: list[Wheel]
+    archives: list[Archive] = []
+
+
 class Content(_Model):
     platform: Platform
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
@@ -71,7 +95,15 @@ class Content(_Model):
     overrides: list[Override] = []
     archives: list[Archive] = []
     nvcc: Nvcc | None = None
+    extensions: list[Extension] = []
+    builder: Builder | None = None
     environment: dict[VariableName, Text]
+
+    @model_validator(mode="after")
+    def _has_a_builder(self) -> Content:
+        if bool(self.extensions) != (self.builder is not None):
+            raise ValueError("extensions and their builder go together")
+        return self
 
 
 class Origin(_Model):

@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     StringConstraints,
@@ -24,42 +22,26 @@ from pydantic import (
 )
 
 from envbuild.errors import Fault, ProfileError, near
-from envbuild.plan import own, unrelated
+from envbuild.plan import own
 from envbuild.plan.document import Document
+from envbuild.plan.extension import Extension
+from envbuild.plan.kinds import (
+    PLATFORM,
+    PRINTABLE,
+    ArchiveFile,
+    DebianPackage,
+    GpuId,
+    ImageReference,
+    LibraryName,
+    Model,
+    PackageSpec,
+    Platform,
+    ProbeName,
+    Release,
+    Text,
+    VariableName,
+)
 from envbuild.plan.probes import Level
-
-PLATFORM = "linux/amd64"
-_PRINTABLE = r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$"
-
-
-def _version(text: str) -> str:
-    try:
-        return str(Version(text))
-    except InvalidVersion:
-        raise ValueError(f"{text!r} is not a version (write it in full, as in 2.13.0)") from None
-
-
-def _requirement(text: str) -> str:
-    meant = unrelated.refused(text)
-    if meant:
-        raise ValueError(meant)
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement:
-        raise ValueError(f"{text!r} is not a requirement (as in numpy>=2 or numpy==2.4.6)") from None
-    if requirement.url:
-        raise ValueError("an address cannot be locked: name a package that the index has")
-    return str(requirement)
-
-
-def _platform(text: str) -> str:
-    if text != PLATFORM:
-        raise ValueError(f"platform {text!r} is not supported: {PLATFORM} is")
-    return text
-
-
-Platform = Annotated[str, AfterValidator(_platform)]
-Text = Annotated[str, StringConstraints(max_length=2000, pattern=_PRINTABLE)]
 
 
 def _torch(text: str) -> str:
@@ -68,25 +50,7 @@ def _torch(text: str) -> str:
     return text.replace(base, f"{base}.0", 1) if base.count(".") == 1 else text
 
 
-Release = Annotated[str, StringConstraints(max_length=60, pattern=_PRINTABLE), AfterValidator(_version)]
-PackageSpec = Annotated[str, StringConstraints(max_length=300, pattern=_PRINTABLE), AfterValidator(_requirement)]
-# Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters.
-DebianPackage = Annotated[str, StringConstraints(max_length=100, pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
-# The distribution's reference grammar, with a digest.
-ImageReference = Annotated[
-    str, StringConstraints(max_length=400, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}$")
-]
-VariableName = Annotated[str, StringConstraints(max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-GpuId = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-LibraryName = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-ProbeName = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9]+(\.[a-z0-9_]+)?$")]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Base(_Model):
+class Base(Model):
     """The root file system: a Debian suite made by mmdebstrap, or an image by digest."""
 
     bootstrap: Literal["bullseye", "bookworm", "trixie"] | None = Field(
@@ -101,7 +65,7 @@ class Base(_Model):
         return self
 
 
-class Pin(_Model):
+class Pin(Model):
     """A library's version where it is not the one that torch asks for, with the reason."""
 
     version: Release
@@ -113,13 +77,6 @@ def _pin(value: Any) -> Any:
     return {"version": value} if isinstance(value, str) else value
 
 
-class ArchiveFile(_Model):
-    """A tar or Debian package by its sha256. Where it lies is not locked: `url`, or the site's place for archives."""
-
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    url: Annotated[str, StringConstraints(max_length=1000, pattern=r"^(https?|file)://[!-~]+$")] | None = None
-
-
 # Where nvcc comes from. The tags are left out of the names of faulty fields.
 ToolchainSource = Annotated[
     Annotated[Literal["wheels", "base"], Tag("[word]")] | Annotated[ArchiveFile, Tag("[archive]")],
@@ -127,7 +84,7 @@ ToolchainSource = Annotated[
 ]
 
 
-class Driver(_Model):
+class Driver(Model):
     """What the profile counts on at run time."""
 
     minimum: Release | None = Field(None, description="the oldest driver of the fleet; default: what CUDA needs")
@@ -136,21 +93,21 @@ class Driver(_Model):
     )
 
 
-class Accept(_Model):
+class Accept(Model):
     """A refusal that this profile takes on itself."""
 
     advisory: Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-    reason: Annotated[str, StringConstraints(min_length=1, max_length=600, pattern=_PRINTABLE)]
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=600, pattern=PRINTABLE)]
 
 
-class Floor(_Model):
+class Floor(Model):
     """Fractions of the datasheet's figures, below which a card is not what it should be. None: the figures are told."""
 
     gemm: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(None, description="TFLOP/s of products")
     memory: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(None, description="GB/s of a copy")
 
 
-class SelfTest(_Model):
+class SelfTest(Model):
     """What the image must pass in its container before it is called verified."""
 
     level: Level = "standard"
@@ -182,7 +139,7 @@ class SelfTest(_Model):
         return self
 
 
-class Profile(_Model):
+class Profile(Model):
     """A profile, after `extends` has been followed."""
 
     description: Text = ""
@@ -202,6 +159,9 @@ class Profile(_Model):
     toolchain: ToolchainSource | None = Field(
         None, description="where nvcc comes from: wheels (CUDA 13; the default), base (a devel image), or an archive"
     )
+    extensions: tuple[Extension, ...] = Field(
+        (), strict=False, max_length=20, description="compiled from source for these cards, or said to be left out"
+    )
     driver: Driver = Driver()
     features: tuple[Literal["fp8", "bf16", "tf32"], ...] = Field((), strict=False, description="what the project uses")
     accept: tuple[Accept, ...] = Field((), strict=False, description="refusals taken on, each with a reason")
@@ -209,6 +169,15 @@ class Profile(_Model):
     apt: tuple[DebianPackage, ...] = Field((), strict=False, description="Debian packages, a late layer")
     env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
     selftest: SelfTest = SelfTest()
+
+    @field_validator("extensions")
+    @classmethod
+    def _named_once(cls, extensions: tuple[Extension, ...]) -> tuple[Extension, ...]:
+        names = [extension.name for extension in extensions]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"named twice: {', '.join(twice)}")
+        return extensions
 
     @field_validator("selftest")
     @classmethod

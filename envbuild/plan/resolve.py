@@ -10,13 +10,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import Fault, ProfileError, UsageError
-from envbuild.plan import facts, probes, toolchain
+from envbuild.plan import facts, probes, toolchain, workshop
 from envbuild.plan.archive import COMPAT, Wanted
 from envbuild.plan.choice import Advice, Choice, choose
 from envbuild.plan.document import Place
+from envbuild.plan.extension import Extension
 from envbuild.plan.profile import Profile
 from envbuild.plan.sources import Source
 from envbuild.plan.toolchain import Toolchain
+from envbuild.plan.workshop import Workshop
 
 VENV = "/opt/venv"
 
@@ -35,6 +37,8 @@ ENVIRONMENT = {
 _UNSET = {"PYTHONHOME": "", "PYTHONPATH": ""}
 # pip lives in the environment, so that a child image's `RUN pip install` works.
 TOOLS = ("pip",)
+# What extensions are compiled for, in the image too.
+ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
 
 
 def computing(versions: Mapping[str, str]) -> dict[str, str]:
@@ -44,7 +48,8 @@ def computing(versions: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is wanted, before anything is looked up. `suite` or `image` is the base, `toolchain` stays in the image."""
+    """What is wanted, before anything is looked up. `suite` or `image` is the base, `toolchain` stays in the image,
+    `workshop` is what its extensions are compiled with."""
 
     name: str
     platform: str
@@ -62,6 +67,7 @@ class Plan:
     choice: Choice
     toolchain: Toolchain | None = None
     archives: tuple[Wanted, ...] = ()
+    workshop: Workshop | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
 
@@ -81,6 +87,7 @@ class Plan:
             ],
             "environment": dict(self.environment),
             **({"archives": [[a.name, a.sha256, a.fits] for a in self.archives]} if self.archives else {}),
+            **({"extensions": self.workshop.wishes} if self.workshop else {}),
         }
 
     def place(self, name: str) -> Place | None:
@@ -106,11 +113,13 @@ def resolve(source: Source) -> Plan:
     choice = choose(source)
     chosen = toolchain.choose(source, choice.situation.cuda, f"{VENV}/lib/python{profile.python}/site-packages")
     refused = [chosen] if isinstance(chosen, Fault) else []
-    faults = [*_contradictions(source, profile, suite), *choice.faults, *refused]
+    unbuildable = workshop.contradictions(source, suite, choice.situation.cuda)
+    faults = [*_contradictions(source, profile, suite), *choice.faults, *refused, *unbuildable]
     if faults:
         raise _refusal(source.name, choice, faults)
     overridden = {override.distribution for override in choice.overrides}
-    kept = chosen if isinstance(chosen, Toolchain) and profile.variant == "devel" else None
+    compiler = chosen if isinstance(chosen, Toolchain) else None
+    kept = compiler if profile.variant == "devel" else None
     return Plan(
         name=source.name,
         platform=profile.platform,
@@ -128,6 +137,7 @@ def resolve(source: Source) -> Plan:
         choice=choice,
         toolchain=kept,
         archives=tuple(_archives(source, choice, kept)),
+        workshop=workshop.furnish(source, compiler, choice.environment.get(ARCH_LIST, "")) if compiler else None,
         reasons=_reasons(source, suite, choice),
         places=_places(source, choice, kept),
     )
@@ -245,7 +255,12 @@ def _reasons(source: Source, suite: facts.Suite | None, choice: Choice) -> dict[
         "torch": stated("torch"),
         **{canonicalize_name(Requirement(text).name): stated("packages", index) for index, text in packages},
         **_libraries(source, choice),
+        **{one.name: _compiled(one, stated("extensions", i)) for i, one in enumerate(source.profile.extensions)},
     }
+
+
+def _compiled(one: Extension, where: str) -> str:
+    return f"{where}; {f'none: {one.none}' if one.none else 'compiled from source'}"
 
 
 def _libraries(source: Source, choice: Choice) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Where a profile's nvcc comes from: NVIDIA's wheels, an archive, or the base image. Pure.
 
 It must be of torch's own CUDA release, since extensions refuse any other. Whether it stays in the image is `variant`'s
-matter.
+matter; extensions are compiled with it either way.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from packaging.version import Version
 from envbuild.errors import Fault
 from envbuild.plan import facts
 from envbuild.plan.archive import FOLDERS, TOOLKIT, Wanted
+from envbuild.plan.document import Path
 from envbuild.plan.facts import Compiler
-from envbuild.plan.profile import ArchiveFile
+from envbuild.plan.kinds import ArchiveFile
 from envbuild.plan.sources import Source
 
 
@@ -44,9 +45,10 @@ def choose(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault
     """
     profile, fault = source.profile, source.document.fault
     wanted = profile.toolchain
-    if wanted is None and profile.variant == "runtime":
+    compiled = [index for index, one in enumerate(profile.extensions) if one.none is None]
+    if wanted is None and profile.variant == "runtime" and not compiled:
         return None
-    where = ("toolchain",) if wanted else ("variant",)
+    where: Path = ("toolchain",) if wanted else ("variant",) if not compiled else ("extensions", compiled[0])
     if Version(profile.torch).local == "cpu":
         return fault(where, f"torch {profile.torch} has no CUDA to compile for")
     if cuda is None:

@@ -85,7 +85,7 @@ def index_hosts() -> set[str]:
 
 
 def test_the_facts_are_whole() -> None:
-    assert facts.suites()["bookworm"] == facts.Suite("bookworm", "3.11", "2.36")
+    assert facts.suites()["bookworm"] == facts.Suite("bookworm", "3.11", "2.36", 12)
     assert "python3" in facts.base_packages()
     assert all(selftest.startswith("sha256:") for selftest in facts.released_selftests())
 

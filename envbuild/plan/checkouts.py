@@ -1,0 +1,191 @@
+"""The sources of extensions: a git commit or an sdist, fetched once, checked, and handed on as one tar.
+
+A commit is kept as a bare repository of its own, so that git itself vouches for every byte by the commit's hash. The
+user's git configuration (certificates, proxies, credentials, insteadOf) counts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+import urllib.parse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from envbuild import settings
+from envbuild.errors import EnvbuildError, NetworkError, ProfileError
+from envbuild.plan import archives, facts, store
+from envbuild.plan.archive import Wanted as WantedArchive
+from envbuild.plan.lock import LockedExtension
+from envbuild.plan.workshop import Wanted
+from envbuild.process import Completed, run
+
+Progress = Callable[[str, int], None]
+# A repository may be large, and a server may send nothing for ever.
+_FETCH_SECONDS = 1800.0
+_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "file:http:https:ssh", "LC_ALL": "C"}
+# Every byte as it is in the tree, whatever the source's own attributes say.
+_ATTRIBUTES = "* -export-ignore -export-subst -text -ident -filter -working-tree-encoding\n"
+# Where a build reads its flags: not the papers, which may speak of flags that are gone.
+_BUILD_FILES = (".py", ".toml", ".cfg", ".cmake", "CMakeLists.txt")
+_MOST_BYTES = 4 << 20  # of one such file
+
+
+def take(wanted: Wanted, progress: Progress) -> LockedExtension:
+    """Fetch a source and look at it, to lock it.
+
+    Raises NetworkError where it cannot be had, HashMismatch for another sdist, ProfileError, naming the profile's line,
+    for a commit that the repository lacks or a variable that the source does not know.
+    """
+    extension, build = wanted.extension, wanted.extension.build
+    kind = "git" if extension.commit else "sdist"
+    digest = extension.commit or (extension.sdist.sha256 if extension.sdist else "")
+    locked = LockedExtension(
+        extension.name, kind, digest, extension.modules, None, dict(build.env), tuple(build.settings)
+    )
+    fetch(wanted, progress)
+    if extension.commit:
+        repository = _repository(extension.commit)
+        locked = replace(locked, tree=_git(repository, "rev-parse", f"{extension.commit}^{{tree}}").stdout.strip())
+    with tempfile.TemporaryDirectory(prefix="envbuild-source-") as folder:
+        file = Path(folder) / "source.tar"
+        write(locked, file)
+        unknown = _unmentioned(file, set(build.env) - facts.build_variables())
+    if unknown:
+        faults = [replace(wanted.places[name], message=_SILENT.format(name=name)) for name in unknown]
+        raise ProfileError(f"{extension.name} does not know what it is told", hint=_OTHERWISE, faults=faults)
+    return locked
+
+
+_SILENT = "the source does not mention {name} where it builds: setting it would do nothing"
+_OTHERWISE = (
+    "look in the setup.py of that commit; one that reads no variables may take build.settings, as in "
+    "--build-option=--cpp_ext"
+)
+
+
+def fetch(wanted: Wanted, progress: Progress) -> None:
+    """Bring a source that is not there yet. Raises as `take` does."""
+    extension = wanted.extension
+    if extension.sdist:
+        archives.fetch([_sdist(wanted)], progress)
+    elif extension.commit and not _repository(extension.commit).is_dir():
+        _clone(wanted, extension.commit)
+
+
+def _sdist(wanted: Wanted) -> WantedArchive:
+    sdist = wanted.extension.sdist
+    assert sdist
+    return WantedArchive(_SDIST, sdist.sha256, sdist.url, "", wanted.at)
+
+
+_SDIST = "source"
+
+
+def write(locked: LockedExtension, file: Path) -> None:
+    """The source as a tar with one folder at its top. Raises SourceDamaged if it is no longer what was fetched."""
+    if locked.kind == "sdist":
+        held = store.archives()
+        held.check(locked.digest, _SDIST)
+        shutil.copyfile(held.path(locked.digest, _SDIST), file)
+        return
+    repository = _repository(locked.digest)
+    checked = _git(repository, "fsck", "--no-dangling", "--no-progress")
+    tree = _git(repository, "rev-parse", f"{locked.digest}^{{tree}}")
+    if checked.code or tree.code or locked.tree not in (None, tree.stdout.strip()):
+        shutil.rmtree(repository, ignore_errors=True)
+        raise SourceDamaged(
+            f"the source of {locked.name} was damaged on this disk",
+            hint="it was removed and will be fetched again: run the same command once more",
+        )
+    done = _git(repository, "archive", "--format=tar", "--prefix=source/", f"--output={file}", locked.digest)
+    if done.code:
+        raise SourceDamaged(f"the source of {locked.name} cannot be read", hint=done.stderr.strip()[-600:])
+
+
+class SourceDamaged(EnvbuildError):
+    """What was fetched is no longer what its hash says."""
+
+    code, kind = 3, "hash"
+
+
+def holds(locked: LockedExtension) -> bool:
+    """Whether the source need not be fetched."""
+    if locked.kind == "sdist":
+        return store.archives().holds(locked.digest, _SDIST)
+    return _repository(locked.digest).is_dir()
+
+
+def _repository(commit: str) -> Path:
+    return settings.cache_folder("sources") / commit
+
+
+def _git(repository: Path, *arguments: str | Path) -> Completed:
+    return run(["git", "--git-dir", repository, *arguments], env=_ENVIRONMENT, timeout=_FETCH_SECONDS)
+
+
+def _clone(wanted: Wanted, commit: str) -> None:
+    """One commit without its history, where the server gives single commits; else all that it has."""
+    address = _address(wanted.extension.git or "")
+    target = _repository(commit)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".incoming-") as folder:
+        made = Path(folder) / "git"
+        style = ["--object-format=sha256"] if len(commit) == 64 else []
+        run(["git", "init", "--quiet", "--bare", "--template=", *style, made], env=_ENVIRONMENT)
+        (made / "info").mkdir(exist_ok=True)
+        (made / "info" / "attributes").write_text(_ATTRIBUTES, encoding="utf-8")
+        done = _git(made, "fetch", "--quiet", "--no-tags", "--depth=1", address, commit)
+        if done.code:
+            every = _git(made, "fetch", "--quiet", address, "+refs/*:refs/kept/*")
+            if every.code:
+                raise NetworkError(
+                    f"the source of {wanted.extension.name} cannot be fetched from {_shown(address)}",
+                    hint=f"{_shown_in(every.stderr.strip()[-600:], address)}\n{_elsewhere()}",
+                )
+        found = _git(made, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").stdout.strip()
+        if found != commit or _git(made, "fsck", "--no-dangling", "--no-progress").code:
+            said = f"{_shown(address)} has no commit {commit}"
+            raise ProfileError(
+                f"the source of {wanted.extension.name} cannot be had", faults=[replace(wanted.at, message=said)]
+            )
+        made.rename(target)
+
+
+def _elsewhere() -> str:
+    return f"behind a mirror: set git_mirror in {settings.config_file()}"
+
+
+def _address(given: str) -> str:
+    """Where a site has the repository; {host} and {path} stand for parts of the profile's address."""
+    site = settings.setting("git_mirror")
+    if site is None:
+        return given
+    parts = urllib.parse.urlsplit(given)
+    path = parts.path.strip("/").removesuffix(".git")
+    return site.replace("{host}", parts.hostname or "").replace("{path}", path)
+
+
+def _shown(address: str) -> str:
+    """Without user and password."""
+    parts = urllib.parse.urlsplit(address)
+    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _shown_in(text: str, address: str) -> str:
+    return text.replace(address, _shown(address))
+
+
+def _unmentioned(file: Path, names: Iterable[str]) -> Sequence[str]:
+    """Those that stand in no file of a source that decides what is built."""
+    missing = {name: name.encode() for name in names}
+    if not missing:
+        return ()
+    with tarfile.open(file) as tar:
+        for member in tar:
+            if member.isreg() and member.name.endswith(_BUILD_FILES) and member.size <= _MOST_BYTES:
+                content = tar.extractfile(member)
+                text = content.read() if content else b""
+                missing = {name: raw for name, raw in missing.items() if raw not in text}
+    return sorted(missing)

@@ -1,0 +1,79 @@
+"""An extension that is compiled from source: what a profile says of one.
+
+apex, flash-attn or a project's own: all they differ in is data. How a source takes its flags is one of them: variables
+of the environment, or pip's --config-settings, where an older commit knows no variables.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, model_validator
+
+from envbuild.plan.kinds import ArchiveFile, Model, PackageSpec, Text, VariableName
+
+# What compiles a wheel with setuptools and torch's cpp_extension, where a source names nothing else.
+BUILD_TOOLS = ("ninja", "setuptools", "wheel")
+
+ExtensionName = Annotated[str, StringConstraints(max_length=50, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+GitAddress = Annotated[str, StringConstraints(max_length=1000, pattern=r"^(https?|ssh|file)://[A-Za-z0-9/][!-~]*$")]
+Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
+ModuleName = Annotated[
+    str, StringConstraints(max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
+]
+Setting = Annotated[
+    str, StringConstraints(max_length=300, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*=[A-Za-z0-9_.,:/=+@ -]*$")
+]
+
+# Another value would give another wheel than the cache's key says, or one that is not for the profile's cards.
+_OURS = frozenset(
+    {"CUDA_HOME", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "MAX_JOBS", "PATH", "PYTHONHASHSEED", "PYTHONHOME",
+     "PYTHONPATH", "SOURCE_DATE_EPOCH", "TMPDIR", "TORCH_CUDA_ARCH_LIST", "VIRTUAL_ENV"}
+)  # fmt: skip
+
+
+class Build(Model):
+    """How a source is told what to build, and what it needs for that beside torch."""
+
+    env: dict[VariableName, Text] = Field(
+        default_factory=dict, description="variables of the build; the source must mention each"
+    )
+    settings: tuple[Setting, ...] = Field(
+        (), strict=False, max_length=50, description="pip's --config-settings, as in --build-option=--cpp_ext"
+    )
+    requires: tuple[PackageSpec, ...] = Field(
+        (), strict=False, max_length=50, description=f"beside {', '.join(BUILD_TOOLS)}; none of it stays in the image"
+    )
+
+    @model_validator(mode="after")
+    def _leaves_ours_alone(self) -> Build:
+        taken = sorted(_OURS & set(self.env))
+        if taken:
+            raise ValueError(f"env: {', '.join(taken)} {'is' if len(taken) == 1 else 'are'} set by envbuild")
+        return self
+
+
+class Extension(Model):
+    """One extension: from a git commit or an sdist, or `none`, with the reason why there is none."""
+
+    name: ExtensionName = Field(description="of the distribution that is built")
+    git: GitAddress | None = Field(None, description="repository; a site's git_mirror comes before it")
+    commit: Commit | None = Field(None, description="in full; a tag may be moved")
+    sdist: ArchiveFile | None = Field(None, description="source as a tar, by its sha256")
+    build: Build = Build()
+    modules: tuple[ModuleName, ...] = Field(
+        (), strict=False, max_length=200, description="compiled modules that the wheel must hold"
+    )
+    none: Annotated[Text, StringConstraints(min_length=1)] | None = Field(
+        None, description="why this profile does without it"
+    )
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> Extension:
+        if sum(value is not None for value in (self.git, self.sdist, self.none)) != 1:
+            raise ValueError("give one of git, sdist, or none (a reason)")
+        if (self.git is None) != (self.commit is None):
+            raise ValueError("git and commit (40 hex digits) go together")
+        if self.none is None and not self.modules:
+            raise ValueError("modules: name those that it must hold: a source may build none, and say nothing")
+        return self

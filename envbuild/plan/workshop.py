@@ -1,0 +1,84 @@
+"""What a profile's extensions are compiled with, and for which cards: decided before anything is fetched. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from envbuild.errors import Fault
+from envbuild.plan import facts
+from envbuild.plan.extension import BUILD_TOOLS, Extension
+from envbuild.plan.facts import Suite
+from envbuild.plan.sources import Source
+from envbuild.plan.toolchain import Toolchain
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An extension to compile. `at`: where the profile names it; `places`: where each variable of its build stands."""
+
+    extension: Extension
+    at: Fault
+    places: Mapping[str, Fault]
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What a profile's extensions are compiled with. `arch`: TORCH_CUDA_ARCH_LIST, the profile's own cards alone."""
+
+    toolchain: Toolchain
+    arch: str
+    requires: tuple[str, ...]
+    wanted: tuple[Wanted, ...]
+
+    @property
+    def wishes(self) -> list[object]:
+        """What the locked part depends on; no address is in it."""
+        archive = self.toolchain.archive
+        return [
+            self.arch,
+            self.toolchain.home,
+            list(self.toolchain.requirements),
+            [archive.name, archive.sha256, archive.fits] if archive else None,
+            list(self.requires),
+            [_wish(item.extension) for item in self.wanted],
+        ]
+
+
+def _wish(extension: Extension) -> list[object]:
+    source = extension.commit or (extension.sdist.sha256 if extension.sdist else None)
+    build = extension.build
+    return [extension.name, source, dict(build.env), list(build.settings), list(extension.modules)]
+
+
+def furnish(source: Source, toolchain: Toolchain, arch: str) -> Workshop | None:
+    """None where the profile compiles nothing."""
+    named = enumerate(source.profile.extensions)
+    wanted = tuple(_wanted(source, index, one) for index, one in named if one.none is None)
+    asked = {text for item in wanted for text in (*BUILD_TOOLS, *item.extension.build.requires)}
+    return Workshop(toolchain, arch, tuple(sorted(asked)), wanted) if wanted else None
+
+
+def _wanted(source: Source, index: int, extension: Extension) -> Wanted:
+    fault = source.document.fault
+    here = ("extensions", index)
+    places = {name: fault((*here, "build", "env", name), "") for name in extension.build.env}
+    return Wanted(extension, fault(here, ""), places)
+
+
+def contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Iterator[Fault]:
+    """What cannot work, known beforehand: no card to compile for, a host compiler that nvcc refuses."""
+    compiled = [index for index, one in enumerate(source.profile.extensions) if one.none is None]
+    if not compiled:
+        return
+    fault = source.document.fault
+    if not source.profile.gpus:
+        yield fault(("extensions", compiled[0]), "it is compiled for the profile's own cards, and gpus names none")
+    bound = facts.host_compilers().get(cuda) if cuda else None
+    if suite and bound and suite.gcc >= bound.gcc_below:
+        fits = [f"{s.name} (g++ {s.gcc})" for s in facts.suites().values() if s.gcc < bound.gcc_below]
+        yield fault(
+            ("base", "bootstrap"),
+            f"{suite.name} has g++ {suite.gcc}, and CUDA {cuda} compiles extensions with g++ below {bound.gcc_below}: "
+            f"use {' or '.join(fits)}, or a torch of a newer CUDA",
+        )
