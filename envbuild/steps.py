@@ -15,13 +15,14 @@ from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Subject
 from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError
 from envbuild.host import machine
-from envbuild.image import base, build, dockerfile
+from envbuild.image import base, build, context, dockerfile, extensions
 from envbuild.image.engine import Engine, Image
+from envbuild.image.extensions import Built
 from envbuild.image.names import VERIFIED, repository
 from envbuild.making import Made, Options, Progress, Step, counts
-from envbuild.plan import archives, debs, facts, lock, locking, resolve, sources, store, wheels
+from envbuild.plan import archives, checkouts, debs, facts, lock, locking, resolve, sources, store, wheels
 from envbuild.plan.document import display
-from envbuild.plan.lock import Lock
+from envbuild.plan.lock import Lock, LockedExtension
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading
@@ -135,10 +136,14 @@ class Session:
 
     def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
         """The image of a lock: built already, or its layers made, audited, and labelled with what is in them."""
-        image, complete = self.step("build", lambda: self._built_or_layers(source, plan, locked, text))
-        if not complete:
+        there = None if self.options.no_cache else build.built(self.connected(), locked, text)
+        if there is not None:
+            image = self.step("build", lambda: self._built(source, locked, there))
+        else:
+            compiled = self.extensions(source, plan, locked, text)
+            image = self.step("build", lambda: self._layers(source, plan, locked, text, compiled))
             labels = self.step("audit", lambda: self._audit(source, locked, image))
-            image = self.step("label", lambda: self._label(source, locked, text, labels))
+            image = self.step("label", lambda: self._label(source, locked, text, labels, compiled))
         self.made.image = image
         self.made.tags = [f"{repository(source.name)}:{locked.short}"]
         return image
@@ -154,7 +159,7 @@ class Session:
 
     def discard(self, image: bool = True) -> None:
         """Remove the context of the build, and the image that was made of it, unless that was there before."""
-        build.discard_context(self.made.name)
+        context.discard(self.made.name)
         if not image:
             return
         there = any(step.name == "build" and step.cached for step in self.made.steps)
@@ -163,21 +168,44 @@ class Session:
             for reference in (tag, build.layers_tag(self.made.lock, self.made.name)):
                 self.connected().remove(reference)
 
-    def _built_or_layers(
-        self, source: Source, plan: Plan, locked: Lock, text: str
-    ) -> tuple[tuple[Image, bool], bool, str]:
+    def extensions(self, source: Source, plan: Plan, locked: Lock, text: str) -> tuple[Built, ...]:
+        """The wheels of what is compiled from source; no step where there is none."""
+
+        def work() -> tuple[tuple[Built, ...], bool, str]:
+            found = [extensions.find(locked, one) for one in locked.extensions]
+            made = tuple(
+                built or self._compiled(source, plan, locked, text, one)
+                for built, one in zip(found, locked.extensions, strict=True)
+            )
+            told = ", ".join(f"{one.name} {one.path.stat().st_size / 1e6:.0f} MB {one.sha256[:12]}" for one in made)
+            return made, None not in found, told
+
+        return self.step("extensions", work) if locked.extensions else ()
+
+    def _compiled(self, source: Source, plan: Plan, locked: Lock, text: str, one: LockedExtension) -> Built:
+        engine = self.connected()
+        build.check_disk(engine, locked)
+        self._fetch(plan, locked)
+        self._fetch_builder(plan, locked, one)
+        return extensions.build(engine, locked, source.name, text, one, self.progress.say, self.progress.line)
+
+    def _built(self, source: Source, locked: Lock, image: Image) -> tuple[Image, bool, str]:
+        """It is there already; its tag may not be."""
         engine, named = self.connected(), repository(source.name)
-        image = None if self.options.no_cache else build.built(engine, locked, text)
-        if image is not None:
-            if engine.tags(named).get(locked.short) != image.handle:
-                engine.tag(image, named, locked.short)
-            return (image, True), True, f"{named}:{locked.short} {image.size / 1e6:.0f} MB"
+        if engine.tags(named).get(locked.short) != image.handle:
+            engine.tag(image, named, locked.short)
+        return image, True, f"{named}:{locked.short} {image.size / 1e6:.0f} MB"
+
+    def _layers(
+        self, source: Source, plan: Plan, locked: Lock, text: str, compiled: tuple[Built, ...]
+    ) -> tuple[Image, bool, str]:
+        engine = self.connected()
         build.check_disk(engine, locked)
         self._fetch(plan, locked)
         image = build.build_layers(
-            engine, locked, source.name, text, no_cache=self.options.no_cache, on_line=self.progress.line
+            engine, locked, source.name, text, compiled, no_cache=self.options.no_cache, on_line=self.progress.line
         )
-        return (image, False), False, f"{len(image.layers)} layers, {image.size / 1e6:.0f} MB"
+        return image, False, f"{len(image.layers)} layers, {image.size / 1e6:.0f} MB"
 
     def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
         """What the layers really hold; a defect or a known fault ends the build."""
@@ -187,8 +215,11 @@ class Session:
         done.require()
         return audit.labels(held), False, done.summary
 
-    def _label(self, source: Source, locked: Lock, text: str, labels: Mapping[str, str]) -> tuple[Image, bool, str]:
-        image = build.build_labelled(self.connected(), locked, source.name, text, labels, self.progress.line)
+    def _label(
+        self, source: Source, locked: Lock, text: str, labels: Mapping[str, str], compiled: tuple[Built, ...]
+    ) -> tuple[Image, bool, str]:
+        engine = self.connected()
+        image = build.build_labelled(engine, locked, source.name, text, labels, self.progress.line, compiled)
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
         return image, False, said
 
@@ -208,6 +239,16 @@ class Session:
         archives.fetch(plan.archives, progress)
         if locked.suite:
             base.make(locked, store.debs(), self.progress.line)
+
+    def _fetch_builder(self, plan: Plan, locked: Lock, one: LockedExtension) -> None:
+        """What an extension is compiled with and from, as far as it is not in the image."""
+        assert locked.builder and plan.workshop
+        progress = self._fetching()
+        wheels.fetch(locked.builder.wheels, plan.python, plan.glibc, store.wheels(), progress)
+        if locked.builder.archives and plan.workshop.toolchain.archive:
+            archives.fetch([plan.workshop.toolchain.archive], progress)
+        wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)
+        checkouts.fetch(wanted, progress)
 
     def selftest(self, source: Source, image: Image | Path, versions: Mapping[str, str], python: str) -> TestRun:
         """In a container of the image, or by an interpreter of this machine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jinja2
@@ -15,7 +15,8 @@ from envbuild.errors import LockError
 from envbuild.image.base import SOURCE_DATE_EPOCH
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan.archive import FOLDERS, UNPACKER, Archive
-from envbuild.plan.lock import PACKAGES, Lock, LockedWheel
+from envbuild.plan.lock import BUILDER, PACKAGES, Builder, Lock, LockedExtension, LockedWheel, Nvcc
+from envbuild.plan.resolve import VENV
 
 TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"
 # What the build binds as /mnt/bin beside uv.
@@ -39,22 +40,89 @@ class Layer:
     target: str | None = None
 
 
-def layers(lock: Lock) -> list[Layer]:
-    """In the order they are made, from what profiles share to what is this one's own."""
+@dataclass(frozen=True)
+class Stage:
+    """Where an extension's wheel is compiled; its target is `wheel-<name>`."""
+
+    name: str
+    layer: Layer
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The image is `shared`, then `own`. Extensions are compiled on `shared` and `tools`, in stages of their own."""
+
+    shared: tuple[Layer, ...]
+    own: tuple[Layer, ...]
+    tools: tuple[Layer, ...] = ()
+    stages: tuple[Stage, ...] = ()
+
+
+def layers(lock: Lock) -> Layers:
+    """Layers in the order they are made, from what profiles share to what is this one's own."""
     epoch = str(SOURCE_DATE_EPOCH)
-    found = [Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python))]
+    shared = [Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python))]
     if lock.apt:
         files = (deb.file for deb in lock.apt)
-        found.append(Layer("Debian packages", ("debs", epoch, *files), "debs", "/mnt/debs"))
+        shared.append(Layer("Debian packages", ("debs", epoch, *files), "debs", "/mnt/debs"))
     wheels = [(name, list(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
     overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
-    own = next((i for i, (name, _) in enumerate(wheels) if name in overrides or name == PACKAGES), len(wheels))
-    found += [_wheels(name, group, overrides.get(name)) for name, group in wheels[:own]]
-    found += map(_archive, lock.archives)
-    found += [_wheels(name, group, overrides.get(name)) for name, group in wheels[own:]]
+    late = next((i for i, (name, _) in enumerate(wheels) if name in overrides or name == PACKAGES), len(wheels))
+    own = next((i for i, (name, _) in enumerate(wheels) if name == PACKAGES), len(wheels))
+    shared += [_wheels(name, group, overrides.get(name)) for name, group in wheels[:late]]
+    shared += map(_archive, lock.archives)
+    shared += [_wheels(name, group, overrides.get(name)) for name, group in wheels[late:own]]
+    last = [_extension(one) for one in lock.extensions]
+    last += [_wheels(name, group, overrides.get(name)) for name, group in wheels[own:]]
     if lock.nvcc:
-        found.append(Layer("nvcc, of torch's CUDA", ("nvcc", epoch, lock.nvcc.home, lock.nvcc.release)))
-    return found
+        last.append(_nvcc(lock.nvcc))
+    return Layers(tuple(shared), tuple(last), _tools(lock), tuple(_stages(lock)))
+
+
+def _nvcc(nvcc: Nvcc) -> Layer:
+    return Layer("nvcc, of torch's CUDA", ("nvcc", str(SOURCE_DATE_EPOCH), nvcc.home, nvcc.release))
+
+
+def _extension(one: LockedExtension) -> Layer:
+    arguments = ("extension", str(SOURCE_DATE_EPOCH))
+    return Layer(f"{one.name}, compiled from {one.digest[:12]}", arguments, f"extensions/{one.name}", "/mnt/wheels")
+
+
+def _tools(lock: Lock) -> tuple[Layer, ...]:
+    """nvcc's release is looked at last, so before anything is compiled."""
+    if lock.builder is None:
+        return ()
+    archives = map(_archive, lock.builder.archives)
+    wheels = [_wheels(BUILDER, lock.builder.wheels, None)] if lock.builder.wheels else []
+    return (*archives, *wheels, _nvcc(lock.builder.nvcc))
+
+
+def _stages(lock: Lock) -> Iterator[Stage]:
+    for one in lock.extensions:
+        assert lock.builder
+        command = compiling(one, lock.builder)
+        title = f"{one.name} from {one.kind} {one.digest}"
+        arguments = ("compile", str(SOURCE_DATE_EPOCH), *command)
+        yield Stage(one.name, Layer(title, arguments, f"sources/{one.name}", "/mnt/source"))
+
+
+def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
+    """The command that makes a wheel of a source. What is not fixed here is not the same twice: MAX_JOBS alone is free,
+    which changes no result."""
+    home = builder.nvcc.home
+    fixed = {
+        "CUDA_HOME": home,
+        "HOME": "/build",
+        "PATH": f"{VENV}/bin:{home}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PYTHONHASHSEED": "0",
+        "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
+        "TORCH_CUDA_ARCH_LIST": builder.arch,
+    }
+    variables = (f"{key}={value}" for key, value in sorted({**one.env, **fixed}.items()))
+    pip = ("-m", "pip", "wheel", "--verbose", "--disable-pip-version-check", "--no-build-isolation", "--no-deps",
+           "--no-index", "--no-cache-dir", "--wheel-dir", "/out")  # fmt: skip
+    settings = (f"--config-settings={setting}" for setting in one.settings)
+    return ("/usr/bin/env", *variables, f"{VENV}/bin/python", *pip, *settings, ".")
 
 
 def _wheels(name: str, wheels: Sequence[LockedWheel], override: str | None) -> Layer:
@@ -76,17 +144,16 @@ def render(lock: Lock, name: str) -> str:
     )
     environment.filters.update(exec=_exec, variable=_variable, reference=_reference)
     found = layers(lock)
-    if len(found) + 1 > MAX_LAYERS:
-        raise LockError(
-            f"the lock makes {len(found) + 1} layers; {MAX_LAYERS} is the most", hint="name fewer large packages"
-        )
+    count = 1 + len(found.shared) + max(len(found.own), len(found.tools) + 1 if found.stages else 0)
+    if count > MAX_LAYERS:
+        raise LockError(f"the lock makes {count} layers; {MAX_LAYERS} is the most", hint="name fewer large packages")
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
         lock_id=lock.id,
         lock_label=LOCK_LABEL,
         epoch=str(SOURCE_DATE_EPOCH),
         image=lock.image,
-        layers=found,
+        **vars(found),
         environment=sorted(lock.environment.items()),
     )
 

@@ -78,6 +78,14 @@ class Engine:
         return any("io.containerd.snapshotter" in str(item) for item in self.info.get("DriverStatus") or ())
 
     @property
+    def cpus(self) -> int:
+        return int(self._info.get("NCPU") or 1)
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self._info.get("MemTotal") or 0)
+
+    @property
     def data_folder(self) -> Path | None:
         """Where the engine keeps its images; None where that is not on this machine."""
         folder = Path(self.info.get("DockerRootDir", ""))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild import settings
-from envbuild.image import base, records
+from envbuild.image import base, extensions, records
 from envbuild.image.engine import Engine
 from envbuild.image.names import LOCK_LABEL, PREFIX, VERIFIED, repository
-from envbuild.plan.lock import Lock
+from envbuild.plan.lock import Lock, LockedWheel
 
 _DAY = 24 * 3600
 
@@ -47,11 +47,14 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     """Files in our caches that no current lock names, the build contexts of `names`, whose locks the caller holds, and
     what interrupted runs left."""
     locks = list(current)
-    wheels = {locked.wheel.sha256 for lock in locks for locked in lock.wheels}
+    wheels = {locked.wheel.sha256 for lock in locks for locked in _wheels(lock)}
     debs = {deb.sha256 for lock in locks for deb in (*lock.base, *lock.apt)}
-    archives = {archive.sha256 for lock in locks for archive in lock.archives}
+    archives = {sha256 for lock in locks for sha256 in _archives(lock)}
+    commits = {one.digest for lock in locks for one in lock.extensions}
+    compiled = {extensions.key(lock, one) for lock in locks for one in lock.extensions}
     bases = {base.tar_file(lock).with_suffix(end).name for lock in locks if lock.suite for end in (".tar", ".sha256")}
     kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
+    kinds |= {"sources": commits, "extensions": compiled}
     for kind, wanted in kinds.items():
         for path in sorted(settings.cache_folder(kind).iterdir()):
             # what begins with a dot is on its way in, unless it is old
@@ -62,6 +65,16 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
         context = settings.cache_folder("contexts") / name
         if context.is_dir():
             yield Removable("contexts", str(context), _size(context))
+
+
+def _wheels(lock: Lock) -> tuple[LockedWheel, ...]:
+    return (*lock.wheels, *(lock.builder.wheels if lock.builder else ()))
+
+
+def _archives(lock: Lock) -> Iterator[str]:
+    """An sdist is one of them."""
+    yield from (archive.sha256 for archive in (*lock.archives, *(lock.builder.archives if lock.builder else ())))
+    yield from (one.digest for one in lock.extensions if one.kind == "sdist")
 
 
 def remove(engine: Engine | None, items: Iterable[Removable]) -> None:

@@ -16,8 +16,21 @@ from envbuild.plan.store import write_atomically
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """An extension's wheel as it went into an image: `key` is that of the cache, `roots` what it fills below
+    site-packages."""
+
+    name: str
+    key: str
+    file: str
+    sha256: str
+    roots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Record:
-    """One build: this lock gave this image. `recipe` is the hash of all else that decides what is in it."""
+    """One build: this lock gave this image. `recipe` is the hash of all else that decides what is in it, but for what
+    was compiled from source: `extensions`."""
 
     image: str
     handle: str
@@ -25,6 +38,7 @@ class Record:
     recipe: str
     layers: tuple[str, ...]
     builder: str
+    extensions: tuple[Compiled, ...] = ()
 
 
 def write(record: Record) -> None:
@@ -42,8 +56,9 @@ def every(image_id: str | None = None) -> Iterator[Record]:
 
 def _read(file: Path) -> Record | None:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return Record(**{**data, "layers": tuple(data["layers"])})
+        data = {"extensions": (), **json.loads(file.read_text(encoding="utf-8"))}
+        compiled = tuple(Compiled(**{**one, "roots": tuple(one["roots"])}) for one in data["extensions"])
+        return Record(**{**data, "layers": tuple(data["layers"]), "extensions": compiled})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError):

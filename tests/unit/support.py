@@ -28,9 +28,11 @@ from envbuild.image.engine import Image
 from envbuild.plan import index, lock, resolve, sources
 from envbuild.plan.archive import COMPAT, TOOLKIT, Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedWheel, Nvcc, Wheel, inputs
+from envbuild.plan.extension import Extension
+from envbuild.plan.lock import Builder, Lock, LockedExtension, LockedWheel, Nvcc, Wheel, inputs
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
+from envbuild.plan.workshop import Workshop
 from envbuild.process import Completed
 
 MADE = "20261121T000000Z"
@@ -107,7 +109,24 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
         environment=plan.environment,
         archives=tuple(Archive(a.name, _VERSIONS[a.name], a.sha256, 1_000_000) for a in plan.archives),
         nvcc=Nvcc(plan.toolchain.home, plan.toolchain.release) if plan.toolchain else None,
+        extensions=tuple(_extension(item.extension) for item in plan.workshop.wanted) if plan.workshop else (),
+        builder=_builder(plan.workshop) if plan.workshop else None,
     )
+
+
+def _extension(wanted: Extension) -> LockedExtension:
+    kind, source = ("git", wanted.commit) if wanted.commit else ("sdist", wanted.sdist and wanted.sdist.sha256)
+    tree = "d" * 40 if wanted.commit else None
+    build = wanted.build
+    return LockedExtension(wanted.name, kind, str(source), wanted.modules, tree, dict(build.env), build.settings)
+
+
+def _builder(workshop: Workshop) -> Builder:
+    asked = sorted(Requirement(text).name for text in (*workshop.toolchain.requirements, *workshop.requires))
+    wheels = tuple(LockedWheel(wheel(name), 1_000_000, lock.BUILDER) for name in asked)
+    archive = workshop.toolchain.archive
+    archives = (Archive(archive.name, _VERSIONS[archive.name], archive.sha256, 1_000_000),) if archive else ()
+    return Builder(workshop.arch, Nvcc(workshop.toolchain.home, workshop.toolchain.release), wheels, archives)
 
 
 _VERSIONS = {COMPAT: "580.95.05", TOOLKIT: "12.6.3"}

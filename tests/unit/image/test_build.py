@@ -14,7 +14,7 @@ import pytest
 
 from envbuild import settings
 from envbuild.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
-from envbuild.image import base, build, dockerfile, records
+from envbuild.image import base, build, buildx, context, dockerfile, records
 from envbuild.image.engine import Engine, Image
 from envbuild.plan import store, wheels
 from envbuild.plan.archive import COMPAT, TOOLKIT, Archive
@@ -107,8 +107,8 @@ def archive_files(made: Lock) -> list[tuple[Path, Archive]]:
 @pytest.fixture
 def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     found = Builder()
-    monkeypatch.setattr(build, "run", found)
-    monkeypatch.setattr(build, "client_binary", lambda: Path("/fake/docker"))
+    monkeypatch.setattr(buildx, "run", found)
+    monkeypatch.setattr(buildx, "client_binary", lambda: Path("/fake/docker"))
     return found
 
 
@@ -185,7 +185,7 @@ def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "link", refuse)
     (tmp_path / "a").write_text("x", encoding="utf-8")
-    build._link(tmp_path / "a", tmp_path / "b")
+    context._link(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_text(encoding="utf-8") == "x"
 
 
@@ -248,7 +248,7 @@ def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, bu
         return original(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "run", pruned)
+        patch.setattr(buildx, "run", pruned)
         with pytest.raises(BuildError) as caught:
             built(locked)
     assert "exit code: 1" in str(caught.value.hint)

@@ -29,6 +29,15 @@ ARCHIVES: dict[str, Any] = {
     **PROFILE, "torch": "2.7.1", "gpus": ["a100"], "variant": "devel", "toolchain": {"sha256": "a" * 64},
     "driver": {"minimum": "470.57.02", "compat": {"sha256": "b" * 64}},
 }  # fmt: skip
+# an extension from a commit, and one from an sdist
+COMPILED: dict[str, Any] = {
+    "name": "kernels", "git": "https://git.example/team/kernels", "commit": "c" * 40, "modules": ["kernels_cuda"],
+    "build": {"env": {"KERNELS_CUDA": "1"}, "settings": ["--build-option=--fast"], "requires": ["packaging"]},
+}  # fmt: skip
+FROM_SDIST: dict[str, Any] = {
+    "name": "other", "sdist": {"sha256": "e" * 64, "url": "https://mirror.example/other.tar.gz"}, "modules": ["other"],
+}  # fmt: skip
+EXTENDED: dict[str, Any] = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [COMPILED, FROM_SDIST]}
 
 # golden folders
 
@@ -272,6 +281,12 @@ def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
         data["torch"] = "2.13.0"  # they say nothing of a build without CUDA
     if path[0] in ("variant", "toolchain", "driver"):
         data["gpus"], data["variant"] = ["h200"], "devel"
+    if path[0] == "extensions":
+        data["gpus"], data["torch"] = ["h200"], "2.11.0"
+        whole = FROM_SDIST if "sdist" in path else {"name": "kernels", "none": "no"} if "none" in path else COMPILED
+        data["extensions"] = [copy.deepcopy(whole)]
+        inside(data, path, value)
+        return
     if path[:2] == ("selftest", "shapes"):
         data["selftest"]["shapes"] = [{"m": 1, "k": 1, "n": 1, "dtype": "bf16", "layout": "nn"}]
         inside(data, path, value)
@@ -343,8 +358,20 @@ HARMLESS = {
     "toolchain": "wheels",
     "toolchain.url": "https://mirror.example/cuda.tar",
     "toolchain.sha256": "0" * 64,
+    "extensions.[].name": "kernels",
+    "extensions.[].git": COMPILED["git"],
+    "extensions.[].commit": "c" * 40,
+    "extensions.[].sdist.url": "https://mirror.example/other.tar.gz",
+    "extensions.[].sdist.sha256": "e" * 64,
+    "extensions.[].build.env.{key}": "KERNELS_CUDA",
+    "extensions.[].build.settings.[]": "--build-option=--fast",
+    "extensions.[].build.requires.[]": "packaging",
+    "extensions.[].modules.[]": "kernels_cuda",
 }
-FREE = {"description", "env.{}", "accept.[].reason", "pins.{}.reason"}
+FREE = {"description", "env.{}", "accept.[].reason", "pins.{}.reason", "extensions.[].none"}
+FREE |= {"extensions.[].build.env.{}"}
+# A setting of pip's is NAME=VALUE: that one is as harmless as it looks.
+SETTING = "extensions.[].build.settings.[]", "--hash=sha256:0"
 
 
 def test_the_walk_finds_every_string_field() -> None:
@@ -390,7 +417,11 @@ def test_a_hostile_value_is_refused_or_stays_a_value(project: Path, field: str) 
             settings = {item.arguments[0]: item.arguments[1] for item in found if item.keyword == "ENV"}
             assert settings["HOSTILE"] == value
             assert shape(found) == shape(harmless)
-        elif field == "description":
+        elif field == "extensions.[].build.env.{}":
+            (told,) = [word for item in found for word in item.arguments if word.startswith("KERNELS_CUDA=")]
+            assert told == f"KERNELS_CUDA={value}"
+            assert [(i.keyword, i.flags, i.form) for i in found] == [(i.keyword, i.flags, i.form) for i in harmless]
+        elif field in ("description", "extensions.[].none"):
             assert shape(found) == shape(harmless)
         else:  # names and versions: what is accepted holds nothing that could be more than one word
             words = {word for item in found for word in item.arguments} - {w for i in harmless for w in i.arguments}
@@ -401,7 +432,7 @@ def test_a_hostile_value_is_refused_or_stays_a_value(project: Path, field: str) 
 @pytest.mark.parametrize("field", sorted(set(FIELDS) - FREE))
 def test_only_descriptions_and_environment_values_are_free_text(project: Path, field: str) -> None:
     accepted = [value for value in HOSTILE if not isinstance(outcome(project, field, value), ProfileError)]
-    assert accepted == []
+    assert [value for value in accepted if (field, value) != SETTING] == []
 
 
 # hostile strings in a lock
@@ -449,6 +480,8 @@ def locks(folder: Path) -> Iterator[Lock]:
     yield dataclasses.replace(plain, apt=(deb("less"),))
     yield lock_for(plan_of(folder, {**PROFILE, "base": {"image": IMAGE}, "apt": []}))
     yield lock_for(plan_of(folder, ARCHIVES))
+    yield lock_for(plan_of(folder, EXTENDED))
+    yield lock_for(plan_of(folder, {**EXTENDED, "extensions": [FROM_SDIST], "toolchain": {"sha256": "a" * 64}}))
 
 
 def same_but_for(found: list[Instruction], before: list[Instruction], value: str) -> bool:
@@ -472,10 +505,15 @@ def lock_fields() -> list[str]:
     wanted = ["made", "id", "inputs.base", "inputs.apt", "inputs.wheels", "inputs.environment", "content.platform",
               "content.python", "content.base.bootstrap", "content.base.image", "inputs.archives",
               "content.archives.0.name", "content.archives.0.version", "content.archives.0.sha256",
-              "content.nvcc.home", "content.nvcc.release"]  # fmt: skip
+              "content.nvcc.home", "content.nvcc.release", "inputs.extensions", "content.builder.arch",
+              "content.builder.nvcc.home", "content.builder.nvcc.release"]  # fmt: skip
+    wanted += [f"content.extensions.0.{name}" for name in ("name", "git", "tree", "sdist", "env.KERNELS_CUDA",
+                                                           "settings.0", "modules.0")]  # fmt: skip
+    wanted += [f"content.builder.archives.0.{name}" for name in ("name", "version", "sha256")]
     for part in ("base.packages", "apt"):
         wanted += [f"content.{part}.0.{name}" for name in ("name", "version", "sha256", "path")]
-    wanted += [f"content.wheels.0.{name}" for name in ("name", "version", "file", "sha256", "layer")]
+    for part in ("wheels", "builder.wheels"):
+        wanted += [f"content.{part}.0.{name}" for name in ("name", "version", "file", "sha256", "layer")]
     return [
         *wanted,
         *(f"content.environment.{name}" for name in (*resolve.ENVIRONMENT, *FURTHER)),

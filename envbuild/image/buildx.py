@@ -1,0 +1,86 @@
+"""BuildKit, by way of docker's buildx: one build, and in words what went wrong with it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from envbuild.errors import BuildError, DiskError, EnvbuildError, NetworkError
+from envbuild.image import base, context
+from envbuild.image.engine import Engine, client_binary
+from envbuild.plan import store
+from envbuild.plan.lock import Lock
+from envbuild.plan.store import Store
+from envbuild.process import run
+
+
+class Failed(BuildError):
+    """A step ended with an error. `said`: all that BuildKit wrote."""
+
+    def __init__(self, message: str, hint: str, said: str) -> None:
+        super().__init__(message, hint=hint)
+        self.said = said
+
+
+def build(
+    engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], on_line: Callable[[str], None]
+) -> dict[str, Any]:
+    """Build `text`, a Dockerfile, in the profile's context; returns BuildKit's metadata.
+
+    Raises Failed where a step fails, HashMismatch for a stored file that changed, NetworkError where the base image
+    cannot be had, DiskError.
+    """
+    with tempfile.TemporaryDirectory(prefix="envbuild-build-") as folder:
+        rendered, metadata = Path(folder) / "Dockerfile", Path(folder) / "metadata.json"
+        rendered.write_text(text, encoding="utf-8")
+        done = run(
+            [client_binary(), "--host", engine.host, "buildx", "build",
+             "--file", rendered, "--metadata-file", metadata,
+             "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
+             *options, context.folder(name)],
+            env={"SOURCE_DATE_EPOCH": str(base.SOURCE_DATE_EPOCH)},
+            on_line=on_line,
+        )  # fmt: skip
+        if done.code:
+            _blame_files(lock)
+            raise _failed(lock, done.stderr)
+        found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))
+        return found
+
+
+def _blame_files(lock: Lock) -> None:
+    """Raises HashMismatch if a stored file changed since it was fetched; it is removed, to be fetched again."""
+    for place, sha256, name in _files(lock):
+        if place.holds(sha256, name):
+            place.check(sha256, name)
+
+
+def _files(lock: Lock) -> Iterator[tuple[Store, str, str]]:
+    """(store, sha256, name) of all that may be in the context."""
+    builder = lock.builder
+    wheels, archives = (builder.wheels, builder.archives) if builder else ((), ())
+    yield from ((store.wheels(), w.wheel.sha256, w.wheel.file) for w in (*lock.wheels, *wheels))
+    yield from ((store.debs(), deb.sha256, deb.file) for deb in lock.apt)
+    yield from ((store.archives(), archive.sha256, archive.name) for archive in (*lock.archives, *archives))
+
+
+# What BuildKit says when it cannot get the base image, before any step has run.
+_REGISTRY = ("failed to resolve source metadata", "failed to authorize", "pull access denied", "failed to do request")
+
+
+def _failed(lock: Lock, stderr: str) -> EnvbuildError:
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "ERROR" in line or "error:" in line or "install:" in line]
+    if lock.image and any(text in line for line in errors for text in _REGISTRY):
+        said = errors[-1].partition("failed to solve: ")[2] or errors[-1]
+        host = lock.image.partition("/")[0]
+        return NetworkError(
+            f"the base image {lock.image} cannot be had from its registry",
+            hint=f"{said}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
+        )
+    if any("no space left on device" in line for line in lines):
+        return DiskError("the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune")
+    return Failed("the image build failed", "\n".join((errors or lines)[-12:]), stderr)

@@ -1,0 +1,83 @@
+"""The build context: a folder of hard links into the stores, kept between builds so that only changes are sent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from envbuild import settings
+from envbuild.image import base, dockerfile
+from envbuild.plan import checkouts, store, wheels
+from envbuild.plan.archive import Archive
+from envbuild.plan.lock import Lock, LockedExtension, LockedWheel
+
+
+def folder(name: str) -> Path:
+    """Of a profile."""
+    return settings.cache_folder("contexts") / name
+
+
+def discard(name: str) -> None:
+    """What the next build of that name would fill anew."""
+    shutil.rmtree(folder(name), ignore_errors=True)
+
+
+def fill(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
+    """All that the image is made of, which must be in the stores; `built`: the wheel of each extension."""
+    target = folder(name)
+    _fill_shared(lock, target)
+    for extension, wheel in built.items():
+        _link(wheel, target / "extensions" / extension / wheel.name)
+
+
+def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
+    """The same for compiling an extension. Raises SourceDamaged."""
+    assert lock.builder
+    target = folder(name)
+    _fill_shared(lock, target)
+    _wheels(lock.builder.wheels, target)
+    _archives(lock.builder.archives, target)
+    source = target / "sources" / extension.name / "source.tar"
+    source.parent.mkdir(parents=True)
+    checkouts.write(extension, source)
+
+
+def _fill_shared(lock: Lock, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    for part in ("bin", "debs", "wheels"):
+        (target / part).mkdir(parents=True)
+    _link(wheels.uv_binary(), target / "bin" / "uv")
+    for tool in dockerfile.TOOLS:
+        shutil.copy2(tool, target / "bin" / tool.name)
+    if lock.suite:
+        _link(base.checked(lock), target / "base.tar")
+    for deb in lock.apt:
+        store.debs().check(deb.sha256, deb.file)  # uv checks the wheels in the build, nobody these
+        _link(store.debs().path(deb.sha256, deb.file), target / "debs" / deb.file)
+    _archives(lock.archives, target)
+    _wheels(lock.wheels, target)
+
+
+def _archives(archives: Iterable[Archive], target: Path) -> None:
+    for archive in archives:
+        held = store.archives().path(archive.sha256, archive.name)
+        _link(held, target / "archives" / archive.name / archive.name)
+
+
+def _wheels(locked: Iterable[LockedWheel], target: Path) -> None:
+    for item in locked:
+        held = store.wheels().path(item.wheel.sha256, item.wheel.file)
+        _link(held, target / "wheels" / item.layer / item.wheel.file)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+            raise
+        shutil.copy2(source, target)

@@ -1,0 +1,288 @@
+"""Extensions compiled from source: each is a wheel, kept under all that it is made from, and made once.
+
+A wheel is there whole, with what it was made from beside it, or not at all; one that fails its check is not kept.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import shutil
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild import settings
+from envbuild.errors import BuildError, printable
+from envbuild.image import buildx, context, dockerfile, wheelcheck
+from envbuild.image.engine import Engine
+from envbuild.image.records import Compiled
+from envbuild.plan import contents, facts
+from envbuild.plan.extension import BUILD_TOOLS
+from envbuild.plan.lock import Lock, LockedExtension, canonical_digest
+from envbuild.plan.store import digest, write_atomically
+
+# Raised where the same source would give another wheel: by a change of `compile` in dockerfiles/install, say.
+_RECIPE = 1
+_ABOUT = "built.json"
+# Of memory for each job: nvcc's own compiler takes most of it on apex' largest file.
+_JOB_BYTES = 3 << 30
+
+
+@dataclass(frozen=True)
+class Built:
+    """A wheel in the cache. `key`: what it is kept under; `made`: UTC; `jobs`: compilers at once."""
+
+    name: str
+    key: str
+    path: Path
+    sha256: str
+    seconds: float
+    jobs: int
+    made: str
+
+    @property
+    def record(self) -> Compiled:
+        return Compiled(self.name, self.key, self.path.name, self.sha256, contents.roots(self.path))
+
+
+def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
+    """All that a wheel is made from: its key is the sha256 of this."""
+    builder = lock.builder
+    assert builder
+    tools = {
+        item.wheel.name: item.wheel.sha256 for item in (*lock.wheels, *builder.wheels) if _compiles(item.wheel.name)
+    }
+    tools |= {item.wheel.name: item.wheel.sha256 for item in builder.wheels}
+    compiler = re.compile(facts.compiler_packages())
+    debs = {deb.name: deb.version for deb in (*lock.base, *lock.apt) if compiler.fullmatch(deb.name)}
+    return {
+        "recipe": _RECIPE,
+        "source": one.content,
+        "command": list(dockerfile.compiling(one, builder)),
+        "python": lock.python,
+        "cuda": builder.nvcc.release,
+        "wheels": tools,
+        "archives": {archive.name: archive.sha256 for archive in (*lock.archives, *builder.archives)},
+        "compiler": debs if lock.suite else lock.image,
+    }
+
+
+def _compiles(name: str) -> bool:
+    """Whether headers, libraries or code of this distribution may get into a wheel."""
+    return name in ("torch", *BUILD_TOOLS) or name.startswith(("nvidia-", "cuda-"))
+
+
+def key(lock: Lock, one: LockedExtension) -> str:
+    return canonical_digest(material(lock, one))
+
+
+def _folder(name: str) -> Path:
+    return settings.cache_folder("extensions") / name
+
+
+def find(lock: Lock, one: LockedExtension) -> Built | None:
+    """The wheel, if it was made before and is still what was made."""
+    name = key(lock, one)
+    try:
+        about = json.loads((_folder(name) / _ABOUT).read_text(encoding="utf-8"))
+        path = _folder(name) / about["file"]
+        built = Built(one.name, name, path, about["sha256"], about["seconds"], about["jobs"], about["made"])
+        if path.parent == _folder(name) and digest(path) == built.sha256:
+            return built
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    shutil.rmtree(_folder(name), ignore_errors=True)
+    return None
+
+
+def build(
+    engine: Engine,
+    lock: Lock,
+    profile: str,
+    text: str,
+    one: LockedExtension,
+    say: Callable[[str], None],
+    on_line: Callable[[str], None],
+) -> Built:
+    """Compile an extension, or find it compiled meanwhile. Its source and its builder's wheels must be at hand.
+
+    Raises BuildError with what is wrong and what to do; what buildx.build raises.
+    """
+    file = FileLock(settings.state_folder("locks") / f"extension-{key(lock, one)[:16]}.lock")
+    try:
+        file.acquire(timeout=0)
+    except Timeout:
+        say(f"another envbuild compiles {one.name}; waiting for it")
+        file.acquire()
+    try:
+        return find(lock, one) or _make(engine, lock, profile, text, one, say, on_line)
+    finally:
+        file.release()
+
+
+def _make(
+    engine: Engine,
+    lock: Lock,
+    profile: str,
+    text: str,
+    one: LockedExtension,
+    say: Callable[[str], None],
+    on_line: Callable[[str], None],
+) -> Built:
+    target = _folder(key(lock, one))
+    context.fill_builder(lock, profile, one)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".incoming-") as folder:
+        out = Path(folder) / "made"
+        begin = time.monotonic()
+        jobs = _compile(engine, lock, profile, text, one, out, say, on_line)
+        seconds = time.monotonic() - begin
+        (wheel,) = out.glob("*.whl")
+        wrong = [
+            *wheelcheck.faults(wheel, name=one.name, modules=one.modules, arch=_arch(lock)),
+            *_lacking(wheel, lock),
+        ]
+        if wrong:
+            raise BuildError(f"the wheel of {one.name} is not what was asked for", hint="\n".join([*wrong, *_why(one)]))
+        about = {
+            "file": wheel.name,
+            "sha256": digest(wheel),
+            "bytes": wheel.stat().st_size,
+            "seconds": round(seconds, 1),
+            "jobs": jobs,
+            "made": datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
+            "from": material(lock, one),
+        }
+        write_atomically(out / _ABOUT, json.dumps(about, indent=1))
+        out.rename(target)
+    found = find(lock, one)
+    assert found
+    return found
+
+
+def _arch(lock: Lock) -> str:
+    assert lock.builder
+    return lock.builder.arch
+
+
+def jobs_for(cpus: int, memory_bytes: int) -> int:
+    """Compilers at once: one for each processor, as far as the memory goes."""
+    return max(1, min(cpus, memory_bytes // _JOB_BYTES))
+
+
+def _compile(
+    engine: Engine,
+    lock: Lock,
+    profile: str,
+    text: str,
+    one: LockedExtension,
+    out: Path,
+    say: Callable[[str], None],
+    on_line: Callable[[str], None],
+) -> int:
+    """Write the wheel into `out`; where memory runs out, again with half as many jobs. Returns the jobs it took."""
+    jobs = jobs_for(engine.cpus, engine.memory_bytes)
+    while True:
+        options = [
+            "--target",
+            f"wheel-{one.name}",
+            "--output",
+            f"type=local,dest={out}",
+            "--build-arg",
+            f"MAX_JOBS={jobs}",
+        ]
+        try:
+            buildx.build(engine, lock, profile, text, options, on_line)
+            return jobs
+        except buildx.Failed as failed:
+            if not _ran_out_of_memory(failed.said):
+                raise _explained(one, failed) from None
+            if jobs == 1:
+                text = f"{one.name} needs more memory than the engine has, with one job too"
+                raise BuildError(
+                    text, hint=f"the engine has {engine.memory_bytes / 1e9:.0f} GB\n{failed.hint}"
+                ) from None
+        say(f"{one.name}: the compiler ran out of memory with {jobs} jobs; again with {jobs // 2}")
+        jobs //= 2
+
+
+_MEMORY = re.compile(
+    r"Killed signal terminated program|died due to signal 9|virtual memory exhausted|std::bad_alloc"
+    r"|out of memory allocating|Cannot allocate memory|exit code: 137"
+)
+
+
+def _ran_out_of_memory(said: str) -> bool:
+    """The kernel's killer, or an allocation that failed, in the words of gcc, nvcc, the C library and BuildKit."""
+    return _MEMORY.search(said) is not None
+
+
+# What compilers and build tools say, and what to make of it.
+_KNOWN = (
+    (
+        re.compile(r"install: \S+ is of CUDA (?P<found>[^,]+), torch of (?P<wanted>\S+)"),
+        "the base's nvcc is of CUDA {found}, and extensions need that of torch's CUDA, {wanted}: take a base image or "
+        "an archive of that toolkit (toolchain:), or a torch for CUDA {found}",
+    ),
+    (
+        re.compile(r"unsupported GNU version.*|greater than the maximum required version by CUDA \S+"),
+        "the base's g++ is newer than this nvcc takes: use a base with an older g++, or a torch of a newer CUDA",
+    ),
+    (
+        re.compile(r"error: option (?P<flag>\S+) not recognized|invalid command name '(?P<command>[^']+)'"),
+        "this commit does not know {flag}: look at its setup.py, and correct build.settings",
+    ),
+)
+
+
+def _explained(one: LockedExtension, failed: buildx.Failed) -> BuildError:
+    for pattern, advice in _KNOWN:
+        match = pattern.search(failed.said)
+        if match:
+            words = {name: value or match.group() for name, value in match.groupdict().items()}
+            return BuildError(f"{one.name} cannot be compiled", hint=f"{advice.format(**words)}\n{match.group()}")
+    return BuildError(f"{one.name} cannot be compiled", hint="\n".join(_last(failed.said)))
+
+
+_STEP = re.compile(r"#[0-9]+ (?:[0-9.]+ )?")
+_MARKS = ("error:", "Error:", "error ", "fatal", "FAILED:", "install:")
+
+
+def _last(said: str) -> Sequence[str]:
+    """The lines that name an error, else the last ones, without BuildKit's numbers."""
+    lines = [_STEP.sub("", line, count=1) for line in said.splitlines() if line.strip()]
+    named = [line for line in lines if any(mark in line for mark in _MARKS) and "failed to solve" not in line]
+    return list(dict.fromkeys(named))[:8] or lines[-12:]
+
+
+def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
+    """What the wheel asks for and the image has not: nobody resolved it, for it was made after the lock."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), None)
+        text = archive.read(name).decode("utf-8", "replace") if name else ""
+    for line in HeaderParser().parsestr(text).get_all("Requires-Dist", []):
+        try:
+            asked = Requirement(line)
+        except InvalidRequirement:
+            yield f"it needs what nobody can read: {printable(line)[:200]}"
+            continue
+        version = lock.versions.get(canonicalize_name(asked.name))
+        if asked.marker and not asked.marker.evaluate({"python_version": lock.python, "extra": ""}):
+            continue
+        if version is None or not asked.specifier.contains(version, prereleases=True):
+            yield f"it needs {asked}, and the lock has {version or 'none'}: add it to the profile's packages"
+
+
+def _why(one: LockedExtension) -> Sequence[str]:
+    told = [*(f"{name}={value}" for name, value in one.env.items()), *one.settings]
+    return [f"it was told: {', '.join(told) or 'nothing'} (build.env and build.settings of the profile)"]
