@@ -203,6 +203,7 @@ def built(source: Source, locked: Lock, image: Image) -> Built:
         recipe=record.recipe,
         versions={"envbuild": importlib.metadata.version("envbuild"), "engine": record.builder},
         roots=roots,
+        compiled=record.extensions,
     )
 
 

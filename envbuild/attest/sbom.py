@@ -57,6 +57,11 @@ def _components(lock: Lock) -> Iterator[Component]:
     for locked in lock.wheels:
         wheel = locked.wheel
         yield _library(wheel.name, wheel.version, wheel.sha256, wheel.file, statements.wheel_url(locked))
+    for one in lock.extensions:  # the wheel's own hash is in the build statement: the lock does not know it
+        url = PackageURL.from_string(statements.extension_url(one))
+        yield Component(
+            name=one.name, version=one.digest, type=ComponentType.LIBRARY, bom_ref=f"extension:{one.name}", purl=url
+        )
 
 
 def _library(name: str, version: str, sha256: str, file: str, url: str) -> Component:

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envbuild.image.records import Compiled
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.lock import Lock, LockedExtension, LockedWheel
 from envbuild.plan.own import Script
 from envbuild.proof import evidence, shape, untrusted
 from envbuild.proof.evidence import STATEMENT, TEST_RESULT
@@ -58,6 +59,7 @@ class Built:
     versions: Mapping[str, str]
     roots: Mapping[str, Sequence[str]]
     """Wheel file -> what it fills below site-packages."""
+    compiled: Sequence[Compiled] = ()
 
 
 def digest_set(digest: str) -> dict[str, str]:
@@ -124,6 +126,8 @@ def build(made: Built, subject: Subject) -> dict[str, Any]:
         *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),
         *(_archive(archive) for archive in made.lock.archives),
         *(_wheel(wheel, made.roots.get(wheel.wheel.file, ())) for wheel in made.lock.wheels),
+        *(_source(extension) for extension in made.lock.extensions),
+        *(_tool(item) for item in _tools(made.lock)),
     ]
     if made.lock.image:
         name, _, digest = made.lock.image.partition("@")
@@ -141,7 +145,9 @@ def build(made: Built, subject: Subject) -> dict[str, Any]:
         },
         "resolvedDependencies": dependencies,
     }
-    run = {"builder": {"id": BUILDER, "version": dict(made.versions)}}
+    run: dict[str, Any] = {"builder": {"id": BUILDER, "version": dict(made.versions)}}
+    if made.compiled:
+        run["byproducts"] = [_compiled(one) for one in made.compiled]
     return _statement(subject, PROVENANCE, {"buildDefinition": definition, "runDetails": run})
 
 
@@ -165,6 +171,29 @@ def _wheel(locked: LockedWheel, roots: Sequence[str]) -> dict[str, Any]:
     return {**found, "annotations": {"layer": locked.layer, "roots": list(roots)}}
 
 
+def _source(extension: LockedExtension) -> dict[str, Any]:
+    """By the commit, or the sdist's sha256; whence it came is the site's matter."""
+    digest = {"gitCommit": extension.digest} if extension.kind == "git" else digest_set(extension.digest)
+    return {"name": extension.name, "uri": extension_url(extension), "digest": digest}
+
+
+def _tools(lock: Lock) -> Sequence[LockedWheel | Archive]:
+    return (*lock.builder.wheels, *lock.builder.archives) if lock.builder else ()
+
+
+def _tool(item: LockedWheel | Archive) -> dict[str, Any]:
+    """What extensions were compiled with: it is not in the image, so it fills nothing there."""
+    if isinstance(item, Archive):
+        return _archive(item)
+    return {"name": item.wheel.file, "uri": wheel_url(item), "digest": digest_set(item.wheel.sha256)}
+
+
+def _compiled(one: Compiled) -> dict[str, Any]:
+    """A wheel that was made on the way. `key`: of all that it was made from."""
+    annotations = {"extension": one.name, "key": one.key, "roots": list(one.roots)}
+    return {"name": one.file, "digest": digest_set(one.sha256), "annotations": annotations}
+
+
 def _archive(archive: Archive) -> dict[str, Any]:
     return {"name": archive.name, "uri": archive_url(archive), "digest": digest_set(archive.sha256)}
 
@@ -175,6 +204,10 @@ def archive_url(archive: Archive) -> str:
 
 def deb_url(deb: Deb) -> str:
     return _package_url("deb", "debian", deb.name, deb.version, deb.file.removesuffix(".deb").rpartition("_")[2])
+
+
+def extension_url(extension: LockedExtension) -> str:
+    return _package_url("generic", None, extension.name, extension.digest)
 
 
 def wheel_url(locked: LockedWheel) -> str:

@@ -98,6 +98,9 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
             canonicalize_name(one.wheel.name): tuple(str(root) for root in files.get(one.wheel.file, ()))
             for one in locked.wheels
         }
+        byproducts = statement["predicate"]["runDetails"].get("byproducts", ())
+        made = {item["annotations"]["extension"]: item["annotations"]["roots"] for item in byproducts}
+        roots |= {one.name: tuple(str(root) for root in made[one.name]) for one in locked.extensions}
         if not sources.NAME.fullmatch(name):
             raise Malformed("the build statement names no profile")
         if definition["internalParameters"]["lock"] != locked.id:
