@@ -6,10 +6,12 @@ user's git configuration (certificates, proxies, credentials, insteadOf) counts.
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import tarfile
 import tempfile
 import urllib.parse
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +54,11 @@ def take(wanted: Wanted, progress: Progress) -> LockedExtension:
     with tempfile.TemporaryDirectory(prefix="envbuild-source-") as folder:
         file = Path(folder) / "source.tar"
         write(locked, file)
-        unknown = _unmentioned(file, set(build.env) - facts.build_variables())
+        try:
+            unknown = _unmentioned(file, set(build.env) - facts.build_variables())
+        except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+            said = f"its source is no tar (gzip, xz, bzip2 or plain), or is damaged: {error}"
+            raise ProfileError(f"{extension.name} cannot be taken", faults=[replace(wanted.at, message=said)]) from None
     if unknown:
         faults = [replace(wanted.places[name], message=_SILENT.format(name=name)) for name in unknown]
         raise ProfileError(f"{extension.name} does not know what it is told", hint=_OTHERWISE, faults=faults)
@@ -178,10 +184,8 @@ def _shown_in(text: str, address: str) -> str:
 
 
 def _unmentioned(file: Path, names: Iterable[str]) -> Sequence[str]:
-    """Those that stand in no file of a source that decides what is built."""
+    """Those that stand in no file of a source that decides what is built. The whole tar is read."""
     missing = {name: name.encode() for name in names}
-    if not missing:
-        return ()
     with tarfile.open(file) as tar:
         for member in tar:
             if member.isreg() and member.name.endswith(_BUILD_FILES) and member.size <= _MOST_BYTES:

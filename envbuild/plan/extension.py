@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from envbuild.plan.kinds import ArchiveFile, Model, PackageSpec, Text, VariableName
 
@@ -45,12 +45,13 @@ class Build(Model):
         (), strict=False, max_length=50, description=f"beside {', '.join(BUILD_TOOLS)}; none of it stays in the image"
     )
 
-    @model_validator(mode="after")
-    def _leaves_ours_alone(self) -> Build:
-        taken = sorted(_OURS & set(self.env))
+    @field_validator("env")
+    @classmethod
+    def _leaves_ours_alone(cls, env: dict[str, str]) -> dict[str, str]:
+        taken = sorted(_OURS & set(env))
         if taken:
-            raise ValueError(f"env: {', '.join(taken)} {'is' if len(taken) == 1 else 'are'} set by envbuild")
-        return self
+            raise ValueError(f"set by envbuild itself: {', '.join(taken)}")
+        return env
 
 
 class Extension(Model):

@@ -242,6 +242,10 @@ def _instead(text: str, path: tuple[str | int, ...]) -> str:
     if path == ("base", "image") and re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*", text):
         digest = f"`docker buildx imagetools inspect {text}` shows it"
         return f": give the digest, {text}@sha256:...; {digest}"
+    if path[0] == "extensions" and path[-1] == "commit":
+        return ": give it in full, 40 hex digits, as `git rev-parse` shows it"
+    if path[0] == "extensions" and "settings" in path:
+        return ": give NAME=VALUE, as in --build-option=--cpp_ext"
     return ""
 
 

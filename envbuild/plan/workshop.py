@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 from envbuild.errors import Fault
 from envbuild.plan import facts
 from envbuild.plan.extension import BUILD_TOOLS, Extension
@@ -72,7 +74,7 @@ def contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Ite
     if not compiled:
         return
     fault = source.document.fault
-    if not source.profile.gpus:
+    if not source.profile.gpus and Version(source.profile.torch).local != "cpu":  # which is said already
         yield fault(("extensions", compiled[0]), "it is compiled for the profile's own cards, and gpus names none")
     bound = facts.host_compilers().get(cuda) if cuda else None
     if suite and bound and suite.gcc >= bound.gcc_below:

@@ -163,7 +163,8 @@ def links(workplace: Path) -> Path:
     """A folder that stands for an index: pip, the real nvcc of CUDA 13.0 with what it needs, and torch and cuBLAS in
     name only, since theirs are gigabytes."""
     folder = workplace / "links"
-    names = ("pip", "cuda-toolkit==13.0.2", "nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88",
+    names = ("pip", "ninja", "setuptools", "wheel",
+             "cuda-toolkit==13.0.2", "nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88",
              "nvidia-cuda-crt==13.0.88", "nvidia-cuda-cccl==13.0.85", "nvidia-cuda-profiler-api==13.0.85",
              "nvidia-cuda-runtime==13.0.96")  # fmt: skip
     command(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", folder,

@@ -1,0 +1,1 @@
+"""What is there with and without the compiled module."""

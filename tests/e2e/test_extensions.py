@@ -1,0 +1,283 @@
+"""Extensions compiled for real: a small one of our own, with torch's CUDAExtension and nvcc from wheels, for an H200.
+
+Its repository is made here, with a commit for each thing that can be wrong with a source.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envbuild.image.extensions import jobs_for
+
+from .support import CHECKOUT, Project, Result, command, docker, until
+from .test_toolchain import inside, named, toolkit
+
+pytestmark = pytest.mark.engine
+
+SOURCE = Path(__file__).parent / "kernels"
+MODULE = "kernels_cuda"
+ON = {"env": {"KERNELS_CUDA": "1"}}
+
+# Put before a setup.py. The compiler has no memory as long as there is more than one at once, which is a real failure
+# of the real compiler.
+NO_MEMORY = """
+import os, pathlib
+if os.environ["MAX_JOBS"] != "1":
+    folder = pathlib.Path("narrow").resolve()
+    folder.mkdir(exist_ok=True)
+    for name in ("c++", "g++", "gcc"):
+        (folder / name).write_text(f'#!/bin/sh\\nulimit -v 60000\\nexec /usr/bin/{name} "$@"\\n')
+        (folder / name).chmod(0o755)
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+"""
+# Put before it: the compile takes as long as somebody needs to kill it.
+SLOW = "import time; print('sleeping', flush=True); time.sleep(600 if __import__('os').path.exists('slow') else 0)\n"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A git repository, and its commits by name."""
+
+    folder: Path
+    commits: Mapping[str, str]
+
+    def entry(self, commit: str = "new", **keys: Any) -> dict[str, Any]:
+        """As a profile has it; `commit` is one of ours or any other."""
+        found = {"name": "kernels", "git": self.folder.as_uri(), "commit": self.commits.get(commit, commit)}
+        return {**found, "build": ON, "modules": [MODULE], **keys}
+
+
+@pytest.fixture(scope="session")
+def repository(workplace: Path) -> Repository:
+    folder = workplace / "kernels"
+    shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    setup = (folder / "setup.py").read_text(encoding="utf-8")
+    git(folder, "init", "--quiet")
+    commits = {}
+    for name, text in {
+        "old": setup.replace('READS = ("KERNELS_CUDA",)', "READS = ()"),
+        "new": setup,
+        "hungry": f"{NO_MEMORY}{setup}",
+        "broken": setup.replace("kernels_cuda.cu", "missing.cu"),
+        "slow": f"{SLOW}{setup}",
+    }.items():
+        (folder / "setup.py").write_text(text, encoding="utf-8")
+        (folder / "slow").write_text("", encoding="utf-8") if name == "slow" else None
+        git(folder, "add", ".")
+        git(folder, "commit", "--quiet", "--message", name)
+        commits[name] = git(folder, "rev-parse", "HEAD").strip()
+    return Repository(folder, commits)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = {f"GIT_{role}_{key}": "test@example.org" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+    return command("git", "-C", folder, *arguments, env={**who, "GIT_CONFIG_GLOBAL": "/dev/null"})
+
+
+@pytest.fixture
+def place(images: None, scratch: Path) -> Project:
+    """A project whose sources and extensions are its own, so that nothing is compiled already."""
+    return Project.create(scratch / "place").with_cache(scratch)
+
+
+def profile(project: Project, run_id: str, entry: Mapping[str, Any], name: str = "kernels") -> str:
+    """An H200's profile with this extension instead of its own; what else is locked is the shipped lock's."""
+    full = f"e2e-{name}-{run_id}"
+    project.write(full, extends="h200", extensions=[dict(entry)])
+    shutil.copy(CHECKOUT / "profiles" / "h200.lock.yaml", project.lock(full))
+    return full
+
+
+def build(project: Project, name: str, *options: str) -> Result:
+    return project.start("build", name, "--json", *options).finish(900)
+
+
+def steps(done: Result) -> dict[str, bool]:
+    """Step -> whether there was nothing to do."""
+    assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    return {step["name"]: step["cached"] for step in done.document["steps"]}
+
+
+def kept(project: Project) -> list[Path]:
+    """The wheels in the cache, and whatever else lies there."""
+    return sorted(path for path in project.cached("extensions").rglob("*") if path.is_file())
+
+
+def test_it_is_compiled_once_and_found_in_the_image(
+    place: Project, repository: Repository, run_id: str, scratch: Path
+) -> None:
+    name = profile(place, run_id, repository.entry())
+    done = build(place, name)
+    assert steps(done)["extensions"] is False
+    tag, image = done.document["image"]["tags"][0], done.document["image"]["id"]
+
+    # the wheel is what was asked for, and says what it was made from
+    (about, wheel) = sorted(kept(place), key=lambda path: path.suffix)
+    told = json.loads(about.read_text(encoding="utf-8"))
+    assert (wheel.name, told["file"]) == ("kernels-0.1-cp311-cp311-linux_x86_64.whl",) * 2
+    assert told["from"]["source"]["git"] == repository.commits["new"]
+    assert told["from"]["cuda"] == "13.0" and "TORCH_CUDA_ARCH_LIST=9.0" in told["from"]["command"]
+    with zipfile.ZipFile(wheel) as archive:
+        (compiled,) = [info for info in archive.namelist() if info.endswith(".so")]
+        assert b"sm_90" in archive.read(compiled)
+    # the image has the module, and nothing that compiled it
+    found = inside(tag, f"python -c 'import torch, {MODULE}; print({MODULE}.launch())'; command -v nvcc ninja || true")
+    assert len(found) == 1 and ("driver" in found[0] or "device" in found[0] or found[0] == "no error")
+    # the lock names the commit, its tree and the compiler's wheels, and no address
+    locked = yaml.safe_load(place.lock(name).read_text(encoding="utf-8"))["content"]
+    (entry,) = locked["extensions"]
+    tree = git(repository.folder, "rev-parse", f"{repository.commits['new']}^{{tree}}").strip()
+    assert (entry["git"], entry["tree"]) == (repository.commits["new"], tree)
+    assert {"nvidia-cuda-nvcc", "ninja"} <= {item["name"] for item in locked["builder"]["wheels"]}
+    addresses = place.lock(name).read_text() + place.dockerfile(name).read_text() + docker("history", tag)
+    assert "file://" not in addresses and str(scratch) not in addresses
+    # the record of the build names the wheel by its hash
+    (record,) = (place.state / "envbuild" / "builds").glob("*.json")
+    (held,) = json.loads(record.read_text(encoding="utf-8"))["extensions"]
+    assert (held["sha256"], held["key"]) == (told["sha256"], about.parent.name)
+
+    # a second profile with the same key takes it, though its source is out of reach; a rebuild gives the same image
+    other = profile(place, run_id, {**repository.entry(), "git": "file:///nowhere"}, "second")
+    shutil.copy(place.lock(name), place.lock(other))
+    again = build(place, other)
+    assert steps(again)["extensions"] is True
+    anew = build(place, name, "--no-cache")
+    assert steps(anew)["extensions"] is True and anew.document["image"]["id"] == image
+
+    # and a damaged wheel is none
+    wheel.write_bytes(wheel.read_bytes()[:-1])
+    assert steps(build(place, name, "--no-cache"))["extensions"] is False
+
+
+def test_an_older_commit_takes_its_flags_otherwise(place: Project, repository: Repository, run_id: str) -> None:
+    """Told by a variable, it would build nothing and end well: that is refused where it is locked."""
+    name = profile(place, run_id, repository.entry("old"))
+    refused = build(place, name)
+    assert (refused.code, refused.error["kind"]) == (3, "profile")
+    (fault,) = refused.error["faults"]
+    assert fault["field"] == "extensions[0].build.env.KERNELS_CUDA" and fault["line"]
+    assert "--build-option" in refused.error["hint"]
+    settings = {"settings": ["--build-option=--cuda_ext"]}
+    place.change(name, extensions=[repository.entry("old", build=settings)])
+    assert steps(build(place, name))["extensions"] is False
+    assert [path.suffix for path in kept(place)] == [".json", ".whl"] or len(kept(place)) == 2
+
+
+def fails(project: Project, name: str, *words: str) -> Result:
+    """The build ends with 6, says this, and keeps nothing."""
+    done = build(project, name)
+    assert (done.code, done.error["kind"]) == (6, "build"), f"{done.stdout}\n{done.stderr}"
+    for word in words:
+        assert word in done.words
+    assert kept(project) == []
+    return done
+
+
+def test_what_is_wrong_with_a_source_is_said(place: Project, repository: Repository, run_id: str) -> None:
+    name = profile(place, run_id, repository.entry("old", build={"settings": ["--build-option=--unheard_of"]}))
+    fails(place, name, "kernels cannot be compiled", "--unheard_of", "build.settings")
+    # it is told nothing, builds nothing, and ends well
+    place.change(name, extensions=[repository.entry("new", build={})])
+    fails(place, name, "not what was asked for", "py3-none-any", MODULE, "told: nothing")
+    place.change(name, extensions=[repository.entry(modules=[MODULE, "kernels_more"])])
+    fails(place, name, "kernels_more")
+    place.change(name, extensions=[repository.entry("broken")])
+    fails(place, name, "missing.cu")
+
+
+def test_sources_that_cannot_be_had(place: Project, repository: Repository, run_id: str) -> None:
+    name = profile(place, run_id, repository.entry("0" * 40))
+    unknown = place.run("lock", name, "--json")
+    assert (unknown.code, unknown.error["kind"]) == (3, "profile")
+    (fault,) = unknown.error["faults"]
+    assert fault["field"] == "extensions[0]" and "0" * 40 in fault["message"]
+    for address in ("file:///nowhere/kernels", "http://127.0.0.1:1/kernels"):
+        place.change(name, extensions=[repository.entry(git=address)])
+        gone = place.run("lock", name, "--json")
+        assert (gone.code, gone.error["kind"]) == (7, "network")
+        assert address in gone.error["message"] and "git_mirror" in gone.error["hint"]
+    # a site's mirror stands for the address
+    settings = place.config / "envbuild" / "config.yaml"
+    settings.parent.mkdir()
+    settings.write_text(f"git_mirror: file://{repository.folder.parent}/{{path}}\n", encoding="utf-8")
+    place.change(name, extensions=[repository.entry(git="https://git.example/kernels.git")])
+    assert place.run("lock", name, "--json").code == 0
+
+
+def test_a_compiler_without_memory_is_tried_again_with_fewer_jobs(
+    place: Project, repository: Repository, run_id: str
+) -> None:
+    most = jobs_for(*map(int, docker("info", "--format", "{{.NCPU}} {{.MemTotal}}").split()))
+    if most < 2:
+        pytest.skip("the engine has one processor, or little memory: there are no fewer jobs")
+    name = profile(place, run_id, repository.entry("hungry"))
+    done = build(place, name)
+    assert steps(done)["extensions"] is False
+    assert f"out of memory with {most} jobs; again with {most // 2}" in done.stderr
+    (about, _) = sorted(kept(place), key=lambda path: path.suffix)
+    assert json.loads(about.read_text(encoding="utf-8"))["jobs"] == 1
+
+
+@pytest.mark.parametrize("how", ["kill", "interrupt"])
+def test_a_build_that_is_ended_half_way_poisons_nothing(
+    place: Project, repository: Repository, run_id: str, how: str
+) -> None:
+    name = profile(place, run_id, repository.entry("slow"))
+    running = place.start("build", name, "--json")
+    compiling = f"{run_id}"  # the name of the profile is in the command line of buildx
+
+    def asleep() -> bool:
+        listed = command("ps", "-eo", "args").splitlines()
+        return any("wheel-kernels" in line and compiling in line for line in listed)
+
+    until("the compile", asleep, 600)
+    if how == "kill":
+        running.kill()
+    else:
+        running.process.send_signal(signal.SIGINT)
+        assert running.finish(60).code == 130
+    assert kept(place) == []
+    place.change(name, extensions=[repository.entry("new")])
+    assert steps(build(place, name))["extensions"] is False
+    assert [path.suffix for path in sorted(kept(place), key=lambda path: path.suffix)] == [".json", ".whl"]
+
+
+def test_nvcc_of_another_release_compiles_nothing(
+    indexed: Project, repository: Repository, run_id: str, scratch: Path
+) -> None:
+    """An archive of another toolkit is refused where it is locked; one that lies, before anything is compiled."""
+    entry = repository.entry()
+    keys: dict[str, Any] = {"torch": "2.7.1", "gpus": ["a100"], "extensions": [entry]}
+    name = named(indexed, f"e2e-release-{run_id}", toolchain=toolkit(scratch), **{**keys, "torch": "2.6.0"})
+    refused = indexed.run("lock", name, "--json")
+    assert (refused.code, refused.error["kind"]) == (3, "profile")
+    (fault,) = refused.error["faults"]
+    assert fault["field"] == "toolchain" and "12.6" in fault["message"] and "12.4" in fault["message"]
+    indexed.change(name, torch="2.7.1", toolchain=toolkit(scratch, "12.4"))
+    lied = build(indexed, name)
+    assert (lied.code, lied.error["kind"]) == (6, "build")
+    assert "CUDA 12.4" in lied.words and "12.6" in lied.words and "toolchain" in lied.words
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(run_id: str) -> Iterator[None]:
+    """Images of 6 GB each, one after the other."""
+    yield
+    listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
+    ours = [
+        name
+        for name in listed
+        if run_id in name and any(f"e2e-{kind}-" in name for kind in ("kernels", "second", "release"))
+    ]
+    if ours:
+        docker("image", "rm", "--force", *ours)

@@ -1,0 +1,173 @@
+"""Sources of extensions: which commit, from where, whether it is whole, and whether it knows what it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild import settings
+from envbuild.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError
+from envbuild.plan import checkouts
+from envbuild.plan.checkouts import SourceDamaged
+from envbuild.plan.lock import LockedExtension
+from envbuild.plan.workshop import Wanted
+from unit.support import PROFILE, plan_of
+
+SETUP = "import os\nwanted = os.environ.get('KERNELS_CUDA')\n"
+# What git would change or leave out on the way, were it asked to.
+ODD = {".gitattributes": "left export-ignore\nid export-subst\ncrlf text eol=crlf\n", "left": "in\n",
+       "id": "$Format:%H$\n", "crlf": "one\ntwo\n"}  # fmt: skip
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "team" / "kernels"
+    folder.mkdir(parents=True)
+    for name, text in {"setup.py": SETUP, "README": "KERNELS_GONE once did something", **ODD}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "first")
+    return folder
+
+
+def wanted(project: Path, **keys: Any) -> Wanted:
+    entry = {"name": "kernels", "modules": ["kernels_cuda"], **keys}
+    plan = plan_of(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [entry]})
+    assert plan.workshop
+    return plan.workshop.wanted[0]
+
+
+def from_git(project: Path, repository: Path, **keys: Any) -> Wanted:
+    return wanted(project, **{"git": repository.as_uri(), "commit": git(repository, "rev-parse", "HEAD"), **keys})
+
+
+def take(item: Wanted) -> LockedExtension:
+    return checkouts.take(item, lambda name, count: None)
+
+
+def refused(item: Wanted) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        take(item)
+    return caught.value
+
+
+def members(locked: LockedExtension, folder: Path) -> dict[str, bytes]:
+    checkouts.write(locked, folder / "source.tar")
+    with tarfile.open(folder / "source.tar") as tar:
+        return {m.name: file.read() for m in tar for file in [tar.extractfile(m)] if file}
+
+
+def test_a_commit_is_taken_byte_for_byte_and_named_by_its_tree(project: Path, repository: Path) -> None:
+    locked = take(from_git(project, repository))
+    assert (locked.kind, locked.digest) == ("git", git(repository, "rev-parse", "HEAD"))
+    assert locked.tree == git(repository, "rev-parse", "HEAD^{tree}")
+    found = members(locked, project)
+    assert {name: text.encode() for name, text in ODD.items()}.items() <= {
+        name.removeprefix("source/"): content for name, content in found.items()
+    }.items()
+
+
+def test_an_older_commit_is_had_too_and_once(project: Path, repository: Path) -> None:
+    first = git(repository, "rev-parse", "HEAD")
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "second")
+    item = from_git(project, repository, commit=first)
+    assert take(item).digest == first
+    repository.rename(repository.with_name("gone"))
+    assert take(item).digest == first
+
+
+def test_a_server_that_gives_no_single_commits_gives_all(
+    project: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protocol 0 refuses a commit that no branch ends in."""
+    first = git(repository, "rev-parse", "HEAD")
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "second")
+    for name, value in (("COUNT", "1"), ("KEY_0", "protocol.version"), ("VALUE_0", "0")):
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    assert take(from_git(project, repository, commit=first)).digest == first
+
+
+@pytest.mark.parametrize("commit", ["0" * 40, "tree"])
+def test_an_unknown_commit_is_the_profiles_fault(project: Path, repository: Path, commit: str) -> None:
+    commit = git(repository, "rev-parse", "HEAD^{tree}") if commit == "tree" else commit
+    error = refused(from_git(project, repository, commit=commit))
+    assert isinstance(error, ProfileError)
+    (fault,) = error.faults
+    assert (fault.file, fault.field) == ("profiles/sample.yaml", "extensions[0]")
+    assert commit in fault.message and fault.line
+    assert list(settings.cache_folder("sources").iterdir()) == []
+
+
+def test_a_repository_out_of_reach_is_the_networks_fault_and_shows_no_password(project: Path) -> None:
+    error = refused(wanted(project, git="http://me:secret@127.0.0.1:1/team/kernels", commit="1" * 40))
+    assert isinstance(error, NetworkError)
+    assert "127.0.0.1:1/team/kernels" in error.message
+    assert "secret" not in f"{error.message}{error.hint}"
+    assert "git_mirror" in str(error.hint)
+
+
+def test_a_mirror_stands_for_the_address(project: Path, repository: Path) -> None:
+    settings.config_file().parent.mkdir(parents=True)
+    site = repository.parent.parent.as_uri()
+    settings.config_file().write_text(f"git_mirror: {site}/{{path}}\n", encoding="utf-8")
+    assert take(from_git(project, repository, git="https://git.example/team/kernels.git")).kind == "git"
+
+
+def test_a_damaged_checkout_is_removed_and_said(project: Path, repository: Path) -> None:
+    locked = take(from_git(project, repository))
+    held = settings.cache_folder("sources") / locked.digest
+    (packed, *_) = [path for path in held.rglob("*") if path.is_file() and "objects" in path.parts]
+    packed.chmod(0o644)
+    packed.write_bytes(packed.read_bytes()[:-1] + b"?")
+    with pytest.raises(SourceDamaged, match="damaged"):
+        checkouts.write(locked, project / "source.tar")
+    assert not held.exists()
+
+
+def test_a_variable_that_the_source_does_not_read_is_refused(project: Path, repository: Path) -> None:
+    """What a README says of it does not count; what compilers read does."""
+    env = {"KERNELS_CUDA": "1", "KERNELS_GONE": "1", "NVCC_APPEND_FLAGS": "-lineinfo"}
+    error = refused(from_git(project, repository, build={"env": env}))
+    assert isinstance(error, ProfileError)
+    (fault,) = error.faults
+    assert fault.field == "extensions[0].build.env.KERNELS_GONE"
+    assert "does not mention KERNELS_GONE" in fault.message
+
+
+def sdist(folder: Path, setup: str = SETUP) -> dict[str, str]:
+    file = folder / "kernels-1.0.tar.gz"
+    with tarfile.open(file, "w:gz") as tar:
+        info = tarfile.TarInfo("kernels-1.0/setup.py")
+        info.size = len(setup)
+        tar.addfile(info, io.BytesIO(setup.encode()))
+    return {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "url": file.as_uri()}
+
+
+def test_an_sdist_is_taken_by_its_hash(project: Path, tmp_path: Path) -> None:
+    item = wanted(project, sdist=sdist(tmp_path), build={"env": {"KERNELS_CUDA": "1"}})
+    locked = take(item)
+    assert (locked.kind, locked.tree) == ("sdist", None)
+    assert members(locked, project) == {"kernels-1.0/setup.py": SETUP.encode()}
+    other = {**sdist(tmp_path, "another"), "sha256": "0" * 64}
+    assert isinstance(refused(wanted(project, sdist=other)), HashMismatch)
+
+
+def test_what_is_no_tar_is_said(project: Path, tmp_path: Path) -> None:
+    file = tmp_path / "kernels.zip"
+    file.write_bytes(b"PK")
+    entry = {"sha256": hashlib.sha256(b"PK").hexdigest(), "url": file.as_uri()}
+    error = refused(wanted(project, sdist=entry, build={"env": {"KERNELS_CUDA": "1"}}))
+    assert isinstance(error, ProfileError) and "tar" in str(error.faults[0])
