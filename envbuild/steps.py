@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from envbuild import fetching
 from envbuild.attest import signing, statements
 from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Subject
@@ -20,7 +21,7 @@ from envbuild.image.engine import Engine, Image
 from envbuild.image.extensions import Built
 from envbuild.image.names import VERIFIED, repository
 from envbuild.making import Made, Options, Progress, Step, counts
-from envbuild.plan import archives, checkouts, debs, facts, lock, locking, resolve, sources, store, wheels
+from envbuild.plan import debs, facts, lock, locking, resolve, sources, store
 from envbuild.plan.document import display
 from envbuild.plan.lock import Lock, LockedExtension
 from envbuild.plan.resolve import Plan
@@ -91,7 +92,7 @@ class Session:
             if self.options.locked:
                 after = lock.current(before, plan, source.lock_file)
             else:
-                after = locking.make(plan, before, progress=self._fetching())
+                after = locking.make(plan, before, progress=fetching.shown(self.progress))
             after = self.at_hand(plan, after)
             if after is not before:
                 if not self.options.trial:
@@ -185,8 +186,8 @@ class Session:
     def _compiled(self, source: Source, plan: Plan, locked: Lock, text: str, one: LockedExtension) -> Built:
         engine = self.connected()
         build.check_disk(engine, locked)
-        self._fetch(plan, locked)
-        self._fetch_builder(plan, locked, one)
+        fetching.image(plan, locked, self.progress)
+        fetching.builder(plan, locked, one, self.progress)
         return extensions.build(engine, locked, source.name, text, one, self.progress.say, self.progress.line)
 
     def _built(self, source: Source, locked: Lock, image: Image) -> tuple[Image, bool, str]:
@@ -201,7 +202,7 @@ class Session:
     ) -> tuple[Image, bool, str]:
         engine = self.connected()
         build.check_disk(engine, locked)
-        self._fetch(plan, locked)
+        fetching.image(plan, locked, self.progress)
         image = build.build_layers(
             engine, locked, source.name, text, compiled, no_cache=self.options.no_cache, on_line=self.progress.line
         )
@@ -222,33 +223,6 @@ class Session:
         image = build.build_labelled(engine, locked, source.name, text, labels, self.progress.line, compiled)
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
         return image, False, said
-
-    def _fetching(self) -> Callable[[str, int], None]:
-        """Shows how much has come, and the file under way."""
-        came: dict[str, int] = {}
-
-        def progress(file: str, count: int) -> None:
-            came[file] = came.get(file, 0) + count
-            self.progress.line(f"fetching {sum(came.values()) / 1e6:.0f} MB: {file}")
-
-        return progress
-
-    def _fetch(self, plan: Plan, locked: Lock) -> None:
-        progress = self._fetching()
-        wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), progress)
-        archives.fetch(plan.archives, progress)
-        if locked.suite:
-            base.make(locked, store.debs(), self.progress.line)
-
-    def _fetch_builder(self, plan: Plan, locked: Lock, one: LockedExtension) -> None:
-        """What an extension is compiled with and from, as far as it is not in the image."""
-        assert locked.builder and plan.workshop
-        progress = self._fetching()
-        wheels.fetch(locked.builder.wheels, plan.python, plan.glibc, store.wheels(), progress)
-        if locked.builder.archives and plan.workshop.toolchain.archive:
-            archives.fetch([plan.workshop.toolchain.archive], progress)
-        wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)
-        checkouts.fetch(wanted, progress)
 
     def selftest(self, source: Source, image: Image | Path, versions: Mapping[str, str], python: str) -> TestRun:
         """In a container of the image, or by an interpreter of this machine."""

@@ -17,7 +17,6 @@ from envbuild.attest.signing import PublicKey
 from envbuild.errors import UsageError, near
 from envbuild.plan import document, facts
 from envbuild.plan.kinds import ProbeName, Release
-from envbuild.plan.kinds import ProbeName, Release
 from envbuild.plan.probes import Level
 from envbuild.proof.counting import CPU
 

@@ -37,7 +37,7 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
     if document["nvcc"]:
         click.echo(f"  {document['variant']}: nvcc of CUDA {document['nvcc']['release']}, {document['nvcc']['home']}")
     for pin, version in document["pins"].items():
-        click.echo(f"  {pin:<20} {version or '-':<24} {document['reasons'][pin] or ''}".rstrip())
+        click.echo(f"  {pin:<20} {(version or '-')[:24]:<24} {document['reasons'][pin] or ''}".rstrip())
     for item in document["fleet"]:
         click.echo(f"  {item['variable']}={item['value']}: {item['reason']}")
     for item in document["advisories"]:

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild import settings
 from envbuild.errors import BuildError, printable
-from envbuild.image import buildx, context, dockerfile, wheelcheck
+from envbuild.image import buildx, complaints, context, dockerfile, wheelcheck
 from envbuild.image.engine import Engine
 from envbuild.image.records import Compiled
 from envbuild.plan import contents, facts
@@ -205,7 +205,7 @@ def _compile(
             buildx.build(engine, lock, profile, text, options, on_line)
             return jobs
         except buildx.Failed as failed:
-            if not _ran_out_of_memory(failed.said):
+            if not complaints.out_of_memory(failed.said):
                 raise _explained(one, failed) from None
             if jobs == 1:
                 text = f"{one.name} needs more memory than the engine has, with one job too"
@@ -216,53 +216,8 @@ def _compile(
         jobs //= 2
 
 
-_MEMORY = re.compile(
-    r"Killed signal terminated program|died due to signal 9|virtual memory exhausted|std::bad_alloc"
-    r"|out of memory allocating|Cannot allocate memory|exit code: 137"
-)
-
-
-def _ran_out_of_memory(said: str) -> bool:
-    """The kernel's killer, or an allocation that failed, in the words of gcc, nvcc, the C library and BuildKit."""
-    return _MEMORY.search(said) is not None
-
-
-# What compilers and build tools say, and what to make of it.
-_KNOWN = (
-    (
-        re.compile(r"install: \S+ is of CUDA (?P<found>[^,]+), torch of (?P<wanted>\S+)"),
-        "the base's nvcc is of CUDA {found}, and extensions need that of torch's CUDA, {wanted}: take a base image or "
-        "an archive of that toolkit (toolchain:), or a torch for CUDA {found}",
-    ),
-    (
-        re.compile(r"unsupported GNU version.*|greater than the maximum required version by CUDA \S+"),
-        "the base's g++ is newer than this nvcc takes: use a base with an older g++, or a torch of a newer CUDA",
-    ),
-    (
-        re.compile(r"error: option (?P<flag>\S+) not recognized|invalid command name '(?P<command>[^']+)'"),
-        "this commit does not know {flag}: look at its setup.py, and correct build.settings",
-    ),
-)
-
-
 def _explained(one: LockedExtension, failed: buildx.Failed) -> BuildError:
-    for pattern, advice in _KNOWN:
-        match = pattern.search(failed.said)
-        if match:
-            words = {name: value or match.group() for name, value in match.groupdict().items()}
-            return BuildError(f"{one.name} cannot be compiled", hint=f"{advice.format(**words)}\n{match.group()}")
-    return BuildError(f"{one.name} cannot be compiled", hint="\n".join(_last(failed.said)))
-
-
-_STEP = re.compile(r"#[0-9]+ (?:[0-9.]+ )?")
-_MARKS = ("error:", "Error:", "error ", "fatal", "FAILED:", "install:")
-
-
-def _last(said: str) -> Sequence[str]:
-    """The lines that name an error, else the last ones, without BuildKit's numbers."""
-    lines = [_STEP.sub("", line, count=1) for line in said.splitlines() if line.strip()]
-    named = [line for line in lines if any(mark in line for mark in _MARKS) and "failed to solve" not in line]
-    return list(dict.fromkeys(named))[:8] or lines[-12:]
+    return BuildError(f"{one.name} cannot be compiled", hint=complaints.explained(failed.said))
 
 
 def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:

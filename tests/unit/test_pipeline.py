@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from envbuild import pipeline
+from envbuild import fetching, pipeline
 from envbuild.errors import CheckFailed, NotProved
 from envbuild.image import build
 from envbuild.making import Made, Options, Progress
@@ -128,7 +128,7 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
     monkeypatch.setattr(collect, "of_image", note("collect", SimpleNamespace(libraries=(), extended={})))
     monkeypatch.setattr(audit, "expected", note("expected", Expected()))
     monkeypatch.setattr(audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
-    monkeypatch.setattr(Session, "_fetch", note("fetch", None))
+    monkeypatch.setattr(fetching, "image", note("fetch", None))
     session = Session("sample", Options(), cast(Any, MagicMock()))
     session.engine = cast(Any, object())
     return session, done

@@ -3,6 +3,7 @@
 The test that commits it replaces READS: an older commit knows the option alone.
 """
 
+# mypy: ignore-errors
 import os
 import sys
 

@@ -1,0 +1,42 @@
+"""What a build needs is brought to the stores, and shown as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from envbuild.image import base
+from envbuild.making import Progress
+from envbuild.plan import archives, checkouts, store, wheels
+from envbuild.plan.lock import Lock, LockedExtension
+from envbuild.plan.resolve import Plan
+
+
+def shown(progress: Progress) -> Callable[[str, int], None]:
+    """Shows how much has come, and the file under way."""
+    came: dict[str, int] = {}
+
+    def show(file: str, count: int) -> None:
+        came[file] = came.get(file, 0) + count
+        progress.line(f"fetching {sum(came.values()) / 1e6:.0f} MB: {file}")
+
+    return show
+
+
+def image(plan: Plan, locked: Lock, progress: Progress) -> None:
+    """All that an image is made of, but for its extensions; its base is made."""
+    show = shown(progress)
+    wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
+    archives.fetch(plan.archives, show)
+    if locked.suite:
+        base.make(locked, store.debs(), progress.line)
+
+
+def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
+    """What an extension is compiled with and from, as far as it is not in the image."""
+    assert locked.builder and plan.workshop
+    show = shown(progress)
+    wheels.fetch(locked.builder.wheels, plan.python, plan.glibc, store.wheels(), show)
+    if locked.builder.archives and plan.workshop.toolchain.archive:
+        archives.fetch([plan.workshop.toolchain.archive], show)
+    wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)
+    checkouts.fetch(wanted, show)
