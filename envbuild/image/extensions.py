@@ -190,17 +190,14 @@ def _compile(
     say: Callable[[str], None],
     on_line: Callable[[str], None],
 ) -> int:
-    """Write the wheel into `out`; where memory runs out, again with half as many jobs. Returns the jobs it took."""
+    """Write the wheel into `out`; where memory runs out, again with half as many jobs. Returns the jobs it took.
+
+    BuildKit's own cache is not asked: what is made here is made, and kept by its hash.
+    """
     jobs = jobs_for(engine.cpus, engine.memory_bytes)
     while True:
-        options = [
-            "--target",
-            f"wheel-{one.name}",
-            "--output",
-            f"type=local,dest={out}",
-            "--build-arg",
-            f"MAX_JOBS={jobs}",
-        ]
+        options = ["--target", f"wheel-{one.name}", "--output", f"type=local,dest={out}",
+                   "--build-arg", f"MAX_JOBS={jobs}", "--no-cache-filter", f"compiled-{one.name}"]  # fmt: skip
         try:
             buildx.build(engine, lock, profile, text, options, on_line)
             return jobs

@@ -13,6 +13,7 @@ import pytest
 from envbuild.attest import sbom, signing, statements, trust
 from envbuild.attest.statements import Built, Subject
 from envbuild.errors import CheckFailed
+from envbuild.image.records import Compiled
 from envbuild.plan import factfiles, lock
 from envbuild.plan.archive import Archive
 from envbuild.plan.contents import roots
@@ -232,3 +233,63 @@ def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
 def test_documents_from_elsewhere_are_bounded(raw: bytes, said: str) -> None:
     with pytest.raises(reasons.Malformed, match=said):
         untrusted.parse(raw, "the document", limit=1000 if len(raw) == 2009 else untrusted.MAX_BYTES)
+
+
+# extensions
+
+KERNELS: dict[str, Any] = {
+    "name": "kernels", "git": "https://git.example/team/kernels", "commit": "c" * 40, "modules": ["kernels_cuda"],
+}  # fmt: skip
+OTHER: dict[str, Any] = {"name": "other", "sdist": {"sha256": "e" * 64}, "modules": ["other"]}
+EXTENDED: dict[str, Any] = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [KERNELS, OTHER]}
+WHEEL = Compiled(
+    "kernels", sha("key"), "kernels-0.1-cp311-cp311-linux_x86_64.whl", sha("wheel"), ("kernels", "kernels_cuda.so")
+)
+SECOND = Compiled("other", sha("key 2"), "other-0.1-cp311-cp311-linux_x86_64.whl", sha("wheel 2"), ("other",))
+
+
+def extended(project: Path) -> Built:
+    made = made_of(lock_for(plan_of(project, EXTENDED)), project)
+    return dataclasses.replace(made, document=EXTENDED, compiled=(WHEEL, SECOND))
+
+
+def test_a_build_names_what_was_compiled_from_what_and_with_what(project: Path) -> None:
+    made = extended(project)
+    stated = statements.build(made, SUBJECT)["predicate"]
+    dependencies = {item["name"]: item for item in stated["buildDefinition"]["resolvedDependencies"]}
+    assert dependencies["kernels"]["digest"] == {"gitCommit": "c" * 40}
+    assert dependencies["other"]["digest"] == {"sha256": "e" * 64}
+    assert made.lock.builder
+    tools = {item.wheel.file: item.wheel.sha256 for item in made.lock.builder.wheels}
+    assert {name: dependencies[name]["digest"]["sha256"] for name in tools} == tools
+    assert not any("annotations" in dependencies[name] for name in tools)  # nothing of them is in the image
+    first, _ = stated["runDetails"]["byproducts"]
+    assert (first["name"], first["digest"]) == (WHEEL.file, {"sha256": WHEEL.sha256})
+    assert first["annotations"]["key"] == WHEEL.key
+    assert "git.example" not in json.dumps(stated["buildDefinition"]["resolvedDependencies"])
+
+
+def test_a_build_without_extensions_says_nothing_of_them(locked: Lock, project: Path) -> None:
+    assert "byproducts" not in statements.build(made_of(locked, project), SUBJECT)["predicate"]["runDetails"]
+
+
+def test_what_a_compiled_wheel_fills_is_read_again(project: Path) -> None:
+    """So that `verify --base` sees where something was put over it."""
+    (build,) = trust._build(statements.build(extended(project), SUBJECT))
+    assert build.roots["kernels"] == WHEEL.roots and build.roots["other"] == SECOND.roots
+
+
+@pytest.mark.parametrize("harm", ["none", "other", "odd"])
+def test_a_statement_that_leaves_a_compiled_wheel_out_is_malformed(project: Path, harm: str) -> None:
+    stated = statements.build(extended(project), SUBJECT)
+    details = stated["predicate"]["runDetails"]
+    changed: dict[str, Any] = {"none": [], "other": details["byproducts"][1:], "odd": [{"name": "x"}]}
+    details["byproducts"] = changed[harm]
+    with pytest.raises(reasons.Malformed):
+        trust._build(stated)
+
+
+def test_an_sbom_lists_extensions_by_their_commit(project: Path) -> None:
+    bom = sbom.make("sample", extended(project).lock, IMAGE.id)
+    versions = {item["name"]: item["version"] for item in bom["components"]}
+    assert (versions["kernels"], versions["other"]) == ("c" * 40, "e" * 64)

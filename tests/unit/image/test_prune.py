@@ -11,7 +11,7 @@ import pytest
 
 from envbuild import pipeline, settings
 from envbuild.commands import prune as command
-from envbuild.image import base, prune, records
+from envbuild.image import base, extensions, prune, records
 from envbuild.image.engine import Engine
 from envbuild.plan import lock, store
 from envbuild.plan.archive import COMPAT, Archive
@@ -186,3 +186,19 @@ def test_a_lock_with_another_environment_keeps_its_own_tag(engine: FakeEngine, l
     other = dataclasses.replace(locked, environment={})
     engine.tagged = [(f"envbuild/a:{locked.short}", "h1", 1), (f"envbuild/a:{other.short}", "h2", 1)]
     assert old(engine, other) == [f"envbuild/a:{locked.short}"]
+
+
+def test_compiled_wheels_and_their_sources_stay_as_long_as_a_lock_names_them(project: Path) -> None:
+    kernels = {"name": "kernels", "git": "https://git.example/kernels", "commit": "c" * 40, "modules": ["kernels"]}
+    other = {"name": "other", "sdist": {"sha256": "e" * 64}, "modules": ["other"]}
+    card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels, other]}
+    made = lock_for(plan_of(project, card))
+    assert made.builder
+    used = [("sources", "c" * 40), ("archives", "e" * 64), ("wheels", made.builder.wheels[0].wheel.sha256)]
+    used += [("extensions", extensions.key(made, one)) for one in made.extensions]
+    unused = [("sources", "d" * 40), ("archives", "f" * 64), ("wheels", "0" * 64), ("extensions", "0" * 64)]
+    for kind, name in (*used, *unused):
+        (settings.cache_folder(kind) / name).mkdir()
+    found = {(item.kind, Path(item.name).name) for item in prune.caches([], [made])}
+    assert found == set(unused)
+    assert {(item.kind, Path(item.name).name) for item in prune.caches([], [])} == {*used, *unused}

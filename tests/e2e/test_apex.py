@@ -1,0 +1,88 @@
+"""The real apex, compiled for the H200 and found in its image; a second run has nothing to compile.
+
+Ten minutes and more, so only run by `make test-apex`. APEX_GIT is where the repository is had from, if not at its home.
+The figures go to benchmarks/results/apex.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from .support import CHECKOUT, Project, docker
+from .test_extensions import kept, steps
+
+pytestmark = [pytest.mark.engine, pytest.mark.apex]
+
+ROOM = 40_000_000_000  # bytes: wheels, context, the builder's layers and the image's
+# Each is loaded, which needs no GPU: every symbol that it wants is there.
+IMPORT = """
+import importlib, json, sys, torch
+names = json.loads(sys.argv[1])
+for name in names:
+    importlib.import_module(name)
+import apex.normalization, apex.optimizers
+print(len(names), "modules loaded")
+"""
+
+
+@pytest.fixture
+def place(images: None, scratch: Path) -> Project:
+    """With a cache of its own for what is compiled, so that it is; the machine's for what is fetched."""
+    made = Project.create(scratch / "place").with_cache(scratch)
+    if shutil.disk_usage(scratch).free < ROOM:
+        pytest.skip(f"less than {ROOM / 1e9:.0f} GB are free")
+    if os.environ.get("APEX_GIT"):
+        settings = made.config / "envbuild" / "config.yaml"
+        settings.parent.mkdir()
+        settings.write_text(f"git_mirror: {os.environ['APEX_GIT']}\n", encoding="utf-8")
+    return made
+
+
+def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: str) -> None:
+    name = f"e2e-apex-{run_id}"
+    place.write(name, extends="h200")
+    shutil.copy(CHECKOUT / "profiles" / "h200.lock.yaml", place.lock(name))
+    first = place.start("build", name, "--locked", "--json").finish(7200)
+    assert steps(first)["extensions"] is False
+    tag = first.document["image"]["tags"][0]
+    (file, _) = sorted(kept(place), key=lambda path: path.suffix)
+    about = json.loads(file.read_text(encoding="utf-8"))
+    wanted = about["from"]["source"]["modules"]
+    run = ("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp")
+    assert docker(*run, tag, "python", "-c", IMPORT, json.dumps(wanted)).split()[0] == str(len(wanted))
+
+    second = place.start("build", name, "--locked", "--json").finish(300)
+    assert steps(second)["build"] is True
+    anew = place.start("build", name, "--locked", "--no-cache", "--json").finish(1200)
+    assert steps(anew)["extensions"] is True
+    assert anew.document["image"]["id"] == first.document["image"]["id"]
+    assert second.seconds < 30
+
+    sys.path.insert(0, str(CHECKOUT / "benchmarks"))
+    import machine
+
+    size = json.loads(docker("image", "inspect", tag))[0]["Size"]
+    took = {step["name"]: step["seconds"] for step in first.document["steps"]}
+    rest = {step["name"]: step["seconds"] for step in anew.document["steps"]}
+    machine.write("apex", [
+        "# apex, compiled", "",
+        f"Machine: {machine.described()}; load {' '.join(f'{value:.0f}' for value in os.getloadavg())} at the end. "
+        "Made by `make test-apex`.", "",
+        f"apex {about['from']['source']['git'][:12]}, torch 2.11.0, CUDA {about['from']['cuda']}, nvcc from wheels, "
+        "compute capability 9.0.", "",
+        "| what | s |", "|---|---|",
+        f"| compile, {about['jobs']} jobs, the builder's layers included | {about['seconds']:.0f} |",
+        f"| `envbuild build h200`, nothing built before | {first.seconds:.0f} |",
+        f"| ... of which the image's layers | {took['build']:.0f} |",
+        f"| `envbuild build h200` again | {second.seconds:.1f} |",
+        f"| `envbuild build h200 --no-cache`: every layer anew, the wheel from the cache | {anew.seconds:.0f} |",
+        f"| ... of which finding the wheel | {rest['extensions']:.1f} |", "",
+        f"The wheel has {about['bytes'] / 1e6:.1f} MB and {len(wanted)} compiled modules, all loaded in the image "
+        f"without a GPU; the image has {size / 1e9:.1f} GB.",
+    ])  # fmt: skip
