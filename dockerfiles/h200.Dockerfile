@@ -1,7 +1,7 @@
-# Made by `envbuild render h200` from the lock sha256:1522ef5c6fed954528101062323277c3b754df4d8c4cb91f1e6c3401ca5ca98c; not to be edited.
+# Made by `envbuild render h200` from the lock sha256:285df66002da8c5a0ef80fbc69ffb7241f1c002e3d30842f81351478b741e86f; not to be edited.
 # Its build context is made by `envbuild build`: bin/ (uv and the installer), wheels/<layer>/, debs/, base.tar.
 # No step has network; every file is checked against the lock's sha256; every time is 1704067200.
-FROM scratch
+FROM scratch AS common
 ADD base.tar /
 
 # the virtual environment, /opt/venv
@@ -140,13 +140,86 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "1704067200", \
      "triton==3.6.0 --hash=sha256:e8e323d608e3a9bfcc2d9efcc90ceefb764a82b99dea12a86d643c72539ad5d3"]
 
+# What extensions are compiled with; nothing of it is in the image, which has extensions/<name>/ of the context alone:
+# the wheel that the stage wheel-<name> gave, checked, and kept under all that it was made from.
+FROM common AS builder
+
+# builder
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,source=wheels/builder,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "ninja==1.13.2 --hash=sha256:65a24341b5ac09fcadcc37082660be40a94174e51a937fabf6e2cae26225fa2c", \
+     "nvidia-cuda-cccl==13.0.85 --hash=sha256:e0da7ad981f3a8aff08241b5bfc1af868742a63e2762f53a5171c492ef242649", \
+     "nvidia-cuda-crt==13.0.88 --hash=sha256:2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4", \
+     "nvidia-cuda-nvcc==13.0.88 --hash=sha256:56fe502eb77625a12f25172caa3cdddb4e4c8ba2c8c17dba44b164761b380f03", \
+     "nvidia-cuda-profiler-api==13.0.85 --hash=sha256:73d2671deac833db6686d6fbde4753fa3a3a497d87540fc246f081f375243f66", \
+     "nvidia-nvvm==13.0.88 --hash=sha256:c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0", \
+     "packaging==26.3 --hash=sha256:d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c", \
+     "wheel==0.48.0 --hash=sha256:3217dcc807155e45db462d7ef2431f5ddda0d7273b700d05a67b271ceb1287ab"]
+
+# nvcc, of torch's CUDA
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "nvcc", \
+     "1704067200", \
+     "/opt/venv/lib/python3.11/site-packages/nvidia/cu13", \
+     "13.0"]
+
+FROM builder AS compiled-apex
+ARG MAX_JOBS
+
+# apex from git 6424da3b4faa6c8f062da4a48c424fff3f02d42d
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,source=sources/apex,target=/mnt/source \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "compile", \
+     "1704067200", \
+     "/usr/bin/env", \
+     "APEX_CPP_EXT=1", \
+     "APEX_CUDA_EXT=1", \
+     "CUDA_HOME=/opt/venv/lib/python3.11/site-packages/nvidia/cu13", \
+     "HOME=/build", \
+     "PATH=/opt/venv/bin:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", \
+     "PYTHONHASHSEED=0", \
+     "SOURCE_DATE_EPOCH=1704067200", \
+     "TORCH_CUDA_ARCH_LIST=9.0", \
+     "/opt/venv/bin/python", \
+     "-m", \
+     "pip", \
+     "wheel", \
+     "--verbose", \
+     "--disable-pip-version-check", \
+     "--no-build-isolation", \
+     "--no-deps", \
+     "--no-index", \
+     "--no-cache-dir", \
+     "--wheel-dir", \
+     "/out", \
+     "."]
+
+FROM scratch AS wheel-apex
+COPY --from=compiled-apex /out /
+
+FROM common
+
+# apex, compiled from 6424da3b4faa
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,source=extensions/apex,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "extension", \
+     "1704067200"]
+
 # packages
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,source=wheels/packages,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "numpy==2.4.6 --hash=sha256:89cd468399cfd2504718f0ba50e410dca55a170b61a02ad92bb18c8a65186e93"]
+     "numpy==2.4.6 --hash=sha256:89cd468399cfd2504718f0ba50e410dca55a170b61a02ad92bb18c8a65186e93", \
+     "packaging==26.3 --hash=sha256:d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c"]
 
 ENV HOME="/tmp"
 ENV LANG="C.UTF-8"
@@ -158,5 +231,5 @@ ENV TORCH_CUDA_ARCH_LIST="9.0"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:1522ef5c6fed954528101062323277c3b754df4d8c4cb91f1e6c3401ca5ca98c"
+LABEL io.envbuild.lock="sha256:285df66002da8c5a0ef80fbc69ffb7241f1c002e3d30842f81351478b741e86f"
 CMD ["python"]
