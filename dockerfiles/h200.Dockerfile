@@ -210,7 +210,10 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
     ["/bin/sh", \
      "/mnt/bin/install", \
      "extension", \
-     "1704067200"]
+     "1704067200", \
+     "apex", \
+     "6424da3b4faa6c8f062da4a48c424fff3f02d42d", \
+     "9.0"]
 
 # packages
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,source=wheels/packages,target=/mnt/wheels \

@@ -49,7 +49,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Layers:
+class Parts:
     """The image is `shared`, then `own`. Extensions are compiled on `shared` and `tools`, in stages of their own."""
 
     shared: tuple[Layer, ...]
@@ -58,7 +58,7 @@ class Layers:
     stages: tuple[Stage, ...] = ()
 
 
-def layers(lock: Lock) -> Layers:
+def parts(lock: Lock) -> Parts:
     """Layers in the order they are made, from what profiles share to what is this one's own."""
     epoch = str(SOURCE_DATE_EPOCH)
     shared = [Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python))]
@@ -72,19 +72,26 @@ def layers(lock: Lock) -> Layers:
     shared += [_wheels(name, group, overrides.get(name)) for name, group in wheels[:late]]
     shared += map(_archive, lock.archives)
     shared += [_wheels(name, group, overrides.get(name)) for name, group in wheels[late:own]]
-    last = [_extension(one) for one in lock.extensions]
+    last = [_extension(one, lock.builder.arch) for one in lock.extensions if lock.builder]
     last += [_wheels(name, group, overrides.get(name)) for name, group in wheels[own:]]
     if lock.nvcc:
         last.append(_nvcc(lock.nvcc))
-    return Layers(tuple(shared), tuple(last), _tools(lock), tuple(_stages(lock)))
+    return Parts(tuple(shared), tuple(last), _tools(lock), tuple(_stages(lock)))
+
+
+def layers(lock: Lock) -> list[Layer]:
+    """Those of the image."""
+    found = parts(lock)
+    return [*found.shared, *found.own]
 
 
 def _nvcc(nvcc: Nvcc) -> Layer:
     return Layer("nvcc, of torch's CUDA", ("nvcc", str(SOURCE_DATE_EPOCH), nvcc.home, nvcc.release))
 
 
-def _extension(one: LockedExtension) -> Layer:
-    arguments = ("extension", str(SOURCE_DATE_EPOCH))
+def _extension(one: LockedExtension, arch: str) -> Layer:
+    """It takes the one wheel that is there; the other words only say which that is."""
+    arguments = ("extension", str(SOURCE_DATE_EPOCH), one.name, one.digest, arch)
     return Layer(f"{one.name}, compiled from {one.digest[:12]}", arguments, f"extensions/{one.name}", "/mnt/wheels")
 
 
@@ -143,7 +150,7 @@ def render(lock: Lock, name: str) -> str:
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters.update(exec=_exec, variable=_variable, reference=_reference)
-    found = layers(lock)
+    found = parts(lock)
     count = 1 + len(found.shared) + max(len(found.own), len(found.tools) + 1 if found.stages else 0)
     if count > MAX_LAYERS:
         raise LockError(f"the lock makes {count} layers; {MAX_LAYERS} is the most", hint="name fewer large packages")

@@ -40,6 +40,7 @@ def constraints(lock: Lock, name: str) -> str:
 
 
 def _local(lock: Lock) -> list[str]:
-    """No public index serves a version with a local label."""
+    """No public index serves a version with a local label, and none what is compiled from source."""
     names = sorted(f"{name}=={version}" for name, version in lock.versions.items() if "+" in version)
-    return [f"# no public index has {', '.join(names)}: --find-links where it is"] if names else []
+    lines = [f"# no public index has {', '.join(names)}: --find-links where it is"] if names else []
+    return lines + [f"# left out: {one.name}, compiled from {one.kind} {one.digest}" for one in lock.extensions]

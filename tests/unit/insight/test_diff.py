@@ -72,3 +72,14 @@ def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project:
 def test_what_is_not_there_is_said(project: Path) -> None:
     assert envbuild("diff", "h20", "nosuch").code == 3
     assert envbuild("diff", "h20", "nosuch.lock.yaml").code == 3
+
+
+def test_another_commit_of_an_extension_is_a_change_and_a_layer(project: Path) -> None:
+    def side(commit: str) -> Side:
+        kernels = {"name": "kernels", "git": "https://git.example/kernels", "commit": commit, "modules": ["kernels"]}
+        card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels]}
+        return diff.of_lock("sample", lock_for(plan_of(project, card)))
+
+    found = diff.compare(side("a" * 40), side("b" * 40))
+    assert found.versions == (Change("kernels", "a" * 40, "b" * 40),)
+    assert found.layers and [layer.title for layer in found.layers] == ["kernels, compiled from bbbbbbbbbbbb"]

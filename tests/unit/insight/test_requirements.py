@@ -55,3 +55,11 @@ def test_a_stale_lock_is_not_exported(locked: Lock, project: Path) -> None:
     done = envbuild("export", "requirements", "sample")
     assert (done.code, done.stdout) == (8, "")
     assert not list(project.glob("*.txt"))
+
+
+def test_what_is_compiled_is_left_out_and_said(project: Path) -> None:
+    kernels = {"name": "kernels", "git": "https://git.example/kernels", "commit": "c" * 40, "modules": ["kernels"]}
+    made = lock_for(plan_of(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels]}))
+    for text in (requirements.requirements(made, "sample"), requirements.constraints(made, "sample")):
+        assert f"left out: kernels, compiled from git {'c' * 40}" in text
+        assert not [line for line in lines(text) if line.startswith("kernels")]
