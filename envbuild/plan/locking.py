@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -58,7 +59,7 @@ def make(
         said = f"{error.message} {error.hint}"
         raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
     as_locked(plan, {item.wheel.name: item.wheel.version for item in locked})
-    extensions, builder = _extensions(plan, previous, stale, locked, progress)
+    extensions, builder = _extensions(plan, None if everything else previous, stale, locked, progress)
     made = Lock(
         made=_made(previous, base, apt),
         inputs=lock.inputs(plan),
@@ -124,10 +125,14 @@ def _tools(
     tools = [*workshop.toolchain.requirements, *workshop.requires]
     pins = [f"{name}=={version}" for name, version in held.items()]
     wanted = [*plan.core, *plan.packages, *tools]
-    resolved = wheels.resolve(wanted, plan.python, plan.glibc, {**before, **held}, pins, plan.overrides)
-    there = {item.wheel.name for item in locked if item.layer != PACKAGES}
-    needed = resolved.closure(canonicalize_name(Requirement(text).name) for text in tools) - there
-    located = wheels.locate({name: resolved.versions[name] for name in sorted(needed)}, plan.python, plan.glibc)
+    try:
+        resolved = wheels.resolve(wanted, plan.python, plan.glibc, {**before, **held}, pins, plan.overrides)
+        there = {item.wheel.name for item in locked if item.layer != PACKAGES}
+        needed = resolved.closure(canonicalize_name(Requirement(text).name) for text in tools) - there
+        located = wheels.locate({name: resolved.versions[name] for name in sorted(needed)}, plan.python, plan.glibc)
+    except ProfileError as error:
+        faults = [replace(item.at, message=f"it is compiled with {', '.join(tools)}") for item in workshop.wanted]
+        raise ProfileError(error.message, hint=error.hint, faults=faults) from None
     found = [LockedWheel(wheel, size, BUILDER) for wheel, size in wheels.sizes(located).items()]
     return tuple(sorted(found, key=lambda item: item.wheel.name))
 

@@ -19,7 +19,6 @@ from .test_extensions import kept, steps
 
 pytestmark = [pytest.mark.engine, pytest.mark.apex]
 
-ROOM = 40_000_000_000  # bytes: wheels, context, the builder's layers and the image's
 # Each is loaded, which needs no GPU: every symbol that it wants is there.
 IMPORT = """
 import importlib, json, sys, torch
@@ -35,8 +34,6 @@ print(len(names), "modules loaded")
 def place(images: None, scratch: Path) -> Project:
     """With a cache of its own for what is compiled, so that it is; the machine's for what is fetched."""
     made = Project.create(scratch / "place").with_cache(scratch)
-    if shutil.disk_usage(scratch).free < ROOM:
-        pytest.skip(f"less than {ROOM / 1e9:.0f} GB are free")
     if os.environ.get("APEX_GIT"):
         settings = made.config / "envbuild" / "config.yaml"
         settings.parent.mkdir()
@@ -83,6 +80,6 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
         f"| `envbuild build h200` again | {second.seconds:.1f} |",
         f"| `envbuild build h200 --no-cache`: every layer anew, the wheel from the cache | {anew.seconds:.0f} |",
         f"| ... of which finding the wheel | {rest['extensions']:.1f} |", "",
-        f"The wheel has {about['bytes'] / 1e6:.1f} MB and {len(wanted)} compiled modules, all loaded in the image "
-        f"without a GPU; the image has {size / 1e9:.1f} GB.",
+        f"The wheel, {about['sha256'][:12]}, has {about['bytes'] / 1e6:.1f} MB and {len(wanted)} compiled modules, all "
+        f"loaded in the image without a GPU; the image has {size / 1e9:.1f} GB.",
     ])  # fmt: skip

@@ -394,6 +394,66 @@ def test_a_release_of_nvcc_that_the_index_lacks_is_a_fault_at_the_variants_line(
     assert [fault.message.partition("[")[0] for fault in caught.value.faults] == ["cuda-toolkit"]
 
 
+def compiled(links: Path) -> dict[str, Any]:
+    """A profile with an extension from an sdist, and an index with what compiles it."""
+    write_wheel(links, "torch", "2.11.0", ["beta"])
+    needs = ["nvidia-cuda-nvcc==13.0.88; extra == 'nvcc'", "beta"]
+    extras = ["nvcc", "crt", "cccl", "nvvm", "profiler", "cudart", "cublas", "cusparse", "cusolver", "curand", "nvrtc"]
+    write_wheel(links, "cuda-toolkit", "13.0.2", needs, extras=[*extras, "nvtx"])
+    write_wheel(links, "nvidia-cuda-nvcc", "13.0.88")
+    for name in ("ninja", "setuptools", "wheel"):
+        write_wheel(links, name, "1.0")
+    file = links.parent / "kernels.tar.gz"
+    sdist = {"sha256": write_tar(file, {"kernels-1/setup.py": b"KERNELS_CUDA"}), "url": file.as_uri()}
+    build = {"env": {"KERNELS_CUDA": "1"}, "requires": ["alpha"]}
+    entry = {"name": "kernels", "sdist": sdist, "build": build, "modules": ["kernels_cuda"]}
+    return {**SMALL, "torch": "2.11.0", "gpus": ["h200"], "packages": ["alpha", "gamma"], "extensions": [entry]}
+
+
+def tools(made: Lock) -> dict[str, str]:
+    assert made.builder
+    return {item.wheel.name: item.wheel.version for item in made.builder.wheels}
+
+
+def test_what_compiles_an_extension_is_locked_beside_the_image(project: Path, links: Path) -> None:
+    """Of the profile's own packages only what the build needs, for they come after; and nothing twice."""
+    data = compiled(links)
+    plain = locking.make(plan_of(project, {**data, "extensions": []}), None)
+    made = locking.make(plan_of(project, data), plain)
+    assert made.wheels == plain.wheels
+    wanted = {"ninja": "1.0", "setuptools": "1.0", "wheel": "1.0", "nvidia-cuda-nvcc": "13.0.88", "alpha": "1.0"}
+    assert tools(made) == {**wanted, "cuda-toolkit": "13.0.2"}
+    (one,) = made.extensions
+    assert (one.kind, one.digest, one.env) == ("sdist", data["extensions"][0]["sdist"]["sha256"], {"KERNELS_CUDA": "1"})
+    (change,) = locking.differences(plain, made)
+    assert change.startswith(f"kernels (new) -> {one.digest[:12]} for 9.0")
+    assert made.stale(plan_of(project, {**data, "extensions": []})) == ["extensions"]
+
+
+def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links: Path) -> None:
+    data = compiled(links)
+    made = locking.make(plan_of(project, data), None)
+    for name in ("ninja", "alpha", "nvidia-cuda-nvcc"):
+        write_wheel(links, name, "27.0")
+    assert locking.make(plan_of(project, data), made) is made
+    flags = {**data["extensions"][0], "modules": ["kernels_cuda", "kernels_more"]}
+    changed = locking.make(plan_of(project, {**data, "extensions": [flags]}), made)
+    assert (tools(changed), changed.extensions[0].modules[1]) == (tools(made), "kernels_more")
+    newest = locking.make(plan_of(project, data), made, frozenset({locking.EVERYTHING}))
+    assert (tools(newest)["ninja"], tools(newest)["alpha"]) == ("27.0", "27.0")
+    assert newest.versions["alpha"] == "27.0"  # what the image has is what it was compiled with
+
+
+def test_tools_that_the_index_lacks_are_a_fault_at_the_extensions_line(project: Path, links: Path) -> None:
+    data = compiled(links)
+    data["extensions"][0]["build"]["requires"] = ["alpha>=99"]
+    with pytest.raises(ProfileError) as caught:
+        locking.make(plan_of(project, data), None)
+    (fault,) = caught.value.faults
+    assert fault.field == "extensions[0]" and "alpha>=99" in fault.message
+    assert "alpha" in str(caught.value.hint)
+
+
 def test_an_archive_is_looked_through_when_it_is_locked(project: Path, links: Path, tmp_path: Path) -> None:
     file = tmp_path / "compat.tar.gz"
     sha256 = write_tar(file, {"libcuda.so.580.95.05": b"x"})
