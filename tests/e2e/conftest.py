@@ -165,7 +165,7 @@ def links(workplace: Path) -> Path:
     """A folder that stands for an index: pip, the real nvcc of CUDA 13.0 with what it needs, and torch and cuBLAS in
     name only, since theirs are gigabytes."""
     folder = workplace / "links"
-    names = ("pip", "ninja", "setuptools", "wheel",
+    names = ("pip", "ninja", "packaging", "setuptools", "wheel",
              "cuda-toolkit==13.0.2", "nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88",
              "nvidia-cuda-crt==13.0.88", "nvidia-cuda-cccl==13.0.85", "nvidia-cuda-profiler-api==13.0.85",
              "nvidia-cuda-runtime==13.0.96")  # fmt: skip
