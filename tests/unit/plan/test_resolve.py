@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from envbuild import shipped
 from envbuild.errors import ProfileError
-from envbuild.plan import facts, resolve
+from envbuild.plan import facts, resolve, sources
 from envbuild.plan.choice import Choice, choose
 from unit.plan.test_facts import site
 from unit.support import PROFILE, plan_of, source_of
@@ -225,3 +226,15 @@ def test_apex_beside_a_transformers_that_puts_its_norm_into_t5(
         if item["id"] == "apex-t5-mixed-dtype":
             for words in ("where a T5 runs in fp16", "transformers 5.8 or newer", "no apex", "in bf16 or fp32"):
                 assert words in item["remedy"]
+
+
+SHIPPED = sorted(file for file in shipped.PROFILES.rglob("*.yaml") if not file.name.endswith(".lock.yaml"))
+
+
+@pytest.mark.parametrize("file", [file for file in SHIPPED if file.stem != "cpu"], ids=lambda file: file.stem)
+def test_every_gpu_profile_states_its_apex(file: Path) -> None:
+    """Compiled for its cards, and then proved; or why it has none."""
+    profile = sources.load(str(file)).profile
+    (apex,) = [one for one in profile.extensions if one.name == "apex"]
+    assert (apex.none is None) == (file.stem in ("h200", "xdit-apex"))
+    assert apex.none or {"norm.apex", "optim.apex"} <= set(profile.selftest.require)
