@@ -28,6 +28,7 @@ from envbuild.image import buildx, complaints, context, dockerfile, wheelcheck
 from envbuild.image.engine import Engine
 from envbuild.image.records import Compiled
 from envbuild.plan import contents, facts
+from envbuild.plan.archive import TOOLKIT
 from envbuild.plan.extension import BUILD_TOOLS
 from envbuild.plan.lock import Lock, LockedExtension, canonical_digest
 from envbuild.plan.store import digest, write_atomically
@@ -35,7 +36,7 @@ from envbuild.plan.store import digest, write_atomically
 # Raised where the same source would give another wheel: by a change of `compile` in dockerfiles/install, say.
 _RECIPE = 1
 _ABOUT = "built.json"
-# Of memory for each job: nvcc's own compiler takes most of it on apex' largest file.
+# Of memory for each job: the largest compiler of apex took 2.1 GB (cc1plus; nvcc's cicc 1.3), measured.
 _JOB_BYTES = 3 << 30
 
 
@@ -73,7 +74,7 @@ def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
         "python": lock.python,
         "cuda": builder.nvcc.release,
         "wheels": tools,
-        "archives": {archive.name: archive.sha256 for archive in (*lock.archives, *builder.archives)},
+        "toolkit": [a.sha256 for a in (*lock.archives, *builder.archives) if a.name == TOOLKIT],
         "compiler": debs if lock.suite else lock.image,
     }
 

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from envbuild import cli
 from envbuild.image.engine import Image
 from envbuild.plan import index, lock, resolve, sources
-from envbuild.plan.archive import COMPAT, TOOLKIT, Archive
+from envbuild.plan.archive import COMPAT, TOOLKIT, Archive, Wanted
 from envbuild.plan.debs import Deb
 from envbuild.plan.extension import Extension
 from envbuild.plan.lock import Builder, Lock, LockedExtension, LockedWheel, Nvcc, Wheel, inputs
@@ -110,7 +110,7 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
         archives=tuple(Archive(a.name, _VERSIONS[a.name], a.sha256, 1_000_000) for a in plan.archives),
         nvcc=Nvcc(plan.toolchain.home, plan.toolchain.release) if plan.toolchain else None,
         extensions=tuple(_extension(item.extension) for item in plan.workshop.wanted) if plan.workshop else (),
-        builder=_builder(plan.workshop) if plan.workshop else None,
+        builder=_builder(plan.workshop, plan.archives) if plan.workshop else None,
     )
 
 
@@ -121,11 +121,12 @@ def _extension(wanted: Extension) -> LockedExtension:
     return LockedExtension(wanted.name, kind, str(source), wanted.modules, tree, dict(build.env), build.settings)
 
 
-def _builder(workshop: Workshop) -> Builder:
+def _builder(workshop: Workshop, inside: Sequence[Wanted]) -> Builder:
     asked = sorted(Requirement(text).name for text in (*workshop.toolchain.requirements, *workshop.requires))
     wheels = tuple(LockedWheel(wheel(name), 1_000_000, lock.BUILDER) for name in asked)
     archive = workshop.toolchain.archive
-    archives = (Archive(archive.name, _VERSIONS[archive.name], archive.sha256, 1_000_000),) if archive else ()
+    apart = [archive] if archive and archive not in inside else []
+    archives = tuple(Archive(item.name, _VERSIONS[item.name], item.sha256, 1_000_000) for item in apart)
     return Builder(workshop.arch, Nvcc(workshop.toolchain.home, workshop.toolchain.release), wheels, archives)
 
 

@@ -48,6 +48,7 @@ def locked(project: Path) -> Lock:
         {"selftest": {"level": "full"}},
         {"extensions": [{**KERNELS, "git": "https://mirror.example/kernels"}]},
         {"variant": "devel"},
+        {"driver": {"minimum": "550.54.14", "compat": {"sha256": "b" * 64}}},
     ],
 )
 def test_another_profile_with_the_same_ingredients_has_the_same_key(

@@ -178,3 +178,50 @@ def test_one_other_card_of_a_fleet_is_enough(project: Path) -> None:
 def test_they_are_nothing_for_the_cpu(project: Path) -> None:
     ((field, message),) = refused(project, {**PROFILE, "driver": {"compat": FILE}})
     assert (field, "on the CPU" in message) == ("driver.compat", True)
+
+
+# extensions
+
+KERNELS: dict[str, Any] = {"name": "kernels", "git": "https://git.example/k", "commit": "c" * 40, "modules": ["k"]}
+
+
+def test_an_extension_is_compiled_without_nvcc_in_the_image(project: Path) -> None:
+    plan = plan_of(project, {**NEW, "gpus": ["h200", "a100"], "extensions": [KERNELS]})
+    assert (plan.toolchain, plan.archives) == (None, ())
+    assert "CUDA_HOME" not in plan.environment
+    workshop = plan.workshop
+    assert workshop
+    assert (workshop.arch, workshop.toolchain.home, workshop.toolchain.release) == ("8.0;9.0", HOME, "13.0")
+    assert workshop.requires == ("ninja", "setuptools", "wheel")
+
+
+def test_a_devel_image_compiles_with_the_nvcc_that_it_keeps(project: Path) -> None:
+    plan = plan_of(project, {**OLD, "variant": "devel", "toolchain": FILE, "extensions": [KERNELS]})
+    assert plan.toolchain and plan.workshop and plan.workshop.toolchain == plan.toolchain
+    made = lock_for(plan)
+    assert made.builder and made.nvcc == made.builder.nvcc and made.builder.archives == ()
+
+
+def test_only_an_archive_that_is_not_in_the_image_is_unpacked_for_the_build(project: Path) -> None:
+    plan = plan_of(project, {**OLD, "toolchain": FILE, "extensions": [KERNELS]})
+    assert plan.archives == () and plan.workshop
+    archive = plan.workshop.toolchain.archive
+    assert archive and (archive.sha256, archive.fits) == (FILE["sha256"], "==12.6.*")
+
+
+def test_one_that_is_left_out_asks_for_nothing(project: Path) -> None:
+    left_out = {"name": "apex", "none": "nobody needs it"}
+    plan = plan_of(project, {**OLD, "extensions": [left_out]})
+    assert plan.workshop is None
+    assert plan.wishes == plan_of(project, OLD).wishes
+    assert plan.reasons["apex"].endswith("none: nobody needs it")
+
+
+def test_of_extensions_all_that_decides_is_a_wish_and_no_address(project: Path) -> None:
+    def wishes(**change: Any) -> object:
+        return plan_of(project, {**NEW, "extensions": [{**KERNELS, **change}]}).wishes["extensions"]
+
+    assert wishes(git="https://mirror.example/k") == wishes()
+    for change in ({"commit": "d" * 40}, {"modules": ["k", "l"]}, {"build": {"env": {"A": "1"}}},
+                   {"build": {"settings": ["--build-option=--a"]}}, {"build": {"requires": ["cmake"]}}):  # fmt: skip
+        assert wishes(**change) != wishes()
