@@ -75,7 +75,7 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
         "compute capability 9.0.", "",
         "| what | s |", "|---|---|",
         f"| compile, {about['jobs']} jobs, the builder's layers included | {about['seconds']:.0f} |",
-        f"| `envbuild build h200`, nothing built before | {first.seconds:.0f} |",
+        f"| `envbuild build h200`, apex not compiled before | {first.seconds:.0f} |",
         f"| ... of which the image's layers | {took['build']:.0f} |",
         f"| `envbuild build h200` again | {second.seconds:.1f} |",
         f"| `envbuild build h200 --no-cache`: every layer anew, the wheel from the cache | {anew.seconds:.0f} |",
