@@ -182,6 +182,7 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "APEX_CUDA_EXT=1", \
      "CUDA_HOME=/opt/venv/lib/python3.11/site-packages/nvidia/cu13", \
      "HOME=/build", \
+     "NVCC_APPEND_FLAGS=--objdir-as-tempdir", \
      "PATH=/opt/venv/bin:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", \
      "PYTHONHASHSEED=0", \
      "SOURCE_DATE_EPOCH=1704067200", \

@@ -114,12 +114,13 @@ def _stages(lock: Lock) -> Iterator[Stage]:
 
 
 def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
-    """The command that makes a wheel of a source. What is not fixed here is not the same twice: MAX_JOBS alone is free,
-    which changes no result."""
+    """The command that makes a wheel of a source. MAX_JOBS alone is free, which changes no result."""
     home = builder.nvcc.home
     fixed = {
         "CUDA_HOME": home,
         "HOME": "/build",
+        # else the number of nvcc's process gets into what it makes
+        "NVCC_APPEND_FLAGS": " ".join(filter(None, (one.env.get("NVCC_APPEND_FLAGS"), "--objdir-as-tempdir"))),
         "PATH": f"{VENV}/bin:{home}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONHASHSEED": "0",
         "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),

@@ -20,7 +20,7 @@ import yaml
 from envbuild.image.extensions import jobs_for
 
 from .support import CHECKOUT, Project, Result, command, docker, until
-from .test_toolchain import inside, named, toolkit
+from .test_toolchain import inside, layers, named, toolkit
 
 pytestmark = pytest.mark.engine
 
@@ -119,7 +119,7 @@ def test_it_is_compiled_once_and_found_in_the_image(
     name = profile(place, run_id, repository.entry())
     done = build(place, name)
     assert steps(done)["extensions"] is False
-    tag, image = done.document["image"]["tags"][0], done.document["image"]["id"]
+    tag = done.document["image"]["tags"][0]
 
     # the wheel is what was asked for, and says what it was made from
     (about, wheel) = sorted(kept(place), key=lambda path: path.suffix)
@@ -146,17 +146,25 @@ def test_it_is_compiled_once_and_found_in_the_image(
     (held,) = json.loads(record.read_text(encoding="utf-8"))["extensions"]
     assert (held["sha256"], held["key"]) == (told["sha256"], about.parent.name)
 
-    # a second profile with the same key takes it, though its source is out of reach; a rebuild gives the same image
-    other = profile(place, run_id, {**repository.entry(), "git": "file:///nowhere"}, "second")
-    shutil.copy(place.lock(name), place.lock(other))
-    again = build(place, other)
-    assert steps(again)["extensions"] is True
-    anew = build(place, name, "--no-cache")
-    assert steps(anew)["extensions"] is True and anew.document["image"]["id"] == image
+    # a second profile with the same key takes it, though its source is out of reach: the same layers
+    second = again(place, name, run_id, {**repository.entry(), "git": "file:///nowhere"})
+    assert steps(second)["extensions"] is True
+    assert layers(second.document["image"]["tags"][0]) == layers(tag)
 
-    # and a damaged wheel is none
+    # and a damaged wheel is none: it is compiled anew, and comes out the same
     wheel.write_bytes(wheel.read_bytes()[:-1])
-    assert steps(build(place, name, "--no-cache"))["extensions"] is False
+    third = again(place, name, run_id, repository.entry(), env={"ANOTHER": "image"})
+    assert steps(third)["extensions"] is False
+    (about, _) = sorted(kept(place), key=lambda path: path.suffix)
+    assert json.loads(about.read_text(encoding="utf-8"))["sha256"] == told["sha256"]
+
+
+def again(project: Project, name: str, run_id: str, entry: Mapping[str, Any], **keys: Any) -> Result:
+    """The image of another profile with the same lock but for `keys`."""
+    other = profile(project, run_id, entry, "second")
+    project.change(other, **keys)
+    shutil.copy(project.lock(name), project.lock(other))
+    return build(project, other)
 
 
 def test_an_older_commit_takes_its_flags_otherwise(place: Project, repository: Repository, run_id: str) -> None:

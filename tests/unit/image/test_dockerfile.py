@@ -215,6 +215,15 @@ def test_no_directive_is_relied_on(sample: Lock) -> None:
     assert "syntax" not in dockerfile.render(sample, "sample")
 
 
+def test_what_is_compiled_is_told_to_leave_no_trace_of_its_process(project: Path) -> None:
+    """The names of nvcc's intermediate files get into what it makes; a profile's own flags for it stay."""
+    build = {"env": {"NVCC_APPEND_FLAGS": "--threads 2"}}
+    entries = [{**COMPILED, "build": build}, FROM_SDIST]
+    found = rendered(lock_for(plan_of(project, {**EXTENDED, "extensions": entries})))
+    told = [word for item in found for word in item.arguments if word.startswith("NVCC_APPEND_FLAGS=")]
+    assert told == ["NVCC_APPEND_FLAGS=--threads 2 --objdir-as-tempdir", "NVCC_APPEND_FLAGS=--objdir-as-tempdir"]
+
+
 def test_rendering_is_a_function_of_the_content(sample: Lock) -> None:
     other = dataclasses.replace(sample, made="20300101T000000Z", inputs={})
     assert dockerfile.render(sample, "a") == dockerfile.render(other, "a")
