@@ -79,11 +79,11 @@ class Engine:
 
     @property
     def cpus(self) -> int:
-        return int(self._info.get("NCPU") or 1)
+        return int(self.info.get("NCPU") or 1)
 
     @property
     def memory_bytes(self) -> int:
-        return int(self._info.get("MemTotal") or 0)
+        return int(self.info.get("MemTotal") or 0)
 
     @property
     def data_folder(self) -> Path | None:

@@ -108,6 +108,7 @@ def stated(profile: Profile) -> Situation:
         cuda=release.cuda if release else profile.cuda,
         gpu_count=profile.gpu_count,
         features=frozenset(profile.features),
+        extensions=frozenset(one.name for one in profile.compiled),
         environment=frozenset({"cuda-compat"} if profile.driver.compat else ()),
     )
 

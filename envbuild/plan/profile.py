@@ -170,6 +170,11 @@ class Profile(Model):
     env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
     selftest: SelfTest = SelfTest()
 
+    @property
+    def compiled(self) -> tuple[Extension, ...]:
+        """Without those that are only said to be left out."""
+        return tuple(one for one in self.extensions if one.none is None)
+
     @field_validator("extensions")
     @classmethod
     def _named_once(cls, extensions: tuple[Extension, ...]) -> tuple[Extension, ...]:

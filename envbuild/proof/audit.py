@@ -63,6 +63,7 @@ def expected(source: Source, lock: Lock | None, claimed: bool = False) -> Expect
         accepted={item.advisory: item.reason for item in profile.accept},
         lock=lock,
         claimed=claimed,
+        modules={one.name: one.modules for one in profile.compiled},
     )
 
 

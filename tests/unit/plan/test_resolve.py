@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -216,9 +215,10 @@ def test_apex_beside_a_transformers_that_puts_its_norm_into_t5(
     transformers: str, state: str | None, project: Path
 ) -> None:
     """Whichever a resolver chose: only the user knows whether a T5 runs in fp16, so it warns, and names three cures."""
-    plan = plan_of(project, {**PROFILE, "packages": ["transformers>=4"]})
-    carried = dataclasses.replace(plan.choice.situation, extensions=frozenset({"apex"}))
-    with_apex = dataclasses.replace(plan, choice=dataclasses.replace(plan.choice, situation=carried))
+    apex = {"name": "apex", "git": "https://github.com/NVIDIA/apex", "commit": "c" * 40, "modules": ["amp_C"]}
+    data = {**PROFILE, "packages": ["transformers>=4"], "torch": "2.11.0", "gpus": ["a100"]}
+    plan = plan_of(project, {**data, "extensions": [{"name": "apex", "none": "not here"}]})
+    with_apex = plan_of(project, {**data, "extensions": [apex]})
     choice = resolve.as_locked(with_apex, {"transformers": transformers})
     assert states(choice).get("apex-t5-mixed-dtype") == state
     assert "apex-t5-mixed-dtype" not in states(resolve.as_locked(plan, {"transformers": transformers}))
