@@ -150,7 +150,7 @@ def _make(
         seconds = time.monotonic() - begin
         (wheel,) = out.glob("*.whl")
         wrong = [
-            *wheelcheck.faults(wheel, name=one.name, modules=one.modules, arch=_arch(lock)),
+            *wheelcheck.faults(wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python),
             *_lacking(wheel, lock),
         ]
         if wrong:

@@ -13,8 +13,6 @@ from envbuild.errors import UsageError, near
 
 Level = Literal["quick", "standard", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-# Compiled modules of extensions, and the probes that show that they work.
-_SHOWN_BY = {"fused_layer_norm_cuda": "norm.apex", "amp_C": "optim.apex"}
 _SELFTEST = Path(__file__).parent.parent / "selftest"
 
 
@@ -69,9 +67,3 @@ def check(names: Iterable[str]) -> None:
     wrong = [unknown(name) for name in names if name not in known()]
     if wrong:
         raise UsageError("; ".join(wrong), hint="envbuild test --list")
-
-
-def for_modules(modules: Iterable[str]) -> tuple[str, ...]:
-    """The probes that an image must pass as it was built with these compiled modules, in the order they run."""
-    wanted = {_SHOWN_BY[name] for name in modules if name in _SHOWN_BY}
-    return tuple(name for name in known() if name in wanted)

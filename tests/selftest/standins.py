@@ -33,7 +33,7 @@ def summed(values: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     if dtype is None:
         return values.mean(-1, keepdim=True)
     total = torch.zeros_like(values[..., :1])
-    for part in values.split(16, dim=-1):
+    for part in torch.split(values, 16, dim=-1):
         total = (total + part.sum(-1, keepdim=True)).to(dtype).float()
     return total / values.shape[-1]
 

@@ -55,12 +55,3 @@ def test_all_unknown_names_are_told_at_once() -> None:
     ) as caught:
         probes.check(["gemm.crsh", "env.libs", "x"])
     assert caught.value.code == 2
-
-
-def test_extensions_are_shown_by_the_probes_of_their_modules() -> None:
-    assert probes.for_modules(["amp_C", "apex_C", "fused_layer_norm_cuda", "flash_attn_2_cuda"]) == (
-        "norm.apex",
-        "optim.apex",
-    )
-    assert probes.for_modules(["amp_C"]) == ("optim.apex",)
-    assert probes.for_modules([]) == ()
