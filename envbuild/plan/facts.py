@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from envbuild.plan import factfiles
+from envbuild.plan import architectures, factfiles
 from envbuild.plan.advisories import Advisory as Advisory
 from envbuild.plan.advisories import Gpu as Gpu
 from envbuild.plan.advisories import Situation as Situation
@@ -98,12 +98,10 @@ class TorchRelease(Row):
     note: Text | None = None
 
     def kernels(self, compute_capability: str) -> Literal["compiled", "ptx"] | None:
-        """How this build serves a card: code of the same major version and no newer minor, PTX to compile, or none."""
-        card = Version(compute_capability)
-        known = [Version(arch) for arch in self.arch_list]
-        if any(arch.major == card.major and arch.minor <= card.minor for arch in known):
-            return "compiled"
-        return "ptx" if self.ptx and known[-1] <= card else None
+        """How this build serves a card: as architectures.serves says of its list, PTX being of the last one alone."""
+        codes = [arch.replace(".", "") for arch in self.arch_list]
+        ptx = [f"compute_{codes[-1]}"] if self.ptx else []
+        return architectures.serves([*(f"sm_{code}" for code in codes), *ptx], compute_capability)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -1,4 +1,4 @@
-"""env.arch: which code serves which card, and that what the driver would have to compile is caught."""
+"""env.arch: that what the driver would have to compile is caught."""
 
 import pytest
 
@@ -6,50 +6,18 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.plan import facts
+from envbuild.plan import architectures, facts
 from envbuild.selftest.context import Context
 from envbuild.selftest.job import Job
 from envbuild.selftest.probes import arch
-from envbuild.selftest.probes.arch import Capability, serves
 
 from .named import ARCH
 from .reading import Frame, job, outcomes, run
 
 
-@pytest.mark.parametrize(
-    ("listed", "card", "code"),
-    [
-        ("sm_50 sm_80 sm_86 sm_90", (8, 0), "compiled"),
-        ("sm_50 sm_80 sm_86 sm_90", (8, 9), "compiled"),
-        ("sm_86 sm_90", (8, 0), None),
-        ("sm_80 sm_90 compute_90", (8, 6), "compiled"),
-        ("sm_80 sm_90 compute_90", (10, 0), "ptx"),
-        ("sm_80 compute_90", (9, 0), "ptx"),
-        ("sm_80 compute_90", (7, 5), None),
-        ("sm_90a", (9, 0), "compiled"),
-        ("sm_100a", (10, 3), None),
-        ("sm_100f", (10, 3), "compiled"),
-        ("sm_100", (10, 3), "compiled"),
-        ("sm_103", (10, 0), None),
-        ("sm_90a compute_90a", (10, 0), None),
-        ("sm_120", (12, 1), "compiled"),
-        ("gfx90a", (9, 0), None),
-        ("", (9, 0), None),
-    ],
-)
-def test_code_serves_a_card(listed: str, card: Capability, code: "str | None") -> None:
-    assert serves(listed.split(), card) == code
-
-
-def test_the_facts_say_the_same_of_every_release_and_card() -> None:
-    """Two pieces of code on either side of the container's wall."""
-    cards = {gpu.compute_capability for gpu in facts.gpus().values()}
-    for release in facts.torch_releases().values():
-        listed = ["sm_" + arch.replace(".", "") for arch in release.arch_list]
-        listed += ["compute_" + release.arch_list[-1].replace(".", "")] if release.ptx else []
-        for card in cards:
-            major, _, minor = card.partition(".")
-            assert serves(listed, (int(major), int(minor))) == release.kernels(card), (release.version, card)
+def test_the_container_judges_as_the_host_does() -> None:
+    """The cases are in tests/unit/plan/test_architectures.py."""
+    assert arch.serves is architectures.serves
 
 
 @pytest.fixture(scope="module")

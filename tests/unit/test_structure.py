@@ -30,7 +30,7 @@ LAYERS = (
     ("settings", "shipped", "process", "blocks", "errors"),
     ("selftest",),  # its readers of files
 )
-READERS = {"envbuild.selftest.compiled", "envbuild.selftest.elf", "envbuild.selftest.fatbin"}
+READERS = {f"envbuild.selftest.{name}" for name in ("architectures", "compiled", "elf", "fatbin")}
 LONG = 20  # lines; a shorter function may speak for itself
 
 

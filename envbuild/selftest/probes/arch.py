@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,13 +17,13 @@ import torch.nn.functional as F
 
 from envbuild.selftest import apart
 from envbuild.selftest.apart import Ending, Tell
+from envbuild.selftest.architectures import serves
 from envbuild.selftest.context import Context, missing_gpu
 from envbuild.selftest.outcome import ProbeFailure, Skip
 
 Capability = tuple[int, int]
 
 SECONDS = 90.0  # to start CUDA, which reads its libraries from a cold disk, and for a few operations
-_ARCHITECTURE = re.compile(r"(sm|compute)_([0-9]+)([0-9])([af]?)")
 # The driver reads these when CUDA starts. The cache holds what it compiled before.
 _NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
 
@@ -42,7 +41,7 @@ def arch(context: Context) -> None:
     names = [f"{major}.{minor}" for major, minor in sorted(found)]
     context.traits.update(torch=str(torch.__version__), arch_list=listed, compute_capability=", ".join(names))
     for capability in sorted(found):
-        code = serves(listed, capability)
+        code = serves(listed, "{}.{}".format(*capability))
         if code != "compiled":
             context.fail("mismatch", _missing(capability, code, listed))
     for capability, device in sorted(found.items()):
@@ -65,20 +64,6 @@ def _survey(tell: Tell) -> None:
 def cards() -> Mapping[Capability, str]:
     """A visible GPU of each compute capability there is."""
     return {torch.cuda.get_device_capability(i): f"cuda:{i}" for i in range(torch.cuda.device_count())}
-
-
-def serves(listed: Sequence[str], card: Capability) -> str | None:
-    """How code for these architectures serves a card: "compiled", "ptx" (compiled by the driver), or not at all.
-
-    Machine code runs on the same major version and no older minor one; of sm_90a on that very architecture; PTX on
-    what is as new or newer (NVIDIA, "CUDA C++ Programming Guide", binary and PTX compatibility).
-    """
-    found = [match for match in map(_ARCHITECTURE.fullmatch, listed) if match]
-    known = [(match[1], (int(match[2]), int(match[3])), match[4]) for match in found]
-    for kind, (major, minor), suffix in known:
-        if kind == "sm" and major == card[0] and (minor == card[1] if suffix == "a" else minor <= card[1]):
-            return "compiled"
-    return "ptx" if any(kind == "compute" and not suffix and at <= card for kind, at, suffix in known) else None
 
 
 def operations(tell: Tell, device: str) -> None:
