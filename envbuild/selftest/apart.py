@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from envbuild.selftest.frames import write_all
@@ -214,6 +215,13 @@ def _attend(groups: Sequence[Sequence[Apart]], limit: float, grace: float) -> li
                     process.allow(process.elapsed() + grace)
         left = [process for process in left if not process.over]
     return [[process.ending() for process in group] for group in groups]
+
+
+def limit_memory(more: int) -> None:
+    """Cap this process's address space at what is mapped and `more` bytes."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _died_of(status: int) -> str | None:

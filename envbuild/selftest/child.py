@@ -12,11 +12,11 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
+from envbuild.selftest.apart import limit_memory
 from envbuild.selftest.context import Context, missing_gpu
 from envbuild.selftest.frames import ANNOUNCE, ENVIRONMENT, FINGERPRINT, NOTE, RESULT, encode, pack, write_all
 from envbuild.selftest.job import SETTINGS, Job
@@ -68,12 +68,10 @@ def _settle(ends: Ends) -> None:
 
 
 def _limit_memory(job: Job) -> None:
-    """Cap the address space at what is mapped and `memory_mb` more; not for CUDA, which reserves more than it uses."""
+    """Leave room for `memory_mb` more; not for CUDA, which reserves more than it uses."""
     if job.memory_mb is None or job.device == "cuda":
         return
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limit = mapped + (job.memory_mb << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit_memory(job.memory_mb << 20)
 
 
 def _prepare(context: Context) -> None:
@@ -85,7 +83,7 @@ def _prepare(context: Context) -> None:
             context.default_flags[name] = getattr(flags, name)
         if name in job.settings or name in context.default_flags:  # what is asked for and not there is an error
             setattr(flags, name, job.settings.get(name, False))
-    torch.backends.cudnn.allow_tf32 = job.settings.get("allow_tf32", False)
+    torch.backends.cudnn.allow_tf32 = job.allow_tf32
     missing = missing_gpu() if job.device == "cuda" else None
     if missing:
         raise Skip(missing)
@@ -105,12 +103,15 @@ def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:
 
 
 def _attempt(probe: Probe, job: Job, context: Context) -> Outcome:
+    last = ""
     try:
         if not probe.untouched:
             _prepare(context)
         probe.function(context)
     except Skip as skip:
-        return _outcome(context, SKIPPED, reason=str(skip))
+        if not context.faults:  # what was found wrong before is not undone by what cannot be tried
+            return _outcome(context, SKIPPED, reason=str(skip))
+        last = f"the rest is skipped: {skip}"
     except ProbeFailure as failure:
         return _outcome(context, FAILED, failure.kind, failure.reason, _noted(context))
     except SystemExit as error:
@@ -123,7 +124,7 @@ def _attempt(probe: Probe, job: Job, context: Context) -> Outcome:
     first, more = context.faults[0], len(context.faults) - 1
     context.at = first.step
     reason = first.reason + (f" (and {more} more)" if more else "")
-    return _outcome(context, FAILED, first.kind, reason, _noted(context), first.signal)
+    return _outcome(context, FAILED, first.kind, reason, _noted(context, last), first.signal)
 
 
 def _noted(context: Context, last: str = "") -> str:

@@ -84,6 +84,11 @@ class Job:
         """The threads a probe computes with: as asked, else one for each processor there is for it."""
         return self.threads or processors()
 
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether float32 products may take TF32; torch's flags are set to it."""
+        return self.settings.get("allow_tf32", False)
+
 
 class _Reader:
     """Takes fields out of a JSON object and collects what is wrong with them."""

@@ -95,6 +95,13 @@ def later_cases(context: Context) -> None:
     context.fail("nonfinite", "second is NaN")
 
 
+def fault_then_skip(context: Context) -> None:
+    context.step("first")
+    context.fail("bound", "first is off")
+    context.step("second")
+    raise Skip("the second cannot be tried")
+
+
 def memory(context: Context) -> None:
     torch.empty(1 << 50, dtype=torch.uint8)
 
@@ -179,6 +186,7 @@ PROBES = (
     Probe("exception", "quick", "cpu", 60, exception),
     Probe("told-failure", "quick", "cpu", 60, told_failure),
     Probe("later-cases", "quick", "cpu", 60, later_cases),
+    Probe("fault-then-skip", "quick", "cpu", 60, fault_then_skip),
     Probe("memory", "quick", "cpu", 60, memory),
     Probe("silent", "quick", "cpu", 60, silent),
     Probe("exit-three", "quick", "cpu", 60, exit_three),

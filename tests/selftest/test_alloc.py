@@ -1,5 +1,6 @@
 """init.alloc: equal shares of what is free before anybody holds any, and a card that its compute mode keeps from us."""
 
+import math
 import mmap
 import os
 import struct
@@ -13,6 +14,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from envbuild.selftest import apart
+from envbuild.selftest.context import Context
+from envbuild.selftest.job import Job
 from envbuild.selftest.probes import alloc
 
 from . import stubs
@@ -53,6 +57,20 @@ def test_who_dies_before_the_gates_keeps_nobody_waiting(monkeypatch: pytest.Monk
     endings = alloc.together("cpu", 4)
     assert all((ending.failure is None) == ("off" in ending.told) for ending in endings)
     assert time.monotonic() - begin < alloc.SECONDS / 4
+
+
+@pytest.mark.parametrize(("errors", "worst"), [((0.0, 1.0, 100.0), 100.0), ((0.0, 2.0, None, 100.0), math.nan)])
+def test_the_largest_error_of_the_processes_is_told(
+    monkeypatch: pytest.MonkeyPatch, errors: "tuple[float | None, ...]", worst: float
+) -> None:
+    """One that told nothing counts as NaN, which is the worst there is."""
+    endings = [apart.Ending(told={} if error is None else {"off": error}) for error in errors]
+    monkeypatch.setattr(alloc, "together", lambda device, count: endings)
+    context = Context(Job("0" * 32))
+    alloc.alloc(context)
+    (figure,) = context.figures
+    assert str(figure.error) == str(worst)
+    assert f"wrong by {worst:g}" in context.faults[0].reason
 
 
 @pytest.fixture(scope="module")

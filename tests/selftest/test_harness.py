@@ -125,6 +125,11 @@ def test_the_first_fault_names_the_failure_and_the_others_are_told(faults: dict[
     assert "second is NaN" in faults["later-cases"]["detail"]
 
 
+def test_a_fault_is_not_undone_by_a_later_skip(faults: dict[str, Frame]) -> None:
+    expect(faults["fault-then-skip"], "bound", at="first", reason="first is off")
+    assert "the second cannot be tried" in faults["fault-then-skip"]["detail"]
+
+
 @pytest.mark.parametrize("name", ["silent", "cut", "corrupt", "doubled"])
 def test_status_zero_without_one_whole_result_is_no_pass(faults: dict[str, Frame], name: str) -> None:
     expect(faults[name], "incomplete", figures=[])

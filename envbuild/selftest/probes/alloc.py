@@ -8,11 +8,10 @@ memory.
 
 from __future__ import annotations
 
+import math
 import os
-import resource
 import select
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -70,7 +69,7 @@ def alloc(context: Context) -> None:
                 context.traits[case] = {"left_out": f"the card's compute mode is {EXCLUSIVE}: one process at a time"}
                 continue
         errors = [float(ending.told.get("off", "nan")) for ending in endings]
-        worst = next((error for error in errors if error != 0), 0.0)
+        worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
         seconds = max(ending.seconds for ending in endings)
         context.figure(case, torch.float32, (SIZE, SIZE, SIZE), worst, 0.0, seconds)
         context.traits[case] = {"held": [ending.told.get("held") for ending in endings]}
@@ -128,8 +127,7 @@ def _share(device: str, count: int) -> int:
     if device == "cuda":
         free = int(torch.cuda.mem_get_info()[0])
         return max(0, int(min(HELD * free, free - count * ROOM)) // count)
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + CPU_MEMORY, mapped + CPU_MEMORY))
+    apart.limit_memory(CPU_MEMORY)
     return int(HELD * CPU_MEMORY)
 
 

@@ -202,7 +202,7 @@ def _tell(context: Context, backend: str) -> None:
 
 
 def _judge(context: Context, backend: str, case: Case, data: Inputs, got: torch.Tensor, seconds: float) -> None:
-    equal = bounds.attention_floor(case.dtype, 0.0, case.depth, case.length, _tf32(context))
+    equal = bounds.attention_floor(case.dtype, 0.0, case.depth, case.length, context.job.allow_tf32)
     if got.shape != case.shape or got.dtype not in (case.dtype, *([torch.float32] if case.autocast else [])):
         context.fail("mismatch", f"{case.name}: output is {tuple(got.shape)} {got.dtype}")
         return
@@ -237,19 +237,15 @@ def _completed(reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def _tf32(context: Context) -> bool:
-    return context.job.settings.get("allow_tf32", False)
-
-
 def _random_bound(
     context: Context, backend: str, case: Case, data: Inputs, reference: torch.Tensor, logit: float
 ) -> float:
     """Twice the error of the same-precision math path, within what rounding allows at least and at most."""
-    cap = bounds.attention_cap(case.dtype, logit, case.depth, case.length, _tf32(context))
+    cap = bounds.attention_cap(case.dtype, logit, case.depth, case.length, context.job.allow_tf32)
     if backend == "math":
         return cap
     random = Inputs(*(values[:1] for values in (data.q, data.k, data.v)))
     output = _attend(context, "math", random, case.causal)
     error = compare(output[0], _completed(reference, output)).error
-    floor = bounds.attention_floor(case.dtype, logit, case.depth, case.length, _tf32(context))
+    floor = bounds.attention_floor(case.dtype, logit, case.depth, case.length, context.job.allow_tf32)
     return min(cap, max(floor, 2 * error if math.isfinite(error) else cap))

@@ -191,7 +191,7 @@ def _compare(
 def _limits(context: Context, case: Case, known: Exact, plain: Three | None) -> Three:
     """Of each gradient, elementwise: twice what `plain`, the math path's in the same precision, needs, within floor and
     cap; the cap where there is none to compare with."""
-    length, tf32 = max(case.queries, case.keys), context.job.settings.get("allow_tf32", False)
+    length, tf32 = max(case.queries, case.keys), context.job.allow_tf32
     floors, caps = (
         torch.tensor([form(case.dtype, logit, case.depth, length, tf32) for logit in known.logits], dtype=torch.float64)
         for form in (bounds.attention_gradient_floor, bounds.attention_gradient_cap)

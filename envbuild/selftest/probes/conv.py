@@ -133,7 +133,7 @@ def _compare(
     if step.refused:
         return
     compared = got[:, case.channels].transpose(0, 1).flatten(1)
-    tf32 = context.job.settings.get("allow_tf32", False)
+    tf32 = context.job.allow_tf32
     tight = bounds.gemm(exact, magnitude.max(), case.products, x.dtype, tf32)
     may_be_half = x.dtype == torch.float16 and not context.on_cpu
     limit = bounds.half_sums(exact, magnitude.max(), case.products, x.dtype) if may_be_half else tight

@@ -21,21 +21,16 @@ import torch
 from envbuild.selftest import apex
 from envbuild.selftest.context import Context
 from envbuild.selftest.probes import norm
-from envbuild.selftest.probes.norms import DTYPES, EPSILON, Norm, Pair
+from envbuild.selftest.probes.norms import DTYPES, EPSILON, Norm, Pair, inputs_dtype
 
 LAYER, RMS = ("FusedLayerNorm", "MixedFusedLayerNorm"), ("FusedRMSNorm", "MixedFusedRMSNorm")
 
 SAME: frozenset[Pair] = frozenset((dtype, dtype) for dtype in DTYPES)
 MIXED: frozenset[Pair] = SAME | {(torch.float32, dtype) for dtype in DTYPES}
 
-# torch's words where a kernel reads a tensor as another dtype than it has; and what is told of them.
+# torch's words where a kernel reads a tensor as another dtype than it has; the advisory of those has the remedy.
 SCALAR_TYPE = re.compile(r"expected scalar type \w+ but found \w+")
 ADVISORY = "apex-t5-mixed-dtype"
-CURES = (
-    "transformers 5.8 or newer",
-    "no apex in this image",
-    "the T5 in bf16 or fp32 with weights to match",
-)
 
 
 def norms(context: Context) -> None:
@@ -62,7 +57,7 @@ def kernels(module: Any, autocast: torch.dtype) -> tuple[Norm, ...]:
             name,
             _call(getattr(module, name)),
             centred=name in LAYER,
-            outputs=_weights if name.startswith("Mixed") else _inputs,
+            outputs=_weights if name.startswith("Mixed") else inputs_dtype,
             declared=MIXED if name.startswith("Mixed") else SAME,
             roundings=2 if name in LAYER else 1,
             autocast=autocast,
@@ -76,10 +71,6 @@ def fallbacks(module: Any) -> tuple[Norm, ...]:
     layers = [Norm(name, _call(getattr(module, name))) for name in LAYER]
     rms = [Norm(name, _call(getattr(module, name)), centred=False, outputs=_weights, roundings=1) for name in RMS]
     return (*layers, *rms)
-
-
-def _inputs(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, ...]:
-    return (x,)
 
 
 def _weights(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -98,10 +89,10 @@ def _call(kind: Any) -> Any:
 
 
 def _note_mixed(context: Context) -> None:
-    """Tell which pairs each norm refuses in the words that models which mix dtypes meet, and the ways out."""
+    """Tell which pairs each norm refuses in the words that models which mix dtypes meet, and the advisory of those."""
     refused = {
         name: {pair: said for pair, said in pairs.items() if SCALAR_TYPE.fullmatch(said)}
         for name, pairs in context.traits["pairs"].items()
     }
     if any(refused.values()):
-        context.traits["mixed_dtypes"] = {"refused": refused, "advisory": ADVISORY, "cures": list(CURES)}
+        context.traits["mixed_dtypes"] = {"refused": refused, "advisory": ADVISORY}

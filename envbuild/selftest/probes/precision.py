@@ -83,7 +83,7 @@ def _with_default_flags(context: Context, left: torch.Tensor, right: torch.Tenso
 
 def tf32(context: Context) -> None:
     """tf32.mode: float32 products take TF32 where the profile allows it, and nowhere else."""
-    allowed = context.job.settings.get("allow_tf32", False)
+    allowed = context.job.allow_tf32
     context.traits.update({"allow_tf32": allowed, OVERRIDE: os.environ.get(OVERRIDE)})
     if allowed and (context.on_cpu or torch.cuda.get_device_capability() < TF32_CAPABILITY):
         raise Skip("the profile allows TF32, which this device does not have")

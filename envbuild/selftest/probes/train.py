@@ -73,7 +73,7 @@ def step(context: Context) -> None:
         with context.step(f"{STEPS} steps fp32, {count} time") as timed:
             runs.append(train(context.device, torch.float32))
     first, second = runs
-    bound = LOSS_BOUND_TF32 if context.job.settings.get("allow_tf32") else LOSS_BOUND
+    bound = LOSS_BOUND_TF32 if context.job.allow_tf32 else LOSS_BOUND
     distance = max(_relative(got, wanted) for got, wanted in zip(first.losses, reference.losses))
     shape = (BATCH, LENGTH, WIDTH)
     context.figure("loss", torch.float32, shape, distance, bound, timed.seconds)
