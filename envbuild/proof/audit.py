@@ -154,7 +154,7 @@ def judge(target: str, held: Holdings, wanted: Expected) -> Audit:
     ]
     if held.cut:
         found.append(
-            Finding("search-cut", "note", "the search for libraries ended at its bound", "name a smaller PATH")
+            Finding("search-cut", "note", "the search for libraries or extensions is cut", "name a smaller PATH")
         )
     return Audit(
         target, wanted, held, tuple(sorted(dict.fromkeys(found), key=lambda item: SEVERITIES.index(item.severity)))

@@ -10,7 +10,6 @@ from envbuild.proof.findings import Finding
 from envbuild.proof.holdings import Extension, Holdings
 
 _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
-_UNTRIED = "not tried"
 _MOST = 8  # files of one distribution that are named
 
 
@@ -58,11 +57,12 @@ def _broken(who: str, files: Sequence[Extension]) -> Iterator[Finding]:
         if file.damaged:
             text = f"{file.path} of {who} is no shared library, or its device code cannot be read"
             yield Finding("extension-damaged", "warn", text, "install it again")
-        if not file.tried or file.failure is None:
+        if file.failure is None:
             continue
         text = f"{file.path} of {who} cannot be loaded: {file.failure}"
-        if file.failure.startswith(_UNTRIED):
-            yield Finding("extension-untried", "note", f"{file.path} of {who} was {file.failure}", "")
+        if not file.tried:
+            text = f"{file.path} of {who} was not tried: {file.failure}"
+            yield Finding("extension-untried", "note", text, "")
         elif any(driver in file.failure for driver in _DRIVERS):
             remedy = "where there is a driver, audit again"
             yield Finding("extension-untried", "note", f"{text}: that needs a driver", remedy)

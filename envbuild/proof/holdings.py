@@ -110,8 +110,8 @@ class Apex(_Model):
 
 class Extension(_Model):
     """A file of a compiled extension. `there`: RECORD lists it, and it is there; `module`: None for a library;
-    `architectures`: as "sm_90", None for host code alone; `failure`: why it could not be loaded, where that was
-    `tried`."""
+    `architectures`: as "sm_90", None for host code alone; `failure`: why it could not be loaded; where it was not
+    `tried`, why not, or None where there was nothing to try."""
 
     distribution: Word
     version: Word
@@ -137,7 +137,7 @@ class Machine(_Model):
 
 
 class Holdings(_Model):
-    """All of it. `torch` None: not installed; `cut`: the search ended at a bound."""
+    """All of it. `torch` None: not installed; `cut`: a bound kept something out."""
 
     python: Python
     distributions: list[Distribution] = Field(max_length=5000)

@@ -56,7 +56,7 @@ def collect() -> dict[str, Any]:
     reported = dict(ending.told.get("reported", {})) if ending else {}
     copies = _copies([libraries, later], found, loaded, reported)
     copied = time.monotonic()
-    compiled = extensions.collect(has_torch=bool(ending and "version" in ending.told))
+    compiled, left_out = extensions.collect(has_torch=bool(ending and "version" in ending.told))
     return {
         "kind": "holdings",
         "python": packages.python(),
@@ -69,7 +69,7 @@ def collect() -> dict[str, Any]:
         "variables": {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)},
         "compat": sorted(found.compat),
         "machine": packages.machine(),
-        "cut": found.cut or len(found.copies) > _MOST_COPIES,
+        "cut": found.cut or left_out or len(found.copies) > _MOST_COPIES,
         "seconds": {
             "search": searched - begin,
             "checksums": hashed - searched,

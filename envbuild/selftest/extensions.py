@@ -14,7 +14,7 @@ import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -40,37 +40,45 @@ class File:
     file: Compiled | None
 
     @property
-    def tried(self) -> bool:
+    def loadable(self) -> bool:
         """Modules, and what is built against torch; other libraries may be variants of which one fits."""
         return self.file is not None and bool(self.file.module or self.file.links_torch)
 
 
-def collect(has_torch: bool) -> list[dict[str, Any]]:
-    """A row for each file of each compiled extension. `failure`: why it cannot be loaded; `tried`: whether it was."""
-    files = list(_files())
-    failures = _loaded([item for item in files if item.tried], has_torch)
-    return [
-        {
-            "distribution": item.owner,
-            "version": item.version,
-            "path": item.path,
-            "there": item.file is not None,
-            "module": (item.file.module if item.file else compiled.module_of(item.path)[0]),
-            "architectures": _listed(item.file),
-            "damaged": bool(item.file and item.file.damaged),
-            "tried": item.tried,
-            "failure": failures.get(item.real),
-        }
-        for item in files
-    ]
+def collect(has_torch: bool) -> tuple[list[dict[str, Any]], bool]:
+    """A row for each file of each compiled extension, and whether some were left out at a bound.
+
+    `tried`: whether loading it was tried; `failure`: why it failed, or why what can be loaded was not tried.
+    """
+    files, cut = _files()
+    failures = _loaded([item for item in files if item.loadable], has_torch)
+    rows = []
+    for item in files:
+        tried, failure = failures.get(item.real, (item.loadable, None))
+        rows.append(
+            {
+                "distribution": item.owner,
+                "version": item.version,
+                "path": item.path,
+                "there": item.file is not None,
+                "module": (item.file.module if item.file else compiled.module_of(item.path)[0]),
+                "architectures": _listed(item.file),
+                "damaged": bool(item.file and item.file.damaged),
+                "tried": tried,
+                "failure": failure,
+            }
+        )
+    return rows, cut
 
 
 def _listed(file: Compiled | None) -> list[str] | None:
     return None if file is None or file.architectures is None else list(file.architectures)
 
 
-def _files() -> Iterator[File]:
-    left, kept = _MOST_FILES, _MOST_KEPT
+def _files() -> tuple[list[File], bool]:
+    """The files of compiled extensions, and whether a bound kept some away."""
+    left = _MOST_FILES
+    kept: list[File] = []
     for distribution in inventory.found_distributions():
         name = inventory.normalise(str(distribution.metadata["Name"]))
         if _OTHERS.fullmatch(name):
@@ -79,33 +87,33 @@ def _files() -> Iterator[File]:
         for path, real, _ in inventory.recorded(distribution):
             left -= 1
             if left < 0:
-                return
+                return kept[:_MOST_KEPT], True
             file = compiled.read(real, path) if os.path.isfile(real) else None  # noqa: PTH113 - RECORD may hold NULs
             found.append(File(name, str(distribution.version), path, real, file))
         if any(item.file and item.file.is_extension for item in found):
             missing = [item for item in found if item.file is None]
-            chosen = [*(item for item in found if item.file and item.file.is_extension), *missing]
-            yield from chosen[:kept]
-            kept -= len(chosen[:kept])
+            kept += [*(item for item in found if item.file and item.file.is_extension), *missing]
+    return kept[:_MOST_KEPT], len(kept) > _MOST_KEPT
 
 
-def _loaded(files: Sequence[File], has_torch: bool) -> dict[str, str]:
-    """Real path -> why it cannot be loaded. What kills its process is named, and the rest tried in another."""
-    failures: dict[str, str] = {}
+def _loaded(files: Sequence[File], has_torch: bool) -> dict[str, tuple[bool, str | None]]:
+    """Real path -> whether it was tried, and why it is not loaded. What kills its process is named, and the rest tried
+    in another."""
+    failures: dict[str, tuple[bool, str | None]] = {}
     left = list(files)
     for _ in range(_MOST_CRASHES):
         if not left:
             break
         ending = apart.run(_load(left, has_torch), _LOAD_SECONDS)
-        failures.update(ending.told.get("failed", {}))
+        failures.update({real: (True, why) for real, why in ending.told.get("failed", {}).items()})
         at = ending.told.get("at")
         if ending.failure is None:
             return failures
         if at is None:  # torch itself does not come up: that is told elsewhere
-            return {item.real: f"not tried: {ending.failure}" for item in files}
-        failures[left[at].real] = ending.failure
+            return {item.real: (False, ending.failure) for item in files}
+        failures[left[at].real] = (True, ending.failure)
         left = left[at + 1 :]
-    failures.update({item.real: "not tried: others crashed" for item in left})
+    failures.update({item.real: (False, "others crashed") for item in left})
     return failures
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from selftest.environments import Environment, extension, good, virtual
+from selftest.reading import environment
 
 from envbuild.plan import facts
 from envbuild.proof import audit, holdings
@@ -110,6 +113,35 @@ def test_what_kills_the_process_is_named_and_the_rest_is_tried(place: tuple[Path
         "own/host.so": None,
         "own/kernels.so": None,
     }
+
+
+def test_what_is_not_tried_is_said_to_be_untried(place: tuple[Path, Environment]) -> None:
+    """After three crashes the rest is left alone."""
+    crashing = {f"crash{n}.so": extension(f"crash{n}", "sm_90", first="abort()") for n in range(3)}
+    there = held(place, {**crashing, **kernels("sm_90")})
+    assert {file.path: (file.tried, file.failure) for file in there.extensions if "crash" not in file.path} == {
+        "kernels.so": (False, "others crashed"),
+        "own/host.so": (False, "others crashed"),
+    }
+    said = [item.message for item in audit.judge("it", there, H20).findings if item.id == "extension-untried"]
+    assert said == [f"{path} of own 1.0 was not tried: others crashed" for path in ("kernels.so", "own/host.so")]
+
+
+@pytest.mark.parametrize(("bound", "count"), [("_MOST_KEPT", 2), ("_MOST_FILES", 3)])
+def test_files_that_a_bound_leaves_out_are_not_left_out_in_silence(tmp_path: Path, bound: str, count: int) -> None:
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc to build the libraries with")
+    python, site = virtual(tmp_path.resolve() / "venv")
+    for name in ("one", "two"):
+        Environment(site).wheel(name, "1.0", {f"{name}{n}.so": extension(f"{name}{n}") for n in range(2)})
+    code = (
+        "import json, sys; from envbuild.selftest import audit, extensions;"
+        "rows = [audit.collect()];"
+        f"extensions.{bound} = {count}; rows += [audit.collect()];"
+        "print(json.dumps([[len(row['extensions']), row['cut']] for row in rows]))"
+    )
+    done = subprocess.run([python, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout) == [[4, False], [2, True]]
 
 
 def test_a_library_that_is_not_there(place: tuple[Path, Environment]) -> None:
