@@ -20,9 +20,10 @@ from pathlib import Path
 
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from envbuild.errors import printable
-from envbuild.plan import architectures, wheels
+from envbuild.plan import architectures, facts, wheels
 from envbuild.selftest import compiled
 from envbuild.selftest.compiled import Compiled
 from envbuild.selftest.elf import X86_64
@@ -33,6 +34,8 @@ _LARGEST_TEXT = 1 << 20
 _BLOCK = 1 << 20
 _NEWEST_GLIBC = "2.99"  # the wheel was built in the very base that it is for
 _DATA = re.compile(r"[^/]+\.data/(?:platlib|purelib)/(.+)")
+_ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/).*")  # scripts, headers, data: into Python's own folders
+_INFO = ".dist-info"
 _ENCRYPTED = 1
 _BROKEN = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
@@ -63,7 +66,7 @@ def faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python:
     found = [*_name(wheel, name), *_tags(tags, python)]
     try:
         with _opened(wheel) as archive:
-            found += _metadata(archive, name, tags)
+            found += _metadata(archive, name, wheel, tags)
             paths = [_installed(info.filename) for info in _files(archive)]
             inside = list(_compiled(archive))
     except _Unreadable as error:
@@ -102,11 +105,17 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     if len(infos) > _MOST_MEMBERS:
         yield f"{len(infos)} files are more than {_MOST_MEMBERS}"
         return
-    names = Counter(info.filename for info in infos)
+    names = Counter(_installed(info.filename) for info in infos)
     outside = [name for name in names if not _is_inside(name)]
+    elsewhere = [info.filename for info in infos if not info.is_dir() and _ELSEWHERE.fullmatch(info.filename)]
     odd = [info.filename for info in infos if not _is_plain(info)]
     twice = [name for name, count in names.items() if count > 1]
-    for kind, found in (("leads outside", outside), ("is no plain file", odd), ("is there twice", twice)):
+    for kind, found in (
+        ("leads outside", outside),
+        ("is no plain file", odd),
+        ("is there twice", twice),
+        ("would be installed outside site-packages", elsewhere),
+    ):
         yield from (f"{_quoted(name)} {kind}" for name in found[:10])
     if any(info.file_size > _LARGEST for info in infos) or sum(info.file_size for info in infos) > _LARGEST_TOTAL:
         yield f"unpacked it is larger than {_LARGEST_TOTAL >> 30} GiB, or a file of it than {_LARGEST >> 30}"
@@ -177,18 +186,22 @@ def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
 
 
 def _interpreter(tags: frozenset[Tag]) -> str | None:
-    """ "3.11" of cp311; the newest where there are several."""
+    """ "3.11" of cp311; the newest where there are several, and the newest known where any will do."""
     found = [match for tag in tags for match in [re.fullmatch(r"(?:cp|py)3([0-9]{1,2})", tag.interpreter)] if match]
     if found:
         return f"3.{max(int(match[1]) for match in found)}"
-    return "3.11" if any(tag.interpreter == "py3" for tag in tags) else None
+    known = [suite.python for suite in facts.suites().values()]
+    return max(known, key=Version) if any(tag.interpreter == "py3" for tag in tags) else None
 
 
-def _metadata(archive: zipfile.ZipFile, name: str, tags: frozenset[Tag]) -> Iterator[str]:
-    folders = sorted({info.filename.split("/")[0] for info in _files(archive) if ".dist-info/" in info.filename})
+def _metadata(archive: zipfile.ZipFile, name: str, wheel: Path, tags: frozenset[Tag]) -> Iterator[str]:
+    paths = [_installed(info.filename) for info in _files(archive)]
+    folders = sorted({path.split("/")[0] for path in paths if f"{_INFO}/" in path})
     if len(folders) != 1:
-        yield f"a wheel has one .dist-info folder, this one {len(folders)}"
+        yield f"a wheel has one {_INFO} folder, this one {len(folders)}"
         return
+    if not _is_own(folders[0], wheel):
+        yield f"{_quoted(folders[0])} is another distribution's, or of another version"
     for file, key, fits, asked in (
         ("METADATA", "Name", lambda text: canonicalize_name(text) == canonicalize_name(name), name),
         ("WHEEL", "Tag", {str(tag) for tag in tags}.__contains__, _list(sorted(map(str, tags)))),
@@ -202,6 +215,15 @@ def _metadata(archive: zipfile.ZipFile, name: str, tags: frozenset[Tag]) -> Iter
         found = [str(text) for text in head.get_all(key) or ()]
         if not any(map(fits, found)):
             yield f"its {file} says {key}: {_list(found)}, not {asked}"
+
+
+def _is_own(folder: str, wheel: Path) -> bool:
+    """Whether a .dist-info folder has the name and the version of the wheel's file."""
+    try:
+        named = parse_wheel_filename(f"{folder.removesuffix(_INFO)}-py3-none-any.whl")
+    except InvalidWheelFilename:
+        return False
+    return named[:2] == parse_wheel_filename(wheel.name)[:2]
 
 
 # what is in it

@@ -11,6 +11,8 @@ import pytest
 from selftest.device import elf_with, library
 
 from envbuild.image import wheelcheck
+from envbuild.plan import facts
+from envbuild.plan.facts import Suite
 
 SUFFIX = "cpython-311-x86_64-linux-gnu.so"
 TAG = "cp311-cp311-linux_x86_64"
@@ -25,11 +27,15 @@ ASKED = {"name": "apex", "modules": ("amp_C", "apex_C", "fused_layer_norm_cuda",
 
 
 def wheel(
-    folder: Path, files: Mapping[str, bytes], tag: str = TAG, said: str | None = None, name: str = "apex"
+    folder: Path,
+    files: Mapping[str, bytes],
+    tag: str = TAG,
+    said: str | None = None,
+    name: str = "apex",
+    info: str = "apex-0.1.dist-info",
 ) -> Path:
-    """`said`: the tag in WHEEL."""
+    """`said`: the tag in WHEEL; `info`: the folder of its metadata."""
     file = folder / f"apex-0.1-{tag}.whl"
-    info = "apex-0.1.dist-info"
     about = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n".encode(),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {said or tag}\n".encode(),
@@ -57,6 +63,16 @@ def test_a_wheel_of_host_code_alone_is_asked_for_no_architecture(tmp_path: Path)
 def test_modules_of_a_data_folder_are_where_they_will_be(tmp_path: Path) -> None:
     made = wheel(tmp_path, {f"apex-0.1.data/platlib/amp_C.{SUFFIX}": library("sm_90")})
     assert wheelcheck.faults(made, name="apex", modules=("amp_C",), arch="9.0") == []
+
+
+def test_a_wheel_for_any_python_is_read_as_the_newest_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        facts, "suites", lambda: {"next": Suite("next", "3.20", "2.50"), "old": Suite("old", "3.9", "2")}
+    )
+    made = wheel(tmp_path, {"amp_C.cpython-320-x86_64-linux-gnu.so": library()}, "py3-none-linux_x86_64")
+    assert wheelcheck.faults(made, name="apex", modules=("amp_C",), arch="") == []
 
 
 def without(name: str) -> dict[str, bytes]:
@@ -118,6 +134,25 @@ FAULTS: dict[str, tuple[Make, str]] = {
     "nothing": (lambda at: text(at, b""), "is no wheel, or is damaged"),
     "a link": (lambda at: added(at, linked()), "'link.so' is no plain file"),
     "a file twice": (lambda at: added(at, zipfile.ZipInfo("apex/__init__.py")), "'apex/__init__.py' is there twice"),
+    "a file twice once installed": (
+        lambda at: wheel(at, {**GOOD, "apex-0.1.data/platlib/apex/__init__.py": b""}),
+        "'apex/__init__.py' is there twice",
+    ),
+    "a program": (
+        lambda at: wheel(at, {**GOOD, "apex-0.1.data/scripts/python": b""}),
+        "'apex-0.1.data/scripts/python' would be installed outside site-packages",
+    ),
+    "data": (lambda at: wheel(at, {**GOOD, "x.data/data/etc/evil": b""}), "outside site-packages"),
+    "another's metadata": (
+        lambda at: wheel(at, GOOD, info="evil-1.0.dist-info"),
+        "'evil-1.0.dist-info' is another distribution's",
+    ),
+    "another version's metadata": (lambda at: wheel(at, GOOD, info="apex-0.2.dist-info"), "or of another version"),
+    "metadata without a version": (lambda at: wheel(at, GOOD, info="apex.dist-info"), "or of another version"),
+    "a second one's metadata": (
+        lambda at: wheel(at, {**GOOD, "apex-0.1.data/purelib/evil-1.0.dist-info/METADATA": b""}),
+        "a wheel has one .dist-info folder, this one 2",
+    ),
     "a flipped byte": (lambda at: flipped(wheel(at, GOOD)), "is damaged"),
 }
 
