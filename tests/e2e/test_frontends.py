@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from envbuild.errors import NotProved
+from envbuild.image.engine import Engine
 from envbuild.plan import lock
+from envbuild.proof.runners import local
 
 from .support import Proved, docker
 
@@ -95,6 +99,21 @@ def test_bisect_looks_for_the_card_first_and_leaves_nothing_of_that(quick: Prove
     assert "run the same command where the card is" in done.stderr
     assert docker("image", "ls", "--quiet", "envbuild-look-*") == ""
     assert docker("container", "ls", "--all", "--quiet", "--filter", "name=envbuild-look-") == ""
+
+
+def test_what_a_killed_look_for_the_card_left_is_swept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, pid, _ = local._owner().rsplit(":", 2)
+    engine = Engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "_owner", lambda: f"{place}:{pid}:0")  # its process is another by now
+        patch.setattr(engine, "remove", lambda name: None)  # it is killed before that
+        with contextlib.suppress(NotProved):
+            local.look_for_gpu(engine)
+    assert docker("image", "ls", "--quiet", "envbuild-look-*") != ""
+    local.sweep(engine)
+    assert docker("image", "ls", "--quiet", "envbuild-look-*") == ""
 
 
 def test_the_selftest_as_a_zip(quick: Proved) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -23,6 +24,7 @@ from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
 OWNER = "io.envbuild.owner"
 MAX_STDERR = 64 << 10
+_LOOK = "envbuild-look-"
 # Nobody: what must run for any uid is tested as one that owns nothing.
 _USER = "65534:65534"
 
@@ -80,11 +82,13 @@ def look_for_gpu(engine: Engine) -> None:
     Raises NotProved where the engine has none to give. Which card it has, only the self-test in an image can say.
     """
     api: Any = engine.client.api
-    name, tag = f"envbuild-look-{uuid.uuid4().hex[:12]}", "0"
+    name, tag = f"{_LOOK}{uuid.uuid4().hex[:12]}", "0"
     job = Job(f"{name}:{tag}", ("/nothing",), b"", "", Limits(64 << 20, 1, shm=1 << 20, tmp=1 << 20), gpus=True)
     try:
         with asking():
-            api.import_image_from_data(bytes(1024), repository=name, tag=tag)  # a tar without members
+            api.import_image_from_data(  # a tar without members
+                bytes(1024), repository=name, tag=tag, changes=[f"LABEL {OWNER}={json.dumps(_owner())}"]
+            )
             _create(api, name, job)
             try:
                 api.start(name)
@@ -200,13 +204,21 @@ def _remove(api: Any, name: str) -> None:
 
 
 def sweep(engine: Engine) -> int:
-    """Remove containers whose envbuild process is gone (killed, or the machine restarted); returns how many."""
+    """Remove containers and images of look_for_gpu whose envbuild process is gone (killed, or the machine restarted);
+    returns how many."""
     api: Any = engine.client.api
     removed = 0
     with asking():
         for container in api.containers(all=True, filters={"label": OWNER}):
             if _abandoned(container["Labels"][OWNER]):
                 _remove(api, container["Id"])
+                removed += 1
+        # The names too: an image that somebody made of a container of ours has its label.
+        for image in api.images(filters={"label": OWNER, "reference": f"{_LOOK}*"}):
+            if _abandoned(image["Labels"][OWNER]):
+                for tag in image["RepoTags"] or ():
+                    if tag.startswith(_LOOK):
+                        engine.remove(tag)
                 removed += 1
     return removed
 

@@ -44,6 +44,9 @@ class Api:
     def containers(self, **_: Any) -> list[Any]:
         return []
 
+    def images(self, **_: Any) -> list[Any]:
+        return []
+
     def remove_container(self, *_: Any, **__: Any) -> None:
         pass
 
@@ -113,6 +116,20 @@ def test_a_gpu_is_looked_for_in_an_empty_image_which_goes_again(says: str, here:
     with contextlib.nullcontext() if here else pytest.raises(NotProved, match="no GPU"):
         local.look_for_gpu(engine)
     assert engine.gone == [engine.gone[0], f"{engine.gone[0]}:0"]
+
+
+def test_what_a_killed_look_for_the_card_left_is_swept() -> None:
+    """Nothing of one that still runs, and no other name that the same image has."""
+    gone: list[str] = []
+    place, pid, started = local._owner().rsplit(":", 2)
+    images = [
+        {"Labels": {local.OWNER: f"{place}:{pid}:{started}"}, "RepoTags": ["envbuild-look-1:0"]},
+        {"Labels": {local.OWNER: f"{place}:{pid}:0"}, "RepoTags": ["envbuild-look-2:0", "mine:1"]},
+    ]
+    api = SimpleNamespace(containers=lambda **_: [], images=lambda **_: images)
+    engine: Any = SimpleNamespace(client=SimpleNamespace(api=api), remove=gone.append)
+    assert local.sweep(engine) == 1
+    assert gone == ["envbuild-look-2:0"]
 
 
 @pytest.mark.parametrize(
