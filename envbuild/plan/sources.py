@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,8 @@ from envbuild.plan.document import Document
 from envbuild.plan.own import Script, read_script
 from envbuild.plan.profile import Accept, Profile, checked
 
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_LONGEST = 63
+NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_LONGEST - 1}}}")
 DEVEL = "devel"
 _LOCK = ".lock.yaml"
 _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
@@ -223,7 +225,7 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
     """What `name` stands for, with the requirements `wanted`.
 
     A profile of that name comes before the variant of another, and that before what a lock of that name was made for.
-    Raises ProfileError where there is none of them.
+    Raises ProfileError where there is none of them, and where the name that is made is that of another project's lock.
     """
     try:
         asked = _profile(name)
@@ -236,7 +238,30 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
     if wanted is None:
         return asked
     folder_name = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
-    return replace(asked, name=f"{asked.name}-{folder_name or 'project'}"[:63], requirements=wanted)
+    made = replace(asked, name=_shortened(f"{asked.name}-{folder_name or 'project'}"), requirements=wanted)
+    _refuse_another(made, wanted)
+    return made
+
+
+def _shortened(name: str) -> str:
+    """At most 63 characters; what is cut off goes into a hash, so that long names stay apart."""
+    if len(name) <= _LONGEST:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST - 9].rstrip('-')}-{mark}"
+
+
+def _refuse_another(made: Meant, wanted: Path) -> None:
+    """Folders of different names, or of the same in different places, can make the same name."""
+    try:
+        origin = _origin(made.name)
+    except LockError:  # it is damaged: whoever locks mends it
+        return
+    if origin and origin[1].resolve() != wanted.resolve():
+        raise ProfileError(
+            f"{locks()[made.name]} is the lock of {origin[1]}, not of {wanted}",
+            hint="rename the folder of one of the two, or delete that lock",
+        )
 
 
 def _profile(name: str, beside: Path | None = None) -> Meant:

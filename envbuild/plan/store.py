@@ -85,7 +85,7 @@ def holds_text(file: Path, text: str) -> bool:
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Write beside, flush to disk, then rename: a reader sees the old content or the new, never half.
 
-    What is no file, as /dev/stdout, is written to; a link stays one.
+    What is no file, as /dev/stdout, is written to; a link stays one, and a file keeps its permissions.
     """
     raw = content if isinstance(content, bytes) else content.encode()
     if file.exists() and not file.is_file():
@@ -99,7 +99,7 @@ def write_atomically(file: Path, content: str | bytes) -> None:
             stream.write(raw)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(name).chmod(0o644)
+        Path(name).chmod(file.stat().st_mode & 0o777 if file.exists() else 0o644)
         Path(name).replace(file)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -462,6 +462,35 @@ def test_a_pin_of_a_package_that_is_no_version_is_refused(project: Path) -> None
     assert [str(fault).partition(":")[0] for fault in caught.value.faults] == ["--pin"]
 
 
+def requiring(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    file = folder / "requirements.txt"
+    file.write_text("einops>=0.8\n", encoding="utf-8")
+    return file
+
+
+def test_the_lock_of_another_project_is_not_overwritten(project: Path) -> None:
+    """Both folders make the name sample-my-app."""
+    write_profile(project, PROFILE)
+    one, other = requiring(project.parent / "a" / "my_app"), requiring(project.parent / "b" / "my.app")
+    source = sources.load("sample", {}, one)
+    lock.write(lock_for(resolve.resolve(source)), source.lock_file, source.name, source.origin)
+    assert sources.load("sample", {}, one).name == source.name
+    with pytest.raises(
+        ProfileError, match=r"sample-my-app\.lock\.yaml is the lock of .*my_app/requirements\.txt, not of"
+    ):
+        sources.load("sample", {}, other)
+    source.lock_file.write_text("]", encoding="utf-8")
+    assert sources.load("sample", {}, other).name == source.name, "a damaged lock is made anew"
+
+
+def test_long_names_of_folders_stay_apart(project: Path) -> None:
+    write_profile(project, PROFILE)
+    folders = [project.parent / ("x" * 80 + end) for end in "ab"]
+    names = {sources.load("sample", {}, requiring(folder)).name for folder in folders}
+    assert len(names) == 2 and all(sources.NAME.fullmatch(name) for name in names)
+
+
 @pytest.mark.parametrize("by_path", [True, False])
 def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
     project: Path, monkeypatch: pytest.MonkeyPatch, by_path: bool

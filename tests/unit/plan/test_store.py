@@ -37,6 +37,15 @@ def test_another_file_is_refused_by_name_and_nothing_stays(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_is_written_anew_keeps_its_permissions(tmp_path: Path) -> None:
+    file, new = tmp_path / "README.md", tmp_path / "new"
+    file.write_text("mine", encoding="utf-8")
+    file.chmod(0o600)
+    store.write_atomically(file, "content")
+    store.write_atomically(new, "content")
+    assert [path.stat().st_mode & 0o777 for path in (file, new)] == [0o600, 0o644]
+
+
 def test_an_interrupted_download_leaves_nothing(tmp_path: Path) -> None:
     found = Store(tmp_path)
     with pytest.raises(KeyboardInterrupt), found.incoming() as folder:

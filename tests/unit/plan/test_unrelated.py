@@ -20,6 +20,7 @@ MEANT = "NVIDIA's is built from source: name it under extensions"
         "apex", " APEX ", "apex==0.1", "Apex >= 0.9; python_version > '3'", "apex[cpp_ext]~=0.1", "apex(>1)",
         "apex @ git+https://github.com/NVIDIA/apex", "apex @ file:///x.whl", "git+https://github.com/NVIDIA/apex",
         "git+ssh://git@github.com:NVIDIA/apex.git@6424da3b", "https://x.example/y.zip#egg=apex", "./apex", "/src/apex/",
+        "apex-0.1.tar.gz", "apex-0.1-py3-none-any.whl",
         "https://x.example/apex-0.1-cp311-cp311-linux_x86_64.whl", "git+https://x.example/fork/apex@main#egg=other",
     ],
 )  # fmt: skip
@@ -29,7 +30,17 @@ def test_what_asks_for_it(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["numpy", "apex-x", "nvidia-apex", "apexpy==2.0", "x.apex", "apex-charts>1", "https://x.example/apexes/y", ""],
+    [
+        "numpy",
+        "apex-x",
+        "nvidia-apex",
+        "apexpy==2.0",
+        "x.apex",
+        "apex-charts>1",
+        "https://x.example/apexes/y",
+        "apex_x-0.1.tar.gz",
+        "",
+    ],
 )
 def test_what_does_not(text: str) -> None:
     assert unrelated.refused(text) is None
