@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from envbuild.commands.console import emit, json_option, table
-from envbuild.errors import LockError
+from envbuild.errors import LockError, printable
 from envbuild.insight import diff
 from envbuild.insight.diff import Change, Diff, Side
 from envbuild.plan import lock, resolve, sources
@@ -31,7 +31,7 @@ def command(a: str, b: str, as_json: bool) -> None:
         emit(found.document())
         return
     for line in _lines(found):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 def _side(name: str) -> Side:
@@ -76,9 +76,9 @@ def _lines(found: Diff) -> Iterator[str]:
         yield f"layers of {b.name} that {a.name} does not have: {len(found.layers)} of {len(b.layers)}"
         yield from (f"  {layer.title:<40} {_megabytes(layer.bytes):>10}".rstrip() for layer in found.layers)
     for side in (a, b):
-        yield f"{side.name}: {len(side.layers)} layers, {_megabytes(side.bytes)} {side.unit}"
+        yield f"{side.name}: {len(side.layers)} layers, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
     if found.new_bytes is not None:
-        yield f"new in {b.name}: {_megabytes(found.new_bytes)}"
+        yield f"new in {b.name}: {_megabytes(found.new_bytes)} {b.unit}"
 
 
 def _group(title: str, changes: Sequence[Change]) -> Iterator[str]:

@@ -31,7 +31,8 @@ class Layer:
 @dataclass(frozen=True)
 class Side:
     """What is known of one of the two. None where this kind of thing does not tell: an image has no advisories
-    accepted, and a lock knows no cards. `bytes`: of the whole, in `unit` (to fetch, or in the engine)."""
+    accepted, and a lock knows no cards. `bytes`: of the whole, in `unit` (to fetch, or in the engine); None where a
+    part's are not known."""
 
     name: str
     kind: str
@@ -40,7 +41,7 @@ class Side:
     environment: Mapping[str, str]
     advisories: Mapping[str, str] | None
     layers: tuple[Layer, ...]
-    bytes: int
+    bytes: int | None
     unit: str
 
 
@@ -71,9 +72,8 @@ class Diff:
 
     @property
     def new_bytes(self) -> int | None:
-        """What has to be fetched for `b` where `a` is there."""
-        known = [layer.bytes for layer in self.layers or () if layer.bytes is not None]
-        return sum(known) if self.layers is not None and len(known) == len(self.layers) else None
+        """What `b` adds where `a` is there, in `b.unit`: files to fetch, or an image's layers unpacked."""
+        return None if self.layers is None else _total(self.layers)
 
     def document(self) -> dict[str, Any]:
         sides = {
@@ -127,7 +127,7 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> Side:
         environment=lock.environment,
         advisories={item["id"]: item["state"] for item in choice.states} if choice else None,
         layers=layers,
-        bytes=sum(layer.bytes or 0 for layer in layers),
+        bytes=_total(layers),
         unit="to fetch",
     )
 
@@ -153,9 +153,17 @@ def of_image(name: str, image: Image, sizes: Sequence[int] | None, found: Audit)
     )
 
 
+def _total(layers: Sequence[Layer]) -> int | None:
+    known = [layer.bytes for layer in layers if layer.bytes is not None]
+    return sum(known) if len(known) == len(layers) else None
+
+
 def _base(lock: Lock) -> Layer:
+    """An image that is built upon is named by its digest alone; how large it is, only its registry knows."""
+    if lock.image:
+        return Layer(f"base {lock.image}", lock.image, None)
     packages = " ".join(deb.sha256 for deb in lock.base)
-    return Layer(f"base {lock.suite or lock.image}", lock.image or packages, sum(deb.bytes for deb in lock.base))
+    return Layer(f"base {lock.suite}", packages, sum(deb.bytes for deb in lock.base))
 
 
 def _layer(layer: dockerfile.Layer, lock: Lock) -> Layer:

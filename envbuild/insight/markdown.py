@@ -10,14 +10,15 @@ A marker stands alone on its line; one inside a code fence is text about markers
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from envbuild.errors import Fault, near
 
 KINDS = ("table", "minimum", "requirements", "constraints", "evidence")
 _MARKER = re.compile(r"[ \t]*<!--[ \t]*envbuild:([^\s>]*)[ \t]*([^>]*?)[ \t]*-->[ \t]*")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)")
+# What follows backticks that open a fence holds none (CommonMark): else they are code within a line.
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})([^\n]*)")
 _END = "end"
 
 
@@ -37,7 +38,8 @@ def blocks(text: str, file: str) -> tuple[list[Block], list[Fault]]:
     found: list[Block] = []
     faults: list[Fault] = []
     begun: tuple[int, str, tuple[str, ...]] | None = None
-    for number, kind, names in _markers(text):
+    markers, unclosed = _markers(text)
+    for number, kind, names in markers:
         if kind == _END and begun is None:
             faults.append(Fault("ends a block that no marker begins", file, number + 1))
         elif kind == _END and begun:
@@ -54,24 +56,31 @@ def blocks(text: str, file: str) -> tuple[list[Block], list[Fault]]:
                 faults.append(Fault(f"names no profile, as in: envbuild:{kind} h20,a100", file, number + 1))
     if begun:
         faults.append(Fault(_UNENDED, file, begun[0] + 1))
+    if unclosed is not None:
+        faults.append(Fault("this code fence is not closed, and hides the markers below it", file, unclosed + 1))
     return found, faults
 
 
 _UNENDED = "this block is not ended: <!-- envbuild:end -->"
 
 
-def _markers(text: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Line, kind and names of every marker outside a code fence."""
+def _markers(text: str) -> tuple[list[tuple[int, str, tuple[str, ...]]], int | None]:
+    """Line, kind and names of every marker outside a code fence; and the line of a fence that is never closed, where
+    markers stand in it."""
+    found: list[tuple[int, str, tuple[str, ...]]] = []
     fence: str | None = None
+    since, hidden = 0, False
     for number, line in enumerate(text.splitlines()):
         opened = _FENCE.match(line)
         if fence is not None:
             if opened and opened[1].startswith(fence) and not opened[2].strip():
                 fence = None
+            hidden = hidden or _MARKER.fullmatch(line) is not None
         elif opened:
-            fence = opened[1]
+            fence, since, hidden = opened[1], number, False
         elif marker := _MARKER.fullmatch(line):
-            yield number, marker[1], tuple(name for name in re.split(r"[\s,]+", marker[2]) if name)
+            found.append((number, marker[1], tuple(name for name in re.split(r"[\s,]+", marker[2]) if name)))
+    return found, since if fence is not None and hidden else None
 
 
 def fill(text: str, found: list[Block], content: Callable[[Block], str]) -> tuple[str, list[Block]]:

@@ -19,9 +19,9 @@ def requirements(lock: Lock, name: str) -> str:
         *_local(lock),
     ]
     wheels = {locked.wheel.name: locked.wheel for locked in lock.wheels}
-    for name in sorted(computing(lock.versions)):
-        wheel = wheels[name]
-        lines.append(f"{name}=={wheel.version}{_SPLIT}--hash=sha256:{wheel.sha256}")
+    for package in sorted(computing(lock.versions)):
+        wheel = wheels[package]
+        lines.append(f"{package}=={wheel.version}{_SPLIT}--hash=sha256:{wheel.sha256}")
     return "\n".join(lines) + "\n"
 
 

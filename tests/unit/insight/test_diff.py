@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from envbuild.commands import diff as command
 from envbuild.insight import diff
 from envbuild.insight.diff import Change, Layer, Side
 from envbuild.plan import lock
@@ -67,6 +70,26 @@ def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project:
     told = envbuild("diff", "h20", "step-video", "--json").document
     assert {"name": "nccl-abort-hang", "a": None, "b": "accepted"} in told["advisories"]
     assert any(change["name"] == "nvidia-cublas-cu12" for change in told["pins"])
+
+
+def test_what_a_base_image_takes_is_not_called_nothing(project: Path) -> None:
+    made = lock_for(plan_of(project, PROFILE))
+    on_image = replace(made, suite=None, image=f"registry.example/cuda@sha256:{'1' * 64}", base=())
+    found = diff.compare(diff.of_lock("a", made), diff.of_lock("b", on_image))
+    assert (found.new_bytes, found.b.bytes) == (None, None)
+    assert diff.compare(found.b, replace(found.b, name="c")).new_bytes == 0, "the base is there already"
+    lock.write(on_image, project / "b.lock.yaml", "b")
+    assert (
+        f"b.lock.yaml: {len(found.b.layers)} layers, unknown size to fetch"
+        in envbuild("diff", "h20", "b.lock.yaml").stdout
+    )
+
+
+def test_nothing_in_an_image_reaches_the_terminal_but_text(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = replace(SIDE, environment={"A": "\x1b[2J\x1b]0;title\x07", "B\x9b": "1"})
+    monkeypatch.setattr(command, "_image", lambda name: SIDE if name == "a:1" else hostile)
+    done = envbuild("diff", "a:1", "b:1")
+    assert "title" in done.stdout and done.stdout.replace("\n", "").isprintable()
 
 
 def test_what_is_not_there_is_said(project: Path) -> None:

@@ -50,6 +50,18 @@ def test_all_faults_come_at_once(text: str, said: list[str]) -> None:
     assert [str(fault) for fault in markdown.blocks(text, "a.md")[1]] == said
 
 
+def test_code_within_a_line_opens_no_fence() -> None:
+    text = "```code``` text\n<!-- envbuild:table h20 -->\n<!-- envbuild:end -->"
+    assert markdown.blocks(text, "a.md") == ([Block("table", ("h20",), 1, 2)], [])
+
+
+def test_a_fence_that_is_never_closed_hides_no_marker_in_silence() -> None:
+    text = "\n~~~ text\n<!-- envbuild:table h20 -->\n<!-- envbuild:end -->\n```"
+    (fault,) = markdown.blocks(text, "a.md")[1]
+    assert str(fault) == "a.md:2: this code fence is not closed, and hides the markers below it"
+    assert markdown.blocks("```\nno marker", "a.md") == ([], [])
+
+
 def test_filling_changes_the_content_alone_and_is_done_once() -> None:
     found, _ = markdown.blocks(TEXT, "a.md")
     filled, changed = markdown.fill(TEXT, found, lambda block: f"new {block.kind}\nlines")
