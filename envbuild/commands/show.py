@@ -70,7 +70,7 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "profile": source.name,
         "description": source.profile.description,
         "gpus": [gpu.id for gpu in choice.situation.gpus],
-        "driver": choice.situation.driver,
+        "driver": choice.driver,
         "compat": next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),
         "variant": source.profile.variant,
         "nvcc": {"release": plan.toolchain.release, "home": plan.toolchain.home} if plan.toolchain else None,

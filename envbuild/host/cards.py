@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from packaging.version import InvalidVersion, Version
-
-from envbuild.host.check import Check, Status, counted, gib, ok, skipped, worst
+from envbuild.host.check import LATE, Check, Status, counted, gib, ok, skipped, worst
 from envbuild.host.model import Card, Host, Xid
 from envbuild.host.needs import Need
 from envbuild.plan import facts, fleet
 from envbuild.plan.advisories import Gpu
+from envbuild.plan.fields import is_version
 
 FREE = 0.9
 """Of a card's memory: the self-test's init.alloc and memory fill as much, and a proof needs it free."""
@@ -56,7 +55,7 @@ def driver(host: Host, needs: Sequence[Need]) -> Check:
         return Check(name, "fail", f"there are NVIDIA cards on the PCI bus ({host.pci}), but: {found.fault}", remedy)
     if not found.cards and not found.lost:
         return skipped(name, "NVML tells of no GPU")
-    if found.version is None or not _is_version(found.version):
+    if found.version is None or not is_version(found.version):
         return Check(name, "warn", "NVML does not tell the driver's version", "update the driver")
     here = {gpu.id for gpu in _known(found.cards)}
     mine = [need for need in needs if here & set(need.gpus)]
@@ -65,16 +64,18 @@ def driver(host: Host, needs: Sequence[Need]) -> Check:
     served = {gpu for need in runs for gpu in need.gpus}
     wanting = {gpu for need in old for gpu in need.gpus} & here - served
     asked = ", ".join(f"{need.profile} ({need.driver} or newer)" for need in old)
+    none = "no profile is for these cards" if len(needs) != 1 else f"{needs[0].profile} is not for these cards"
     words = [
         f"{found.version}{f' (CUDA up to {found.cuda})' if found.cuda else ''}",
         f"new enough for {', '.join(need.profile for need in runs)}" if runs else "",
-        f"too old for {asked}" if old else "" if runs else "no profile is for these cards",
+        f"too old for {asked}" if old else "" if runs else none,
     ]
     detail = "; ".join(filter(None, words))
     if not wanting:
         return ok(name, detail)
-    remedy = "update the driver, or bring compatibility libraries (driver.compat in the profile)"
-    return Check(name, "fail", detail, remedy)
+    serves = all(facts.gpus()[gpu].datacentre for gpu in wanting)  # on others CUDA ends with 804
+    libraries = ", or bring compatibility libraries (driver.compat in the profile)" if serves else ""
+    return Check(name, "fail", detail, f"update the driver{libraries}")
 
 
 def answers(host: Host) -> Check:
@@ -142,9 +143,7 @@ def mig(cards: Sequence[Card]) -> Check:
             remedy = "make instances (nvidia-smi mig -cgi ... -C), or turn MIG off (nvidia-smi -mig 0)"
             found.append(("fail", f"GPU {card.index}: MIG is on and has no instance: CUDA sees no device", remedy))
         elif card.mig and card.mig.enabled:
-            remedy = (
-                "for whole cards or several GPUs: nvidia-smi -mig 0; a proof on a slice speaks for its card's model"
-            )
+            remedy = "for whole cards or several GPUs, and to prove a profile of such cards: nvidia-smi -mig 0"
             found.append(("warn", f"GPU {card.index}: MIG is on, {card.mig.slices} instances", remedy))
     return worst("gpu.mig", found, "off" if any(card.mig for card in cards) else "these cards have none")
 
@@ -213,6 +212,8 @@ def fabric(host: Host) -> Check:
     bad = {index: state for index, state in states.items() if state not in (None, "none", "completed")}
     if bad:
         return Check(name, "fail", "; ".join(f"GPU {index}: fabric {state}" for index, state in bad.items()), remedy)
+    if host.switches is None and "completed" not in states.values():
+        return skipped(name, LATE)
     if host.switches and host.fabric_manager is False:
         return Check(name, "fail", "this machine has NVSwitches, and no fabric manager runs: CUDA says 802", remedy)
     if host.switches and host.fabric_manager is None and "completed" not in states.values():
@@ -224,6 +225,8 @@ def fabric(host: Host) -> Check:
 
 def xid(host: Host) -> Check:
     """Errors that the driver wrote to the kernel's log since this boot."""
+    if host.log is None:
+        return skipped("gpu.xid", LATE)
     if host.log.fault:
         return skipped(
             "gpu.xid", f"the kernel's log cannot be read ({host.log.fault}): sudo envbuild doctor, or dmesg | grep Xid"
@@ -247,11 +250,3 @@ def xid(host: Host) -> Check:
 
 def _known(cards: Sequence[Card]) -> list[Gpu]:
     return [gpu for card in cards if (gpu := facts.gpu_by_name(card.name))]
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True

@@ -9,6 +9,7 @@ from typing import Literal
 
 Status = Literal["ok", "warn", "fail", "skipped"]
 GIB = 1 << 30
+LATE = "not read in time"
 
 
 @dataclass(frozen=True)

@@ -179,26 +179,26 @@ class Authorities:
 @dataclass(frozen=True)
 class Host:
     """All of a machine. `pci`: NVIDIA's cards on its bus. `switches`: it has NVSwitches. `fabric_manager`: whether that
-    runs, None where the host's processes are not seen. `software`: toolkit, nccl, torch -> version. `late`: what did
-    not answer in time."""
+    runs, None where the host's processes are not seen. `shm`: 0 where there is no /dev/shm. `software`: toolkit, nccl,
+    torch -> version. `late`: what did not answer in time; its parts are None, or the defaults."""
 
     name: str
     time: str
     machine: Machine
     driver: Driver = Driver()
     pci: int | None = None
-    switches: bool = False
+    switches: bool | None = None
     fabric_manager: bool | None = None
     engine: Engine = Engine()
-    log: Log = Log()
+    log: Log | None = None
     shm: int | None = None
-    rdma: tuple[Port, ...] = ()
+    rdma: tuple[Port, ...] | None = None
     memlock: int | None = None
     disks: tuple[Disk, ...] = ()
     indexes: tuple[Answer, ...] = ()
     registries: tuple[Answer, ...] = ()
     mirrors: tuple[Answer, ...] = ()
     proxies: tuple[Proxy, ...] = ()
-    authorities: tuple[Authorities, ...] = ()
+    authorities: tuple[Authorities, ...] | None = None
     software: Mapping[str, str] = field(default_factory=dict)
     late: tuple[str, ...] = ()

@@ -10,23 +10,21 @@ from packaging.version import Version
 
 from envbuild.errors import EnvbuildError
 from envbuild.image import build
-from envbuild.plan import facts, lock, sources
+from envbuild.plan import drivers, facts, lock, sources
 from envbuild.plan.advisories import Gpu
 from envbuild.plan.sources import Source
-from envbuild.proof import hardware
 
 
 @dataclass(frozen=True)
 class Need:
-    """`gpus`: ids in the facts, none for the CPU. `driver`: the oldest, None where unknown. `compat`: it brings
-    libraries for an older one. `fetched`, `built`: bytes that a build takes in our cache and in the engine, None where
-    nothing is locked yet. `pulls`: its base is an image from a registry."""
+    """`gpus`: ids in the facts, none for the CPU. `driver`: the oldest, None where unknown. `fetched`, `built`: bytes
+    that a build takes in our cache and in the engine, None where nothing is locked yet. `pulls`: its base is an image
+    from a registry."""
 
     profile: str
     gpus: tuple[str, ...]
     gpu_count: int = 1
     driver: str | None = None
-    compat: bool = False
     fetched: int | None = None
     built: int | None = None
     pulls: bool = False
@@ -37,15 +35,13 @@ class Need:
         return tuple(known[name] for name in self.gpus if name in known)
 
     def runs_on(self, driver: str) -> bool:
-        """Whether a driver is new enough, by itself or with the libraries that the profile brings."""
-        return self.driver is None or Version(driver) >= Version(self.driver) or self.compat
+        """Whether a driver is new enough, with the libraries that the profile may bring."""
+        return self.driver is None or Version(driver) >= Version(self.driver)
 
 
 def of(source: Source) -> Need:
     """Raises LockError where its lock is at fault."""
     profile = source.profile
-    floors = [gpu.min_driver for name in profile.gpus if (gpu := facts.gpus().get(name)) and gpu.min_driver]
-    oldest = [*hardware.drivers(profile).values(), *floors] if profile.gpus else []
     locked = lock.read(source.known_lock)
     fetched = None
     with contextlib.suppress(OSError):  # the cache cannot be used: that is told of the disk
@@ -54,8 +50,7 @@ def of(source: Source) -> Need:
         profile=source.name,
         gpus=tuple(profile.gpus),
         gpu_count=profile.gpu_count,
-        driver=max(oldest, key=Version, default=None),
-        compat=profile.driver.compat is not None,
+        driver=drivers.oldest(profile),
         fetched=fetched,
         built=build.needed_bytes(locked) if locked else None,
         pulls=profile.base.image is not None,

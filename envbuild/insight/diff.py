@@ -117,7 +117,7 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> Side:
     basics: dict[str, str | None] = {"python": lock.python, "base": lock.suite or lock.image, "platform": lock.platform}
     if choice:
         known = choice.situation
-        basics |= {"gpus": ", ".join(gpu.id for gpu in known.gpus) or None, "cuda": known.cuda, "driver": known.driver}
+        basics |= {"gpus": ", ".join(gpu.id for gpu in known.gpus) or None, "cuda": known.cuda, "driver": choice.driver}
     layers = (_base(lock), *(_layer(layer, lock) for layer in dockerfile.layers(lock)))
     return Side(
         name=name,

@@ -40,7 +40,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         known.torch or "",
         *(known.libraries.get(library, "") for library in _LIBRARIES),
         row.lock.python,
-        f">= {known.driver}" if known.driver else "",
+        f">= {row.choice.driver}" if row.choice.driver else "",
         ", ".join(advice.advisory.id for advice in row.choice.advice if advice.state == "accepted"),
         "; ".join(_proofs(row)) or "never",
     )

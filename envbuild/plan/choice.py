@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.errors import Fault, near
-from envbuild.plan import facts, fleet, unrelated
+from envbuild.plan import drivers, facts, fleet, unrelated
 from envbuild.plan.advisories import Advisory, Situation
 from envbuild.plan.document import Path
 from envbuild.plan.facts import Gpu, TorchRelease
@@ -49,9 +49,11 @@ class Override:
 
 @dataclass(frozen=True)
 class Choice:
-    """What follows from GPUs, torch and pins. `situation`: all that advisories ask for, as far as it is known."""
+    """What follows from GPUs, torch and pins. `situation`: all that advisories ask for, as far as it is known.
+    `driver`: the oldest that the image runs on."""
 
     situation: Situation
+    driver: str | None
     pinned: Mapping[str, str]
     overrides: tuple[Override, ...]
     environment: Mapping[str, str]
@@ -97,7 +99,8 @@ def choose(source: Source) -> Choice:
     accepted = {item.advisory: item.reason for item in profile.accept}
     advice = tuple(_advice(accepted, situation))
     faults += _refusals(source, advice)
-    return Choice(situation, pinned, overrides, _environment(gpus), accepted, advice, tuple(faults))
+    oldest = drivers.oldest(profile)
+    return Choice(situation, oldest, pinned, overrides, _environment(gpus), accepted, advice, tuple(faults))
 
 
 def stated(profile: Profile) -> Situation:
@@ -198,7 +201,8 @@ def _unknown_pin(name: str, release: TorchRelease | None) -> str:
 
 
 def _driver(source: Source, release: TorchRelease | None) -> str | None:
-    """The oldest driver the image must run on: declared, else what this CUDA's minor-version compatibility needs."""
+    """The oldest driver of the fleet, for advisories to be held against: declared, else what this CUDA's minor-version
+    compatibility needs."""
     declared = source.profile.driver.minimum
     return declared or (facts.driver_minimum(release.cuda).compatible if release and source.profile.gpus else None)
 

@@ -23,6 +23,15 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
 Text = Annotated[str, Field(min_length=1, max_length=600)]
 
 
+def is_version(text: str) -> bool:
+    """Whether it is one as Python packages have them, which a driver's is too."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
 def _parsed(text: str) -> str:
     Version(text)
     return text

@@ -84,10 +84,14 @@ ToolchainSource = Annotated[
 ]
 
 
+# As NVIDIA writes it, and kept so: 580.65.06 has a leading zero.
+DriverRelease = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$")]
+
+
 class Driver(Model):
     """What the profile counts on at run time."""
 
-    minimum: Release | None = Field(None, description="the oldest driver of the fleet; default: what CUDA needs")
+    minimum: DriverRelease | None = Field(None, description="the oldest driver of the fleet; default: what CUDA needs")
     compat: ArchiveFile | None = Field(
         None, description="NVIDIA's forward-compatibility libraries, used where the driver is older; datacentre cards"
     )

@@ -16,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 from envbuild.errors import CheckFailed
 from envbuild.plan import facts, unrelated
 from envbuild.plan.facts import TorchRelease
+from envbuild.plan.fields import is_version
 from envbuild.proof import findings
 from envbuild.proof.holdings import Holdings
 
@@ -26,7 +27,7 @@ _TOOLS = {"pip", "setuptools", "wheel"}
 def draft(name: str, image: str, held: Holdings) -> str:
     """A profile for what `image` holds. Raises CheckFailed where there is no torch in it."""
     version = held.installed.get("torch") or (held.torch.version if held.torch else None)
-    if version is None or not _is_version(version):
+    if version is None or not is_version(version):
         raise CheckFailed(f"{image} has no torch: there is nothing to write a profile for")
     release = facts.torch_release(version)
     named, left = _packages(held, version)
@@ -48,14 +49,6 @@ def draft(name: str, image: str, held: Holdings) -> str:
         '# env: {OMP_NUM_THREADS: "4"}',
     ]
     return "\n".join([*lines, ""])
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
 
 
 def _python(held: Holdings, release: TorchRelease | None) -> Iterator[str]:
@@ -93,7 +86,7 @@ def _pins(held: Holdings, release: TorchRelease | None, version: str) -> Iterato
     other: dict[str, tuple[str, str]] = {}
     for name, installed in found.items():
         wanted = asked.get(facts.distribution_of(name, release.cuda) or "")
-        if wanted and _is_version(installed) and not SpecifierSet(wanted).contains(installed, prereleases=True):
+        if wanted and is_version(installed) and not SpecifierSet(wanted).contains(installed, prereleases=True):
             other[name] = (installed, wanted)
     if other:
         yield "pins:  # where the image has another version than torch asks for"

@@ -6,7 +6,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from envbuild.plan import facts
+from envbuild.plan import drivers, facts
 from envbuild.plan.advisories import Datasheet
 from envbuild.plan.profile import Profile
 
@@ -24,16 +24,11 @@ def expected(profile: Profile) -> dict[str, Any]:
             for name, gpu in gpus.items()
         },
         "datasheets": {name: figures for name, gpu in gpus.items() if (figures := sheet(gpu.datasheet))},
-        "driver": {who: ".".join(map(str, Version(text).release)) for who, text in drivers(profile).items()},
-    }
-
-
-def drivers(profile: Profile) -> dict[str, str]:
-    """The oldest driver for torch's CUDA ("cuda") and for the profile ("profile"), as far as they are known."""
-    release = facts.torch_release(profile.torch)
-    cuda = facts.driver_minimum(release.cuda).compatible if release else None
-    minimum = {"cuda": cuda, "profile": profile.driver.minimum}
-    return {who: text for who, text in minimum.items() if text}
+        "driver": {
+            who: ".".join(map(str, Version(text).release))
+            for who, text in drivers.parts(profile).items() if who in ("cuda", "profile")
+        },
+    }  # fmt: skip
 
 
 def sheet(datasheet: Datasheet) -> dict[str, float]:
