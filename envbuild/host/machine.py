@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+UNKNOWN = "unknown CPU"
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,15 @@ def read(root: Path = Path("/")) -> Machine:
     """`root`: where the machine's /proc is mounted."""
     cpu, memory = _field(root / "proc" / "cpuinfo", "model name"), _field(root / "proc" / "meminfo", "MemTotal")
     kib = memory.partition(" ")[0]
+    return replace(unread(), cpu=cpu[:200] or UNKNOWN, memory=int(kib) * 1024 if kib.isdigit() else 0)
+
+
+def unread() -> Machine:
+    """What is known without its files."""
     return Machine(
-        cpu=cpu[:200] or "unknown CPU",
+        cpu=UNKNOWN,
         cores=os.cpu_count() or 0,
-        memory=int(kib) * 1024 if kib.isdigit() else 0,
+        memory=0,
         system=platform.platform(terse=True),
         python=platform.python_version(),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import math
 import os
 import shutil
 import socket
@@ -27,7 +28,6 @@ from envbuild.host.model import Answer, Authorities, Engine, Proxy, clean, shown
 from envbuild.host.together import together
 from envbuild.image import engine as docker
 from envbuild.plan import index
-from envbuild.process import run
 
 TIMEOUT = (1.5, 1.5)  # seconds: to connect, and for the answer's head
 PLACE_SECONDS = 2.5  # for both together, and a name's look-up
@@ -45,8 +45,7 @@ def engine() -> Engine:
 
 def _buildx() -> dict[str, Any]:
     try:
-        program = docker.client_binary()
-        words = run([program, "buildx", "version"], timeout=ENGINE_SECONDS).stdout.split()
+        words = docker.client(ENGINE_SECONDS).buildx.split()
     except EnvbuildError as error:
         return {"buildx_fault": clean(error.message)}
     return {"buildx": clean(words[1]) if len(words) > 1 else "unknown"}
@@ -74,9 +73,9 @@ def _engine() -> dict[str, Any]:
     }
 
 
-def indexes() -> tuple[Answer, ...]:
-    """Every index, page and folder that pip and uv take packages from, in parallel."""
-    return _each(_index, index.addresses())
+def indexes(end: float) -> tuple[Answer, ...]:
+    """Every index, page and folder that pip and uv take packages from, in parallel; `end`: of time.monotonic()."""
+    return _each(_index, index.addresses(), end)
 
 
 def _index(address: str) -> Answer:
@@ -87,9 +86,9 @@ def _index(address: str) -> Answer:
     return _ask(lambda: index.session(tries=1), address)
 
 
-def mirrors(engine: Engine) -> tuple[Answer, ...]:
-    """Those of the default registry that the engine is configured with."""
-    return _each(_registry, list(engine.mirrors))
+def mirrors(engine: Engine, end: float) -> tuple[Answer, ...]:
+    """Those of the default registry that the engine is configured with; `end`: of time.monotonic()."""
+    return _each(_registry, list(engine.mirrors), end)
 
 
 def registries() -> tuple[Answer, ...]:
@@ -107,9 +106,10 @@ def _registry(place: str) -> Answer:
     return _ask(lambda: access.session(authority, tries=1), f"{'http' if plain else 'https'}://{host}/v2/")
 
 
-def _each(function: Callable[[str], Answer], places: list[str]) -> tuple[Answer, ...]:
+def _each(function: Callable[[str], Answer], places: list[str], end: float = math.inf) -> tuple[Answer, ...]:
     wanted = list(dict.fromkeys(places))[:MAX_PLACES]
-    answers = together([partial(function, place) for place in wanted], PLACE_SECONDS)
+    seconds = min(PLACE_SECONDS, end - time.monotonic())
+    answers = together([partial(function, place) for place in wanted], seconds)
     return tuple(
         answer or Answer(shown(place), fault="no answer in time") for place, answer in zip(wanted, answers, strict=True)
     )
@@ -152,7 +152,16 @@ def proxies() -> tuple[Proxy, ...]:
         for variable in (name, name.upper()):
             if os.environ.get(variable):
                 found.setdefault(os.environ[variable], []).append(variable)
-    return tuple(Proxy(tuple(names), shown(address), _silent(address)) for address, names in found.items())
+    asked = [partial(_proxy, address, tuple(names)) for address, names in found.items()]
+    late = "no answer in time"
+    return tuple(
+        proxy or Proxy(tuple(names), shown(address), late)
+        for proxy, (address, names) in zip(together(asked, PLACE_SECONDS), found.items(), strict=True)
+    )
+
+
+def _proxy(address: str, variables: tuple[str, ...]) -> Proxy:
+    return Proxy(variables, shown(address), _silent(address))
 
 
 def _silent(address: str) -> str | None:
@@ -176,8 +185,9 @@ _TRUST = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE
 def authorities() -> Iterator[Authorities]:
     """What the environment and pip name as the certificates to trust, each file read."""
     named = {name: os.environ.get(name) for name in _TRUST} | {"pip's cert": index.certificate()}
-    for variable, path in named.items():
-        if path:
+    for variable, value in named.items():
+        several = variable == "SSL_CERT_DIR"  # OpenSSL's list of folders, as PATH is one
+        for path in filter(None, value.split(os.pathsep) if several and value else [value]):
             yield _authorities(variable, path)
 
 

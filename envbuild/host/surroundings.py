@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from envbuild.host.check import Check, Status, gib, ok, skipped, worst
+from envbuild.host.check import LATE, Check, Status, gib, ok, skipped, worst
 from envbuild.host.model import Answer, Disk, Host
 from envbuild.host.needs import Need
 from envbuild.proof.job import Limits
@@ -54,6 +54,8 @@ def buildx(host: Host) -> Check:
 
 def shm(host: Host) -> Check:
     if host.shm is None:
+        return skipped("shm", LATE)
+    if host.shm == 0:
         return Check("shm", "warn", "there is no /dev/shm", "mount a tmpfs there")
     if host.shm < SHM:
         remedy = "mount -o remount,size=50% /dev/shm; of a container: --shm-size or --ipc=host"
@@ -63,6 +65,8 @@ def shm(host: Host) -> Check:
 
 def rdma(host: Host) -> Check:
     """Ports that are up, and memory that may be locked for them."""
+    if host.rdma is None:
+        return skipped("rdma", LATE)
     if not host.rdma:
         return skipped("rdma", "no RDMA device")
     up = [port for port in host.rdma if port.state == "ACTIVE"]
@@ -137,6 +141,8 @@ def reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Ch
                     "give its address or ~/.netrc a user and password",
                 )
             )
+        elif item.status is not None and 400 <= item.status < 500 and name == "index":
+            found.append(("warn", f"{item.address}: it answers {item.status}, as for a mistyped path", remedy))
         elif item.status is not None and item.status >= 500:
             found.append(("fail", f"{item.address}: it fails ({item.status})", remedy))
     return worst(name, found, ", ".join(item.address for item in answers))
@@ -162,6 +168,8 @@ def proxy(host: Host) -> Check:
 
 
 def ca(host: Host) -> Check:
+    if host.authorities is None:
+        return skipped("ca", LATE)
     found: list[tuple[Status, str, str]] = []
     for item in host.authorities:
         if item.fault:

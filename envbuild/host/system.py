@@ -95,12 +95,12 @@ def memlock() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def shm(root: Path) -> int | None:
-    """Size of /dev/shm."""
+def shm(root: Path) -> int:
+    """Size of /dev/shm; 0 without one."""
     try:
         found = os.statvfs(root / "dev" / "shm")
     except OSError:
-        return None
+        return 0
     return found.f_blocks * found.f_frsize
 
 

@@ -56,6 +56,9 @@ def _missing(host: Host, need: Need) -> Iterator[str]:
         yield f"it needs {wanted}, and here is {counted(card.name for card in here)}"
     elif len(fitting) < need.gpu_count:
         yield f"it needs {need.gpu_count} of {wanted} together, and here is {counted(card.name for card in fitting)}"
+    sliced = [f"GPU {card.index}" for card in fitting if card.mig and card.mig.enabled]
+    if sliced:
+        yield f"it needs whole cards, and MIG is on at {', '.join(sliced)} (nvidia-smi -mig 0)"
 
 
 def document(host: Host, checks: Sequence[Check]) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def document(host: Host, checks: Sequence[Check]) -> dict[str, Any]:
             for card in found.cards
         ],
         "software": dict(host.software),
-        "rdma": [asdict(port) for port in host.rdma],
+        "rdma": [asdict(port) for port in host.rdma or ()],
         "shm": host.shm,
         "disks": [{"role": item.role, "folder": item.folder, "free": item.free} for item in host.disks],
         "checks": [asdict(check) for check in checks],

@@ -20,12 +20,16 @@ from urllib3.util.retry import Retry
 from envbuild.process import run
 
 PARALLEL = 8
+PIP_SECONDS = 30.0
 
 
 @cache
 def _pip() -> Mapping[str, str]:
-    """pip's own settings for installing, as `pip config list` names them: environment over [install] over [global]."""
-    done = run([sys.executable, "-m", "pip", "config", "list"])
+    """pip's own settings for installing, as `pip config list` names them: environment over [install] over [global].
+
+    Raises ProcessTimeout where pip does not start.
+    """
+    done = run([sys.executable, "-m", "pip", "config", "list"], timeout=PIP_SECONDS)
     ranks = {"global": 0, "install": 1, ":env:": 2}
     found: dict[str, tuple[int, str]] = {}
     for line in done.stdout.splitlines() if done.code == 0 else ():

@@ -300,7 +300,7 @@ def serving(index: Index) -> Iterator[Index]:
 def quick_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     """`pip config list` of the environment alone, without starting pip; one test of the index starts the real one."""
 
-    def listed(argv: Sequence[str]) -> Completed:
+    def listed(argv: Sequence[str], timeout: float) -> Completed:
         names = [name for name in os.environ if name.startswith("PIP_")]
         lines = [f":env:.{name[4:].lower().replace('_', '-')}={os.environ[name]!r}\n" for name in names]
         return Completed(0, "".join(lines), "")

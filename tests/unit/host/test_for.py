@@ -44,6 +44,8 @@ def answer(said: Said) -> str:
         ([H200], "550.54.15", "h200", "no: gpu.driver: 550.54.15 (CUDA up to 12.4); too old for h200 (580."),
         ([f"{H20},ecc=5"], "550.54.15", "h20", "no: gpu.ecc: GPU 0: 5 uncorrected memory errors"),
         ([f"{H20},ecc=5"], "550.54.15", "cpu", "yes"),
+        ([H20, f"{H20},mig=1,slices=3"], "550.54.15", "h20", "no: it needs whole cards, and MIG is on at GPU 1"),
+        ([f"{H20},mig=1,slices=3"], "550.54.15", "cpu", "yes"),
     ],
 )  # fmt: skip
 def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str, profile: str, words: str) -> None:

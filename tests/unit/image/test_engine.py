@@ -277,6 +277,16 @@ def test_the_first_client_with_buildx_is_taken(tmp_path: Path, monkeypatch: pyte
     assert engine_module.client_binary() == wanted
 
 
+def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = program(tmp_path / "hangs", 0)
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", f"{hangs.parent}:/usr/bin:/bin")
+    monkeypatch.setattr("shutil.which", lambda _, path: str(hangs) if path == str(hangs.parent) else None)
+    with pytest.raises(EngineError, match="hangs/docker does not answer"):
+        engine_module.client(0.3)
+
+
 def test_no_client_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(program(tmp_path / "without", 1).parent))

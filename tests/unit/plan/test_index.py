@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.plan import index, wheels
-from envbuild.process import Completed
+from envbuild.process import Completed, ProcessTimeout
 from unit.conftest import forget
 from unit.support import Index, quick_pip, serving, write_wheel
 
@@ -13,9 +13,19 @@ from unit.support import Index, quick_pip, serving, write_wheel
 def configured(monkeypatch: pytest.MonkeyPatch, *lines: str) -> dict[str, str]:
     """What `pip config list` says, as uv's variables."""
     said = Completed(0, "".join(f"{line}\n" for line in lines), "")
-    monkeypatch.setattr(index, "run", lambda argv: said)
+    monkeypatch.setattr(index, "run", lambda argv, timeout: said)
     forget()
     return dict(index.uv_environment())
+
+
+def test_a_pip_that_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr(index, "PIP_SECONDS", 0.3)
+    forget()
+    with pytest.raises(ProcessTimeout):
+        index.uv_environment()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""What the checks say of a machine that was read, or of which a part was not."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild.host import cards, machine, verdict
+from envbuild.host.model import Card, Driver, Ecc, Host
+from envbuild.host.needs import Need
+
+
+def host(*names: str, version: str = "550.54.15", late: tuple[str, ...] = ()) -> Host:
+    found = [
+        Card(index, name, "", "", "9.0", 96 << 30, 96 << 30, None, Ecc(), None, None)
+        for index, name in enumerate(names)
+    ]
+    return Host("node", "", machine.unread(), Driver(version, "12.4", tuple(found)), late=late)
+
+
+def test_what_was_not_read_in_time_is_neither_well_nor_absent() -> None:
+    found = {check.id: check for check in verdict.judge(host("NVIDIA H20", late=("the kernel",)), [])}
+    for id in ("gpu.xid", "gpu.fabric", "shm", "rdma", "ca"):
+        assert (found[id].status, found[id].detail) == ("skipped", "not read in time"), id
+
+
+H20, CPU = Need("h20", ("h20",), driver="525.60.13"), Need("cpu", ())
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        ([H20], "550.54.15 (CUDA up to 12.4); h20 is not for these cards"),
+        ([H20, CPU], "550.54.15 (CUDA up to 12.4); no profile is for these cards"),
+        ([], "550.54.15 (CUDA up to 12.4); no profile is for these cards"),
+    ],
+)
+def test_no_more_profiles_are_spoken_of_than_were_asked_for(needs: list[Need], words: str) -> None:
+    assert cards.driver(host("NVIDIA A100-SXM4-80GB"), needs).detail == words
+
+
+@pytest.mark.parametrize(
+    ("card", "id", "brought"), [("NVIDIA H200", "h200", True), ("NVIDIA GeForce RTX 4090", "rtx4090", False)]
+)
+def test_compatibility_libraries_are_advised_where_cards_take_them(card: str, id: str, brought: bool) -> None:
+    found = cards.driver(host(card), [Need("mine", (id,), driver="580")])
+    assert found.status == "fail"
+    assert ("compatibility libraries" in str(found.remedy)) == brought
