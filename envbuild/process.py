@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import IO
 from envbuild.errors import EnvbuildError
 
 _GRACE_SECONDS = 10.0
+_running: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def run(
         raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
     except OSError as error:
         raise ProcessMissing(f"{arguments[0]} cannot be started: {error.strerror}") from error
+    _running.add(child)
     out, err = _Pipe(child, child.stdout, on_output, limit), _Pipe(child, child.stderr, on_line, limit)
     expired = False
     threads = [
@@ -97,6 +100,7 @@ def run(
         expired = True
     finally:
         _end_group(child)
+        _running.discard(child)
     for thread in threads:
         thread.join(_GRACE_SECONDS)  # what left the group may hold the pipes for ever
     done = Completed(child.returncode, "".join(out.lines), "".join(err.lines), out.cut or err.cut)
@@ -141,6 +145,20 @@ def _feed(pipe: IO[str] | None, text: str | None) -> None:
     with contextlib.suppress(BrokenPipeError):  # a child that ends without reading all says why by its exit code
         pipe.write(text)
         pipe.close()
+
+
+def end_all() -> None:
+    """End every program that runs now, whichever thread waits for it; that thread goes on as if it had ended itself."""
+    children = [child for child in list(_running) if child.poll() is None]
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+    end = time.monotonic() + _GRACE_SECONDS
+    while any(child.poll() is None for child in children) and time.monotonic() < end:
+        time.sleep(0.02)
+    for child in children:
+        if child.poll() is None:
+            child.kill()  # its own thread ends the rest of its group
 
 
 def _end_group(child: subprocess.Popen[str]) -> None:

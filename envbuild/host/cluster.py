@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -101,13 +101,17 @@ def _software(name: str) -> Callable[[Described], str | None]:
     return lambda node: node.software.get(name)
 
 
+def _sorted(names: Iterable[str]) -> str | None:
+    """Counted, in an order that does not depend on which slot a card is in."""
+    return counted(sorted(names)) or None
+
+
 _TRAITS = (
     _Trait("same.driver", "fail", "install one driver on all nodes", lambda node: node.driver.version),
-    _Trait("same.cuda", "fail", "install one driver on all nodes", lambda node: node.driver.cuda),
     _Trait("same.gpus", "fail", "leave the node out, or lock a profile whose gpus lists all its cards",
-           lambda node: counted(gpu.name for gpu in node.gpus) or None),
+           lambda node: _sorted(gpu.name for gpu in node.gpus)),
     _Trait("same.memory", "warn", "count with the smallest card",
-           lambda node: counted(gib(gpu.memory_total) for gpu in node.gpus if gpu.memory_total) or None),
+           lambda node: _sorted(gib(gpu.memory_total) for gpu in node.gpus if gpu.memory_total)),
     _Trait("same.mig", "warn", "nvidia-smi -mig 0 on all nodes, or 1",
            lambda node: (f"on {sum(gpu.mig for gpu in node.gpus)} of {len(node.gpus)}") if node.gpus else None),
     _Trait("same.nccl", "fail", "run one image, or one environment, on all nodes", _software("nccl")),
@@ -115,25 +119,51 @@ _TRAITS = (
     _Trait("same.torch", "fail", "run one image, or one environment, on all nodes", _software("torch")),
     _Trait("same.toolkit", "warn", "install one CUDA toolkit on all nodes", _software("toolkit")),
     _Trait("same.rdma", "warn", "check cards, cables and the subnet manager",
-           lambda node: counted(f"{port.link} {port.rate} {port.state}".strip() for port in node.rdma) or None),
+           lambda node: _sorted(f"{port.link} {port.rate} {port.state}".strip() for port in node.rdma)),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A trait's value by node."""
+
+    trait: _Trait
+    values: Mapping[str, str | None]
+
+    @property
+    def told(self) -> Counter[str | None]:
+        return Counter(self.values.values())
+
+    @property
+    def usual(self) -> tuple[str | None, int] | None:
+        """The value that more than half have, and how many."""
+        most = self.told.most_common(1)
+        return most[0] if most and 2 * most[0][1] > len(self.values) else None
+
+    @property
+    def odd(self) -> list[str]:
+        """The nodes that have another; all, where no value is the usual one."""
+        usual = self.usual
+        return [name for name, value in self.values.items() if usual is None or value != usual[0]]
+
+
+def _compared(nodes: Sequence[Node]) -> list[_Compared]:
+    answered = [(node.name, node.described) for node in nodes if node.described]
+    return [_Compared(trait, {name: trait.tell(found) for name, found in answered}) for trait in _TRAITS]
 
 
 def compare(nodes: Sequence[Node]) -> list[Check]:
     """Whether every node answers and is sound, and what is not the same on all; the odd one is named."""
     answered = {node.name: node.described for node in nodes if node.described}
-    return [_answers(nodes), _sound(answered), *(_same(trait, answered) for trait in _TRAITS)]
+    return [_answers(nodes), _sound(answered), *map(_same, _compared(nodes))]
 
 
 def odd(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """By node, the ids in which it is not as most are; all nodes, where no value is the most usual."""
     found: dict[str, list[str]] = {}
-    for trait in _TRAITS:
-        values = {node.name: trait.tell(node.described) for node in nodes if node.described}
-        usual = _usual(list(values.values()))
-        for name, value in values.items():
-            if len(set(values.values())) > 1 and (usual is None or value != usual[0]):
-                found.setdefault(name, []).append(trait.id)
+    for compared in _compared(nodes):
+        for name in compared.odd:
+            found.setdefault(name, []).append(compared.trait.id)
     return found
 
 
@@ -154,33 +184,29 @@ def _sound(answered: Mapping[str, Described]) -> Check:
     ]  # fmt: skip
     if bad:
         return Check("node.sound", "fail", "; ".join(_some(bad)), "envbuild doctor on that node says what to do")
-    return ok("node.sound", "no node has a failed check") if answered else skipped("node.sound", "no node answered")
+    return (
+        ok("node.sound", "no failed check of what a job needs")
+        if answered
+        else skipped("node.sound", "no node answered")
+    )
 
 
-def _same(trait: _Trait, answered: Mapping[str, Described]) -> Check:
-    values = {name: trait.tell(node) for name, node in answered.items()}
-    told = Counter(values.values())
-    if not answered or set(told) == {None}:
+def _same(compared: _Compared) -> Check:
+    trait, values, told, usual = compared.trait, compared.values, compared.told, compared.usual
+    if set(told) <= {None}:
         return skipped(trait.id, "no node tells")
     if len(values) == 1:
         return skipped(trait.id, "one node alone answered")
     if len(told) == 1:
         return ok(trait.id, f"{next(iter(told))} on all {len(values)}")
-    usual = _usual(list(values.values()))
     if usual is None:
         groups = (
             f"{value or 'none'}: {', '.join(_some([n for n, v in values.items() if v == value]))}" for value in told
         )
         return Check(trait.id, trait.severity, f"no majority: {'; '.join(groups)}", trait.remedy)
-    differing = [f"{name} has {value or 'none'}" for name, value in values.items() if value != usual[0]]
+    differing = [f"{name} has {values[name] or 'none'}" for name in compared.odd]
     detail = f"{', '.join(_some(differing))}; the other {usual[1]} have {usual[0] or 'none'}"
     return Check(trait.id, trait.severity, detail, trait.remedy)
-
-
-def _usual(values: Sequence[str | None]) -> tuple[str | None, int] | None:
-    """The value that more than half have, and how many."""
-    value, count = Counter(values).most_common(1)[0] if values else (None, 0)
-    return (value, count) if 2 * count > len(values) else None
 
 
 def _some(texts: Sequence[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ from envbuild.errors import EnvbuildError, UsageError
 from envbuild.host.cluster import MAX_BYTES, Node, parse
 from envbuild.host.model import clean
 from envbuild.plan import document
-from envbuild.process import ProcessMissing, run
+from envbuild.process import ProcessMissing, end_all, run
 
 SLURM = "slurm"
 PARALLEL = 32
@@ -72,12 +73,23 @@ def _slurm() -> dict[str, list[str]]:
         raise UsageError(f"scontrol does not tell the allocation's nodes: {clean(done.stderr)}", hint="scontrol ping")
     one = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--quiet"]
     doctor = [sys.executable, "-m", "envbuild", "doctor", "--json"]
-    return {name: [*one, f"--nodelist={name}", *doctor] for name in names[:MAX_NODES]}
+    if len(names) > MAX_NODES:
+        raise UsageError(f"the allocation has {len(names)} nodes, more than {MAX_NODES}")
+    return {name: [*one, f"--nodelist={name}", *doctor] for name in names}
 
 
 def _run(commands: dict[str, list[str]]) -> list[Node]:
+    """All of them, in order. An interruption ends those that run, and starts no more."""
     with ThreadPoolExecutor(PARALLEL) as pool:
-        return list(pool.map(_one, commands, commands.values()))
+        asked = [pool.submit(_one, name, command) for name, command in commands.items()]
+        try:
+            return [node.result() for node in asked]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(node.done() for node in asked):  # again: one may have been about to start
+                end_all()
+                time.sleep(0.05)
+            raise
 
 
 def _one(name: str, command: Sequence[str]) -> Node:
@@ -97,14 +109,22 @@ def _one(name: str, command: Sequence[str]) -> Node:
 
 def _read(folder: Path) -> list[Node]:
     """A node of each JSON file, named after the file: names that machines give themselves may be equal."""
-    files = sorted(folder.glob("*.json"))[:MAX_NODES]
+    files = sorted(folder.glob("*.json"))
     if not files:
         raise UsageError(
             f"there is no JSON file in {folder}", hint="on each node: envbuild doctor -o FOLDER/$(hostname).json"
         )
+    if len(files) > MAX_NODES:
+        raise UsageError(f"{folder} holds {len(files)} JSON files, more than {MAX_NODES}")
     return [_file(file) for file in files]
 
 
 def _file(file: Path) -> Node:
-    with file.open("rb") as stream:
-        return parse(clean(file.stem), stream.read(MAX_BYTES + 1))
+    name = clean(file.stem)
+    if not file.is_file():
+        return Node(name, fault=f"{clean(file.name)} is no file")
+    try:
+        with file.open("rb") as stream:
+            return parse(name, stream.read(MAX_BYTES + 1))
+    except OSError as error:
+        return Node(name, fault=f"{clean(file.name)} cannot be read: {error.strerror}")

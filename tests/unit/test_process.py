@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild import process
-from envbuild.process import ProcessMissing, ProcessTimeout, run
+from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
 
 BOTH = "import sys; sys.stdout.write('o' * 1_000_000); sys.stderr.write('e' * 1_000_000); sys.exit(3)"
 
@@ -189,4 +189,17 @@ def test_an_interruption_at_the_very_start_ends_the_child(monkeypatch: pytest.Mo
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(["sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 60"])
+    assert gone(tmp_path / "pid")
+
+
+def test_all_that_runs_can_be_ended_from_another_thread(tmp_path: Path) -> None:
+    found: list[Completed] = []
+    script = f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60"
+    thread = threading.Thread(target=lambda: found.append(run(["sh", "-c", script])), daemon=True)
+    thread.start()
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.01)
+    process.end_all()
+    thread.join(20)
+    assert [done.code for done in found] == [-signal.SIGTERM]
     assert gone(tmp_path / "pid")

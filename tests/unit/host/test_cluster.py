@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,10 @@ from selftest import stubs
 from envbuild.errors import UsageError
 from envbuild.host import cluster, nodes
 from envbuild.host.cluster import Node
+from envbuild.process import Completed
 from unit.host.bench import Bench, bench
 from unit.support import envbuild
+from unit.test_process import gone
 
 SAME = {
     "version": 1,
@@ -43,7 +49,6 @@ def gpus(**changes: Any) -> dict[str, Any]:
 
 DIFFERENCES: dict[str, tuple[dict[str, Any], str, str]] = {
     "same.driver": ({"driver": {"version": "535.104.05", "cuda": "12.4"}}, "fail", "535.104.05"),
-    "same.cuda": ({"driver": {"version": "550.54.15", "cuda": "12.2"}}, "fail", "12.2"),
     "same.gpus": (gpus(name="NVIDIA H800"), "fail", "8 x NVIDIA H800"),
     "same.memory": (gpus(memory_total=141 << 30), "warn", "8 x 141 GiB"),
     "same.mig": (gpus(mig=True), "warn", "on 8 of 8"),
@@ -84,9 +89,18 @@ def test_the_node_that_differs_is_named(id: str) -> None:
         assert cluster.odd(found) == {"node2": [id]}
 
 
-def test_a_node_that_makes_no_images_is_sound() -> None:
+def test_a_card_may_be_in_any_slot() -> None:
+    cards = [{"name": "NVIDIA H20", "memory_total": 96 << 30}, {"name": "NVIDIA H200", "memory_total": 141 << 30}]
+    ports = [{"state": state, "link": "InfiniBand", "rate": "400 Gb/sec"} for state in ("ACTIVE", "DOWN")]
+    one, other = node("a", gpus=cards, rdma=ports), node("b", gpus=cards[::-1], rdma=ports[::-1])
+    assert bad([one, other]) == {}
+
+
+def test_a_node_that_makes_no_images_is_sound_and_no_more_is_said_of_it() -> None:
     failed = [{"id": id, "status": "fail", "detail": "none"} for id in ("engine", "buildx", "gpu.runtime", "disk")]
-    assert bad([node("a"), node("b", checks=failed)]) == {}
+    found = [node("a"), node("b", checks=failed)]
+    assert bad(found) == {}
+    assert "no failed check of what a job needs" in {check.detail for check in cluster.compare(found)}
 
 
 def test_every_comparison_can_find_a_difference() -> None:
@@ -177,9 +191,64 @@ def test_descriptions_gathered_before_are_compared(project: Path) -> None:
     assert {n["name"]: n["odd"] for n in said.document["nodes"]} == {
         "a": [],
         "b": [],
-        "c": ["same.driver", "same.cuda"],
+        "c": ["same.driver"],
     }
     assert json.loads((project.parent / "cluster.json").read_text())["nodes"] == said.document["nodes"]
+
+
+def test_what_is_no_file_is_a_fault_of_its_node(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(SAME))
+    (tmp_path / "b.json").mkdir()
+    os.mkfifo(tmp_path / "c.json")
+    (tmp_path / "d.json").symlink_to(tmp_path / "nowhere")
+    found = {node.name: node.fault for node in nodes.gather(str(tmp_path))}
+    assert found == {"a": None, **{name: f"{name}.json is no file" for name in ("b", "c", "d")}}
+
+
+def test_a_file_that_may_not_be_read_is_a_fault_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "a.json").write_text(json.dumps(SAME))
+    monkeypatch.setattr(Path, "open", refused)  # the tests may be root's
+    assert [node.fault for node in nodes.gather(str(tmp_path))] == ["a.json cannot be read: Permission denied"]
+
+
+def test_more_nodes_than_are_asked_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "MAX_NODES", 2)
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(SAME))
+    with pytest.raises(UsageError, match="3 JSON files, more than 2"):
+        nodes.gather(str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-2]")
+    monkeypatch.setattr(nodes, "run", lambda *_, **__: Completed(0, "node0 node1 node2\n", ""))
+    with pytest.raises(UsageError, match="3 nodes, more than 2"):
+        nodes.gather("slurm")
+
+
+def test_an_interruption_ends_what_is_asked_and_asks_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "PARALLEL", 2)
+    script = "echo $$ >{0}.new; mv {0}.new {0}; exec sleep 60"
+    commands = {str(index): ["sh", "-c", script.format(tmp_path / str(index))] for index in range(4)}
+    main = threading.main_thread().ident
+    assert main
+
+    def interrupt() -> None:
+        while not all((tmp_path / name).exists() for name in ("0", "1")):
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    begin = time.monotonic()
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            nodes._run(commands)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert time.monotonic() - begin < 30  # of the 40 that a node may take
+    assert gone(tmp_path / "0") and gone(tmp_path / "1")
+    assert not (tmp_path / "2").exists() and not (tmp_path / "3").exists()
 
 
 @pytest.fixture
