@@ -49,9 +49,14 @@ def test_a_slow_mirror_is_named_and_not_what_answered_before(
 def test_the_machine_is_read_once_and_below_its_root(
     never: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    roots = []
+    roots: list[Path] = []
     read = machine.read
-    monkeypatch.setattr(machine, "read", lambda root=Path("/"): roots.append(root) or read(root))
+
+    def counted(root: Path = Path("/")) -> machine.Machine:
+        roots.append(root)
+        return read(root)
+
+    monkeypatch.setattr(machine, "read", counted)
     reading.read(tmp_path)
     assert roots == [tmp_path]
 
@@ -77,7 +82,7 @@ def test_proxies_are_tried_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> 
         raise TimeoutError
 
     monkeypatch.setattr(services, "PLACE_SECONDS", 20)
-    monkeypatch.setattr(services.socket, "create_connection", connect)
+    monkeypatch.setattr("socket.create_connection", connect)
     assert [proxy.fault for proxy in services.proxies()] == ["nothing answers there (TimeoutError)"] * 3
 
 
