@@ -242,13 +242,14 @@ def test_a_build_that_is_ended_half_way_poisons_nothing(
 ) -> None:
     name = profile(place, run_id, repository.entry("slow"))
     running = place.start("build", name, "--json")
-    compiling = f"{run_id}"  # the name of the profile is in the command line of buildx
+    compiling = run_id  # the name of the profile is in the command line of buildx
 
     def asleep() -> bool:
         listed = command("ps", "-eo", "args").splitlines()
         return any("wheel-kernels" in line and compiling in line for line in listed)
 
-    until("the compile", asleep, 600)
+    until("the compile", lambda: asleep() or not running.alive(), 600)
+    assert running.alive(), running.stderr
     if how == "kill":
         running.kill()
     else:
