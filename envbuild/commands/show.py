@@ -75,7 +75,9 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "variant": source.profile.variant,
         "nvcc": {"release": plan.toolchain.release, "home": plan.toolchain.home} if plan.toolchain else None,
         "pins": found,
-        "reasons": {pin: reasons.get(pin) if version else None for pin, version in found.items()},
+        "reasons": {
+            pin: reasons.get(pin) if version or pin in plan.reasons else None for pin, version in found.items()
+        },
         "fleet": [asdict(setting) for setting in pinned.fleet_settings(plan, choice)],
         "advisories": choice.states,
         "lock": {"id": locked.id if locked and fits else None, "state": _lock_state(locked, plan)},

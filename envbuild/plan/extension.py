@@ -78,3 +78,8 @@ class Extension(Model):
         if self.none is None and not self.modules:
             raise ValueError("modules: name those that it must hold: a source may build none, and say nothing")
         return self
+
+    @property
+    def source(self) -> str | None:
+        """What its source is known by: a commit, or an sdist's sha256; None where it is left out."""
+        return self.commit or (self.sdist.sha256 if self.sdist else None)

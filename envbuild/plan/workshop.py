@@ -23,12 +23,6 @@ class Wanted:
     at: Fault
     places: Mapping[str, Fault]
 
-    @property
-    def source(self) -> str | None:
-        """The commit, or the sha256 of the sdist."""
-        one = self.extension
-        return one.commit or (one.sdist.sha256 if one.sdist else None)
-
 
 @dataclass(frozen=True)
 class Workshop:
@@ -49,13 +43,13 @@ class Workshop:
             list(self.toolchain.requirements),
             [archive.name, archive.sha256, archive.fits] if archive else None,
             list(self.requires),
-            [_wish(item) for item in self.wanted],
+            [_wish(item.extension) for item in self.wanted],
         ]
 
 
-def _wish(item: Wanted) -> list[object]:
-    one = item.extension
-    return [one.name, item.source, dict(one.build.env), list(one.build.settings), list(one.modules)]
+def _wish(extension: Extension) -> list[object]:
+    build = extension.build
+    return [extension.name, extension.source, dict(build.env), list(build.settings), list(extension.modules)]
 
 
 def furnish(source: Source, toolchain: Toolchain, arch: str) -> Workshop | None:

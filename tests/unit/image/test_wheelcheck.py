@@ -69,7 +69,7 @@ def test_a_wheel_for_any_python_is_read_as_the_newest_that_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        facts, "suites", lambda: {"next": Suite("next", "3.20", "2.50"), "old": Suite("old", "3.9", "2")}
+        facts, "suites", lambda: {"next": Suite("next", "3.20", "2.50", 16), "old": Suite("old", "3.9", "2", 10)}
     )
     made = wheel(tmp_path, {"amp_C.cpython-320-x86_64-linux-gnu.so": library()}, "py3-none-linux_x86_64")
     assert wheelcheck.faults(made, name="apex", modules=("amp_C",), arch="") == []
