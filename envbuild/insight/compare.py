@@ -155,6 +155,9 @@ def _judged(op: Op, seen: Observed) -> tuple[str, str | None]:
     found = seen.against
     if found is None and seen.nonfinite and not seen.fed:
         return BREAKAGE, f"{seen.nonfinite} values are not finite, the inputs are"
+    if found and not found.wrong and found.nonfinite and not seen.fed:
+        words = "values are not finite, nor are they in float64; the inputs are: look at the weights"
+        return BREAKAGE, f"{found.nonfinite} {words}"
     if found is None or not found.wrong:
         return ROUNDING, None
     text = (
@@ -167,6 +170,12 @@ def _judged(op: Op, seen: Observed) -> tuple[str, str | None]:
     # rounding to p bits leaves a root mean square of about 2^-(p + 1.2)
     bits = round(-math.log2(found.relative) - 1.2)
     return PRECISION, f"many are off by little, as if about {bits} bits were kept: {text}"
+
+
+def _not_finite(op: Op) -> bool:
+    """In some pass it gives what is not finite, and no mask, from what is."""
+    passes = [seen for seen in (op.teacher, op.free) if seen and not seen.fed]
+    return any(seen.against.nonfinite if seen.against else seen.nonfinite for seen in passes)
 
 
 def _apart(a: Observed, b: Observed) -> float:
@@ -203,6 +212,9 @@ def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
     dtypes = {f"{one.dtype} in a is {other.dtype} in b" for one, other in pairs if one.dtype != other.dtype}
     if dtypes:
         yield f"other dtypes: {', '.join(sorted(dtypes))}"
+    unsound = [one.id for one, other in pairs if _not_finite(one) and _not_finite(other)]
+    if unsound:
+        yield f"not finite in both, from finite inputs: {unsound[0]} is the first; what they share is at fault"
     golden = [one.id for one, other in pairs if one.golden != other.golden]
     if golden:
         yield f"the hosts' own float64 differs in the last place from {golden[0]} on; each is judged by its own"

@@ -40,7 +40,8 @@ DType = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")]
 
 class Against(_Part):
     """The error against the float64 result: `ratio` is the largest error over bound, `median` the middle one,
-    `relative` the root of the mean squared error over that of the exact values."""
+    `relative` the root of the mean squared error over that of the exact values; `nonfinite` counts what is finite
+    neither here nor in float64, masks aside."""
 
     ulps: dict[Annotated[str, Field(pattern=r"^(0|-?[1-9][0-9]{0,3})$")], Count]
     error: Number
@@ -53,6 +54,7 @@ class Against(_Part):
     wrong: Count
     count: Count
     relative: Number
+    nonfinite: Count = 0
 
 
 class Observed(_Part):

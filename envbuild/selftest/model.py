@@ -47,8 +47,8 @@ def fingerprint(model: torch.nn.Module, inputs: Inputs, reference: bool = False)
 
     `inputs`: one tensor, the positional arguments, or a mapping of keyword arguments. With `reference` each module runs
     again in float64 on the host, on the very inputs it was given: its error is its own, and is held against a bound.
-    That takes 8 bytes of host memory for each parameter, and time. Without, a fault is a module whose output is not
-    finite while its inputs are. Raises what the model raises.
+    That takes 8 bytes of host memory for each parameter, and time. With it or without, a module whose output is not
+    finite while its inputs are is a fault: where float64 is not finite either, its weights are to blame. Raises what the model raises.
     """
     given = [inputs] if isinstance(inputs, torch.Tensor) else [] if isinstance(inputs, Mapping) else list(inputs)
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
@@ -114,9 +114,11 @@ class _Recorder:
         self._count[name] = self._count.get(name, 0) + 1
         name_of_call = f"{name}#{self._count[name]}" if self._count[name] > 1 else name
         exact, note = self._reference(name, call)
+        # Minus infinity is a mask, but for what an infinite weight makes.
+        masks = not exact or all(bool(torch.isfinite(weight).all()) for weight in self._wide[name].parameters())
         for index, (place, tensor) in enumerate(found):
             if len(exact) == len(found):
-                seen = judged(tensor, call.fed, *exact[index], samples=SAMPLES)
+                seen = judged(tensor, call.fed, *exact[index], samples=SAMPLES, masks=masks)
             else:
                 seen = observe(tensor, call.fed, SAMPLES)
             self.entries.append(_entry(name_of_call + place, module, tensor, seen, note))

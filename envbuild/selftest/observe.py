@@ -44,15 +44,20 @@ def observe(got: torch.Tensor, fed: int, samples: int = SAMPLES) -> dict[str, An
 
 
 def judged(
-    got: torch.Tensor, fed: int, exact: torch.Tensor, bound: torch.Tensor, samples: int = SAMPLES
+    got: torch.Tensor, fed: int, exact: torch.Tensor, bound: torch.Tensor, samples: int = SAMPLES, masks: bool = True
 ) -> dict[str, Any]:
     """`observe`, and the error against the float64 result beside its bound; an output of another shape has none.
 
-    Where the exact result is not finite itself, nothing is promised and nothing is judged.
+    Where the exact result is not finite itself, no value is promised; how many such elements are not finite here either
+    is told as `nonfinite`. With `masks`, minus infinity where the exact result has it too does not count.
     """
     seen = observe(got, fed, samples)
     if got.shape == exact.shape:
-        seen["against"] = _against(got.detach().to("cpu"), exact, bound.expand_as(exact))
+        got = got.detach().to("cpu")
+        both = ~torch.isfinite(got) & ~torch.isfinite(exact)
+        masked = (got == -math.inf) & (exact == -math.inf) & masks
+        against = _against(got, exact, bound.expand_as(exact))
+        seen["against"] = dict(against, nonfinite=int((both & ~masked).sum()))
     return seen
 
 
@@ -172,7 +177,10 @@ def fault(op: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, str] | N
             return None
         return "nonfinite", "{} values are not finite, its inputs are".format(seen["nonfinite"])
     if not against["wrong"]:
-        return None
+        if not against["nonfinite"] or seen["fed"]:
+            return None
+        words = "{} values are not finite, nor are they in float64; the inputs are: look at the weights"
+        return "nonfinite", words.format(against["nonfinite"])
     text = "element {where} is {got}, should be {expected} within {bound} ({wrong} of {count} wrong)".format(**against)
     if isinstance(against["got"], str):
         return "nonfinite", text

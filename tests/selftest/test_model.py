@@ -155,6 +155,35 @@ def test_without_a_reference_what_is_not_finite_is_named() -> None:
     assert [op["free"]["fed"] for op in document["ops"][-2:]] == [1, 0]  # the model's own input was finite
 
 
+@pytest.mark.parametrize("reference", [True, False])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: str, sign: int, reference: bool) -> None:
+    """Float64 has the same weight: its result is no excuse."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with torch.no_grad():
+        model[0].bias.fill_(9)
+        model[1].weight[0, 0] = sign * float(value)
+    document = fingerprint(model, torch.rand(4, 8), reference=reference)
+    found = first(document["ops"])
+    assert found is not None and (found["op"], found["kind"]) == ("1", "nonfinite")
+    assert ("look at the weights" in found["reason"]) is reference
+    told = compared(document, document, tmp_path)
+    assert told.first is not None and (told.verdict, told.first.op, set(told.first.off)) == (
+        "breakage",
+        "1",
+        {"a", "b"},
+    )
+    assert "not finite in both, from finite inputs: 1 is the first; what they share is at fault" in told.notes
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_what_came_in_not_finite_is_not_the_modules_fault(reference: bool) -> None:
+    x = torch.rand(4, 8)
+    x[1, 2] = float("nan")
+    assert first(fingerprint(nn.Sequential(nn.Linear(8, 8)), x, reference=reference)["ops"]) is None
+
+
 def test_a_fault_between_modules_is_the_outer_modules() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
