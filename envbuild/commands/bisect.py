@@ -45,7 +45,11 @@ def command(
     Assumes one change in between. Changes no file, moves no tag. Exit 5 where no version passes.
     Example: envbuild bisect h20 --pin cublas --probe gemm.crash
     """
-    if (probe is None) == (script is None):
+    if probe and script:
+        raise UsageError("--probe and --script are two things that decide: give one of --probe and --script")
+    if oldest and newest and Version(oldest) > Version(newest):
+        raise UsageError(f"--from is newer than --to: {oldest}, {newest}")
+    if probe is None and script is None:
         raise UsageError("say what decides: --probe NAME or --script FILE")
     probes.check([probe] if probe else [])
     from envbuild import pipeline  # not for --help

@@ -42,6 +42,8 @@ except (NameError, OSError, ValueError) as error:
 if sys.argv[1:]:
     asked = sys.argv[1:] in (["-h"], ["--help"])
     said = [line[3:].decode() for line in lines if line.startswith(b"#:")]
+    if not asked:
+        sys.stderr.write("envbuild check: it takes no arguments, got: %s\\n" % ascii(" ".join(sys.argv[1:]))[1:-1])
     (sys.stdout if asked else sys.stderr).write("\\n".join(said) + "\\n")
     sys.exit(0 if asked else 2)
 if sys.version_info < (3, 9):

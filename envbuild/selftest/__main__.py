@@ -1,18 +1,21 @@
 """The self-test's entry: a job document and frames for envbuild, or options and a table for a person.
 
-    python -m envbuild.selftest [--level quick] [--device cpu] [--probe NAME]... [--list] [--json]
-    python -m envbuild.selftest --job FILE      ("-": standard input)
+    python selftest.zip [--level quick] [--device cpu] [--probe NAME]... [--list] [--json]
+    python selftest.zip --job FILE      ("-": standard input)
 
-Exit status: 0 all passed or skipped; 2 usage; 3 a bad job document; 4 no torch; 5 a probe failed; 128 + the signal
-that interrupted.
+In a checkout: python -m envbuild.selftest. STATUSES are the exit statuses; a job document, whose reader has the
+results, ends with 0 whatever was skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import importlib.util
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +24,11 @@ from typing import Any, Callable
 from envbuild.selftest.frames import FrameWriter
 from envbuild.selftest.job import DEVICES, LEVELS, VERSION, Job, JobError, parse
 
-OK, USAGE, BAD_JOB, NO_TORCH, FAILED = 0, 2, 3, 4, 5
+OK, USAGE, BAD_JOB, UNPROVED, FAILED = 0, 2, 3, 4, 5
+STATUSES = (
+    "exit status: 0 what ran passed; 2 usage; 3 a bad job document; 4 no torch, nothing passed, or a probe of "
+    "--probe was skipped; 5 a probe failed; 128 + the signal that interrupted"
+)
 
 Emit = Callable[[Mapping[str, Any]], None]
 
@@ -45,21 +52,33 @@ def take(out: int = 1) -> int:
 
 def has_torch() -> bool:
     """Import torch; where that fails, say why on stderr."""
+    fault = torch_fault()
+    if fault:
+        print(fault, file=sys.stderr)
+    return fault is None
+
+
+def torch_fault() -> str | None:
+    """Import torch and the probes; None, or why that cannot be done."""
     # OpenMP's threads spin while they wait, which costs five times the work where others use the processors (tried).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         importlib.import_module("torch")
-        return True
+        importlib.import_module("envbuild.selftest.catalogue")
+        return None
     except Exception as error:  # also what a library says that cannot be loaded
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"torch cannot be imported by {sys.executable}: {why}", file=sys.stderr)
-        return False
+    found = None
+    with contextlib.suppress(ImportError, ValueError):
+        found = importlib.util.find_spec("torch")
+    broken = f" (torch is here and broken: {found.origin})" if found else ""
+    return f"torch cannot be imported by {sys.executable}: {why}{broken}"
 
 
 def _run(document: Any, fd: int, writer: Callable[[Job, int], Emit]) -> int:
     # Not at the top: torch must not be imported before stdout is safe, nor only to print the usage.
     if not has_torch():
-        return NO_TORCH
+        return UNPROVED
     from envbuild.selftest import harness, watch
     from envbuild.selftest.catalogue import PROBES
 
@@ -77,14 +96,20 @@ def _run(document: Any, fd: int, writer: Callable[[Job, int], Emit]) -> int:
 
 def command(arguments: list[str] | None = None) -> int:
     """Run what the options ask for; returns the exit status."""
-    options = _options(arguments)
+    try:
+        return _command(_options(arguments))
+    except KeyboardInterrupt:  # while torch is imported; once probes run, the harness answers signals
+        return 128 + signal.SIGINT
+
+
+def _command(options: argparse.Namespace) -> int:
     if options.job is not None:
         return _job_command(options.job)
     if options.list:
         return _list()
     if options.probe:
         if not has_torch():
-            return NO_TORCH
+            return UNPROVED
         unknown = _unknown(options.probe)
         if unknown:
             print(unknown, file=sys.stderr)
@@ -98,13 +123,20 @@ def command(arguments: list[str] | None = None) -> int:
         "device": options.device,
         "probes": options.probe,
     }
-    out = take()
-    if not options.json:
-        return _run(document, out, lambda job, fd: Table(fd))
-    collector = Collector()
-    status = _run(document, out, lambda job, fd: collector)
-    collector.write(out)
-    return status
+    out, collector = take(), Collector()
+    table = None if options.json else Table(out)
+
+    def emit(told: Mapping[str, Any]) -> None:
+        collector(told)
+        if table:
+            table(told)
+
+    status = _run(document, out, lambda job, fd: emit)
+    if options.json:
+        collector.write(out)
+    told = [probe["status"] for probe in collector.probes()]
+    lacking = "passed" not in told or (options.probe and "skipped" in told)
+    return UNPROVED if status == OK and lacking else status
 
 
 def _job_command(path: str) -> int:
@@ -127,7 +159,7 @@ def _unknown(names: list[str]) -> str | None:
 
 def _list() -> int:
     if not has_torch():
-        return NO_TORCH
+        return UNPROVED
     from envbuild.selftest.catalogue import PROBES
 
     for probe in PROBES:
@@ -136,7 +168,7 @@ def _list() -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m envbuild.selftest", description="Proves torch's kernels.")
+    parser = argparse.ArgumentParser(prog="python selftest.zip", description="Proves torch's kernels.", epilog=STATUSES)
     parser.add_argument("--level", choices=LEVELS, default=LEVELS[0])
     parser.add_argument("--device", choices=DEVICES, default=DEVICES[0])
     parser.add_argument("--probe", action="append", metavar="NAME", help="run this one only; may be repeated")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envbuild.selftest.__main__ import FAILED, OK, has_torch
+from envbuild.selftest.__main__ import FAILED, OK, torch_fault
 from envbuild.selftest.job import parse
 from envbuild.selftest.machine import processors
 from envbuild.selftest.table import Collector
@@ -39,11 +39,14 @@ def main(document: Mapping[str, Any]) -> int:
             _choose_device()
         except LookupError as error:
             return _refuse(who, [str(error)])
-    if not has_torch():
-        return _refuse(who, ["there is no torch here to check"])
+    fault = torch_fault()
+    if fault:
+        image = "run in the image of {0} (envbuild make {0})".format(document["profile"])
+        return _refuse(who, [fault, f"  remedy: {image}, or install the versions locked, with what they need"])
     # Not at the top: it imports torch, which must see the device that was chosen.
-    from envbuild.selftest import harness, watch
+    from envbuild.selftest import harness, inventory, watch
     from envbuild.selftest.catalogue import PROBES
+    from envbuild.selftest.probes import libs
 
     parsed = parse(job, frozenset(probe.name for probe in PROBES))
     collector, begin = Collector(), time.monotonic()
@@ -51,13 +54,24 @@ def main(document: Mapping[str, Any]) -> int:
         harness.run(PROBES, parsed, collector, watch.Terms())
     except harness.Interrupted as interruption:
         return 128 + interruption.number
-    results = collector.probes()
+    differing = libs.differing(parsed, inventory.take(()).distributions)
+    results = [with_versions(result, differing) for result in collector.probes()]
     wrong = [result for result in results if is_wrong(result, parsed.require)]
+    if not any(result["status"] == "passed" for result in results):
+        wrong = wrong or results
     if wrong:
-        return _refuse(who, report(wrong, document["remedies"]))
+        versions_first = sorted(wrong, key=lambda result: result["failure"] != "version")
+        return _refuse(who, report(versions_first, document["remedies"]))
     counts = ["{} {}".format(sum(r["status"] == status for r in results), status) for status in ("passed", "skipped")]
     print("{}: {}, {:.1f} s".format(who, ", ".join(counts), time.monotonic() - begin), flush=True)
     return OK
+
+
+def with_versions(result: Result, differing: Sequence[str]) -> Result:
+    """The result; of env.libs where it could not run, the versions that differ: to read them takes no GPU."""
+    if (result["probe"], result["status"]) != ("env.libs", "skipped") or not differing:
+        return result
+    return {**result, "status": "failed", "failure": "version", "detail": "\n".join(differing), "reason": differing[0]}
 
 
 def is_wrong(result: Result, required: Sequence[str]) -> bool:

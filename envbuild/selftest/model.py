@@ -48,7 +48,8 @@ def fingerprint(model: torch.nn.Module, inputs: Inputs, reference: bool = False)
     `inputs`: one tensor, the positional arguments, or a mapping of keyword arguments. With `reference` each module runs
     again in float64 on the host, on the very inputs it was given: its error is its own, and is held against a bound.
     That takes 8 bytes of host memory for each parameter, and time. With it or without, a module whose output is not
-    finite while its inputs are is a fault: where float64 is not finite either, its weights are to blame. Raises what the model raises.
+    finite while its inputs are is a fault: where float64 is not finite either, its weights are to blame. Raises
+    what the model raises.
     """
     given = [inputs] if isinstance(inputs, torch.Tensor) else [] if isinstance(inputs, Mapping) else list(inputs)
     named = dict(inputs) if isinstance(inputs, Mapping) else {}

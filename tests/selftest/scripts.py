@@ -41,6 +41,9 @@ if __name__ == "__main__":
 WRONG = {
     "exit-3": "import sys; step('leaving'); sys.exit(3)",
     "exit-words": "import sys; sys.exit('no licence')",
+    "exit-blank": "import sys; sys.exit(' ')",
+    "fails-without-words": "fail()",
+    "fails-with-blanks": "fail(' ')",
     "exit-true": "import sys; sys.exit(True)",
     "os-exit-0": "import os; step('leaving'); os._exit(0)",
     "os-exit-4": "import os; os._exit(4)",

@@ -140,6 +140,12 @@ def test_what_is_wrong_goes_to_stderr_with_its_remedy() -> None:
     assert last == "    remedy: look"
 
 
+def test_where_nothing_passed_nothing_is_well() -> None:
+    done = run(document(probes=["attention.cudnn"]))
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "  attention.cudnn: skipped\n    needs a GPU" in done.stderr
+
+
 def test_a_required_gpu_that_is_not_there_is_wrong() -> None:
     done = run(document(device="cuda", probes=["env.identity"], require=["env.identity"]), CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout) == (5, "")
@@ -154,7 +160,7 @@ def test_ranks_without_a_device_are_refused_before_torch_is_loaded() -> None:
 
 def test_threads_that_wait_do_not_spin() -> None:
     """Spinning, a check took ten times as long on a machine that others use too (tried)."""
-    code = "import os; from envbuild.selftest import check; check.has_torch(); print(os.environ['OMP_WAIT_POLICY'])"
+    code = "import os; from envbuild.selftest import check; check.torch_fault(); print(os.environ['OMP_WAIT_POLICY'])"
     own = {name: value for name, value in environment().items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=own, timeout=60)
     assert done.stdout == "PASSIVE\n", done.stderr

@@ -48,7 +48,10 @@ def test_a_script_that_comes_to_its_end_passes(told: dict[str, Frame], name: str
     ("name", "failure", "at", "words"),
     [
         ("exit-3", "exit", "leaving", "the script ended with exit(3)"),
-        ("exit-words", "exit", None, "the script ended with exit('no licence')"),
+        ("exit-words", "exit", None, "the script ended: no licence"),
+        ("exit-blank", "exit", None, "the script ended with exit(' ')"),
+        ("fails-without-words", "exception", None, "fail takes words"),
+        ("fails-with-blanks", "exception", None, "fail takes words"),
         ("exit-true", "exit", None, "the script ended with exit(True)"),
         ("os-exit-0", "incomplete", "leaving", "ended with status 0 with 0 results"),
         ("os-exit-4", "exit", None, "left with exit status 4"),

@@ -144,11 +144,32 @@ def test_a_missing_job_is_refused(tmp_path: Path) -> None:
 
 def test_a_bare_run_shows_a_table() -> None:
     result = module("--probe", "gemm.exact", "--probe", "attention.cudnn")
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 4, "a probe that was asked for did not run"
     lines = result.stdout.splitlines()
     assert lines[1].startswith("passed   gemm.exact")
     assert lines[2].split() == ["skipped", "attention.cudnn", "0.00", "s", "needs", "a", "GPU"]
     assert lines[3] == "1 passed, 0 failed, 1 skipped"
+
+
+def test_the_exit_status_says_whether_anything_was_shown() -> None:
+    assert module("--probe", "gemm.exact").returncode == 0
+    assert module("--probe", "own.script").returncode == 4
+    skipped = module("--probe", "attention.cudnn", "--json")
+    assert (skipped.returncode, json.loads(skipped.stdout)["end"]["skipped"]) == (4, 1)
+    told = " ".join(module("--help").stdout.split())
+    assert (
+        told.startswith("usage: python selftest.zip")
+        and "4 no torch, nothing passed, or a probe of --probe was skipped" in told
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), ("--list",)])
+def test_ctrl_c_while_torch_is_imported_is_quiet(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt", encoding="utf-8")
+    command = [sys.executable, "-m", "envbuild.selftest", *arguments]
+    variables = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_bare_run_as_json_is_one_document() -> None:

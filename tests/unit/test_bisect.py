@@ -289,3 +289,17 @@ def test_only_what_was_made_is_discarded(monkeypatch: pytest.MonkeyPatch, projec
     assert not context.exists()
     tag = f"envbuild/sample:{session.made.lock.short}"
     assert removed == ([] if cached else [tag, f"{tag}-layers"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--probe", "gemm.crash", "--script", "smoke.py"], "give one of --probe and --script"),
+        (["--probe", "gemm.crash", "--from", "2.10", "--to", "2.9"], "--from is newer than --to: 2.10, 2.9"),
+        ([], "say what decides"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(project: Path, options: list[str], words: str) -> None:
+    (project / "smoke.py").write_text("", encoding="utf-8")
+    done = envbuild("bisect", "cpu", "--pin", "torch", *options)
+    assert done.code == 2 and words in done.stderr

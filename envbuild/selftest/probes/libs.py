@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from envbuild.selftest import inventory
 from envbuild.selftest.context import Context
 from envbuild.selftest.inventory import Inventory
+from envbuild.selftest.job import Job
 
 
 def libs(context: Context) -> None:
@@ -28,7 +30,7 @@ def libs(context: Context) -> None:
     taken = inventory.more(first, after)
     context.send_environment(_document(taken))
     context.traits["mapped_by_calls"] = [path for path in after if path not in before]
-    for fault in _versions(context, taken):
+    for fault in differing(context.job, taken.distributions):
         context.fail("version", fault)
     for fault in inventory.faults(taken):
         context.fail("mismatch", fault)
@@ -47,16 +49,17 @@ def _exercise(context: Context) -> None:
         F.conv2d(image, torch.ones((8, 8, 3, 3), device=context.device))
 
 
-def _versions(context: Context, taken: Inventory) -> list[str]:
-    job, wrong = context.job, []
+def differing(job: Job, distributions: Mapping[str, str]) -> list[str]:
+    """A sentence for each version that is not the locked one; needs no device. `distributions`: what is installed."""
+    wrong = []
     python = platform.python_version()
     if job.python and not (python + ".").startswith(job.python + "."):
         wrong.append(f"Python is {python}, locked is {job.python}")
     for name, version in sorted(job.distributions.items()):
-        installed = taken.distributions.get(inventory.normalise(name))
+        installed = distributions.get(inventory.normalise(name))
         if installed != version:
             wrong.append("{} is {}, locked is {}".format(name, installed or "absent", version))
-    recorded, imported = taken.distributions.get("torch"), str(torch.__version__)
+    recorded, imported = distributions.get("torch"), str(torch.__version__)
     # PyPI's CUDA wheels say 2.3.1 in their metadata and 2.3.1+cu121 at import.
     if recorded and imported != recorded and imported.partition("+")[0] != recorded:
         wrong.append(f"torch imports as {imported}, its distribution is {recorded}")

@@ -34,8 +34,10 @@ def script(context: Context) -> None:
     def step(name: object) -> Step:
         return context.step(str(name)[:_LONGEST])
 
-    def fail(text: object) -> None:
-        context.fail("mismatch", str(text)[:_LONGEST])
+    def fail(*words: object) -> None:
+        if len(words) != 1 or not str(words[0]).strip():
+            raise TypeError('fail takes words, once: fail("what is wrong")')
+        context.fail("mismatch", str(words[0])[:_LONGEST])
 
     with tempfile.TemporaryDirectory() as folder:
         # A real file: tracebacks, inspect, torch.compile and the processes that it starts look for one.
@@ -46,6 +48,8 @@ def script(context: Context) -> None:
             runpy.run_path(str(file), {"device": context.device, "step": step, "fail": fail}, run_name="__main__")
         except SystemExit as end:
             if end.code is not None and end.code != 0:
-                raise ProbeFailure("exit", f"the script ended with exit({end.code!r})"[:_LONGEST]) from end
+                words = end.code.strip() if isinstance(end.code, str) else ""
+                said = f"the script ended: {words}" if words else f"the script ended with exit({end.code!r})"
+                raise ProbeFailure("exit", said[:_LONGEST]) from end
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # what a kernel did wrong comes out here at the latest

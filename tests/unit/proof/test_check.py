@@ -95,7 +95,10 @@ def test_it_says_what_it_is_and_takes_nothing(project: Path, tmp_path: Path) -> 
     assert helped[0].stdout.startswith("Is this environment what envbuild's profile sample needs?")
     assert len(helped[0].stdout.splitlines()) == 6
     refused = started(file, *TORCHLESS, after=("--level",))
-    assert (refused.code, refused.stdout, refused.stderr) == (2, "", helped[0].stdout)
+    assert (refused.code, refused.stdout) == (2, "")
+    assert refused.stderr == "envbuild check: it takes no arguments, got: --level\n" + helped[0].stdout
+    hostile = started(file, *TORCHLESS, after=("\x1b[2J", "ü"))
+    assert hostile.stderr.splitlines()[0].endswith(r"got: \x1b[2J \xfc")
 
 
 def test_one_byte_changed_is_noticed(project: Path, tmp_path: Path) -> None:
@@ -109,8 +112,28 @@ def test_without_torch_it_says_so(project: Path, tmp_path: Path) -> None:
     file.write_text(rendered(project), encoding="utf-8")
     done = started(file, *TORCHLESS)
     assert (done.code, done.stdout) == (5, "")
-    assert "torch cannot be imported by" in done.stderr
-    assert done.stderr.endswith("envbuild check: sample: not as it should be\n  there is no torch here to check\n")
+    head, why, remedy = done.stderr.splitlines()
+    assert head == "envbuild check: sample: not as it should be"
+    assert why == f"  torch cannot be imported by {sys.executable}: No module named 'torch'"
+    assert remedy.startswith("    remedy: run in the image of sample (envbuild make sample), or install the versions")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x = 1", "No module named 'torch."),
+        ("raise OSError('libcudart.so.12: cannot open shared object file')", "libcudart.so.12: cannot open"),
+    ],
+)
+def test_a_torch_that_is_broken_is_not_told_as_none(project: Path, tmp_path: Path, text: str, why: str) -> None:
+    """A stray torch.py beside the file is what its Python takes."""
+    file = tmp_path / "check.py"
+    file.write_text(rendered(project), encoding="utf-8")
+    stray = tmp_path / "torch.py"
+    stray.write_text(text, encoding="utf-8")
+    done = started(file)
+    assert (done.code, done.stdout, len(done.stderr.splitlines())) == (5, "", 3), done.stderr
+    assert why in done.stderr and f"(torch is here and broken: {stray})" in done.stderr
 
 
 def test_a_torch_without_gpu_code_is_told_in_a_few_lines(project: Path, tmp_path: Path) -> None:
@@ -121,8 +144,9 @@ def test_a_torch_without_gpu_code_is_told_in_a_few_lines(project: Path, tmp_path
     file.write_text(rendered(project, gpus=["h20"], torch="2.7.1"), encoding="utf-8")
     done = started(file)
     assert (done.code, done.stdout) == (5, "")
-    assert len(done.stderr.splitlines()) == 4, done.stderr
-    assert "  env.identity, env.libs: skipped\n" in done.stderr
+    assert done.stderr.splitlines()[1] == "  env.libs: version", "what differs comes first: it needs no GPU"
+    assert f"    torch is {torch.__version__}, locked is 1.0\n" in done.stderr
+    assert "  env.identity: skipped\n" in done.stderr
     assert "remedy: run in the image of sample (envbuild make sample), or install the torch locked" in done.stderr
 
 
