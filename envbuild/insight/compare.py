@@ -102,6 +102,9 @@ def compare(a: Fingerprint, b: Fingerprint) -> Comparison:
 def _comparable(a: Fingerprint, b: Fingerprint) -> None:
     if a.subject != b.subject:
         raise UsageError(f"one is of {a.subject}, the other of {b.subject}", hint=_HINT)
+    if a.subject == "model" and len(a.ops) != len(b.ops):
+        what = f"{len(a.ops)} and {len(b.ops)} outputs of modules"
+        raise UsageError(f"these are two different models: {what}", hint=_HINT)
     for index, (one, other) in enumerate(zip(a.ops, b.ops, strict=False)):
         if one.id != other.id:
             raise UsageError(f"operation {index} is {one.id} in one and {other.id} in the other", hint=_HINT)

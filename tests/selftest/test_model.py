@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from envbuild.errors import UsageError
 from envbuild.insight import compare
 from envbuild.proof import fingerprint as proof
 from envbuild.selftest import inputs
@@ -272,3 +273,9 @@ def test_a_wrong_module_is_found_between_two(tmp_path: Path, reference: bool, fa
     assert found.first is not None
     assert (found.verdict, found.first.op) == (kind, "2.1")
     assert compared(right, right, tmp_path).verdict == "identical"
+
+
+def test_two_models_are_told_as_such(tmp_path: Path) -> None:
+    documents = [fingerprint(*made(name, torch.float32)) for name in ("transformer", "video")]
+    with pytest.raises(UsageError, match=r"these are two different models: [0-9]+ and 4 outputs of modules"):
+        compared(*documents, tmp_path)
