@@ -229,7 +229,10 @@ def test_on_another_card_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, proj
         (["--pin", "numpy", "--probe", "env.identity"], "needs a GPU; sample is for the CPU"),
         (["--pin", "numpy", "--probe", "gemm.crash", "--from", "new"], "'new' is not a version"),
         (["--pin", "numpy"], "--probe NAME or --script FILE"),
-        (["--pin", "numpy", "--probe", "gemm.crash", "--script", "profiles/sample.yaml"], "--probe NAME or --script"),
+        (
+            ["--pin", "numpy", "--probe", "gemm.crash", "--script", "profiles/sample.yaml"],
+            "give one of --probe and --script",
+        ),
         (["--pin", "numpy", "--script", "nosuch.py"], "nosuch.py"),
         (["--probe", "gemm.crash"], "--pin"),
     ],
