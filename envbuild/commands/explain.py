@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 WIDTH = 200
 _SECRET = re.compile(
-    r"(?i)((?:[\w-]{0,40}(?:token|passw(?:or)?d|secret|api_?key|credential)[\w-]{0,20})['\"]?\s{0,3}[=:]\s{0,3}['\"]?"
-    r"|\b(?:bearer|basic) |://[^/\s:@]{1,64}:)[^\s'\"@,;]{3,}|\b(?:hf|ghp|gho|glpat|xox[bp])[_-][\w-]{16,}|\bAKIA[A-Z0-9]{16}\b"
+    r"(?i)((?:[\w-]{0,40}(?:token|passw(?:or)?d|passphrase|secret|api_?key|credential)[\w-]{0,20})['\"]?\s{0,3}[=:]\s{0,3}['\"]?"
+    r"|--[\w-]{0,40}(?:token|password|passphrase|secret|key)\s{1,3}|\b(?:bearer|basic) )[^\s'\",;]+"
+    r"|(://)[^/\s@]{1,256}(?=@)"
+    r"|\b(?:hf_|gh[opsu]_|github_pat_|glpat-|xox[bp]-|sk-|nvapi-)[\w-]{16,}|\bAKIA[A-Z0-9]{16}\b"
 )
 
 
@@ -119,12 +121,12 @@ def _told(match: Match, name: str) -> Iterator[str]:
         "fits": ": what the log says of versions and cards fits",
     }.get(match.standing, "")
     yield from (f"  {line.number:>6}: {shown(line.text)}" for line in match.lines)
-    yield f"  cure: {match.remedy}"
+    yield f"  cure: {explain.of_profile(match.remedy, name)}"
     for key, value in explain.change(match.change).items():
         parts = ", ".join(f"{what}: {which}" for what, which in value.items()) if isinstance(value, dict) else value
         yield f"  profile: {key}: {parts}"
     if match.prove:
-        yield f"  prove: {match.prove.replace('NAME', name)}"
+        yield f"  prove: {explain.of_profile(match.prove, name)}"
 
 
 def _at(line: Line) -> str:
@@ -133,5 +135,5 @@ def _at(line: Line) -> str:
 
 def shown(text: str) -> str:
     """A line of a log as it may be repeated: short, and without what looks like a secret."""
-    hidden = _SECRET.sub(lambda match: f"{match[1] or ''}***", text.strip())
+    hidden = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}***", text.strip())
     return hidden if len(hidden) <= WIDTH else hidden[: WIDTH - 3] + "..."

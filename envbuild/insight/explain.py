@@ -6,8 +6,9 @@ advisory holds for these versions and cards), fit it, or contradict it; lines el
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from envbuild.insight import reading
@@ -29,7 +30,8 @@ _RAISED, _LOWERED = 0.5, 0.5
 @dataclass(frozen=True)
 class Match:
     """A cause that the log shows. `advisory`: None for a cause that no version is to blame for. `standing`: what the
-    versions and cards in the log say of the advisory. `prove`: a command; NAME in it is the profile."""
+    versions and cards in the log say of the advisory. `prove`: a command; NAME in it, and in `remedy`, is the
+    profile."""
 
     id: str
     advisory: Advisory | None
@@ -40,6 +42,7 @@ class Match:
     remedy: str
     change: Change
     prove: str | None
+    cite: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -115,13 +118,12 @@ def _match(
 ) -> Match:
     probe = next(iter(advisory.shows.probes), None) if advisory else None
     prove = signature.prove or (f"envbuild test NAME --probe {probe}" if probe else None)
-    made = Match(
-        signature.id, advisory, signature.title or "", confidence, standing, tuple(lines), signature.remedy or "",
-        signature.change, prove,
+    about: Advisory | Signature = advisory or signature
+    cite = dict.fromkeys((*(advisory.cite if advisory else ()), *signature.cite))
+    return Match(
+        signature.id, advisory, about.title or "", confidence, standing, tuple(lines), about.remedy or "", about.change,
+        prove, tuple(cite),
     )  # fmt: skip
-    if advisory:
-        made = replace(made, title=advisory.title, remedy=advisory.remedy, change=advisory.change)
-    return made
 
 
 def _yielded(found: Iterable[Match]) -> list[Match]:
@@ -140,6 +142,11 @@ def _yielded(found: Iterable[Match]) -> list[Match]:
     return kept
 
 
+def of_profile(text: str, name: str) -> str:
+    """A remedy or a command with the profile's name in it."""
+    return re.sub(r"\bNAME\b", lambda _: name, text)
+
+
 def document(found: Explanation, name: str = "NAME") -> Mapping[str, Any]:
     """For `--json`: {"matches", "unknown", "ruled_out", "advice", "first_failure", "read"}."""
     first, said = found.read.first, found.read.situation
@@ -151,10 +158,10 @@ def document(found: Explanation, name: str = "NAME") -> Mapping[str, Any]:
                 "title": match.title,
                 "confidence": match.confidence,
                 "lines": [{"line": line.number, "text": line.text} for line in match.lines],
-                "remedy": match.remedy,
+                "remedy": of_profile(match.remedy, name),
                 "change": change(match.change),
-                "prove": match.prove.replace("NAME", name) if match.prove else None,
-                "cite": list(match.advisory.cite if match.advisory else signatures.signatures()[match.id].cite),
+                "prove": of_profile(match.prove, name) if match.prove else None,
+                "cite": list(match.cite),
             }
             for match in found.matches
         ],

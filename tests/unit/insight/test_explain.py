@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from envbuild.cli import cli
+from envbuild.commands.explain import shown
 from envbuild.errors import FactsError, UsageError
 from envbuild.insight import explain, logs
 from envbuild.plan import facts, signatures
@@ -279,3 +280,29 @@ def test_nothing_of_a_log_reaches_the_terminal_but_its_lines() -> None:
     for hidden in ("abc123", "hf_abc", "hunter22", "pw12345", "\x1b", "\x07", "\x9b"):
         assert hidden not in shown
     assert "EADDRINUSE" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "hidden"),
+    [
+        ("password=p@ssw0rd1 EADDRINUSE", "ssw0rd"),
+        ("passphrase: tulip EADDRINUSE", "tulip"),
+        ("run --password hunter22 EADDRINUSE", "hunter22"),
+        ("https://u:ab@h/x EADDRINUSE", "ab@"),
+        ("https://:tok@h/x EADDRINUSE", "tok"),
+        ("https://token-only@h/x EADDRINUSE", "token-only"),
+        ("EADDRINUSE github_pat_11ABCDEFG0123456789_x", "11ABC"),
+        ("EADDRINUSE sk-abcdefghijklmnop1234", "abcdefgh"),
+        ("EADDRINUSE nvapi-abcdefghijklmnop1234", "abcdefgh"),
+    ],
+)
+def test_a_secret_in_a_line_is_not_repeated(line: str, hidden: str) -> None:
+    told = shown(line)
+    assert hidden not in told
+    assert "EADDRINUSE" in told and "***" in told
+
+
+def test_the_profile_of_the_card_stands_in_the_cure_and_nowhere_else() -> None:
+    assert explain.of_profile("`envbuild show NAME` or NCCL_SOCKET_IFNAME=eth0", "h20") == (
+        "`envbuild show h20` or NCCL_SOCKET_IFNAME=eth0"
+    )
