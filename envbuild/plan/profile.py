@@ -226,7 +226,10 @@ def checked(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile
 
 def _faults(error: ValidationError, merged: Document) -> Iterator[Fault]:
     for item in error.errors():
-        path = tuple(part for part in item["loc"] if not str(part).startswith("["))  # pydantic's "[key]", and our tags
+        # pydantic's "[key]" and our tags are left out; an unknown key, which comes last, may be written like that itself
+        own = item["loc"][-1:] if item["type"] == "extra_forbidden" else ()
+        outer = item["loc"][: len(item["loc"]) - len(own)]
+        path = (*(part for part in outer if not str(part).startswith("[")), *own)
         yield merged.fault(path, _message(item, path))
 
 

@@ -34,6 +34,8 @@ GOOD = "base: {bootstrap: bookworm}\npython: '3.11'\ntorch: '2.13.0'\n"
         (GOOD + "torh: 1\n", 4, "torh", "unknown key (did you mean torch?)"),
         (GOOD + "zzzzzz: 1\n", 4, "zzzzzz", "unknown key (known: accept, apt, base"),
         (GOOD + "extend: cpu\n", 4, "extend", "did you mean extends?"),
+        (GOOD + "'[x]': 1\n", 4, "[x]", "unknown key (known: accept, apt, base"),
+        (GOOD + "selftest:\n  '[shape]': 1\n", 5, "selftest.[shape]", "unknown key"),
         (GOOD + "selftest:\n  levle: quick\n", 5, "selftest.levle", "did you mean level?"),
         ("base: {bootstrap: bookworm, imge: x}\n" + GOOD[28:], 1, "base.imge", "did you mean image?"),
         (GOOD.replace("'2.13.0'", "2.13"), 3, "torch", "must be text"),
