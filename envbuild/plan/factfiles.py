@@ -58,6 +58,10 @@ def _rows(doc: Document, kind: str, row: type[T], faults: list[Fault]) -> Iterat
         return
     common = {"as_of": doc.data["as_of"]} if "as_of" in doc.data else {}
     sources = doc.data.get("sources", {})
+    if not isinstance(sources, dict):
+        wrong = doc.fault(("sources",), "must be a mapping of keys to values")
+        faults += [] if wrong in faults else [wrong]  # a file is asked for rows of two kinds
+        return
     adapter = TypeAdapter(row)
     for index, value in enumerate(listed):
         path = (kind, index)

@@ -628,6 +628,7 @@ def test_everything_wrong_with_a_sites_file_is_told_at_once() -> None:
         (("'switch-7'", "'['"), 12, "regular expression"),
         (("patterns: ['switch-7']", "like: [cublas-hopper-fp]"), 12, "did you mean cublas-hopper-fpe?"),
         (("advisories:\n", "advisories: 5\nothers:\n"), 6, "list of mappings"),
+        (("sources: {", "sources: 5\nothers: {"), 2, "mapping of keys"),
         (("severity: warn", "severity: *no"), 9, "alias"),
         (('title: "Our', 'title: 5 # "Our'), 8, "must be text"),
     ],
