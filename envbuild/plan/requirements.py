@@ -15,6 +15,8 @@ _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s--hash[= ]\S+")
 _INCLUDE = re.compile(r"^(-r|--requirement)[= ]?\s*(\S+)$")
 MAX_BYTES = 1_000_000
+MAX_INCLUDES = 100
+"""Of one file and those that it includes: two lines in each of thirty would make a billion."""
 
 
 def read(file: Path) -> tuple[list[tuple[str, Place]], list[Fault]]:
@@ -24,7 +26,8 @@ def read(file: Path) -> tuple[list[tuple[str, Place]], list[Fault]]:
     Hashes are dropped: the lock makes its own. Raises ProfileError where the file itself cannot be read.
     """
     faults: list[Fault] = []
-    found = list(_pyproject(file) if file.suffix == ".toml" else _lines(file, _text(file), (), faults))
+    left = iter(range(MAX_INCLUDES))
+    found = list(_pyproject(file) if file.suffix == ".toml" else _lines(file, _text(file), (), faults, left))
     return found, faults
 
 
@@ -35,11 +38,14 @@ def _text(file: Path) -> str:
         if file.stat().st_size > MAX_BYTES:
             raise ProfileError(f"{display(file)} is larger than {MAX_BYTES} bytes")
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ProfileError(f"{display(file)} cannot be read: {error}") from error
 
 
-def _lines(file: Path, text: str, seen: tuple[Path, ...], faults: list[Fault]) -> Iterator[tuple[str, Place]]:
+def _lines(
+    file: Path, text: str, seen: tuple[Path, ...], faults: list[Fault], left: Iterator[int]
+) -> Iterator[tuple[str, Place]]:
+    """`left`: as many more files may be included, by whichever of them."""
     name = display(file)
     number, waiting = 0, ""
     for count, raw in enumerate(text.splitlines(), 1):
@@ -51,16 +57,22 @@ def _lines(file: Path, text: str, seen: tuple[Path, ...], faults: list[Fault]) -
         line, waiting = _HASH.sub("", waiting).strip(), ""
         include = _INCLUDE.match(line)
         if include:
-            target = (file.parent / include[2]).resolve()
-            if target in (*seen, file.resolve()):
-                faults.append(Fault("includes itself", name, number))
-                continue
+            if next(left, None) is None:
+                faults.append(Fault(f"more than {MAX_INCLUDES} files are included", name, number))
+                return
             try:
+                target = (file.parent / include[2]).resolve()
                 included = _text(target)
             except ProfileError as error:
                 faults.append(Fault(error.message, name, number))
                 continue
-            yield from _lines(target, included, (*seen, file.resolve()), faults)
+            except (ValueError, RuntimeError) as error:  # a NUL in it; links in a circle
+                faults.append(Fault(f"{include[2]} cannot be read: {error}", name, number))
+                continue
+            if target in (*seen, file.resolve()):
+                faults.append(Fault("includes itself", name, number))
+                continue
+            yield from _lines(target, included, (*seen, file.resolve()), faults, left)
         elif line.startswith("-"):
             option = f"option {line.split()[0]} is not taken from here: {_ELSEWHERE}"
             meant = unrelated.refused(line.partition(" ")[2]) if line.startswith(("-e", "--editable")) else None
@@ -76,7 +88,7 @@ def _pyproject(file: Path) -> Iterator[tuple[str, Place]]:
     text = _text(file)
     try:
         dependencies = tomllib.loads(text).get("project", {}).get("dependencies", [])
-    except (tomllib.TOMLDecodeError, AttributeError) as error:
+    except (tomllib.TOMLDecodeError, AttributeError, RecursionError) as error:
         raise ProfileError(f"{display(file)} is not a usable pyproject.toml: {error}") from error
     lines = text.splitlines()
     for item in dependencies if isinstance(dependencies, list) else []:
