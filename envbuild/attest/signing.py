@@ -69,20 +69,24 @@ def configured() -> Signer | None:
     named = named or settings.setting("signing_key")
     if not named:
         return None
-    return private(_read(Path(named).expanduser(), "signing key"), named)
+    return private(_read(Path(named), "signing key"), named)
 
 
 def trusted(file: Path | None = None) -> PublicKey | None:
     """The public key in `file`, else of the setting `public_key`; None where there is neither."""
     named = file or settings.setting("public_key")
-    return public(_read(Path(named).expanduser(), "public key"), str(named)) if named else None
+    return public(_read(Path(named), "public key"), str(named)) if named else None
 
 
 def _read(file: Path, what: str) -> bytes:
+    """At most 64 kB of it; ~ is the user's folder."""
     try:
-        return file.read_bytes()[: 1 << 16]
+        with file.expanduser().open("rb") as stream:
+            return stream.read(1 << 16)
     except OSError as error:
         raise UsageError(f"the {what} {file} cannot be read: {error.strerror}") from None
+    except (ValueError, RuntimeError) as error:  # a NUL in its path; ~ of a user that there is not
+        raise UsageError(f"the {what} {file} cannot be read: {error}") from None
 
 
 def public(pem: bytes, name: str) -> PublicKey:

@@ -172,3 +172,15 @@ def test_other_kinds_of_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             signing.public(text, "key")
     with pytest.raises(UsageError, match="cannot be read"):
         signing.trusted(Path("nowhere.pub"))
+
+
+@pytest.mark.parametrize("path", ["~nobody-is-called-that/team.pub", "team\0.pub", "nosuch.pub"])
+def test_a_path_that_names_no_file_is_a_usage_error(path: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        signing.trusted(Path(path))
+
+
+def test_a_path_of_the_users_folder_is_followed(signer: Signer) -> None:
+    Path.home().joinpath("team.pub").write_bytes(signer.public.pem)
+    found = signing.trusted(Path("~/team.pub"))
+    assert found == signer.public
