@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from envbuild.errors import Fault, near
 
 KINDS = ("table", "minimum", "requirements", "constraints", "evidence")
-_MARKER = re.compile(r"[ \t]*<!--[ \t]*envbuild:([^\s>]*)[ \t]*([^>]*?)[ \t]*-->[ \t]*")
+_MARKER = re.compile(r"[ \t]*<!--[ \t]*envbuild:([^\s>]*)((?:\s[^>]*)?)-->[ \t]*")
 # What follows backticks that open a fence holds none (CommonMark): else they are code within a line.
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})([^\n]*)")
 _END = "end"

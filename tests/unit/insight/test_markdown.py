@@ -97,3 +97,14 @@ def test_a_hostile_cell_can_neither_begin_nor_end_a_block() -> None:
     made = markdown.table([("head",), ("x\n<!-- envbuild:end -->\n<!-- envbuild:table h20 -->",)])
     assert len(made.splitlines()) == 3
     assert markdown.blocks(made, "a.md") == ([], [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["<!-- envbuild:table" + " " * 100_000, "<!-- envbuild:" + "x" * 100_000, "<!--" + "\t" * 100_000 + "envbuild:",
+     "<!-- envbuild:table " + "h20 " * 25_000, "<!-- envbuild:table" + " --" * 30_000],
+    ids=["blanks", "kind", "before", "names", "dashes"],
+)  # fmt: skip
+def test_a_long_line_that_is_nearly_a_marker_takes_no_time(line: str) -> None:
+    """Each is read in less than a second where the time grows with the length; with its square it is minutes."""
+    assert markdown.blocks(line, "x") == ([], [])
