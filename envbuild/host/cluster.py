@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from envbuild.host.check import Check, Status, counted, gib, ok, skipped
 from envbuild.host.model import clean
@@ -32,7 +32,7 @@ class _Host(_Part):
 
 class _Gpu(_Part):
     name: _Text
-    memory_total: int | None = None
+    memory_total: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None  # as NVML counts
     mig: bool = False
 
 

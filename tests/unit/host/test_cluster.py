@@ -143,6 +143,12 @@ def test_what_is_no_description_is_a_fault_of_its_node(text: str | bytes) -> Non
     assert len(found.fault) < 400
 
 
+@pytest.mark.parametrize("size", [-1, 1 << 64, 10**400])
+def test_memory_that_no_card_has_is_a_fault_of_its_node(size: int) -> None:
+    found = cluster.parse("node", json.dumps({**SAME, **gpus(memory_total=size)}))
+    assert found.fault and "memory_total" in found.fault
+
+
 def test_a_nodes_words_are_cleaned() -> None:
     text = json.dumps({**SAME, "driver": {"version": "\x1b[2J550\u202e", "cuda": None}})
     found = cluster.parse("node", text)
