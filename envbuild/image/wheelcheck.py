@@ -37,6 +37,7 @@ _DATA = re.compile(r"[^/]+\.data/(?:platlib|purelib)/(.+)")
 _ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/).*")  # scripts, headers, data: into Python's own folders
 _INFO = ".dist-info"
 _ENCRYPTED = 1
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # LZMA's head alone can ask for 4 GiB of memory
 _BROKEN = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
@@ -109,12 +110,14 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     outside = [name for name in names if not _is_inside(name)]
     elsewhere = [info.filename for info in infos if not info.is_dir() and _ELSEWHERE.fullmatch(info.filename)]
     odd = [info.filename for info in infos if not _is_plain(info)]
+    packed = [info.filename for info in infos if info.compress_type not in _PACKED]
     twice = [name for name, count in names.items() if count > 1]
     for kind, found in (
         ("leads outside", outside),
         ("is no plain file", odd),
         ("is there twice", twice),
         ("would be installed outside site-packages", elsewhere),
+        ("is neither stored nor deflated", packed),
     ):
         yield from (f"{_quoted(name)} {kind}" for name in found[:10])
     if any(info.file_size > _LARGEST for info in infos) or sum(info.file_size for info in infos) > _LARGEST_TOTAL:

@@ -79,6 +79,17 @@ def without(name: str) -> dict[str, bytes]:
     return {path: content for path, content in GOOD.items() if not path.startswith(name)}
 
 
+def packed(folder: Path, method: int) -> Path:
+    """The good wheel, each file packed so."""
+    made = wheel(folder, GOOD)
+    with zipfile.ZipFile(made) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(made, "w", method) as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+    return made
+
+
 Make = Callable[[Path], Path]
 FAULTS: dict[str, tuple[Make, str]] = {
     "built without its extensions": (
@@ -229,3 +240,17 @@ def test_no_cut_and_no_changed_byte_ends_in_a_traceback(tmp_path: Path) -> None:
     for at in range(0, len(whole), 11):
         for content in (whole[:at], whole[:at] + b"\xff" + whole[at + 1 :]):
             wheelcheck.faults(text(tmp_path, content), **ASKED)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_what_installers_do_not_unpack_is_not_unpacked(tmp_path: Path, method: int) -> None:
+    """A head of LZMA can ask for 4 GiB of memory, and its decoder has errors of its own."""
+    made = packed(tmp_path, method)
+    found = wheelcheck.faults(made, **ASKED)  # type: ignore[arg-type]
+    assert "'apex/__init__.py' is neither stored nor deflated" in found
+    with pytest.raises(ValueError, match="neither stored nor deflated"):
+        wheelcheck.contents(made)
+
+
+def test_a_stored_wheel_is_as_good(tmp_path: Path) -> None:
+    assert wheelcheck.faults(packed(tmp_path, zipfile.ZIP_STORED), **ASKED) == []  # type: ignore[arg-type]
