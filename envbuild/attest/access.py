@@ -120,13 +120,25 @@ class Access:
             if answer.status_code not in (301, 302, 303, 307, 308) or method not in ("GET", "HEAD"):
                 return answer
             answer.close()
-            url = self.inside(urljoin(url, answer.headers.get("Location", "")))
+            url = self.moved(url, answer)
         raise Refusal("redirect", f"{self.host} redirects more than {_REDIRECTS} times")
 
+    def moved(self, url: str, answer: requests.Response) -> str:
+        """Where an answer from `url` sends us. Raises Refusal."""
+        try:
+            there = urljoin(url, answer.headers.get("Location", ""))
+        except ValueError:
+            raise Refusal("redirect", f"{self.host} sends us to what is no address") from None
+        return self.inside(there)
+
     def inside(self, url: str) -> str:
-        """The same address, if it may be asked. Raises Refusal where it leaves TLS."""
-        if urlsplit(url).scheme not in ("https", urlsplit(self.base).scheme):
-            raise Refusal("insecure", f"{self.host} sends us from https to {urlsplit(url).scheme or 'nowhere'}")
+        """The same address, if it may be asked. Raises Refusal where it is none, or leaves TLS."""
+        try:
+            scheme, _, _ = _origin(url)
+        except ValueError:  # brackets that do not close, a port that is no number
+            raise Refusal("redirect", f"{self.host} sends us to what is no address") from None
+        if scheme not in ("https", urlsplit(self.base).scheme):
+            raise Refusal("insecure", f"{self.host} sends us from https to {scheme or 'nowhere'}")
         return url
 
     def _one(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
@@ -139,6 +151,8 @@ class Access:
             )
         except requests.RequestException as error:
             raise unreachable(self.host, error) from None
+        except ValueError:  # requests reads the Location of an answer, whether or not it follows it
+            raise Refusal("redirect", f"{self.host} sends us to what is no address") from None
 
     def _proof(self, challenge: str, scope: str) -> str | None:
         kind, _, rest = challenge.partition(" ")
@@ -171,6 +185,8 @@ class Access:
             raw = body(answer, _TOKEN_BYTES, "the token")
         except requests.RequestException as error:
             raise unreachable(urlsplit(realm).hostname or realm, error) from None
+        except ValueError:
+            raise Refusal("redirect", f"the token service of {self.host} sends us to what is no address") from None
         if answer.status_code != 200:
             text = f"{self.host} gives no access: its token service answers {answer.status_code}"
             elsewhere = f"; it is at {urlsplit(realm).hostname}, which gets no credentials of {self.host}"

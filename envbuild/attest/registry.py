@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import requests
 
@@ -94,7 +94,7 @@ class Repository:
             return
         answer = self._send("POST", f"{self._url}/blobs/uploads/", data=b"")
         self._require(answer, (202,), "takes no upload")
-        where = self._access.inside(urljoin(answer.url, answer.headers.get("Location", "")))
+        where = self._access.moved(answer.url, answer)
         where += ("&" if urlsplit(where).query else "?") + urlencode({"digest": digest})
         answer = self._send("PUT", where, data=raw, headers={"Content-Type": "application/octet-stream"})
         self._require(answer, (201,), "does not take a blob")

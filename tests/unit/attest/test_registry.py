@@ -234,6 +234,29 @@ def test_from_https_there_is_no_way_down(where: str) -> None:
     assert place.inside("https://cdn.example/x")
 
 
+@pytest.mark.parametrize("where", ["https://[", "//x:y/", "https://x:99999/", "//["])
+def test_a_redirect_to_what_is_no_address_is_refused(registry: Registry, where: str) -> None:
+    registry.lies["/v2/team/h20/manifests/v1"] = (302, {"Location": where}, b"")
+    with pytest.raises(Refusal, match="no address") as caught:
+        repository(registry).manifest("v1")
+    assert refused(caught) == "redirect"
+
+
+@pytest.mark.parametrize("realm", ["https://[", "http://127.0.0.1:x/token"])
+def test_a_token_service_at_no_address_is_refused(realm: str) -> None:
+    with (
+        serving(Registry(user="u", password="p", bearer=realm)) as registry,
+        pytest.raises(Refusal, match="no address"),
+    ):
+        repository(registry).manifest("v1")
+
+
+def test_an_upload_to_what_is_no_address_is_refused(registry: Registry) -> None:
+    registry.lies["/v2/team/h20/blobs/uploads/"] = (202, {"Location": "https://["}, b"")
+    with pytest.raises(Refusal, match="no address"):
+        repository(registry).put_blob(b"x")
+
+
 def test_only_this_very_machine_is_spoken_to_without_tls() -> None:
     assert Repository(Reference.parse("r.example/a"))._url == "https://r.example/v2/a"
 
