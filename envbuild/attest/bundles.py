@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from envbuild.attest import oci
+from envbuild.attest import layers, oci
 from envbuild.attest.oci import Manifest
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
@@ -140,9 +140,9 @@ class Bundle:
     def __init__(self, file: Path) -> None:
         """Raises Malformed unless it is a tar with an OCI layout of plain files."""
         try:
-            self._tar = tarfile.open(file, "r:")  # noqa: SIM115 - as long as this object
+            self._tar = tarfile.open(file, "r:", tarinfo=layers.Member)  # noqa: SIM115 - as long as this object
             members = self._tar.getmembers()
-        except (tarfile.TarError, EOFError):
+        except layers.DAMAGED:
             raise Malformed(f"{file} is no bundle") from None
         names = [member.name for member in members]
         plain = all(m.isreg() and ".." not in PurePosixPath(m.name).parts for m in members)

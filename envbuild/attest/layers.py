@@ -46,12 +46,22 @@ def config_of(place: Place, manifest: Manifest) -> Config:
     return Config(manifest.config, layers, labels, environment)
 
 
-class _Member(tarfile.TarInfo):
-    """Long names and attributes are read into memory: only so much of them."""
+DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError)
+"""What tarfile raises for what is no tar, or one that lies: the numbers of its attributes may be anything."""
+
+
+class Member(tarfile.TarInfo):
+    """Long names and attributes are read into memory: only so much of them. The map of a sparse file is read whole, and
+    says that a few bytes are exabytes; no engine writes one."""
 
     def _bounded(self) -> None:
         if self.size > _HEADER_BYTES:
-            raise Refusal("too-large", "a layer has a file header beyond all measure")
+            raise Refusal("too-large", "an archive has a file header beyond all measure")
+
+    def _sparse(self, *_: Any) -> Any:
+        raise Refusal("layer", "an archive has a sparse file: it is not looked into")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _sparse
 
     def _proc_pax(self, archive: tarfile.TarFile) -> Any:
         self._bounded()
@@ -69,16 +79,16 @@ def entries(place: Place, digest: str, diff_id: str) -> Iterator[tuple[tarfile.T
     """
     stream = _Unpacked(place.blocks(digest))
     try:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK, tarinfo=_Member) as archive:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK, tarinfo=Member) as archive:
             for count, member in enumerate(archive):
                 if count > _MOST:
                     raise Refusal("too-large", f"the layer {digest} has more than {_MOST} files")
                 yield member, archive
                 archive.members = []  # type: ignore[attr-defined]  # else each is kept
-    except (tarfile.TarError, zlib.error, EOFError):
+        while stream.read(_BLOCK):
+            pass
+    except DAMAGED:
         raise Malformed(f"the layer {digest} cannot be unpacked") from None
-    while stream.read(_BLOCK):
-        pass
     if stream.digest != diff_id:
         raise Refusal("digest", f"the layer {digest} is not the one that the image's configuration names")
 

@@ -132,6 +132,19 @@ def test_links_and_doubles_are_refused(site: Site) -> None:
     assert reasons(envbuild("bundle", "import", "c.tar", "--key", "team.pub", "--json")) == ["malformed"]
 
 
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [({"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 60)}, "layer"), ({"size": "9" * 30}, "malformed")],
+)
+def test_a_file_of_exabytes_is_refused(site: Site, attributes: dict[str, str], reason: str) -> None:
+    exported()
+    with tarfile.open("a.tar", "a", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo(f"blobs/sha256/{'0' * 64}")
+        member.size, member.pax_headers = 1, attributes
+        tar.addfile(member, io.BytesIO(b"x"))
+    assert reasons(envbuild("bundle", "import", "a.tar", "--key", "team.pub", "--json")) == [reason]
+
+
 def test_what_is_not_proved_is_not_exported(site: Site) -> None:
     site.prove(passed_run(probe("env.libs", "failed")), day=1)
     assert envbuild("bundle", "export", "sample", "-o", "a.tar").code == NotProved.code

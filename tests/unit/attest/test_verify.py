@@ -461,11 +461,34 @@ def test_a_child_of_something_else_is_refused(pushed: Site) -> None:
     assert child_reasons(pushed) == ["base"]
 
 
+def attributed(**attributes: str) -> bytes:
+    """A layer of one file with these extended attributes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("b")
+        member.pax_headers = {name.replace("_", "."): value for name, value in attributes.items()}
+        archive.addfile(member)
+    return buffer.getvalue()
+
+
+def sparse(maps: int) -> bytes:
+    """A layer of one sparse file in GNU's old form, with so many blocks of its map."""
+    head = tarfile.TarInfo("b")
+    head.type = tarfile.GNUTYPE_SPARSE
+    made = bytearray(head.tobuf(tarfile.GNU_FORMAT))
+    made[482] = 1  # more of the map follows
+    made[148:156] = b" " * 8
+    made[148:156] = f"{sum(made):06o}\0 ".encode()
+    return bytes(made) + (b"00000000001\0" * 42 + b"\1" + b"\0" * 7) * maps
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(b"\x28\xb5\x2f\xfdx", "layer"), (gzip.compress(layer(("a", "file"))), "digest"), (b"\x1f\x8bx", "malformed"),
-     (b"x" * 2000, "malformed")],
-    ids=["zstd", "another", "cut", "no-tar"],
+     (b"x" * 2000, "malformed"), (attributed(GNU_sparse_size="x"), "malformed"), (attributed(size="9" * 30), "malformed"),
+     (gzip.compress(layer(("a", "file"))) + b"\x1f\x8bx", "malformed"),
+     (attributed(GNU_sparse_map="0,1", GNU_sparse_size=str(1 << 60)), "layer"), (gzip.compress(sparse(100)), "layer")],
+    ids=["zstd", "another", "cut", "no-tar", "no-number", "too-large", "behind", "sparse", "old-sparse"],
 )  # fmt: skip
 def test_a_layer_that_is_not_what_it_says_is_refused(pushed: Site, content: bytes, reason: str) -> None:
     child(pushed, ("b", "file"))
