@@ -226,7 +226,7 @@ def checked(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile
 
 def _faults(error: ValidationError, merged: Document) -> Iterator[Fault]:
     for item in error.errors():
-        # pydantic's "[key]" and our tags are left out; an unknown key, which comes last, may be written like that itself
+        # pydantic's "[key]" and our tags are left out; an unknown key, the last part, may be written so itself
         own = item["loc"][-1:] if item["type"] == "extra_forbidden" else ()
         outer = item["loc"][: len(item["loc"]) - len(own)]
         path = (*(part for part in outer if not str(part).startswith("[")), *own)

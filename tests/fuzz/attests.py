@@ -1,0 +1,462 @@
+"""Targets: what others sign, what registries and bundles hold, and a site's policy."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import requests
+import yaml
+from hypothesis import strategies as st
+from requests.adapters import HTTPAdapter
+from unit.proof.runs import passed_run, probe, run_on
+from unit.support import sha
+from urllib3 import HTTPResponse
+
+from envbuild.attest import (
+    access,
+    attestations,
+    bundles,
+    child,
+    community,
+    judgement,
+    layers,
+    oci,
+    policy,
+    signing,
+    statements,
+    trust,
+    verify,
+)
+from envbuild.attest.oci import Manifest, Reference
+from envbuild.attest.policy import Policy
+from envbuild.attest.statements import Built, Subject
+from envbuild.errors import EnvbuildError
+from envbuild.image.names import LOCK_LABEL
+from envbuild.plan import lock
+from envbuild.proof import evidence
+from envbuild.proof.reasons import Refusal
+from fuzz import tars
+from fuzz.plans import GOLDEN, lock_seeds
+from fuzz.proofs import NOW, WANTED
+from fuzz.strategies import BYTES, JSON, Draw, as_json, as_yaml, spoiled, trees, yaml_files
+from fuzz.target import Target
+
+PLACE = Reference.parse("registry.example/team/sample:verified")
+LAYER = b"layer"
+CONFIG: dict[str, Any] = {
+    "config": {"Labels": {LOCK_LABEL: "@lock"}, "Env": ["PATH=/bin", "LD_LIBRARY_PATH=/x"]},
+    "rootfs": {"type": "layers", "diff_ids": [oci.digest_of(LAYER)]},
+}
+
+
+@cache
+def signer() -> signing.Signer:
+    """One key, the same in every campaign."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = ec.derive_private_key(20261121, ec.SECP256R1())
+    return signing.private(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), "the key")
+
+
+@cache
+def _lock() -> lock.Lock:
+    return lock.parse(as_yaml(next(seed for seed in lock_seeds() if seed["content"]["wheels"])).decode(), "a lock")
+
+
+@cache
+def _config() -> bytes:
+    return json.dumps(CONFIG).replace("@lock", _lock().id).encode()
+
+
+def _image_id() -> str:
+    return oci.digest_of(_config())
+
+
+@cache
+def record_seeds() -> list[dict[str, Any]]:
+    """Run records of this image: on the CPU, on a card, and one that failed."""
+    from envbuild.image.engine import Image
+
+    image = Image(_image_id(), "handle", (oci.digest_of(LAYER),), {}, {}, 1)
+    runs = (passed_run(), run_on("NVIDIA H20"), passed_run(probe("env.libs"), probe("gemm.crash", "failed")))
+    return [{**evidence.run_record(image, WANTED, run, "docker 26", NOW), "lock": _lock().id} for run in runs]
+
+
+def _subject() -> Subject:
+    return Subject("envbuild/sample", _image_id())
+
+
+@cache
+def _build() -> dict[str, Any]:
+    profile = yaml.safe_load((GOLDEN / "cpu" / "profile.yaml").read_text(encoding="utf-8"))
+    text = as_yaml(next(seed for seed in lock_seeds() if seed["content"]["wheels"])).decode()
+    roots = {_lock().wheels[0].wheel.file: ("torch",)}
+    made = Built("sample", profile, _lock(), text, sha("facts"), sha("recipe"), {"envbuild": "0.1.0"}, roots)
+    return statements.build(made, _subject())
+
+
+def _result(record: Mapping[str, Any]) -> dict[str, Any]:
+    return statements.test_result(record, as_json(record), _subject())
+
+
+@cache
+def _stated() -> list[dict[str, Any]]:
+    return [_build(), *map(_result, record_seeds())]
+
+
+def _sealed(statement: Any) -> dict[str, Any]:
+    return signing.seal(as_json(statement), signer())
+
+
+@cache
+def _envelopes() -> list[dict[str, Any]]:
+    return list(map(_sealed, _stated()))
+
+
+POLICIES = (
+    Policy(),
+    Policy(driver="535.54.03", gpus=("h20",)),
+    Policy(max_age=datetime.timedelta(days=1), level="full"),
+    Policy(probes=("gemm.crash",), driver="600.1"),
+)
+
+
+@st.composite
+def _signed(draw: Draw) -> tuple[list[dict[str, Any]], Policy]:
+    """Statements that a trusted key has signed, whatever they say; records fit their digest."""
+    found = []
+    for _ in range(draw(st.integers(1, 2))):
+        if draw(st.integers(0, 2)):
+            record = draw(trees(record_seeds()))
+            try:
+                made = _result(record)
+            except (KeyError, TypeError, AttributeError, ValueError):  # no statement can be made of it
+                made = statements.test_result(record_seeds()[0], as_json(record), _subject())
+        else:
+            made = draw(trees(_stated()))
+        if draw(st.integers(0, 4)) == 0:
+            made = draw(trees([made]))
+        found.append(_sealed(made))
+    return found, draw(st.sampled_from(POLICIES))
+
+
+def _statements(value: tuple[list[dict[str, Any]], Policy]) -> None:
+    """Believed or refused with a reason; what is believed can be weighed and told."""
+    envelopes, asked = value
+    believed = trust.believe(envelopes, [signer().public], _image_id())
+    for build in believed.builds:
+        judgement.of_build(build, believed.records, asked, NOW)
+    on, reasons = judgement.of_records(believed.records, asked, NOW)
+    json.dumps([on, [str(reason) for reason in reasons]])
+    for envelope in envelopes:
+        try:
+            community.rows([("x.dsse.json", envelope)], {"who": signer().public}, NOW)
+        except EnvbuildError:
+            continue
+
+
+def _envelope(raw: bytes) -> None:
+    """What was signed is believed; nothing else is, whatever was changed."""
+    file = Path("x.dsse.json")
+    file.write_bytes(raw)
+    found = verify.read_file(file)
+    judged = verify.statement([found], Policy(keys=(signer().public,)), NOW)
+    json.dumps(judged.document())
+    if trust.believe([found], [signer().public], None).records:
+        assert signing.payload(found) in [signing.payload(known) for known in _envelopes()]
+    assert not trust.believe([found], [], None).records
+
+
+_FILES = st.deferred(
+    lambda: st.one_of(
+        trees(_envelopes()).map(as_json),
+        trees([{"mediaType": attestations.BUNDLE, "dsseEnvelope": one} for one in _envelopes()]).map(as_json),
+        spoiled(st.sampled_from(list(map(as_json, _envelopes()))), (*JSON, *BYTES)),
+    )
+)
+
+# registries
+
+
+def _registry() -> dict[str, Any]:
+    """Documents, and how they are served; "@name" is the digest of the document of that name."""
+    part = {"mediaType": oci.CONFIG, "digest": "@config", "size": 1}
+    descriptors = {"mediaType": attestations.ENVELOPE, "digest": "@envelope", "size": 1}
+    return {
+        "config": json.loads(_config()),
+        "envelope": _envelopes()[1],
+        "bundled": {"mediaType": attestations.BUNDLE, "dsseEnvelope": _envelopes()[0]},
+        "manifest": {
+            "schemaVersion": 2,
+            "mediaType": oci.MANIFEST,
+            "config": part,
+            "layers": [{"mediaType": "x", "digest": "@layer", "size": 5}],
+        },
+        "index": {
+            "mediaType": oci.INDEX,
+            "manifests": [{"digest": "@manifest", "platform": {"os": "linux", "architecture": "amd64"}}],
+        },
+        "att": {"mediaType": oci.MANIFEST, "config": part, "layers": [descriptors]},
+        "bundle": {
+            "mediaType": oci.MANIFEST,
+            "config": part,
+            "layers": [{"digest": "@bundled"}],
+            "subject": {"digest": "@manifest"},
+        },
+        "referrers": {
+            "mediaType": oci.INDEX,
+            "manifests": [{"digest": "@bundle", "artifactType": attestations.BUNDLE}],
+        },
+        "status": {"tag": 200, "manifests": 200, "blobs": 200, "referrers": 200},
+        "headers": {
+            "tag": {"Content-Type": oci.INDEX, "Docker-Content-Digest": "@index"},
+            "manifests": {"Content-Type": oci.MANIFEST},
+            "blobs": {"Location": "/v2/x"},
+            "referrers": {"Location": "https://elsewhere.example/"},
+        },
+    }
+
+
+_DOCUMENTS = ("config", "envelope", "bundled", "manifest", "index", "att", "bundle", "referrers")
+_LOCATIONS = (
+    "https://[",
+    "//x:y/",
+    "http://registry.example/",
+    "https://x" + "." * 300,
+    "https://\ud800/",
+    "/v2/team/sample/manifests/verified",
+    "https://a b/",
+    "https://@:@/",
+    "https://x:99999/",
+    "gopher://x",
+)
+_CHALLENGES = (
+    'Bearer realm="https://[",service="s"',
+    'Bearer realm="https://auth.registry.example/token",service="s"',
+    "Basic x",
+    "Bearer",
+    'Bearer realm="x:y"',
+    'Bearer realm="https://registry.example:x/"',
+    'Bearer realm="https://\u00ff.x/"',
+)
+
+
+@st.composite
+def _registries(draw: Draw) -> dict[str, Any]:
+    found = draw(trees([_registry()]))
+    found = found if isinstance(found, dict) else {}
+    if draw(st.integers(0, 3)) == 0:
+        kind = draw(st.sampled_from(("tag", "manifests", "blobs", "referrers")))
+        status = draw(st.sampled_from((301, 307, 401, 401, 403, 404, 400, 500, 200)))
+        head = {"Location": draw(st.sampled_from(_LOCATIONS)), "WWW-Authenticate": draw(st.sampled_from(_CHALLENGES))}
+        found |= {"status": {kind: status}, "headers": {kind: head}}
+    found["spoil"] = draw(st.none() | st.tuples(st.sampled_from(_DOCUMENTS), st.sampled_from(JSON)))
+    return found
+
+
+class _Answers(HTTPAdapter):
+    """A registry without a network: the documents under their digests."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        super().__init__()
+        self._said = said
+        self._blobs: dict[str, bytes] = {oci.digest_of(LAYER): LAYER}
+        known = {"@layer": oci.digest_of(LAYER)}
+        for name in _DOCUMENTS:
+            text = json.dumps(said.get(name))
+            for mark, digest in known.items():
+                text = text.replace(f'"{mark}"', f'"{digest}"')
+            raw = text.encode()
+            if said.get("spoil") and said["spoil"][0] == name:
+                raw = said["spoil"][1][:70_000] + raw
+            known[f"@{name}"] = oci.digest_of(raw)
+            self._blobs[known[f"@{name}"]] = raw
+        self._known = known
+
+    def _found(self, url: str) -> tuple[str, bytes | None, str]:
+        path = url.partition("?")[0].rpartition("/")[2]
+        if path == "verified":
+            return "tag", self._blobs[self._known["@index"]], oci.INDEX
+        if path == attestations.att_tag(self._known["@manifest"]):
+            return "manifests", self._blobs[self._known["@att"]], oci.MANIFEST
+        kind = next((kind for kind in ("blobs", "referrers") if f"/{kind}/" in url), "manifests")
+        if kind == "referrers":
+            return kind, self._blobs[self._known["@referrers"]], oci.INDEX
+        return kind, self._blobs.get(path), oci.MANIFEST
+
+    def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
+        kind, raw, media_type = self._found(str(request.url))
+        status, headers = self._of("status", kind), self._of("headers", kind)
+        told = {"Content-Type": media_type}
+        for key, value in headers.items() if isinstance(headers, dict) else ():
+            text = re.sub("[\r\n]", " ", self._known.get(str(value), str(value)))
+            told[re.sub("[^!-9;-~]", "", str(key))] = text.encode("latin-1", "replace").decode("latin-1")
+        code = status if type(status) is int and 200 <= status < 600 else 200
+        if raw is None:
+            code, raw = 404, b"{}"
+        body = HTTPResponse(io.BytesIO(raw), headers=told, status=code, preload_content=False)
+        return self.build_response(request, body)
+
+    def _of(self, key: str, kind: str) -> Any:
+        found = self._said.get(key)
+        return found.get(kind) if isinstance(found, dict) else None
+
+
+def _asked(said: dict[str, Any]) -> None:
+    """The registry's image is judged: an answer with reasons, or an error of ours."""
+    http = requests.Session()
+    http.trust_env = False
+    http.mount("https://", _Answers(said))
+    http.mount("http://", _Answers(said))
+    with mock.patch.object(access, "session", lambda authority, tries=4: http):
+        found = verify.image(PLACE, Policy(keys=(signer().public,)), [], NOW)
+    json.dumps(found.document())
+    if found.verified:  # only what was signed for this very image counts
+        assert found.image is not None and found.image.id == _image_id()
+
+
+# layers and bundles
+
+
+class _Place:
+    """One blob, in small pieces."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def blocks(self, digest: str) -> Iterator[bytes]:
+        yield from (self._raw[at : at + 700] for at in range(0, len(self._raw), 700))
+
+    def manifest(self, target: str) -> Manifest | None:
+        return None
+
+    def blob(self, digest: str, limit: int = 0) -> bytes:
+        return self._raw
+
+    def referrers(self, digest: str) -> list[dict[str, Any]]:
+        return []
+
+
+def _diff_id(raw: bytes) -> str:
+    import zlib
+
+    whole = b""
+    try:
+        while raw.startswith(b"\x1f\x8b"):
+            inflate = zlib.decompressobj(wbits=31)
+            whole += inflate.decompress(raw)
+            raw = inflate.unused_data
+    except zlib.error:
+        return oci.digest_of(b"")
+    return oci.digest_of(whole or raw)
+
+
+def _layer(raw: bytes) -> None:
+    """Whatever lies above the proved layers is looked at, or refused."""
+    (build,) = trust.believe([_envelopes()[0]], [signer().public], None).builds
+    base = layers.Config(_image_id(), (oci.digest_of(LAYER),), {}, {})
+    above = layers.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
+    parts = [{"digest": digest} for digest in (oci.digest_of(LAYER), oci.digest_of(raw))]
+    manifest = Manifest(json.dumps({"layers": parts}).encode(), oci.MANIFEST)
+    for reason in child.objections(_Place(raw), manifest, above, base, build, record_seeds()):
+        str(reason)
+
+
+@cache
+def _members() -> tuple[tuple[str, bytes], ...]:
+    """An image, its index and a key, as `bundle export` lays them out."""
+    config, blob = _config(), b"blobs/sha256/"
+    manifest = oci.encoded(
+        {
+            "mediaType": oci.MANIFEST,
+            "config": oci.descriptor(oci.CONFIG, config),
+            "layers": [oci.descriptor("x", LAYER)],
+        }
+    )
+    index = {"manifests": [{**oci.descriptor(oci.MANIFEST, manifest), "annotations": {bundles.REF: "verified"}}]}
+    held = {f"{blob.decode()}{hashlib.sha256(raw).hexdigest()}": raw for raw in (config, LAYER, manifest)}
+    return (*held.items(), (bundles.INDEX, json.dumps(index).encode()), (bundles.KEY, signer().public.pem))
+
+
+def _bundle(raw: bytes) -> None:
+    file = Path("x.tar")
+    file.write_bytes(raw)
+    found = bundles.Bundle(file)
+    for name in (bundles.KEY, bundles.LOCK, bundles.INDEX):
+        try:
+            found.file(name)
+        except Refusal:
+            continue
+    manifest = found.manifest("verified")
+    if manifest is None:
+        return
+    config = layers.config_of(found, manifest)
+    attestations.fetch(found, manifest.digest)
+    taken = sum(len(block) for block in found.loadable(manifest, config.layers, "envbuild/sample"))
+    assert taken <= len(raw) + 20 * 512, "more is loaded than the bundle has"
+
+
+_KEYS = [
+    {
+        "keys": ["team.pub"],
+        "gpus": ["h20", "NVIDIA H200"],
+        "driver": "550.54.15",
+        "max_age": "90d",
+        "level": "full",
+        "probes": ["gemm.crash"],
+        "base": "registry.example/team/base",
+    }
+]
+
+
+def _policy(raw: bytes) -> None:
+    Path("team.pub").write_bytes(signer().public.pem)
+    file = Path("policy.yaml")
+    file.write_bytes(raw)
+    found = policy.read(file, {}, None)
+    assert all(key.fingerprint for key in found.keys)
+
+
+def _pem(raw: bytes) -> None:
+    """A key that is accepted signs, or checks, what the other half does."""
+    Path("a.pub").write_bytes(raw)
+    if b"PRIVATE" not in raw:
+        assert signing.trusted(Path("a.pub"))
+        return
+    made = signing.private(raw, "a.key")
+    assert signing.opened(signing.seal(b"{}", made), [made.public]) == {}
+
+
+@cache
+def _pems() -> list[bytes]:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    other = ec.derive_private_key(7, ec.SECP384R1())
+    private = [
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        for key in (other, ec.derive_private_key(7, ec.SECP256R1()))
+    ]
+    return [signer().public.pem, *private, b"-----BEGIN " + base64.b64encode(b"x" * 60) + b"-----"]
+
+
+TARGETS = (
+    Target("signed statement", st.deferred(_signed), _statements, 12),
+    Target("envelope", _FILES, _envelope, 65),
+    Target("registry", st.deferred(_registries), _asked, 12),
+    Target("layer", tars.layers(), _layer, 12),
+    Target("bundle", st.deferred(lambda: tars.tars(_members())), _bundle, 12),
+    Target("policy", yaml_files(_KEYS), _policy, 65),
+    Target("key", st.deferred(lambda: spoiled(st.sampled_from(_pems()), BYTES)), _pem, 65),
+)

@@ -1,0 +1,268 @@
+"""Targets: profiles, locks, requirement files, a site's facts and settings, and YAML itself."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import yaml
+from hypothesis import strategies as st
+from unit.support import PROFILE, lock_for
+
+from envbuild import settings, shipped
+from envbuild.attest import sbom, signing
+from envbuild.errors import EnvbuildError, FactsError
+from envbuild.plan import document, factfiles, lock, resolve, sources
+from envbuild.plan.document import Document
+from fuzz.renderers import judged
+from fuzz.strategies import BYTES, ENCODED, Draw, as_yaml, files, spoiled, trees, yaml_files
+from fuzz.target import Target
+
+TESTS = Path(__file__).parents[1]
+GOLDEN = TESTS / "golden"
+RICH: dict[str, Any] = {
+    **PROFILE,
+    "torch": "2.7.1",
+    "gpus": ["a100", "h20"],
+    "gpu_count": 4,
+    "variant": "devel",
+    "toolchain": {"sha256": "a" * 64, "url": "https://mirror.example/cuda.tar"},
+    "driver": {"minimum": "470.57.02", "compat": {"sha256": "b" * 64}},
+    "cuda": "12.6",
+    "features": ["bf16"],
+    "pins": {"cublas": "12.6.4.1", "nccl": {"version": "2.26.2", "reason": "why"}},
+    "accept": [{"advisory": "nccl-abort-hang", "reason": "a time limit"}],
+    "selftest": {
+        "level": "full",
+        "require": ["env.libs"],
+        "transport": "p2p",
+        "floor": {"gemm": 0.5},
+        "burn_seconds": 5,
+        "memory_gb": 4,
+        "timeout": 60,
+        "shapes": [
+            {"m": 2, "k": 4, "n": 8, "dtype": "bf16", "bias": True},
+            {"heads": 8, "length": 64, "depth": 64, "dtype": "bf16", "causal": True},
+        ],
+        "script": "smoke.py",
+    },
+}
+PROFILES = [PROFILE, RICH, {"extends": "parent", "env": {"A": "b"}}]
+WRITTEN = [
+    file.read_bytes()
+    for file in (
+        *sorted(GOLDEN.glob("*/profile.yaml")),
+        *sorted(GOLDEN.glob("faults/*/profile.yaml")),
+        *sorted(shipped.PROFILES.rglob("*.yaml")),
+    )
+    if not file.name.endswith(".lock.yaml")
+]
+
+
+def _profile(raw: bytes) -> None:
+    """A profile that is accepted renders to what it asks for, and to nothing else."""
+    folder = Path("profiles")
+    (folder / "parent.yaml").write_bytes(as_yaml(PROFILE))
+    (folder / "smoke.py").write_text("step('one')\n", encoding="utf-8")
+    file = folder / "sample.yaml"
+    file.write_bytes(raw)
+    source = sources.load(str(file))
+    plan = resolve.resolve(source)
+    made = lock_for(plan)
+    judged(made)
+    asked = {key: value for key, value in source.profile.env.items() if key in made.environment}
+    assert asked.items() <= made.environment.items()
+    lock.write(made, folder / "sample.lock.yaml", "sample")
+    assert lock.read(folder / "sample.lock.yaml") == made
+
+
+@cache
+def lock_seeds() -> list[dict[str, Any]]:
+    """The shipped and the golden ones, with two of each hundred packages, so that a change meets all parts."""
+    found = []
+    for file in (*sorted(GOLDEN.glob("*/lock.yaml")), *sorted(shipped.PROFILES.rglob("*.lock.yaml"))):
+        data = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
+        content = data["content"]
+        for holder, key, most in ((content["base"], "packages", 2), (content, "apt", 2), (content, "wheels", 4)):
+            if key in holder:
+                holder[key] = holder[key][:most]
+        data["id"] = f"sha256:{lock.canonical_digest(content)}"
+        found.append(data)
+    return found
+
+
+@st.composite
+def _locks(draw: Draw) -> bytes:
+    """As somebody who edits a lock and makes its id fit would have it."""
+    data = draw(trees(lock_seeds()))
+    if isinstance(data, dict) and draw(st.integers(0, 9)):
+        data["id"] = f"sha256:{_digest(data.get('content'))}"
+    return as_yaml(data)
+
+
+def _digest(content: Any) -> str:
+    try:  # of what the reader will make of it
+        return lock.canonical_digest(document.parse(as_yaml({"content": content}).decode(), "-").data["content"])
+    except (EnvbuildError, ValueError):
+        return "0" * 64
+
+
+def _lock(raw: bytes) -> None:
+    file = Path("profiles/sample.lock.yaml")
+    file.write_bytes(raw)
+    found = lock.read(file)
+    assert found is not None
+    judged(found)
+    sbom.make("sample", found, f"sha256:{'0' * 64}")
+    lock.write(found, file, "sample")
+    assert lock.read(file) == found
+
+
+_LINES = (
+    b"-r other.txt\n",
+    b"-r requirements.txt\n",
+    b"-r \0\n",
+    b"-r /dev/zero\n",
+    b"-r " + b"x" * 300,
+    b"-e .\n",
+    b"-\n",
+    b"--\n",
+    b"-c x",
+    b"numpy>=2 \\\n  --hash=sha256:00\n",
+    b"a @ file:///x\n",
+    b"git+https://x/y",
+    b"x; python_version < '3'",
+    b"#",
+    b"\\",
+    b"numpy[a,b]>1,<2",
+    b"===x",
+    b"a;" + b"(" * 250,
+    b"a; " + b"'x' in '" * 20,
+    b"torch",
+    b"\x0c",
+    b"\xc2\xa0",
+)
+_TOML = (
+    b"[project]\n",
+    b"dependencies = [",
+    b"]",
+    b"[" * 5000,
+    b"{a=" * 500,
+    b"a." * 2000 + b"b = 1\n",
+    b"'''",
+    b'"""',
+    b"1979-05-27",
+    b"0x",
+    b"1e999",
+    b"inf",
+    b"[[a]]\n",
+    b"[a]\n[a]\n",
+    b"\\u0000",
+    b"\\ud800",
+    b"= 1\n",
+    b'"x" = 1\n',
+    b"dynamic = [1]\n",
+)
+_TXT = [b"numpy>=2\neinops==0.8.0 --hash=sha256:00\n# why\n-r other.txt\nscipy ; python_version > '3.8'\n"]
+_PYPROJECT = [
+    b'[project]\nname = "x"\ndependencies = ["numpy>=2", "einops; python_version>\'3\'"]\n[tool.x]\na = {b = [1]}\n'
+]
+
+
+def _requirements(value: tuple[str, bytes, bytes]) -> None:
+    kind, raw, other = value
+    folder = Path("project")
+    folder.mkdir(exist_ok=True)
+    (folder / "other.txt").write_bytes(other)
+    file = folder / kind
+    file.write_bytes(raw)
+    Path("profiles/sample.yaml").write_bytes(as_yaml(PROFILE))
+    judged(lock_for(resolve.resolve(sources.load("profiles/sample.yaml", wanted=file))))
+
+
+_REQUIREMENTS = st.one_of(
+    st.tuples(st.just("requirements.txt"), files(_TXT, (*_LINES, *ENCODED)), files(_TXT, _LINES)),
+    st.tuples(st.just("pyproject.toml"), files(_PYPROJECT, (*_TOML, *_LINES, *ENCODED)), st.just(b"")),
+)
+
+
+@cache
+def _shipped(name: str) -> Document:
+    """A few of the facts, for the campaign reads them thousands of times."""
+    found = document.read(factfiles._FOLDER / f"{name}.yaml", FactsError)
+    for key, most in (("gpus", 3), ("advisories", 4)):
+        if key in found.data:
+            found.data[key] = [{**row, "shows": {}} if "shows" in row else row for row in found.data[key][:most]]
+            for row in found.data[key] if key == "advisories" else ():
+                for match in [row["match"]] if isinstance(row["match"], dict) else row["match"]:
+                    match.pop("gpus", None)
+    return found
+
+
+@cache
+def _fact_seeds() -> list[dict[str, Any]]:
+    found = []
+    for name, key in (("gpus", "gpus"), ("advisories", "advisories")):
+        doc = document.read(factfiles._FOLDER / f"{name}.yaml", FactsError)
+        for row in doc.data[key][4:40:3]:
+            made = {**copy.deepcopy(row), "id": "own-row"}
+            if key == "gpus":
+                made["names"] = ["NVIDIA Own"]
+                made.pop("unconfirmed_names", None)
+            found.append({"as_of": "2026-11", "sources": {"own": "https://x.example/y"}, key: [made]})
+    return found
+
+
+def _facts(raw: bytes) -> None:
+    file = Path("own.yaml")
+    file.write_bytes(raw)
+    factfiles._extensible.cache_clear()
+    try:
+        with mock.patch.object(factfiles, "read", _shipped):
+            factfiles._extensible((file,))
+    finally:
+        factfiles._extensible.cache_clear()
+
+
+_SETTINGS = [
+    {"debian_mirror": "https://mirror.example/debian", "public_key": "~/team.pub", "signing_key": "~/team.key"}
+]
+
+
+def _settings(raw: bytes) -> None:
+    file = settings.config_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(raw)
+    settings._settings.cache_clear()
+    try:
+        settings.setting("debian_mirror")
+        signing.trusted()
+        signing.configured()
+    finally:
+        settings._settings.cache_clear()
+        file.unlink()
+
+
+def _yaml(raw: bytes) -> None:
+    """Places and merging hold for whatever is accepted."""
+    file = Path("any.yaml")
+    file.write_bytes(raw)
+    found = document.read(file)
+    merged = document.merge(found, found)
+    assert repr(merged.data) == repr(found.data)  # NaN is not equal to itself
+    for path in found.places:
+        assert found.place(path).line >= 1
+        document.field_name(path)
+
+
+TARGETS = (
+    Target("profile", st.one_of(yaml_files(PROFILES, WRITTEN), spoiled(st.sampled_from(WRITTEN), BYTES)), _profile, 12),
+    Target("lock", st.one_of(_locks(), _locks(), yaml_files(lock_seeds())), _lock, 12),
+    Target("requirements", _REQUIREMENTS, _requirements, 12),
+    Target("facts", yaml_files(_fact_seeds()), _facts, 12),
+    Target("settings", yaml_files(_SETTINGS), _settings, 65),
+    Target("yaml", st.one_of(yaml_files([PROFILE, RICH], WRITTEN), st.binary(max_size=200)), _yaml, 65),
+)

@@ -1,0 +1,126 @@
+"""Targets: what a self-test in a hostile image writes, and fingerprints."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from unit.proof import prints
+from unit.proof.runs import NAMES, NONCE, documents, line, lines, output, probe
+from unit.support import image_of, sha
+
+from envbuild.errors import CheckFailed, UsageError
+from envbuild.insight import compare
+from envbuild.proof import evidence, fingerprint, junit, reading, shape, untrusted
+from envbuild.proof.counting import Wanted
+from envbuild.proof.fingerprint import Fingerprint
+from envbuild.selftest import frames
+from fuzz.strategies import BYTES, JSON, Draw, as_json, files, json_files, spoiled, trees
+from fuzz.target import Target
+
+CARDS = {"gpus": [{"name": "NVIDIA H20", "uuid_sha256": "a" * 64}], "driver": "550.54.15"}
+RUNS: list[Any] = [
+    documents(),
+    documents(probe("env.identity", traits=CARDS), probe("gemm.crash", "failed"), probe("train.step", "skipped")),
+    [*documents()[:2], {"kind": "fingerprint", "version": 1}, *documents()[2:]],
+]
+WANTED = Wanted("sample", f"sha256:{sha('lock')}", "quick", NAMES, {"allow_tf32": False})
+NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
+
+
+@st.composite
+def _outputs(draw: Draw) -> tuple[bytes, int | None, bool]:
+    """Frames that are whole, whatever they say; then, now and then, bytes changed."""
+    found = draw(trees(RUNS))
+    frames_of = found if isinstance(found, list) else [found]
+    raw = b"".join(line(as_json(one), number) for number, one in enumerate(frames_of))
+    if draw(st.integers(0, 3)) == 0:
+        raw = draw(spoiled(st.just(raw), (*JSON, *BYTES, *lines(documents()), b"ENVBUILD", NONCE.encode(), b"\n")))
+    return raw, draw(st.sampled_from((0, 0, 0, 5, 1, 137, None))), draw(st.integers(0, 9)) == 0
+
+
+def _selftest(value: tuple[bytes, int | None, bool]) -> None:
+    """Judged, told while it runs, reported, and kept as evidence that can be read again."""
+    stdout, code, timed_out = value
+    told = [found for one in stdout.split(b"\n") if (found := reading.told(one, NONCE))]
+    run = reading.judge(output(stdout, exit_code=code, timed_out=timed_out), NONCE, NAMES)
+    assert not run.passed or (code == 0 and len(told) == len(run.results) + 1)
+    json.dumps(run.summary())
+    junit.render("sample", run, {})
+    record = evidence.run_record(image_of(), WANTED, run, "docker 26", NOW)
+    raw = json.dumps(record, indent=1, sort_keys=True).encode()
+    stated = evidence.statement(record, sha("record"))
+    assert stated["predicate"]["result"] != "PASSED" or run.passed
+    json.dumps(stated)
+    try:
+        shape.checked(untrusted.parse(raw, "the record"))
+    except ValueError:
+        assert not run.passed or evidence.gpu_of(run), "a proof that nobody can read"  # a card's traits may be anything
+    with contextlib.suppress(CheckFailed):
+        fingerprint.text_of(run)
+
+
+def _messages(value: tuple[bytes, int]) -> None:
+    """The messages are the same however the stream comes in pieces."""
+    raw, size = value
+    whole, pieces = frames.Unpacker(), frames.Unpacker()
+    expected = whole.feed(raw)
+    found = [one for at in range(0, len(raw), size) for one in pieces.feed(raw[at : at + size])]
+    assert found == expected and pieces.cut == whole.cut
+
+
+_STREAM = [
+    frames.pack(frames.ANNOUNCE, b"a step") + frames.pack(frames.NOTE, b"a fault") + frames.pack(frames.RESULT, b"{}"),
+    frames.pack(frames.ENVIRONMENT, b"{}") * 3,
+]
+
+
+@cache
+def prints_seeds() -> list[dict[str, Any]]:
+    """The recorded ones with few operations and samples."""
+    found = []
+    for file in (prints.NEW, prints.OLD):
+        document = prints.load(file)
+        document["ops"] = document["ops"][:: max(1, len(document["ops"]) // 3)][:4]
+        for op in document["ops"]:
+            for seen in filter(None, (op["teacher"], op["free"])):
+                seen["samples"] = seen["samples"][:4]
+        found.append(document)
+    return found
+
+
+def _fingerprint(raw: bytes) -> None:
+    """Read, and compared with what it was made from, either way round."""
+    file = Path("print.json")
+    file.write_bytes(raw)
+    found = fingerprint.read(file)
+    for seed in prints_seeds():
+        for a, b in ((found, _model(seed)), (_model(seed), found), (found, found)):
+            try:
+                json.dumps(compare.document(compare.compare(a, b)), allow_nan=False)
+            except UsageError:
+                continue
+
+
+def _model(document: dict[str, Any]) -> Fingerprint:
+    return Fingerprint.model_validate(copy.deepcopy(document))
+
+
+def _json(raw: bytes) -> None:
+    """What is accepted is what any other reader of JSON takes it for."""
+    found = untrusted.parse(raw, "it")
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+TARGETS = (
+    Target("self-test output", _outputs(), _selftest, 12),
+    Target("probe messages", st.tuples(files(_STREAM, (*BYTES, b"A", b"\0\0\0\1")), st.integers(1, 9)), _messages, 65),
+    Target("fingerprint", json_files(prints_seeds()), _fingerprint, 12),
+    Target("JSON", st.one_of(json_files(RUNS[0]), st.binary(max_size=100)), _json, 65),
+)

@@ -1,0 +1,314 @@
+"""Targets: logs for explain, Markdown, references to images, wheels and compiled files, and what doctor reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from selftest.device import HEADS, container, elf_with, library
+from unit.image.test_wheelcheck import ASKED, GOOD, TAG
+
+from envbuild.attest import oci, pins
+from envbuild.host import cluster, model, nodes, system, verdict
+from envbuild.host.check import Check
+from envbuild.image import wheelcheck
+from envbuild.insight import explain, logs, markdown
+from envbuild.selftest import compiled
+from fuzz.strategies import BYTES, TEXTS, Draw, as_json, files, json_files, spoiled, yaml_files
+from fuzz.target import Target
+
+TESTS = Path(__file__).parents[1]
+LOGS = [file.read_bytes()[:4000] for file in sorted((TESTS / "logs").glob("*.log"))]
+_LINES = sorted({one for log in LOGS for one in log.splitlines(keepends=True) if len(one) < 400})
+
+
+def _log(raw: bytes) -> None:
+    json.dumps(explain.document(explain.explain(logs.read(io.BytesIO(raw)))), allow_nan=False)
+
+
+_MORE = (
+    b"\r" * 50,
+    b"x" * 3000,
+    b"\x1b[" + b"1;" * 300,
+    b"rank " * 100,
+    b"9" * 400,
+    b"torch==2.3.1+cu" + b"1" * 30,
+    b"torch==1.2.3..",
+    b"numpy==9.9a.b",
+    b"CUDA capability sm_99",
+    b"NVIDIA H20",
+    b"\xff\xfea\0\n\0",
+)
+
+MARKDOWN = [
+    b"# A\n\n<!-- envbuild:table h20,a100 -->\n| a |\n<!-- envbuild:end -->\n\n```\n<!-- envbuild:end -->\n```\nend\n",
+    b"<!-- envbuild:minimum h20 -->\r\n<!-- envbuild:end -->\r\n<!-- envbuild:evidence e -->\n<!-- envbuild:end -->",
+]
+_MARKS = (
+    b"<!-- envbuild:table h20 -->\n",
+    b"<!-- envbuild:end -->\n",
+    b"<!-- envbuild:x",
+    b"```",
+    b"~~~~",
+    b" " * 3000,
+    b"-->",
+    b"\t" * 2000,
+    b"<!--" * 500,
+    b"\x0c",
+    b"\xe2\x80\xa8",
+    b"\x1c",
+    b"envbuild:" * 200,
+    b"\r",
+    b"`" * 3000,
+)
+
+
+def _markdown(raw: bytes) -> None:
+    """What stands outside of blocks stays; filled again, nothing changes; a cell is one cell."""
+    text = raw.decode("utf-8", "replace")
+    found, faults = markdown.blocks(text, "README.md")
+    cell = markdown.cell_text(text[:200])
+    assert not re.search(r"[\x00-\x1f\x7f\u2028\u2029]|(?<!\\)[|<]", re.sub(r"&#\d+;", "", cell))
+    if faults:
+        return
+    filled, changed = markdown.fill(text, found, lambda block: f"| {cell} |")
+    again, _ = markdown.blocks(filled, "README.md")
+    assert [(block.kind, block.names) for block in again] == [(block.kind, block.names) for block in found]
+    assert markdown.fill(filled, again, lambda block: f"| {cell} |") == (filled, [])
+    assert changed or filled == text
+
+
+REFERENCES = [
+    b"FROM registry.example/team/h20:verified\nimage: localhost:5000/a:verified@sha256:" + b"0" * 64,
+    b"docker.io/library/debian:12",
+    b"[::1]:5000/a/b__c:tag",
+    b"a@sha256:" + b"0" * 64,
+]
+_PARTS = (
+    b"a." * 500,
+    b"a/" * 500,
+    b"-" * 500,
+    b":verified",
+    b"@sha256:",
+    b"localhost/",
+    b"__" * 99,
+    b"http://",
+    b"%",
+    b"\n",
+)
+
+
+def _reference(raw: bytes) -> None:
+    text = raw.decode("utf-8", "replace")
+    made, found = pins.pinned(text, lambda image: f"sha256:{'1' * 64}")
+    assert len(found) == len(list(pins.found(made))) and all(
+        pin.current for pin in pins.pinned(made, lambda image: f"sha256:{'1' * 64}")[1]
+    )
+    parsed = oci.Reference.parse(text)
+    assert oci.Reference.parse(str(parsed)) == parsed
+
+
+@st.composite
+def _wheels(draw: Draw) -> tuple[str, bytes]:
+    """A wheel whose members and heads are odd, its checksums right; or one with bytes changed."""
+    folder = "apex-0.1.dist-info"
+    about = {
+        f"{folder}/METADATA": b"Name: apex\n",
+        f"{folder}/WHEEL": f"Tag: {TAG}\n".encode(),
+        f"{folder}/RECORD": b"",
+    }
+    files = {**GOOD, **about}
+    names = list(files)
+    odd = draw(st.sampled_from(names))
+    content = draw(spoiled(st.just(files[odd]), BYTES)) if draw(st.booleans()) else files[odd]
+    name = draw(
+        st.sampled_from((odd, odd, odd, *(text.replace("\0", "") for text in TEXTS), f"../{odd}", f"{odd}/", names[0]))
+    )
+    method = draw(st.sampled_from((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path, raw in files.items():
+            info = zipfile.ZipInfo(name if path == odd else path)
+            info.compress_type = method if path == odd else zipfile.ZIP_STORED
+            info.external_attr = draw(st.sampled_from((0, 0o100644 << 16, 0o120777 << 16))) if path == odd else 0
+            archive.writestr(info, content if path == odd else raw)
+    raw = buffer.getvalue()
+    if draw(st.booleans()):
+        raw = draw(
+            spoiled(st.just(raw), (*BYTES, b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"\x0e\0", b"\x0c\0"))
+        )
+    file = f"apex-0.1-{TAG}.whl"
+    if not draw(st.integers(0, 19)):
+        file = draw(st.sampled_from(TEXTS)).replace("/", "").replace("\0", "")[:60] + ".whl"
+    return file, raw
+
+
+def _wheel(value: tuple[str, bytes]) -> None:
+    name, raw = value
+    file = Path(name)
+    file.write_bytes(raw)
+    try:
+        faults = wheelcheck.faults(file, **ASKED)  # type: ignore[arg-type]
+        assert all(isinstance(fault, str) and fault for fault in faults)
+        try:
+            wheelcheck.contents(file)
+        except ValueError:
+            assert faults
+    finally:
+        file.unlink()
+
+
+@cache
+def _libraries() -> list[bytes]:
+    own = [
+        library(),
+        library("sm_90", "compute_90a"),
+        elf_with({".nv_fatbin": container(*HEADS) + b"\0" * 64 + container("sm_80")}),
+    ]
+    return [*own, _loadable()]
+
+
+def _loadable() -> bytes:
+    """An ELF file with segments: a loaded one, a dynamic section with a soname, and a build id."""
+    strings = b"\0libx.so.1\0libtorch.so\0$ORIGIN\0"
+    dynamic = b"".join(
+        tag.to_bytes(8, "little") + value.to_bytes(8, "little")
+        for tag, value in ((5, 400), (10, len(strings)), (14, 1), (1, 11), (29, 23), (0, 0))
+    )
+    note = bytes.fromhex("04000000 04000000 03000000 474e5500 01020304")
+    parts = {400: strings, 500: dynamic, 700: note}
+    rows = ((1, 0, 0, 1000), (2, 500, 500, len(dynamic)), (4, 700, 700, len(note)))
+    head = bytearray(1000)
+    head[:64] = elf_with({})[:64]
+    head[32:40], head[54:58] = (64).to_bytes(8, "little"), (56).to_bytes(2, "little") + len(rows).to_bytes(2, "little")
+    for number, (kind, offset, address, size) in enumerate(rows):
+        row = b"".join(value.to_bytes(8, "little") for value in (kind, offset, address, address, size, size, 8))
+        head[64 + 56 * number : 120 + 56 * number] = row
+    for at, content in parts.items():
+        head[at : at + len(content)] = content
+    return bytes(head)
+
+
+_FIELDS = (
+    b"\xff" * 8,
+    b"\0" * 8,
+    b"\xff\xff",
+    b"\0\0",
+    b"\1\0\0\0",
+    b"\xff\xff\xff\x7f",
+    b"\0" * 7 + b"\x80",
+    b"\x50\xed\x55\xba",
+)
+
+
+def _compiled(raw: bytes) -> None:
+    file = Path("file.so")
+    file.write_bytes(raw)
+    found = compiled.read(str(file), "pkg/file.so")
+    assert found.damaged or found.machine >= 0
+
+
+_NODE: dict[str, Any] = {
+    "version": 1,
+    "host": {"name": "a", "time": "now"},
+    "driver": {"version": "550.54.15", "cuda": "12.4", "fault": None},
+    "gpus": [{"name": "NVIDIA H20", "memory_total": 10**11, "mig": False}],
+    "software": {"nccl": "2.21.5", "torch": "2.3.1"},
+    "rdma": [{"name": "mlx5_0/1", "state": "ACTIVE", "link": "InfiniBand", "rate": "400 Gb/sec"}],
+    "checks": [{"id": "gpu.ecc", "status": "fail", "detail": "a bad row", "remedy": None}],
+}
+
+
+def _node(raw: bytes) -> None:
+    """A hostile node beside two that are alike: what is said of them can be written and shown."""
+    found = [cluster.parse("odd", raw), *(cluster.parse(name, as_json(_NODE)) for name in "ab")]
+    for several in (found, found[:1], found[:2]):
+        checks = cluster.compare(several)
+        json.dumps(cluster.document(several, checks))
+        assert all("\x1b" not in check.detail and "\n" not in check.detail for check in checks)
+
+
+_CLUSTER = [{"hosts": ["a", "user@b.example", "10.0.0.1"], "envbuild": "/opt/envbuild/bin/envbuild"}]
+
+
+def _cluster(raw: bytes) -> None:
+    """Each command line names one host, which is no option, and one remote command without anything for a shell."""
+    file = Path("hosts.yaml")
+    file.write_bytes(raw)
+    for host, argv in nodes._ssh(file).items():
+        assert argv[-2] == host and argv[-3] == "--" and not host.startswith("-")
+        assert not set(host + argv[-1].removesuffix(" doctor --json")) & set(" \n\"'`$;|&<>()\\*?!#")
+
+
+_KERNEL = [
+    b"6,1,0,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off.\n[ 1.0] NVRM: Xid (PCI:0000:3b:00): 48, x\n"
+]
+
+
+def _kernel(raw: bytes) -> None:
+    found = system.xids(raw)
+    assert all(0 <= xid.number <= 9999 and xid.text.isprintable() and len(xid.text) <= model.MAX_TEXT for xid in found)
+    assert model.clean(raw.decode("utf-8", "replace")).isprintable()
+    assert model.shown(raw.decode("utf-8", "replace")).isprintable()
+
+
+_TEXT = st.sampled_from(("NVIDIA H20", "550.54.15", "12.4", "9.0", "completed", "", *TEXTS[:30])).map(model.clean)
+_NUMBER = st.sampled_from((None, 0, 1, 10**11, 2**64 - 1))  # as NVML counts
+_CARDS = st.builds(
+    model.Card,
+    st.integers(0, 3),
+    _TEXT,
+    _TEXT,
+    _TEXT,
+    _TEXT,
+    _NUMBER,
+    _NUMBER,
+    st.none() | st.builds(model.Mig, st.booleans(), st.booleans(), st.integers(0, 8)),
+    st.builds(model.Ecc, st.none() | st.booleans(), _NUMBER, st.booleans(), st.booleans()),
+    st.none() | _TEXT,
+    st.none() | _TEXT,
+    st.tuples() | st.tuples(st.builds(model.Holder, st.integers(), _TEXT, _NUMBER)),
+)
+_DRIVERS = st.builds(
+    model.Driver,
+    st.none() | _TEXT,
+    st.none() | _TEXT,
+    st.lists(_CARDS, max_size=3).map(tuple),
+    st.lists(_TEXT, max_size=2).map(tuple),
+    st.none() | _TEXT,
+)
+
+
+def _driver(value: tuple[model.Driver, tuple[model.Xid, ...], int | None]) -> None:
+    """Whatever the driver tells, every check has an answer, which another machine can read."""
+    driver, xids, pci = value
+    from envbuild.host.machine import read
+
+    host = model.Host("a", "2026-11-21T00:00:00Z", read(), driver=driver, pci=pci, log=model.Log(xids))
+    checks = verdict.judge(host, [])
+    assert all(isinstance(check, Check) and "\x1b" not in check.detail for check in checks)
+    node = cluster.parse("a", json.dumps(verdict.document(host, checks)))
+    assert node.described, node.fault
+
+
+_XIDS = st.lists(st.builds(model.Xid, st.sampled_from((13, 31, 48, 63, 79, 94, 9999)), _TEXT, _TEXT), max_size=3).map(
+    tuple
+)
+
+TARGETS = (
+    Target("log", files(LOGS, (*_LINES, *_MORE, *BYTES), raw=400), _log, 12),
+    Target("Markdown", files(MARKDOWN, (*_MARKS, *BYTES)), _markdown, 65),
+    Target("image reference", files(REFERENCES, (*_PARTS, *BYTES)), _reference, 65),
+    Target("wheel", _wheels(), _wheel, 12),
+    Target("compiled file", files(_libraries(), (*_FIELDS, *BYTES)), _compiled, 65),
+    Target("node", json_files([_NODE]), _node, 65),
+    Target("cluster file", yaml_files(_CLUSTER), _cluster, 65),
+    Target("kernel log", files(_KERNEL, (b"NVRM: Xid (", b"): 79", b"PCI:", *BYTES)), _kernel, 65),
+    Target("driver", st.tuples(_DRIVERS, _XIDS, _NUMBER), _driver, 12),
+)

@@ -1,0 +1,93 @@
+"""What is rendered from a lock for others to run, and for each an oracle: is it what the lock says, and no more?
+
+A new renderer of a lock is a row of RENDERERS; every profile and lock of the campaign then goes through it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unit import oracle
+from unit.oracle import Instruction
+
+from envbuild.image import dockerfile
+from envbuild.image.names import LOCK_LABEL
+from envbuild.insight import requirements
+from envbuild.plan.lock import Lock
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """`judge` asserts that a text says what its lock does; it is written from the format's rules, not the renderer."""
+
+    name: str
+    render: Callable[[Lock], str]
+    judge: Callable[[str, Lock], None]
+
+
+def _dockerfile(text: str, lock: Lock) -> None:
+    """Every instruction is known beforehand: how many, in which form, and each word that comes from the lock."""
+    found = oracle.parse(text)
+    head = [("FROM", "scratch"), ("ADD", "base.tar", "/")]
+    if lock.image:
+        head = [("FROM", lock.image), ("USER", "0"), ("ENTRYPOINT",)]
+    assert [(item.keyword, *item.arguments) for item in found[: len(head)]] == head
+    runs = [item for item in found[len(head) :] if item.keyword == "RUN"]
+    rest = [(item.keyword, item.arguments) for item in found[len(head) :] if item.keyword != "RUN"]
+    environment = [("ENV", pair) for pair in sorted(lock.environment.items())]
+    assert rest == [*environment, ("LABEL", (LOCK_LABEL, lock.id)), ("CMD", ("python",))]
+    groups = [name for at, name in enumerate(_layers(lock)) if at == 0 or _layers(lock)[at - 1] != name]
+    assert len(runs) == 1 + bool(lock.apt) + len(groups) + len(lock.archives) + bool(lock.nvcc)
+    for run in runs:
+        _run(run, lock)
+    said = Counter(word for run in runs for word in run.arguments[4:] if run.arguments[2] in ("wheels", "override"))
+    wheels = Counter(f"{w.wheel.name}=={w.wheel.version} --hash=sha256:{w.wheel.sha256}" for w in lock.wheels)
+    assert not wheels - said, "a wheel is not installed by its hash"
+    assert set(said - wheels) <= {f"{one.name}=={one.version}" for one in lock.overrides}
+    debs = Counter(word for run in runs for word in run.arguments[4:] if run.arguments[2] == "debs")
+    assert debs == Counter(deb.file for deb in lock.apt)
+
+
+def _layers(lock: Lock) -> list[str]:
+    return [locked.layer for locked in lock.wheels]
+
+
+def _run(run: Instruction, lock: Lock) -> None:
+    """No shell, no network, and only folders of the build context that the lock names are mounted."""
+    assert run.form == "json" and run.arguments[:2] == ("/bin/sh", "/mnt/bin/install")
+    folders = {"debs": "debs", **{f"wheels/{name}": "wheels" for name in _layers(lock)}}
+    folders |= {f"archives/{archive.name}": "archive" for archive in lock.archives}
+    own = {f"--mount=type=bind,source={source},target=/mnt/{target}" for source, target in folders.items()}
+    before = ("--network=none", "--mount=type=tmpfs,target=/mnt", "--mount=type=bind,source=bin,target=/mnt/bin")
+    assert run.flags[:3] == before and len(run.flags) <= 4 and set(run.flags[3:]) <= own
+
+
+# pip splits a line at blanks, joins it to the next at a backslash, and takes an option for one wherever it begins.
+_PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._+~:-]*)==([A-Za-z0-9.+!_-]+)((?: --hash=sha256:[0-9a-f]{64})?)")
+
+
+def _lines(text: str, lock: Lock) -> None:
+    """Each line is a comment or one pin of the lock."""
+    wheels = {(w.wheel.name, w.wheel.version): w.wheel.sha256 for w in lock.wheels}
+    assert "\\\n" not in text.replace(" \\\n    --hash", " --hash")
+    for line in text.replace(" \\\n    --hash", " --hash").splitlines():
+        match = _PINNED.fullmatch(line)
+        assert line.startswith("#") or not line or match, f"neither a comment nor a pin: {line!r}"
+        if match:
+            assert wheels[match[1], match[2]] == (match[3][-64:] or wheels[match[1], match[2]])
+
+
+RENDERERS = (
+    Renderer("Dockerfile", lambda lock: dockerfile.render(lock, "sample"), _dockerfile),
+    Renderer("requirements", lambda lock: requirements.requirements(lock, "sample"), _lines),
+    Renderer("constraints", lambda lock: requirements.constraints(lock, "sample"), _lines),
+)
+
+
+def judged(lock: Lock) -> None:
+    """Raises AssertionError where any renderer says something that the lock does not."""
+    for renderer in RENDERERS:
+        renderer.judge(renderer.render(lock), lock)

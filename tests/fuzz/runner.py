@@ -1,0 +1,68 @@
+"""Tries inputs on a target, and keeps one of each fault that shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from fuzz.target import Found, Hang, Target, tried, where
+
+
+@dataclass
+class Run:
+    """`tried`: inputs; `accepted`: those that were no error; `slowest`: seconds of one, by the clock."""
+
+    target: Target
+    tried: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    slowest: float = 0.0
+    faults: dict[tuple[str, str], Found] = field(default_factory=dict)
+
+    def one(self, value: Any) -> None:
+        """Try an input. A fault is kept, and the campaign goes on."""
+        begin = time.perf_counter()
+        try:
+            self.accepted += tried(self.target, value)
+        except (Exception, Hang) as error:
+            self._keep(error, repr(value))
+        self.tried += 1
+        self.slowest = max(self.slowest, time.perf_counter() - begin)
+
+    def _keep(self, error: BaseException, example: str) -> None:
+        key = type(error).__name__, where(error)
+        before = self.faults.get(key)
+        if before is None:
+            self.faults[key] = Found(f"{key[0]}: {str(error)[:200]}", key[1], example)
+        else:
+            shorter = min(before.example, example, key=len)
+            self.faults[key] = dataclasses.replace(before, example=shorter, times=before.times + 1)
+
+
+def around(target: Target, number: int, **options: Any) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
+    """A hypothesis test of so many inputs of a target, around what is to be done with each. Nothing is remembered from
+    one run to the next; `options` as hypothesis.settings has them."""
+    asked = settings(
+        max_examples=number,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        **options,
+    )
+    return lambda function: asked(given(target.inputs)(function))
+
+
+def campaign(target: Target, number: int, start: int) -> Run:
+    """At least `number` inputs from the seed `start` on, if there are so many; the same seed gives the same ones."""
+    run = Run(target)
+    begin, more = time.process_time(), start
+    while run.tried < number and more < start + 50:
+        seed(more)(around(target, min(number - run.tried, 2000), phases=(Phase.generate,))(run.one))()
+        more += 1
+    run.seconds = time.process_time() - begin
+    return run

@@ -1,0 +1,133 @@
+"""What a target of the campaign is, and how one input is tried on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hypothesis import strategies as st
+
+from envbuild.errors import EnvbuildError, printable
+
+DEADLINE = 10.0
+"""Seconds of one input, by the clock: hundreds of times what any takes, for the machine may be busy."""
+MEMORY = 768 << 20
+"""Bytes of address space that one input may take beyond what the process has: the largest file that any reader takes
+whole has 64 MiB, and a parsed one is some ten times that."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader of what others wrote. `run` tries one input: it may raise an EnvbuildError, and nothing else; what must
+    hold of the result it asserts. `share`: of 1000 inputs of the campaign, more where an input costs little."""
+
+    name: str
+    inputs: st.SearchStrategy[Any]
+    run: Callable[[Any], object]
+    share: int
+
+
+class Hang(BaseException):
+    """Not an Exception, so that nothing on the way takes it for an ordinary failure."""
+
+
+def tried(target: Target, value: Any) -> bool:
+    """Whether the input was accepted. Raises what must not happen: any error that is none of ours, AssertionError,
+    Hang, MemoryError."""
+    with _bounded():
+        try:
+            target.run(value)
+            return True
+        except EnvbuildError as error:
+            _told(error)
+            return False
+
+
+def _told(error: EnvbuildError) -> None:
+    """What the command line does with an error must be possible: as JSON, and as UTF-8 without control characters."""
+    json.dumps(error.document())
+    assert error.message, "an error without a word"
+    said = "\n".join([error.message, error.hint or "", *map(str, error.faults)])
+    shown = printable(said).encode()
+    assert b"\x1b" not in shown
+
+
+def _hang(number: int, frame: FrameType | None) -> None:
+    raise Hang(f"no answer within {DEADLINE:.0f} s")
+
+
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+    before = signal.signal(signal.SIGALRM, _hang)
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, hard))
+    signal.setitimer(signal.ITIMER_REAL, DEADLINE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def sandbox() -> Iterator[Path]:
+    """An empty project as the working folder, with settings, caches and evidence of its own; no network is asked."""
+    kept, cwd = dict(os.environ), Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="envbuild-fuzz-") as name:
+        folder = Path(name)
+        (folder / "profiles").mkdir()
+        for kind in ("CACHE", "STATE", "CONFIG", "DATA"):
+            os.environ[f"XDG_{kind}_HOME"] = str(folder / kind.lower())
+        os.environ |= {"HOME": name, "DOCKER_CONFIG": str(folder / "docker"), "PIP_CONFIG_FILE": os.devnull}
+        for variable in [found for found in os.environ if found.startswith(("ENVBUILD_", "SLURM_"))]:
+            del os.environ[variable]
+        os.chdir(folder)
+        _forget()
+        try:
+            yield folder
+        finally:
+            os.chdir(cwd)
+            os.environ.clear()
+            os.environ.update(kept)
+            _forget()
+
+
+def _forget() -> None:
+    """What the package remembers of the machine's configuration."""
+    for name in ("envbuild.settings", "envbuild.attest.access"):
+        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A fault: what was raised and where in envbuild, once however often; `example`: the shortest input that did it."""
+
+    what: str
+    where: str
+    example: str
+    times: int = 1
+
+
+def where(error: BaseException) -> str:
+    """The innermost line of envbuild, or of the target, that an error went through."""
+    at, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "/envbuild/" in file or "/fuzz/" in file:
+            at = f"{'/'.join(Path(file).parts[-2:])}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return at

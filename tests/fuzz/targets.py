@@ -1,0 +1,7 @@
+"""All targets of the campaign."""
+
+from __future__ import annotations
+
+from fuzz import attests, plans, proofs, readers
+
+TARGETS = {target.name: target for target in (*plans.TARGETS, *proofs.TARGETS, *attests.TARGETS, *readers.TARGETS)}

@@ -1,0 +1,147 @@
+"""A slice of the campaign, the same inputs every time; and that the campaign can fail: faults that are put in show."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from envbuild.errors import UsageError
+from envbuild.plan import lock
+from envbuild.plan.lock import Lock
+from fuzz import plans, renderers, target
+from fuzz.renderers import RENDERERS
+from fuzz.runner import around, campaign
+from fuzz.strategies import as_yaml
+from fuzz.target import Hang, Target, sandbox, tried
+from fuzz.targets import TARGETS
+
+SLICE = 10_000  # inputs in all, or some more: none has less than LEAST
+LEAST = 150
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[None]:
+    with sandbox():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_input_is_a_traceback_or_a_hang(name: str) -> None:
+    """Hypothesis shrinks an input that is, and shows it."""
+    one = TARGETS[name]
+    shares = sum(other.share for other in TARGETS.values())
+
+    def each(value: Any) -> None:
+        tried(one, value)
+
+    around(one, max(LEAST, SLICE * one.share // shares), derandomize=True)(each)()
+
+
+def test_the_shares_are_parts_of_the_whole() -> None:
+    assert all(one.share > 0 for one in TARGETS.values())
+    assert len(TARGETS) >= 20
+
+
+# the campaign itself
+
+
+def raising(error: BaseException) -> Callable[[Any], None]:
+    def run(value: Any) -> None:
+        raise error
+
+    return run
+
+
+def sleeping(value: Any) -> None:
+    time.sleep(60)
+
+
+def hoarding(value: Any) -> None:
+    bytearray(target.MEMORY + (64 << 20))
+
+
+def shouting(value: Any) -> None:
+    raise UsageError("")
+
+
+FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
+    "a traceback": (raising(KeyError("x")), "KeyError"),
+    "a recursion": (raising(RecursionError("x")), "RecursionError"),
+    "a hang": (sleeping, "Hang"),
+    "memory": (hoarding, "MemoryError"),
+    "an error without a word": (shouting, "AssertionError"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_and_kept_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "DEADLINE", 0.05)
+    run, kind = FAULTS[name]
+    found = campaign(Target("x", st.integers(0, 50), run, 1), 3, 1)
+    ((said, _),) = found.faults
+    assert (said, found.tried, found.accepted) == (kind, 3, 0)
+    assert [fault.times for fault in found.faults.values()] == [3]
+
+
+def test_an_error_of_ours_is_an_answer() -> None:
+    assert tried(Target("x", st.none(), lambda value: None, 1), None)
+    assert not tried(Target("x", st.none(), raising(UsageError("no")), 1), None)
+
+
+def test_a_hang_is_not_swallowed_on_the_way() -> None:
+    assert not issubclass(Hang, Exception)
+
+
+@pytest.fixture
+def sample() -> Lock:
+    data = next(seed for seed in plans.lock_seeds() if seed["content"]["apt"] and len(seed["content"]["wheels"]) > 1)
+    return lock.parse(as_yaml(data).decode(), "a lock")
+
+
+SMUGGLED: dict[str, Callable[[str], str]] = {
+    "an instruction": lambda text: text.replace("\nLABEL", "\nRUN evil\nLABEL"),
+    "a variable": lambda text: text.replace("\nLABEL", '\nENV LD_PRELOAD="/x"\nLABEL'),
+    "a directive": lambda text: f"# syntax=evil\n{text}",
+    "a shell": lambda text: text.replace("RUN --network=none", "RUN sh -c id\nRUN --network=none", 1),
+    "the network": lambda text: text.replace("--network=none", "--network=default", 1),
+    "a mount": lambda text: text.replace("source=bin,", "source=/,", 1),
+    "another hash": lambda text: text.replace("--hash=sha256:", "--hash=sha256:0", 1),
+    "an argument": lambda text: text.replace('"debs", \\', '"debs", \\\n     "x", \\', 1),
+    "an entry point": lambda text: text.replace('CMD ["python"]', 'ENTRYPOINT ["evil"]\nCMD ["python"]'),
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_the_oracle_sees_what_is_smuggled_into_a_dockerfile(sample: Lock, name: str) -> None:
+    renderer = RENDERERS[0]
+    text = renderer.render(sample)
+    renderer.judge(text, sample)
+    spoiled = SMUGGLED[name](text)
+    assert spoiled != text
+    with pytest.raises(AssertionError):
+        renderer.judge(spoiled, sample)
+
+
+@pytest.mark.parametrize("line", ["evil", "--index-url https://evil.example", "numpy==1.0 ; evil", "-r evil.txt"])
+def test_the_oracle_sees_what_is_smuggled_into_a_requirement_file(sample: Lock, line: str) -> None:
+    for renderer in RENDERERS[1:]:
+        text = renderer.render(sample)
+        renderer.judge(text, sample)
+        with pytest.raises(AssertionError):
+            renderer.judge(f"{text}{line}\n", sample)
+
+
+def test_every_lock_of_the_campaign_is_judged_by_every_renderer(sample: Lock) -> None:
+    def forget(text: str, found: Lock) -> None:
+        raise AssertionError("asked")
+
+    added = dataclasses.replace(RENDERERS[-1], judge=forget)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match="asked"):
+        patch.setattr(renderers, "RENDERERS", (*RENDERERS, added))
+        plans.TARGETS[1].run(as_yaml(plans.lock_seeds()[0]))
