@@ -10,6 +10,7 @@ from envbuild.plan.extension import Commit, ExtensionName, ModuleName, Setting
 from envbuild.plan.kinds import ImageReference, Platform, Text, VariableName
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
 
 
@@ -116,7 +117,7 @@ class Origin(_Model):
 class File(_Model):
     format: int
     made: Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
-    id: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
-    inputs: dict[str, str]
+    id: Digest
+    inputs: dict[str, Digest]
     of: Origin | None = None
     content: Content

@@ -229,6 +229,12 @@ def test_a_lock_without_a_base_is_refused(sample: Lock, file: Path) -> None:
         ("content:", "content: 1\nother:", "damaged"),
         ("wheels:\n", "wheels: x\n  y:\n", "damaged"),
         ("inputs:", "inputs: []\nother:", "damaged"),
+        ("  base: sha256:", "  base: sha512:", "damaged"),
+        (
+            "  base: sha256:",
+            '  base: "\\N"\n  old: sha256:',
+            "damaged",
+        ),  # a line's end to some: written, it is another text
         ("format: 1", "format: 1\nextra: 1", "damaged"),
         ("format: 1", "format: [1", "not valid YAML"),
         ("format: 1", "format: &a 1\nb: *a", "alias"),
