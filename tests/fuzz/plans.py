@@ -259,10 +259,10 @@ def _yaml(raw: bytes) -> None:
 
 
 TARGETS = (
-    Target("profile", st.one_of(yaml_files(PROFILES, WRITTEN), spoiled(st.sampled_from(WRITTEN), BYTES)), _profile, 12),
-    Target("lock", st.one_of(_locks(), _locks(), yaml_files(lock_seeds())), _lock, 12),
-    Target("requirements", _REQUIREMENTS, _requirements, 12),
-    Target("facts", yaml_files(_fact_seeds()), _facts, 12),
-    Target("settings", yaml_files(_SETTINGS), _settings, 65),
-    Target("yaml", st.one_of(yaml_files([PROFILE, RICH], WRITTEN), st.binary(max_size=200)), _yaml, 65),
+    Target("profile", st.one_of(yaml_files(PROFILES, WRITTEN), spoiled(st.sampled_from(WRITTEN), BYTES)), _profile, 9),
+    Target("lock", st.one_of(_locks(), _locks(), yaml_files(lock_seeds())), _lock, 9),
+    Target("requirements", _REQUIREMENTS, _requirements, 9),
+    Target("facts", yaml_files(_fact_seeds()), _facts, 9),
+    Target("settings", yaml_files(_SETTINGS), _settings, 68),
+    Target("yaml", st.one_of(yaml_files([PROFILE, RICH], WRITTEN), st.binary(max_size=200)), _yaml, 68),
 )

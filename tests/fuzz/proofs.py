@@ -119,8 +119,8 @@ def _json(raw: bytes) -> None:
 
 
 TARGETS = (
-    Target("self-test output", _outputs(), _selftest, 12),
-    Target("probe messages", st.tuples(files(_STREAM, (*BYTES, b"A", b"\0\0\0\1")), st.integers(1, 9)), _messages, 65),
-    Target("fingerprint", json_files(prints_seeds()), _fingerprint, 12),
-    Target("JSON", st.one_of(json_files(RUNS[0]), st.binary(max_size=100)), _json, 65),
+    Target("self-test output", _outputs(), _selftest, 9),
+    Target("probe messages", st.tuples(files(_STREAM, (*BYTES, b"A", b"\0\0\0\1")), st.integers(1, 9)), _messages, 68),
+    Target("fingerprint", json_files(prints_seeds()), _fingerprint, 9),
+    Target("JSON", st.one_of(json_files(RUNS[0]), st.binary(max_size=100)), _json, 68),
 )

@@ -302,13 +302,13 @@ _XIDS = st.lists(st.builds(model.Xid, st.sampled_from((13, 31, 48, 63, 79, 94, 9
 )
 
 TARGETS = (
-    Target("log", files(LOGS, (*_LINES, *_MORE, *BYTES), raw=400), _log, 12),
-    Target("Markdown", files(MARKDOWN, (*_MARKS, *BYTES)), _markdown, 65),
-    Target("image reference", files(REFERENCES, (*_PARTS, *BYTES)), _reference, 65),
-    Target("wheel", _wheels(), _wheel, 12),
-    Target("compiled file", files(_libraries(), (*_FIELDS, *BYTES)), _compiled, 65),
-    Target("node", json_files([_NODE]), _node, 65),
-    Target("cluster file", yaml_files(_CLUSTER), _cluster, 65),
-    Target("kernel log", files(_KERNEL, (b"NVRM: Xid (", b"): 79", b"PCI:", *BYTES)), _kernel, 65),
-    Target("driver", st.tuples(_DRIVERS, _XIDS, _NUMBER), _driver, 12),
+    Target("log", files(LOGS, (*_LINES, *_MORE, *BYTES), raw=400), _log, 9),
+    Target("Markdown", files(MARKDOWN, (*_MARKS, *BYTES)), _markdown, 68),
+    Target("image reference", files(REFERENCES, (*_PARTS, *BYTES)), _reference, 68),
+    Target("wheel", _wheels(), _wheel, 9),
+    Target("compiled file", files(_libraries(), (*_FIELDS, *BYTES)), _compiled, 68),
+    Target("node", json_files([_NODE]), _node, 68),
+    Target("cluster file", yaml_files(_CLUSTER), _cluster, 68),
+    Target("kernel log", files(_KERNEL, (b"NVRM: Xid (", b"): 79", b"PCI:", *BYTES)), _kernel, 68),
+    Target("driver", st.tuples(_DRIVERS, _XIDS, _NUMBER), _driver, 9),
 )
