@@ -56,7 +56,13 @@ def _settings() -> dict[str, Any]:
         raise UsageError(f"{file} cannot be read: {error}") from error
     try:
         data = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # !!bool x, !!timestamp x
         raise UsageError(f"{file} is not valid YAML: {error}") from error
     if not isinstance(data, dict) or not all(isinstance(part, str) for item in data.items() for part in item):
         raise UsageError(f"{file} must map settings to text", hint=f"settings: {', '.join(_KNOWN)}")

@@ -35,6 +35,9 @@ def test_a_setting_is_read() -> None:
         b"a: \xff\n",
         "1: x\n",
         "debian_mirror: 2024-99-99\n",
+        "a: !!bool x\n",
+        "a: !!timestamp x\n",
+        "a: !!int ''\n",
         "a: " + "[" * 600,  # deeper than Python goes
     ],
 )
