@@ -17,6 +17,7 @@ from envbuild.proof.reasons import Malformed, Refusal
 _CONFIG_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20  # of a long name in a layer
 _MOST = 5_000_000  # files of a layer
+_LARGEST = 1 << 40  # bytes of one: tarfile goes on reading for as long as a head says, though the layer has ended
 _BLOCK = 1 << 20
 
 
@@ -83,6 +84,8 @@ def entries(place: Place, digest: str, diff_id: str) -> Iterator[tuple[tarfile.T
             for count, member in enumerate(archive):
                 if count > _MOST:
                     raise Refusal("too-large", f"the layer {digest} has more than {_MOST} files")
+                if member.size > _LARGEST:
+                    raise Refusal("too-large", f"the layer {digest} says that it has a file of {member.size} bytes")
                 yield member, archive
                 archive.members = []  # type: ignore[attr-defined]  # else each is kept
         while stream.read(_BLOCK):

@@ -127,7 +127,7 @@ def where(error: BaseException) -> str:
     at, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if "/envbuild/" in file or "/fuzz/" in file:
+        if ("/envbuild/" in file or "/fuzz/" in file) and trace.tb_frame.f_code is not _hang.__code__:
             at = f"{'/'.join(Path(file).parts[-2:])}:{trace.tb_lineno}"
         trace = trace.tb_next
     return at

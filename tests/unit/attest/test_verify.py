@@ -486,10 +486,10 @@ def sparse(maps: int) -> bytes:
     ("content", "reason"),
     [(b"\x28\xb5\x2f\xfdx", "layer"), (gzip.compress(layer(("a", "file"))), "digest"), (b"\x1f\x8bx", "malformed"),
      (b"x" * 2000, "malformed"), (attributed(GNU_sparse_size="x"), "malformed"),
-     (attributed(size="9" * 30), "malformed"),
+     (attributed(size="9" * 30), "malformed"), (gzip.compress(attributed(size=str(1 << 62))), "too-large"),
      (gzip.compress(layer(("a", "file"))) + b"\x1f\x8bx", "malformed"),
      (attributed(GNU_sparse_map="0,1", GNU_sparse_size=str(1 << 60)), "layer"), (gzip.compress(sparse(100)), "layer")],
-    ids=["zstd", "another", "cut", "no-tar", "no-number", "too-large", "behind", "sparse", "old-sparse"],
+    ids=["zstd", "another", "cut", "no-tar", "no-number", "too-large", "endless", "behind", "sparse", "old-sparse"],
 )  # fmt: skip
 def test_a_layer_that_is_not_what_it_says_is_refused(pushed: Site, content: bytes, reason: str) -> None:
     child(pushed, ("b", "file"))
