@@ -485,9 +485,9 @@ def sparse(maps: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(b"\x28\xb5\x2f\xfdx", "layer"), (gzip.compress(layer(("a", "file"))), "digest"), (b"\x1f\x8bx", "malformed"),
-     (b"x" * 2000, "malformed"), (attributed(GNU_sparse_size="x"), "malformed"),
-     (attributed(size="9" * 30), "malformed"), (gzip.compress(attributed(size=str(1 << 62))), "too-large"),
-     (gzip.compress(layer(("a", "file"))) + b"\x1f\x8bx", "malformed"),
+     (b"x" * 2000, "malformed"), (attributed(GNU_sparse_realsize="x"), "malformed"),
+     (attributed(size="9" * 30), "too-large"), (gzip.compress(attributed(size=str(1 << 62))), "too-large"),
+     (gzip.compress(layer(("a", "file")) + bytes(3 << 20)) + b"no gzip" * 9, "malformed"),
      (attributed(GNU_sparse_map="0,1", GNU_sparse_size=str(1 << 60)), "layer"), (gzip.compress(sparse(100)), "layer")],
     ids=["zstd", "another", "cut", "no-tar", "no-number", "too-large", "endless", "behind", "sparse", "old-sparse"],
 )  # fmt: skip
