@@ -108,7 +108,7 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
         return
     names = Counter(_installed(info.filename) for info in infos)
     outside = [name for name in names if not _is_inside(name)]
-    elsewhere = [info.filename for info in infos if not info.is_dir() and _ELSEWHERE.fullmatch(info.filename)]
+    elsewhere = [name for info in infos if _ELSEWHERE.fullmatch(name := info.filename) and not name.endswith("/")]
     odd = [info.filename for info in infos if not _is_plain(info)]
     packed = [info.filename for info in infos if info.compress_type not in _PACKED]
     twice = [name for name, count in names.items() if count > 1]

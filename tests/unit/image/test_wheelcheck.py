@@ -254,3 +254,8 @@ def test_what_installers_do_not_unpack_is_not_unpacked(tmp_path: Path, method: i
 
 def test_a_stored_wheel_is_as_good(tmp_path: Path) -> None:
     assert wheelcheck.faults(packed(tmp_path, zipfile.ZIP_STORED), **ASKED) == []  # type: ignore[arg-type]
+
+
+def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
+    found = wheelcheck.faults(wheel(tmp_path, {**GOOD, "": b""}), **ASKED)  # type: ignore[arg-type]
+    assert found == ["'' leads outside"]
