@@ -31,6 +31,8 @@ class Renderer:
 def _dockerfile(text: str, lock: Lock) -> None:
     """Every instruction is known beforehand: how many, in which form, and each word that comes from the lock."""
     found = oracle.parse(text)
+    if lock.extensions:
+        return _staged(found, lock)
     head = [("FROM", "scratch"), ("ADD", "base.tar", "/")]
     if lock.image:
         head = [("FROM", lock.image), ("USER", "0"), ("ENTRYPOINT",)]
@@ -49,6 +51,39 @@ def _dockerfile(text: str, lock: Lock) -> None:
     assert set(said - wheels) <= {f"{one.name}=={one.version}" for one in lock.overrides}
     debs = Counter(word for run in runs for word in run.arguments[4:] if run.arguments[2] == "debs")
     assert debs == Counter(deb.file for deb in lock.apt)
+
+
+def _staged(found: list[Instruction], lock: Lock) -> None:
+    """With extensions there are stages. Their words are not compared one by one; the form, the network and what the
+    image keeps are."""
+    names = [one.name for one in lock.extensions]
+    base = lock.image or "scratch"
+    stages = [(base, "AS", "common"), ("common", "AS", "builder")]
+    for name in names:
+        stages += [("builder", "AS", f"compiled-{name}"), ("scratch", "AS", f"wheel-{name}")]
+    assert [item.arguments for item in found if item.keyword == "FROM"] == [*stages, ("common",)]
+    copies = [(item.flags, item.arguments) for item in found if item.keyword == "COPY"]
+    assert copies == [((f"--from=compiled-{name}",), ("/out", "/")) for name in names]
+    assert [item.arguments for item in found if item.keyword == "ARG"] == [("MAX_JOBS",)] * len(names)
+    assert [item.arguments for item in found if item.keyword == "ADD"] == ([] if lock.image else [("base.tar", "/")])
+    plain = {
+        "FROM",
+        "COPY",
+        "ARG",
+        "ADD",
+        "RUN",
+        "ENV",
+        "LABEL",
+        "CMD",
+        *(("USER", "ENTRYPOINT") if lock.image else ()),
+    }
+    assert {item.keyword for item in found} <= plain
+    for run in (item for item in found if item.keyword == "RUN"):
+        assert run.form == "json" and run.arguments[:2] == ("/bin/sh", "/mnt/bin/install")
+        assert run.flags[0] == "--network=none" and len(run.flags) <= 4
+    tail = [(item.keyword, item.arguments) for item in found if item.keyword in ("ENV", "LABEL", "CMD")]
+    environment = [("ENV", pair) for pair in sorted(lock.environment.items())]
+    assert tail == [*environment, ("LABEL", (LOCK_LABEL, lock.id)), ("CMD", ("python",))]
 
 
 def _layers(lock: Lock) -> list[str]:
