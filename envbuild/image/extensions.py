@@ -9,12 +9,14 @@ import datetime
 import json
 import re
 import shutil
+import stat
 import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from envbuild.plan.store import digest, write_atomically
 # Raised where the same source would give another wheel: by a change of `compile` in dockerfiles/install, say.
 _RECIPE = 1
 _ABOUT = "built.json"
+_MOST_NAMED = 10
 # Of memory for each job, measured: apex' largest compiler (cicc, nvcc's own) took 3.1 GB, four at once 6.8 GB.
 _JOB_BYTES = 3 << 30
 
@@ -148,7 +151,7 @@ def _make(
         begin = time.monotonic()
         jobs = _compile(engine, lock, profile, text, one, out, say, on_line)
         seconds = time.monotonic() - begin
-        (wheel,) = out.glob("*.whl")
+        wheel = _only(out, one)
         wrong = [
             *wheelcheck.faults(wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python),
             *_lacking(wheel, lock),
@@ -164,8 +167,11 @@ def _make(
             "made": datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
             "from": material(lock, one),
         }
-        write_atomically(out / _ABOUT, json.dumps(about, indent=1))
-        out.rename(target)
+        whole = Path(folder) / "whole"  # a folder of our own: in the other, the build had its hands
+        whole.mkdir()
+        wheel.rename(whole / wheel.name)
+        write_atomically(whole / _ABOUT, json.dumps(about, indent=1))
+        whole.rename(target)
     found = find(lock, one)
     assert found
     return found
@@ -216,6 +222,19 @@ def _compile(
 
 def _explained(one: LockedExtension, failed: buildx.Failed) -> BuildError:
     return BuildError(f"{one.name} cannot be compiled", hint=complaints.explained(failed.said))
+
+
+def _only(out: Path, one: LockedExtension) -> Path:
+    """The one wheel that a build left. What it runs is not ours: a link in `out` would lead to any file of this machine.
+
+    Raises BuildError where anything else is there.
+    """
+    there = sorted(path.name for path in islice(out.iterdir(), _MOST_NAMED))
+    if len(there) == 1 and there[0].endswith(".whl") and stat.S_ISREG((out / there[0]).lstat().st_mode):
+        return out / there[0]
+    names = ", ".join(printable(name)[:100] for name in there) or "nothing"
+    hint = f"one file was to be there, and this is: {names}"
+    raise BuildError(f"the build of {one.name} leaves more than a wheel, or none", hint=hint)
 
 
 def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:

@@ -111,6 +111,7 @@ class Compiler:
         self.jobs: list[str] = []
         self.requires: list[str] = []
         self.tag = TAG
+        self.after: Callable[[Path], object] = lambda out: None  # what the source does beside
 
     def __call__(
         self, engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], on_line: Callable[[str], None]
@@ -121,6 +122,7 @@ class Compiler:
         out = Path(next(word for word in options if word.startswith("type=local")).partition("dest=")[2])
         out.mkdir(exist_ok=True)
         shutil.copy(write_wheel(self.folder, "kernels", "0.1", self.requires, self.tag), out)
+        self.after(out)
         return {}
 
 
@@ -198,6 +200,33 @@ def test_what_a_wheel_needs_must_be_locked(locked: Lock, compiler: Compiler) -> 
     lines = str(caught.value.hint).splitlines()
     assert len(lines) == 3
     assert "einops>0.8" in lines[0] and "packages" in lines[0] and "torch>=99" in lines[1]
+
+
+@pytest.mark.parametrize("left", ["link beside", "file beside", "folder", "link", "nothing"])
+def test_a_build_leaves_one_wheel_and_no_link(locked: Lock, compiler: Compiler, tmp_path: Path, left: str) -> None:
+    """A link named as one of our own files would have them written through it."""
+    mine = tmp_path / "mine"
+    mine.write_text("before", encoding="utf-8")
+
+    def hostile(out: Path) -> None:
+        (wheel,) = out.iterdir()
+        if left == "link beside":
+            (out / "built.json").symlink_to(mine)
+        elif left == "file beside":
+            (out / "\x1b[2J").touch()
+        else:
+            wheel.unlink()
+        if left == "folder":
+            wheel.mkdir()
+        elif left == "link":
+            wheel.symlink_to(mine)
+
+    compiler.after = hostile
+    with pytest.raises(BuildError, match="more than a wheel, or none") as caught:
+        made(locked)
+    assert "\x1b" not in str(caught.value.hint)
+    assert mine.read_text(encoding="utf-8") == "before"
+    assert kept() == []
 
 
 def test_an_interrupted_one_leaves_nothing(locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
