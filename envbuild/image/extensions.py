@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -39,6 +40,7 @@ from envbuild.plan.store import digest, write_atomically
 _RECIPE = 1
 _ABOUT = "built.json"
 _MOST_NAMED = 10
+_MOST_METADATA = 1 << 20  # bytes; torch's has 30 kB
 # Of memory for each job, measured: apex' largest compiler (cicc, nvcc's own) took 3.1 GB, four at once 6.8 GB.
 _JOB_BYTES = 3 << 30
 
@@ -152,10 +154,8 @@ def _make(
         jobs = _compile(engine, lock, profile, text, one, out, say, on_line)
         seconds = time.monotonic() - begin
         wheel = _only(out, one)
-        wrong = [
-            *wheelcheck.faults(wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python),
-            *_lacking(wheel, lock),
-        ]
+        wrong = wheelcheck.faults(wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python)
+        wrong = wrong or list(_lacking(wheel, lock))  # which opens it: only one that has no fault
         if wrong:
             raise BuildError(f"the wheel of {one.name} is not what was asked for", hint="\n".join([*wrong, *_why(one)]))
         about = {
@@ -238,21 +238,28 @@ def _only(out: Path, one: LockedExtension) -> Path:
 
 
 def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
-    """What the wheel asks for and the image has not: nobody resolved it, for it was made after the lock."""
+    """What the wheel asks for and the image has not: nobody resolved it, for it was made after the lock.
+
+    The wheel must have passed its check: it is opened here without another.
+    """
     with zipfile.ZipFile(wheel) as archive:
         name = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), None)
-        text = archive.read(name).decode("utf-8", "replace") if name else ""
+        raw = archive.open(name).read(_MOST_METADATA + 1) if name else b""
+    if len(raw) > _MOST_METADATA:
+        yield f"its METADATA is larger than {_MOST_METADATA >> 20} MiB"
+    text = raw[:_MOST_METADATA].decode("utf-8", "replace")
     for line in HeaderParser().parsestr(text).get_all("Requires-Dist", []):
         try:
             asked = Requirement(line)
-        except InvalidRequirement:
+            counts = asked.marker is None or asked.marker.evaluate({"python_version": lock.python, "extra": ""})
+        except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
             yield f"it needs what nobody can read: {printable(line)[:200]}"
             continue
         version = lock.versions.get(canonicalize_name(asked.name))
-        if asked.marker and not asked.marker.evaluate({"python_version": lock.python, "extra": ""}):
+        if not counts:
             continue
         if version is None or not asked.specifier.contains(version, prereleases=True):
-            yield f"it needs {asked}, and the lock has {version or 'none'}: add it to the profile's packages"
+            yield f"it needs {printable(str(asked))[:200]}, and the lock has {version or 'none'}: add it to the profile's packages"
 
 
 def _why(one: LockedExtension) -> Sequence[str]:

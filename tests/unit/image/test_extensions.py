@@ -309,7 +309,28 @@ def test_a_known_complaint_says_what_to_do(locked: Lock, compiler: Compiler, sai
 
 def test_a_wheel_is_no_place_for_surprises(locked: Lock, compiler: Compiler) -> None:
     """What it asks for may be written by anybody."""
-    compiler.requires = ["\x1b[2Jevil @@"]
+    compiler.requires = ["\x1b[2Jevil @@", 'numpy; os_name ~= "x"', "evil @ file:///\x1b[2J"]
     with pytest.raises(BuildError) as caught:
         made(locked)
+    assert "os_name" in str(caught.value.hint)
     assert "\x1b" not in str(caught.value.hint) and "nobody can read" in str(caught.value.hint)
+
+
+def test_what_it_asks_for_is_read_up_to_a_bound(
+    locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extensions, "_MOST_METADATA", 1 << 10)
+    compiler.requires = [f"numpy>{n / 1000}" for n in range(100)]
+    with pytest.raises(BuildError) as caught:
+        made(locked)
+    assert "METADATA is larger" in str(caught.value.hint)
+
+
+def test_what_is_no_wheel_is_not_opened_again(
+    locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheelcheck, "faults", lambda wheel, **asked: ["it is damaged"])
+    compiler.after = lambda out: [wheel.write_bytes(b"no zip") for wheel in out.iterdir()]
+    with pytest.raises(BuildError) as caught:
+        made(locked)
+    assert "it is damaged" in str(caught.value.hint)
