@@ -98,7 +98,7 @@ def _folder(name: str) -> Path:
 
 
 def find(lock: Lock, one: LockedExtension) -> Built | None:
-    """The wheel, if it was made before and is still what was made."""
+    """The wheel, if it was made before and is still what was made. Only looks: another may be making it just now."""
     name = key(lock, one)
     try:
         about = json.loads((_folder(name) / _ABOUT).read_text(encoding="utf-8"))
@@ -108,7 +108,6 @@ def find(lock: Lock, one: LockedExtension) -> Built | None:
             return built
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    shutil.rmtree(_folder(name), ignore_errors=True)
     return None
 
 
@@ -171,6 +170,7 @@ def _make(
         whole.mkdir()
         wheel.rename(whole / wheel.name)
         write_atomically(whole / _ABOUT, json.dumps(about, indent=1))
+        shutil.rmtree(target, ignore_errors=True)  # a damaged one; whoever makes it holds its lock
         whole.rename(target)
     found = find(lock, one)
     assert found

@@ -179,6 +179,14 @@ def test_a_damaged_one_is_made_again(locked: Lock, compiler: Compiler, harm: str
     assert len(compiler.jobs) == 2
 
 
+def test_who_looks_removes_nothing(locked: Lock, compiler: Compiler) -> None:
+    """It holds no lock, so what it cannot read yet may be another's."""
+    first = made(locked)
+    (first.path.parent / "built.json").unlink()
+    assert extensions.find(locked, locked.extensions[0]) is None
+    assert first.path.is_file()
+
+
 def test_what_fails_its_check_is_not_kept(locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     def faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python: str) -> list[str]:
         assert (name, tuple(modules), arch, python) == ("kernels", ("kernels_cuda",), "9.0", "3.11")
