@@ -66,9 +66,7 @@ def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
     """All that a wheel is made from: its key is the sha256 of this."""
     builder = lock.builder
     assert builder
-    tools = {
-        item.wheel.name: item.wheel.sha256 for item in (*lock.wheels, *builder.wheels) if _compiles(item.wheel.name)
-    }
+    tools = {item.wheel.name: item.wheel.sha256 for item in lock.wheels if _compiles(item.wheel.name)}
     tools |= {item.wheel.name: item.wheel.sha256 for item in builder.wheels}
     compiler = re.compile(facts.compiler_packages())
     debs = {deb.name: deb.version for deb in (*lock.base, *lock.apt) if compiler.fullmatch(deb.name)}
