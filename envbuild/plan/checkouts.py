@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import urllib.parse
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,8 @@ _ATTRIBUTES = "* -export-ignore -export-subst -text -ident -filter -working-tree
 # Where a build reads its flags: not the papers, which may speak of flags that are gone.
 _BUILD_FILES = (".py", ".toml", ".cfg", ".cmake", "CMakeLists.txt")
 _MOST_BYTES = 4 << 20  # of one such file
+# Of a whole source, unpacked, and of one extended header.
+_MOST_MEMBERS, _LARGEST_TOTAL, _LARGEST_HEADER = 500_000, 8 << 30, 1 << 20
 
 
 def take(wanted: Wanted, progress: Progress) -> LockedExtension:
@@ -56,7 +58,7 @@ def take(wanted: Wanted, progress: Progress) -> LockedExtension:
         write(locked, file)
         try:
             unknown = _unmentioned(file, set(build.env) - facts.build_variables())
-        except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+        except _BROKEN as error:
             said = f"its source is no tar (gzip, xz, bzip2 or plain), or is damaged: {error}"
             raise ProfileError(f"{extension.name} cannot be taken", faults=[replace(wanted.at, message=said)]) from None
     if unknown:
@@ -65,6 +67,9 @@ def take(wanted: Wanted, progress: Progress) -> LockedExtension:
     return locked
 
 
+# All that tarfile raises for a hostile tar, as of sizes that are no numbers, and headers of headers without end.
+_BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError, LookupError, OverflowError,
+           RecursionError)  # fmt: skip
 _SILENT = "the source does not mention {name} where it builds: setting it would do nothing"
 _OTHERWISE = (
     "look in the setup.py of that commit; one that reads no variables may take build.settings, as in "
@@ -183,11 +188,32 @@ def _shown_in(text: str, address: str) -> str:
     return text.replace(address, _shown(address))
 
 
+class _Member(tarfile.TarInfo):
+    """One whose extended headers, which tarfile takes into memory whole, are small."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        found = super().frombuf(buf, encoding, errors)
+        if not found.isfile() and not 0 <= found.size <= _LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {found.size} bytes")
+        return found
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Those of a tar that comes to an end. Raises TarError for one that is too large or leads back."""
+    before = -1
+    for count, member in enumerate(tar):
+        if not before < tar.offset <= _LARGEST_TOTAL or count >= _MOST_MEMBERS:
+            raise tarfile.ReadError(f"more than {_LARGEST_TOTAL >> 30} GiB, or {_MOST_MEMBERS} files, or without end")
+        before = tar.offset
+        yield member
+
+
 def _unmentioned(file: Path, names: Iterable[str]) -> Sequence[str]:
     """Those that stand in no file of a source that decides what is built. The whole tar is read."""
     missing = {name: name.encode() for name in names}
-    with tarfile.open(file) as tar:
-        for member in tar:
+    with tarfile.open(file, tarinfo=_Member) as tar:
+        for member in _members(tar):
             if member.isreg() and member.name.endswith(_BUILD_FILES) and member.size <= _MOST_BYTES:
                 content = tar.extractfile(member)
                 text = content.read() if content else b""

@@ -171,3 +171,37 @@ def test_what_is_no_tar_is_said(project: Path, tmp_path: Path) -> None:
     entry = {"sha256": hashlib.sha256(b"PK").hexdigest(), "url": file.as_uri()}
     error = refused(wanted(project, sdist=entry, build={"env": {"KERNELS_CUDA": "1"}}))
     assert isinstance(error, ProfileError) and "tar" in str(error.faults[0])
+
+
+def packed(folder: Path, *records: tuple[dict[str, str], tarfile.TarInfo]) -> dict[str, str]:
+    """An sdist of empty files with these extended headers."""
+    file = folder / "kernels-1.0.tar"
+    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as tar:
+        for headers, info in records:
+            info.pax_headers = headers
+            tar.addfile(info)
+    return {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "url": file.as_uri()}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"GNU.sparse.size": "x"},
+        {"GNU.sparse.map": "1", "GNU.sparse.size": "1"},
+        {"size": "-1024"},
+        {"size": str(1 << 60)},
+        {"comment": "x" * (2 << 20)},
+    ],
+    ids=["no number", "odd map", "backwards", "without end", "large header"],
+)
+def test_a_hostile_tar_is_the_profiles_fault(project: Path, tmp_path: Path, headers: dict[str, str]) -> None:
+    entry = packed(tmp_path, (headers, tarfile.TarInfo("kernels-1.0/setup.py")), ({}, tarfile.TarInfo("next")))
+    error = refused(wanted(project, sdist=entry))
+    assert isinstance(error, ProfileError) and "is no tar" in str(error.faults[0])
+    assert error.faults[0].field == "extensions[0]"
+
+
+def test_a_source_without_end_is_not_read_to_it(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkouts, "_MOST_MEMBERS", 2)
+    entry = packed(tmp_path, *(({}, tarfile.TarInfo(f"kernels-1.0/{name}")) for name in "abc"))
+    assert "2 files" in str(refused(wanted(project, sdist=entry)).faults[0])
