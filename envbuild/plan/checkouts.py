@@ -7,6 +7,7 @@ user's git configuration (certificates, proxies, credentials, insteadOf) counts.
 from __future__ import annotations
 
 import lzma
+import re
 import shutil
 import tarfile
 import tempfile
@@ -32,6 +33,7 @@ _ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "file:http:htt
 _ATTRIBUTES = "* -export-ignore -export-subst -text -ident -filter -working-tree-encoding\n"
 # Where a build reads its flags: not the papers, which may speak of flags that are gone.
 _BUILD_FILES = (".py", ".toml", ".cfg", ".cmake", "CMakeLists.txt")
+_PAPERS = {"docs", "tests"}
 _MOST_BYTES = 4 << 20  # of one such file
 # Of a whole source, unpacked, and of one extended header.
 _MOST_MEMBERS, _LARGEST_TOTAL, _LARGEST_HEADER = 500_000, 8 << 30, 1 << 20
@@ -211,11 +213,15 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 def _unmentioned(file: Path, names: Iterable[str]) -> Sequence[str]:
     """Those that stand in no file of a source that decides what is built. The whole tar is read."""
-    missing = {name: name.encode() for name in names}
+    missing = {name: re.compile(rb"(?<![A-Za-z0-9_])%b(?![A-Za-z0-9_])" % name.encode()) for name in names}
     with tarfile.open(file, tarinfo=_Member) as tar:
         for member in _members(tar):
-            if member.isreg() and member.name.endswith(_BUILD_FILES) and member.size <= _MOST_BYTES:
+            if member.isreg() and _builds(member.name) and member.size <= _MOST_BYTES:
                 content = tar.extractfile(member)
                 text = content.read() if content else b""
-                missing = {name: raw for name, raw in missing.items() if raw not in text}
+                missing = {name: word for name, word in missing.items() if not word.search(text)}
     return sorted(missing)
+
+
+def _builds(path: str) -> bool:
+    return path.endswith(_BUILD_FILES) and not _PAPERS & set(path.split("/")[:-1])

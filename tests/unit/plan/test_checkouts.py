@@ -35,7 +35,9 @@ def git(folder: Path, *arguments: str) -> str:
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "team" / "kernels"
     folder.mkdir(parents=True)
-    for name, text in {"setup.py": SETUP, "README": "KERNELS_GONE once did something", **ODD}.items():
+    files = {"setup.py": SETUP, "README": "KERNELS_GONE once did something", "tests/run.py": "KERNELS_TESTED = 1"}
+    for name, text in {**files, **ODD}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
@@ -145,6 +147,12 @@ def test_a_variable_that_the_source_does_not_read_is_refused(project: Path, repo
     (fault,) = error.faults
     assert fault.field == "extensions[0].build.env.KERNELS_GONE"
     assert "does not mention KERNELS_GONE" in fault.message
+
+
+@pytest.mark.parametrize("name", ["KERNELS", "KERNELS_CUD", "ERNELS_CUDA", "KERNELS_TESTED"])
+def test_part_of_a_word_and_a_test_are_no_mention(project: Path, repository: Path, name: str) -> None:
+    error = refused(from_git(project, repository, build={"env": {name: "1"}}))
+    assert f"does not mention {name} " in str(error.faults[0])
 
 
 def sdist(folder: Path, setup: str = SETUP) -> dict[str, str]:
