@@ -163,7 +163,11 @@ def _clone(wanted: Wanted, commit: str) -> None:
             raise ProfileError(
                 f"the source of {wanted.extension.name} cannot be had", faults=[replace(wanted.at, message=said)]
             )
-        made.rename(target)
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another fetched the same commit meanwhile
+                raise
 
 
 def _elsewhere() -> str:

@@ -91,6 +91,13 @@ def test_an_older_commit_is_had_too_and_once(project: Path, repository: Path) ->
     assert take(item).digest == first
 
 
+def test_two_may_fetch_one_commit_at_once(project: Path, repository: Path) -> None:
+    item = from_git(project, repository)
+    first = take(item)
+    checkouts._clone(item, first.digest)  # as one does that found nothing before the first was done
+    assert take(item) == first
+
+
 def test_a_server_that_gives_no_single_commits_gives_all(
     project: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
