@@ -53,7 +53,7 @@ def run(
     argv: Sequence[str | Path],
     *,
     stdin: str | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
     timeout: float | None = None,
     on_line: Callable[[str], None] | None = None,
@@ -62,7 +62,7 @@ def run(
 ) -> Completed:
     """Run a program to its end; the exit code is the caller's to judge.
 
-    `env` is added to this process' environment. `on_line` gets each line of stderr as it comes, `on_output` each
+    `env` is added to this process' environment; None takes a variable out of it. `on_line` gets each line of stderr as it comes, `on_output` each
     of stdout. A program that writes more than `limit` bytes to one of them is stopped.
 
     Raises ProcessMissing if the program is not there, ProcessTimeout after `timeout` seconds.
@@ -74,7 +74,7 @@ def run(
             stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
+            env={name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None},
             cwd=cwd,
             text=True,
             errors="replace",

@@ -13,12 +13,12 @@ import tarfile
 import tempfile
 import urllib.parse
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from envbuild import settings
-from envbuild.errors import EnvbuildError, NetworkError, ProfileError
+from envbuild.errors import EnvbuildError, NetworkError, ProfileError, printable
 from envbuild.plan import archives, facts, store
 from envbuild.plan.archive import Wanted as WantedArchive
 from envbuild.plan.lock import LockedExtension
@@ -28,7 +28,18 @@ from envbuild.process import Completed, run
 Progress = Callable[[str, int], None]
 # A repository may be large, and a server may send nothing for ever.
 _FETCH_SECONDS = 1800.0
-_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "file:http:https:ssh", "LC_ALL": "C"}
+# What would lead git to another repository, as a hook's GIT_DIR: of `git rev-parse --local-env-vars` all but
+# GIT_CONFIG_COUNT and GIT_CONFIG_PARAMETERS, which carry a user's configuration.
+_ELSEWHERE = ("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_CONFIG", "GIT_DIR", "GIT_GRAFT_FILE",
+              "GIT_IMPLICIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_INTERNAL_SUPER_PREFIX", "GIT_NO_REPLACE_OBJECTS",
+              "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_REPLACE_REF_BASE", "GIT_SHALLOW_FILE",
+              "GIT_WORK_TREE")  # fmt: skip
+_ENVIRONMENT: Mapping[str, str | None] = {
+    **dict.fromkeys(_ELSEWHERE),
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ALLOW_PROTOCOL": "file:http:https:ssh",
+    "LC_ALL": "C",
+}
 # Every byte as it is in the tree, whatever the source's own attributes say.
 _ATTRIBUTES = "* -export-ignore -export-subst -text -ident -filter -working-tree-encoding\n"
 # Where a build reads its flags: not the papers, which may speak of flags that are gone.
@@ -145,8 +156,10 @@ def _clone(wanted: Wanted, commit: str) -> None:
     target = _repository(commit)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".incoming-") as folder:
         made = Path(folder) / "git"
-        style = ["--object-format=sha256"] if len(commit) == 64 else []
-        run(["git", "init", "--quiet", "--bare", "--template=", *style, made], env=_ENVIRONMENT)
+        style = f"--object-format={'sha256' if len(commit) == 64 else 'sha1'}"
+        begun = run(["git", "init", "--quiet", "--bare", "--template=", style, made], env=_ENVIRONMENT)
+        if begun.code:
+            raise EnvbuildError("git cannot make a repository", hint=printable(begun.stderr.strip()[-600:]))
         (made / "info").mkdir(exist_ok=True)
         (made / "info" / "attributes").write_text(_ATTRIBUTES, encoding="utf-8")
         done = _git(made, "fetch", "--quiet", "--no-tags", "--depth=1", address, commit)

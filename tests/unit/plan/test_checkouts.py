@@ -98,6 +98,26 @@ def test_two_may_fetch_one_commit_at_once(project: Path, repository: Path) -> No
     assert take(item) == first
 
 
+def test_a_hooks_variables_do_not_lead_git_elsewhere(
+    project: Path, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = from_git(project, repository)
+    for name in ("GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_SHALLOW_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
+    assert take(item).digest == item.extension.commit
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_repository_that_git_cannot_begin_is_said(
+    project: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = from_git(project, repository)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "none")
+    with pytest.raises(EnvbuildError, match="cannot make a repository"):
+        take(item)
+
+
 def test_a_server_that_gives_no_single_commits_gives_all(
     project: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
