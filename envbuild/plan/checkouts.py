@@ -135,13 +135,6 @@ class SourceDamaged(EnvbuildError):
     code, kind = 3, "hash"
 
 
-def holds(locked: LockedExtension) -> bool:
-    """Whether the source need not be fetched."""
-    if locked.kind == "sdist":
-        return store.archives().holds(locked.digest, _SDIST)
-    return _repository(locked.digest).is_dir()
-
-
 def _repository(commit: str) -> Path:
     return settings.cache_folder("sources") / commit
 
