@@ -222,12 +222,11 @@ def packed(folder: Path, *records: tuple[dict[str, str], tarfile.TarInfo]) -> di
     "headers",
     [
         {"GNU.sparse.size": "x"},
-        {"GNU.sparse.map": "1", "GNU.sparse.size": "1"},
-        {"size": "-1024"},
+        {"size": "-1536"},
         {"size": str(1 << 60)},
         {"comment": "x" * (2 << 20)},
     ],
-    ids=["no number", "odd map", "backwards", "without end", "large header"],
+    ids=["no number", "backwards", "without end", "large header"],
 )
 def test_a_hostile_tar_is_the_profiles_fault(project: Path, tmp_path: Path, headers: dict[str, str]) -> None:
     entry = packed(tmp_path, (headers, tarfile.TarInfo("kernels-1.0/setup.py")), ({}, tarfile.TarInfo("next")))
