@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
-from envbuild.plan.kinds import ArchiveFile, Model, PackageSpec, Text, VariableName
+from envbuild.plan.kinds import ArchiveFile, Model, PackageSpec, Text, VariableName, address
 
 # What compiles a wheel with setuptools and torch's cpp_extension, where a source names nothing else.
 BUILD_TOOLS = ("ninja", "setuptools", "wheel")
 
 ExtensionName = Annotated[str, StringConstraints(max_length=50, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-GitAddress = Annotated[str, StringConstraints(max_length=1000, pattern=r"^(https?|ssh|file)://[A-Za-z0-9/][!-~]*$")]
+GitAddress = Annotated[
+    str,
+    StringConstraints(max_length=1000, pattern=r"^(https?|ssh|file)://[A-Za-z0-9/][!-~]*$"),
+    AfterValidator(address),
+]
 Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 ModuleName = Annotated[
     str, StringConstraints(max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")

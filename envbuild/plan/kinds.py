@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from typing import Annotated
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -40,6 +41,15 @@ def _platform(text: str) -> str:
     return text
 
 
+def address(text: str) -> str:
+    """An address that can be taken apart: a pattern lets `https://a[b/c` pass."""
+    try:
+        urllib.parse.urlsplit(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no address: {error}") from None
+    return text
+
+
 Platform = Annotated[str, AfterValidator(_platform)]
 Text = Annotated[str, StringConstraints(max_length=2000, pattern=PRINTABLE)]
 Release = Annotated[str, StringConstraints(max_length=60, pattern=PRINTABLE), AfterValidator(_version)]
@@ -64,4 +74,7 @@ class ArchiveFile(Model):
     """A tar or Debian package by its sha256. Where it lies is not locked: `url`, or the site's place for archives."""
 
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    url: Annotated[str, StringConstraints(max_length=1000, pattern=r"^(https?|file)://[!-~]+$")] | None = None
+    url: (
+        Annotated[str, StringConstraints(max_length=1000, pattern=r"^(https?|file)://[!-~]+$"), AfterValidator(address)]
+        | None
+    ) = None

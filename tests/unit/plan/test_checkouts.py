@@ -239,3 +239,17 @@ def test_a_source_without_end_is_not_read_to_it(project: Path, tmp_path: Path, m
     monkeypatch.setattr(checkouts, "_MOST_MEMBERS", 2)
     entry = packed(tmp_path, *(({}, tarfile.TarInfo(f"kernels-1.0/{name}")) for name in "abc"))
     assert "2 files" in str(refused(wanted(project, sdist=entry)).faults[0])
+
+
+@pytest.mark.parametrize(
+    ("entry", "field"),
+    [
+        ({"git": "https://a[b/c", "commit": "c" * 40}, "git"),
+        ({"sdist": {"url": "https://a[b/c", "sha256": "c" * 64}}, "sdist.url"),
+    ],
+)
+def test_what_cannot_be_taken_apart_is_no_address(project: Path, entry: dict[str, Any], field: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        take(wanted(project, **entry))
+    (fault,) = caught.value.faults
+    assert fault.field == f"extensions[0].{field}" and "no address" in fault.message and fault.line
