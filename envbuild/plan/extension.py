@@ -36,6 +36,10 @@ _OURS = frozenset(
 )  # fmt: skip
 
 
+# What `show` and reports know by a short name.
+_TAKEN = frozenset({"cublas", "cuda", "cudnn", "nccl", "python", "torch"})
+
+
 class Build(Model):
     """How a source is told what to build, and what it needs for that beside torch."""
 
@@ -72,6 +76,13 @@ class Extension(Model):
     none: Annotated[Text, StringConstraints(min_length=1)] | None = Field(
         None, description="why this profile does without it"
     )
+
+    @field_validator("name")
+    @classmethod
+    def _has_a_name_of_its_own(cls, name: str) -> str:
+        if name in _TAKEN:
+            raise ValueError(f"{name} is no extension: a profile has its own key for it")
+        return name
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> Extension:

@@ -99,6 +99,7 @@ def _extensions(
     workshop = plan.workshop
     if workshop is None:
         return (), None
+    _refuse_twice(workshop, locked)
     if previous is not None and "extensions" not in stale and locked == previous.wheels:
         return previous.extensions, previous.builder
     extensions = tuple(checkouts.take(wanted, progress) for wanted in workshop.wanted)
@@ -107,6 +108,20 @@ def _extensions(
     apart = (archives.take(archive, progress),) if archive and archive.name not in inside else ()
     nvcc = Nvcc(workshop.toolchain.home, workshop.toolchain.release)
     return extensions, Builder(workshop.arch, nvcc, _tools(plan, workshop, previous, locked), apart)
+
+
+def _refuse_twice(workshop: Workshop, locked: Iterable[LockedWheel]) -> None:
+    """A distribution is in an image once: a wheel of the index, or compiled."""
+    held = {canonicalize_name(item.wheel.name): item.wheel.version for item in locked}
+    faults = [
+        replace(item.at, message=f"{name} {held[name]} is locked as a wheel already, which compiling would replace")
+        for item in workshop.wanted
+        for name in [canonicalize_name(item.extension.name)]
+        if name in held
+    ]
+    if faults:
+        hint = "take it out of extensions, or out of packages (and of what needs it)"
+        raise ProfileError("an extension is a wheel of the lock too", hint=hint, faults=faults)
 
 
 def _tools(

@@ -444,6 +444,28 @@ def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links
     assert newest.versions["alpha"] == "27.0"  # what the image has is what it was compiled with
 
 
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_an_extension_that_the_lock_has_as_a_wheel_is_refused_at_its_line(
+    project: Path, links: Path, name: str
+) -> None:
+    """One that the profile asks for, and one that comes with torch."""
+    data = compiled(links)
+    data["extensions"][0]["name"] = name
+    with pytest.raises(ProfileError, match="wheel of the lock too") as caught:
+        locking.make(plan_of(project, data), None)
+    (fault,) = caught.value.faults
+    assert fault.field == "extensions[0]" and fault.line and fault.message.startswith(f"{name} 1.0 is locked")
+
+
+@pytest.mark.parametrize("name", ["torch", "python", "cuda"])
+def test_an_extension_has_a_name_of_its_own(project: Path, links: Path, name: str) -> None:
+    data = compiled(links)
+    data["extensions"][0]["name"] = name
+    with pytest.raises(ProfileError) as caught:
+        plan_of(project, data)
+    assert "extensions[0].name" in {fault.field for fault in caught.value.faults}
+
+
 def test_tools_that_the_index_lacks_are_a_fault_at_the_extensions_line(project: Path, links: Path) -> None:
     data = compiled(links)
     data["extensions"][0]["build"]["requires"] = ["alpha>=99"]
