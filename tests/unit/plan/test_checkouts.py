@@ -229,7 +229,9 @@ def packed(folder: Path, *records: tuple[dict[str, str], tarfile.TarInfo]) -> di
     ids=["no number", "backwards", "without end", "large header"],
 )
 def test_a_hostile_tar_is_the_profiles_fault(project: Path, tmp_path: Path, headers: dict[str, str]) -> None:
-    entry = packed(tmp_path, (headers, tarfile.TarInfo("kernels-1.0/setup.py")), ({}, tarfile.TarInfo("next")))
+    names = ("kernels-1.0/first", "kernels-1.0/setup.py", "kernels-1.0/next")
+    plain, hostile, after = map(tarfile.TarInfo, names)
+    entry = packed(tmp_path, ({}, plain), (headers, hostile), ({}, after))
     error = refused(wanted(project, sdist=entry))
     assert isinstance(error, ProfileError) and "is no tar" in str(error.faults[0])
     assert error.faults[0].field == "extensions[0]"
