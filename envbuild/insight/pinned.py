@@ -20,7 +20,7 @@ def versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str,
         "torch": known.torch,
         **{short: known.libraries.get(short) for short in ("cublas", "cudnn", "nccl")},
         "apex": None,
-        **({item.extension.name: item.extension.source for item in plan.workshop.wanted} if plan.workshop else {}),
+        **plan.extensions,
     }
     found |= {short: version for short, version in known.libraries.items() if short not in found}
     return found | {name: version for name, version in locked.items() if not facts.library_of(name)}

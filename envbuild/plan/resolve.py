@@ -49,7 +49,7 @@ def computing(versions: Mapping[str, str]) -> dict[str, str]:
 @dataclass(frozen=True)
 class Plan:
     """What is wanted, before anything is looked up. `suite` or `image` is the base, `toolchain` stays in the image,
-    `workshop` is what its extensions are compiled with."""
+    `workshop` is what its extensions are compiled with, `extensions` what each is known by; None: it is left out."""
 
     name: str
     platform: str
@@ -68,6 +68,7 @@ class Plan:
     toolchain: Toolchain | None = None
     archives: tuple[Wanted, ...] = ()
     workshop: Workshop | None = None
+    extensions: Mapping[str, str | None] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
 
@@ -138,6 +139,7 @@ def resolve(source: Source) -> Plan:
         toolchain=kept,
         archives=tuple(_archives(source, choice, kept)),
         workshop=workshop.furnish(source, compiler, choice.environment.get(ARCH_LIST, "")) if compiler else None,
+        extensions={one.name: one.source for one in profile.extensions},
         reasons=_reasons(source, suite, choice),
         places=_places(source, choice, kept),
     )

@@ -295,6 +295,13 @@ def test_show_tells_the_way_out_of_a_warning(project: Path) -> None:
     assert lines[at + 1].startswith("    way out: torch 2.6 or newer")
 
 
+def test_show_names_an_extension_that_is_left_out(project: Path) -> None:
+    write_profile(project, {**PROFILE, "extensions": [{"name": "flash-attn", "none": "not here"}]})
+    found = envbuild("show", "sample", "--json").document
+    assert found["pins"]["flash-attn"] is None
+    assert found["reasons"]["flash-attn"].endswith("none: not here")
+
+
 def test_show_tells_pins_and_reasons(locked: Lock) -> None:
     found = envbuild("show", "sample", "--json").document
     assert found["pins"]["torch"] == "2.13.0+cpu"
