@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+_GPU = ("audit", "gpu", "extensions", "toolchain", "apex", "test_images")
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """One worker has a file at a time, so what its tests share is made once; those of one engine share that too.
+    """One worker has a file at a time, so what its tests share is made once; those of the engine share their images.
+
+    Two workers have those: one the tests of small images, one those of GPU images and of what is compiled for them.
 
     `--dist loadgroup` would say the same with marks: pytest-xdist 3.8 cannot with pytest 9.2, whose node ids it means
     to extend.
@@ -16,6 +20,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "engine" if nodeid.startswith("tests/e2e/") else nodeid.partition("::")[0]
+            file = nodeid.partition("::")[0]
+            if not file.startswith("tests/e2e/"):
+                return file
+            return "GPU images" if any(word in file for word in _GPU) else "images"
 
     return Scheduling(config, log)
