@@ -62,8 +62,8 @@ def run(
 ) -> Completed:
     """Run a program to its end; the exit code is the caller's to judge.
 
-    `env` is added to this process' environment; None takes a variable out of it. `on_line` gets each line of stderr as it comes, `on_output` each
-    of stdout. A program that writes more than `limit` bytes to one of them is stopped.
+    `env` is added to this process' environment; None takes a variable out of it. `on_line` gets each line of stderr as
+    it comes, `on_output` each of stdout. A program that writes more than `limit` bytes to one of them is stopped.
 
     Raises ProcessMissing if the program is not there, ProcessTimeout after `timeout` seconds.
     """

@@ -223,7 +223,7 @@ def _explained(one: LockedExtension, failed: buildx.Failed) -> BuildError:
 
 
 def _only(out: Path, one: LockedExtension) -> Path:
-    """The one wheel that a build left. What it runs is not ours: a link in `out` would lead to any file of this machine.
+    """The one wheel that a build left. What it runs is not ours: a link in `out` would lead to any file of this host.
 
     Raises BuildError where anything else is there.
     """
@@ -257,7 +257,8 @@ def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
         if not counts:
             continue
         if version is None or not asked.specifier.contains(version, prereleases=True):
-            yield f"it needs {printable(str(asked))[:200]}, and the lock has {version or 'none'}: add it to the profile's packages"
+            needed = f"it needs {printable(str(asked))[:200]}"
+            yield f"{needed}, and the lock has {version or 'none'}: add it to the profile's packages"
 
 
 def _why(one: LockedExtension) -> Sequence[str]:
