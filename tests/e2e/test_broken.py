@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,8 @@ def test_a_hang_ends_with_the_time_of_the_selftest(hung: Result) -> None:
     assert hung.code == 5
     assert hung.seconds < 20
     of_the_run = [item["detail"] for item in hung.document["failures"] if item["probe"] is None]
-    assert "the self-test was stopped after 10 s" in of_the_run
+    # 10 s, and what a busy machine takes to stop it
+    assert any(re.fullmatch(r"the self-test was stopped after 1[0-9] s", text) for text in of_the_run)
     assert hung.document["passed"] == 0
 
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -151,3 +152,12 @@ def needs_unshare() -> None:
     )
     if not done or done.returncode != 0:
         pytest.skip("needs unshare and user namespaces, to mount a small file system")
+
+
+def needs_disk() -> None:
+    """doctor counts this machine's own disk, which a sound host has room on."""
+    if shutil.disk_usage(tempfile.gettempdir()).free < ROOM:
+        pytest.skip(f"needs {ROOM >> 30} GiB free in {tempfile.gettempdir()}")
+
+
+ROOM = 40 << 30

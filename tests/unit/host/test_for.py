@@ -12,7 +12,7 @@ from selftest import stubs
 from envbuild.host import verdict
 from envbuild.host.check import Check
 from envbuild.host.needs import Need
-from unit.host.bench import NOWHERE, Bench, bench
+from unit.host.bench import NOWHERE, Bench, bench, needs_disk
 from unit.support import Said
 
 H20, H200 = "name=NVIDIA H20", "name=NVIDIA H200,total=141"
@@ -49,6 +49,8 @@ def answer(said: Said) -> str:
     ],
 )  # fmt: skip
 def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str, profile: str, words: str) -> None:
+    if words.startswith("yes"):
+        needs_disk()
     machine.cards(*cards, driver=driver)
     said = machine.doctor("--for", profile, "--json")
     assert answer(said).startswith(words), said.stdout

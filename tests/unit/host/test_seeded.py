@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from selftest import stubs
 
-from unit.host.bench import NOWHERE, Bench, bench, needs_unshare
+from unit.host.bench import NOWHERE, Bench, bench, needs_disk, needs_unshare
 from unit.support import Said
 
 XID = "4,900,12,-;NVRM: Xid (PCI:0000:1a:00): {}, pid=4711, name=python, {}\n"
@@ -162,6 +162,7 @@ def bad(said: Said, id: str = "") -> dict[str, str]:
 
 
 def test_an_innocent_host_has_no_fault(tmp_path: Path, libraries: dict[str, str]) -> None:
+    needs_disk()
     with bench(tmp_path / "machine", libraries) as machine:
         said = machine.doctor("--json")
     assert bad(said) == {}
