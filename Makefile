@@ -41,9 +41,9 @@ browser: ## Chromium for the tests of the report's page, where it can be install
 	@scripts/browser
 
 test: .venv/.dev engine browser ## every test, the end-to-end ones on a real engine included
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(BESIDE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(BESIDE) --durations=20
 
-test-images: .venv/.dev engine ## the image of every project, 5 GB each, one after the other: built, audited, removed
+test-images: .venv/.dev engine ## the image of every project, 5 GB each: built, audited, removed; one of them pushed and made again
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m images tests/e2e
 
 test-apex: .venv/.dev engine ## the image of h200 with apex compiled for it, twice; APEX_GIT=<address> where its home is out of reach

@@ -37,7 +37,7 @@ KEPT_FREE = 30_000_000_000
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("images") and "images" not in item.config.option.markexpr:
-        item.add_marker(pytest.mark.skip(reason="builds an image of 5 GB: make test-images"))
+        item.add_marker(pytest.mark.skip(reason="takes gigabytes and many minutes: make test-images"))
     if item.get_closest_marker("apex") and "apex" not in item.config.option.markexpr:
         item.add_marker(pytest.mark.skip(reason="compiles for ten minutes: make test-apex"))
 

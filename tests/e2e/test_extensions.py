@@ -245,7 +245,7 @@ def test_a_build_that_is_ended_half_way_poisons_nothing(
     compiling = run_id  # the name of the profile is in the command line of buildx
 
     def asleep() -> bool:
-        listed = command("ps", "-eo", "args").splitlines()
+        listed = command("ps", "-ww", "-eo", "args").splitlines()
         return any("wheel-kernels" in line and compiling in line for line in listed)
 
     until("the compile", lambda: asleep() or not running.alive(), 600)

@@ -84,7 +84,7 @@ def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved,
     document = done.document
     assert (document["first"], document["change"]) == (first, [oldest, first])
     assert [row["version"] for row in document["tries"]] == [oldest, newest, first]
-    assert document["tries"][0]["reason"] == f"own.script: exit: the script ended with exit('too old: {oldest}')"
+    assert document["tries"][0]["reason"] == f"own.script: exit: the script ended: too old: {oldest}"
     assert f" {oldest}: self-test\n" in done.stderr
     assert not (project.cached("contexts") / quick.name).exists()
     assert images(quick) == before

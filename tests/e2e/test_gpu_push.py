@@ -1,4 +1,7 @@
-"""The real GPU image in a registry: it has no proof, and `verify` says so; what else is known of it still counts."""
+"""The real GPU image in a registry: it has no proof, and `verify` says so; what else is known of it still counts.
+
+A push packs its 5.5 GB for minutes and a rebuild makes them again, so only `make test-images` does it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from .site import Team, installing, reasons, wheel
 from .support import OTHER_CUBLAS, Project, Result, command, docker, machine_cache
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.images]
 
 # What `push` does with a proved image, without asking for the proof, and without the tag `verified`.
 SAY = """
