@@ -187,7 +187,7 @@ def _heard(log: Log, found: Explanation) -> Iterator[str]:
         f"torch {said.torch}" if said.torch else "",
         *libraries,
         f"driver {said.driver}" if said.driver else "",
-        f"{said.gpu_count} GPUs" if said.gpu_count else "",
+        f"{said.gpu_count} GPUs{' or more' if found.read.more_gpus else ''}" if said.gpu_count else "",
     ]
     yield f"lines: {len(log.lines)}; said of the machine: {', '.join(filter(None, parts)) or 'nothing'}"
 

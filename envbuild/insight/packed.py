@@ -9,7 +9,7 @@ from typing import BinaryIO
 UNPACKED = 2 << 30
 """Bytes that a packed log is unpacked to at most."""
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 14  # what comes before damage in a block is lost with it
 _MARK, _OF_GZIP = b"\x1f\x8b", 31
 # Random bytes have nine odd ones in a hundred, a progress bar only backspaces, and UTF-16 a NUL in two.
 _ODD = bytes({*range(32), 127} - {0, *b"\a\b\t\n\v\f\r\x1b"})

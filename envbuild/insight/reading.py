@@ -57,13 +57,15 @@ _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 @dataclass(frozen=True)
 class Reading:
     """`told`: words of signatures.py that hold; `first`: who failed first, None where nobody is named; `works`: how
-    far the ranks came; `error`: what Python ended with, None where no exception is in the log."""
+    far the ranks came; `error`: what Python ended with, None where no exception is in the log; `more_gpus`: there may
+    be more than those that are seen."""
 
     situation: Situation
     told: frozenset[str]
     first: Failure | None
     works: Works
     error: Line | None
+    more_gpus: bool
 
 
 def read(log: Log) -> Reading:
@@ -71,7 +73,9 @@ def read(log: Log) -> Reading:
     told = {*_memory(log), *(["rank-failed-first"] if first and ranks.by_itself(log, first) else [])}
     if _below(log, situation):
         told.add("card-below-torch")
-    return Reading(situation, frozenset(told), first, ranks.works(log, situation.gpu_count), _error(log))
+    return Reading(
+        situation, frozenset(told), first, ranks.works(log, situation.gpu_count), _error(log), _count(log)[1]
+    )
 
 
 def _situation(log: Log) -> Situation:
@@ -91,7 +95,7 @@ def _situation(log: Log) -> Situation:
         libraries={**(facts.libraries_of(release) if release else {}), **stated},
         distributions=distributions,
         driver=_value(log, _DRIVER),
-        gpu_count=_count(log),
+        gpu_count=_count(log)[0],
         **{kind: frozenset(found) for kind, found in words.items()},
     )
 
@@ -193,13 +197,12 @@ def _unlisted(capability: str) -> Gpu:
     )  # fmt: skip
 
 
-def _count(log: Log) -> int | None:
-    """GPUs that work together, where the log says or shows that there are several."""
+def _count(log: Log) -> tuple[int | None, bool]:
+    """GPUs that work together, where the log says or shows that there are several, and whether there may be more."""
     said = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
-    if said:  # the highest rank that has a line is not the last one
-        return max((count for count in said if count > 1), default=None)
     seen = [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
-    return max((count for count in seen if count > 1), default=None)
+    # the highest rank that has a line is not the last one
+    return max((count for count in said or seen if count > 1), default=None), not said
 
 
 _RAISED = (

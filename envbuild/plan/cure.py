@@ -23,9 +23,7 @@ def written(change: Change, known: Situation) -> dict[str, Any]:
         found |= {"torch": release.version, "cuda": release.cuda}
     cuda = release.cuda if release else known.cuda
     libraries = {name: versions for name, versions in change.pins.items() if name in facts.libraries()}
-    pins = {
-        name: _nearest(_versions(name, cuda), wanted, known.libraries.get(name)) for name, wanted in libraries.items()
-    }
+    pins = {name: _version(name, cuda, wanted, known.libraries.get(name)) for name, wanted in libraries.items()}
     if any(pins.values()):
         found["pins"] = {name: version for name, version in pins.items() if version}
     packages = [f"{name}{wanted.any_of[-1]}" for name, wanted in change.pins.items() if name not in libraries]
@@ -40,7 +38,8 @@ def written(change: Change, known: Situation) -> dict[str, Any]:
 def lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Each key as a line of YAML: `pins: {cublas: 12.4.5.8}`."""
     for key, value in document.items():
-        yield yaml.safe_dump({key: value}, default_flow_style=None, width=10_000).rstrip("\n")
+        inline = yaml.safe_dump([value], default_flow_style=True, width=10_000).strip()
+        yield f"{key}: {inline[1:-1]}"
 
 
 def _torch(wanted: Versions, known: Situation) -> str | None:
@@ -53,11 +52,17 @@ def _torch(wanted: Versions, known: Situation) -> str | None:
     return _nearest(fits, wanted, known.torch)
 
 
-def _versions(library: str, cuda: str | None) -> list[str]:
-    """Those known of a library, for CUDA 12 where nothing is said."""
-    distribution = facts.distribution_of(library, cuda or "12")
-    asked = [release.pins.get(distribution or "", "") for release in facts.torch_releases().values()]
-    return [*facts.known_versions(distribution or ""), *(text.removeprefix("==") for text in asked)]
+def _version(library: str, cuda: str | None, wanted: Versions, now: str | None) -> str | None:
+    """Of those for this CUDA; where it is not known, of CUDA 12's, else of another's."""
+    distributions = facts.libraries()[library].distributions
+    majors = [cuda.partition(".")[0]] if cuda else sorted(distributions, key=lambda major: (major != "12", major))
+    found = (_nearest(_versions(distributions.get(major, "")), wanted, now) for major in majors)
+    return next(filter(None, found), None)
+
+
+def _versions(distribution: str) -> list[str]:
+    asked = [release.pins.get(distribution, "") for release in facts.torch_releases().values()]
+    return [*facts.known_versions(distribution), *(text.removeprefix("==") for text in asked)]
 
 
 def _nearest(versions: Iterable[str], wanted: Versions, now: str | None) -> str | None:
