@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +85,31 @@ def _failed(checks: Sequence[Check], name: str | None) -> list[Check]:
 
 def _show(checks: Sequence[Check], seconds: float) -> None:
     width = max(len(check.id) for check in checks)
-    for check in checks:
+    for check in _folded(checks):
         click.echo(printable(f"{check.status:<7}  {check.id:<{width}}  {check.detail}"))
         if check.remedy:
             click.echo(printable(f"{'':<7}  {'':<{width}}  remedy: {check.remedy}"))
     counts = Counter(check.status for check in checks)
     told = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warn", "fail", "skipped") if counts[status])
     click.echo(f"{told}; {seconds:.1f} s")
+
+
+_FEW = 2
+
+
+def _folded(checks: Sequence[Check]) -> Iterator[Check]:
+    """Checks of one kind that are skipped for one reason, as gpu.* where there is no GPU, in a line at the first's
+    place."""
+    reasons = Counter(map(_kind, checks))
+    told: set[tuple[str, str]] = set()
+    for check in checks:
+        kind = _kind(check)
+        if check.status != "skipped" or not kind[0] or reasons[kind] <= _FEW:
+            yield check
+        elif kind not in told:
+            told.add(kind)
+            yield replace(check, id=f"{kind[0]}.*", detail=f"{check.detail} ({reasons[kind]} checks)")
+
+
+def _kind(check: Check) -> tuple[str, str]:
+    return check.id.rpartition(".")[0], f"{check.status} {check.detail}"

@@ -30,9 +30,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Side:
-    """What is known of one of the two. None where this kind of thing does not tell: an image has no advisories
-    accepted, and a lock knows no cards. `bytes`: of the whole, in `unit` (to fetch, or in the engine); None where a
-    part's are not known."""
+    """What is known of one of the two; `basics` has the keys that its kind of thing tells. None where that does not
+    tell: an image has no advisories accepted, and a lock knows no cards. `bytes`: of the whole, in `unit` (to fetch, or
+    in the engine); None where a part's are not known."""
 
     name: str
     kind: str
@@ -98,7 +98,7 @@ def compare(a: Side, b: Side) -> Diff:
     return Diff(
         a,
         b,
-        tuple(_changes(a.basics, b.basics)),
+        tuple(change for change in _changes(a.basics, b.basics) if change.name in a.basics.keys() & b.basics.keys()),
         tuple(_changes(a.versions, b.versions)),
         tuple(_changes(a.environment, b.environment)),
         tuple(_changes(a.advisories or {}, b.advisories or {})) if both else None,

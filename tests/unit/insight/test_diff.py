@@ -10,7 +10,7 @@ import pytest
 from envbuild.commands import diff as command
 from envbuild.insight import diff
 from envbuild.insight.diff import Change, Layer, Side
-from envbuild.plan import lock
+from envbuild.plan import lock, sources
 from unit.support import PROFILE, envbuild, lock_for, plan_of
 
 SIDE = Side("a", "image", {}, {}, {}, {}, (Layer("one", "1", 10), Layer("two", "2", 20)), 30, "in the engine")
@@ -32,7 +32,7 @@ def test_each_kind_of_change_is_told() -> None:
         advisories={"cublas-k0-fpe": "noted"},
         layers=(SIDE.layers[0], Layer("three", "3", 5)),
     )
-    a = replace(SIDE, versions={"torch": "2.7.1", "numpy": "2"}, environment={"X": "1"})
+    a = replace(SIDE, basics={"cuda": None}, versions={"torch": "2.7.1", "numpy": "2"}, environment={"X": "1"})
     found = diff.compare(a, b)
     assert found.basics == (Change("cuda", None, "13.0"),)
     assert found.versions == (Change("numpy", "2", None), Change("torch", "2.7.1", "2.11.0"))
@@ -58,6 +58,13 @@ def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
     assert [layer["title"] for layer in told["layers"]] == ["packages"]
     assert told["new_bytes"] == 2_000_000  # numpy and einops share a layer
     assert told["advisories"] is None  # a lock alone knows no cards
+
+
+def test_a_profile_is_the_same_as_its_own_lock(project: Path) -> None:
+    """A lock says nothing of cards, CUDA and driver: that is no change of them."""
+    done = envbuild("diff", "h20", str(sources.load("h20").known_lock))
+    assert done.code == 0 and " are the same" in done.stdout
+    assert not any(word in done.stdout for word in ("gpus", "cuda ", "driver"))
 
 
 def test_the_bytes_of_a_lock_are_those_of_its_files(project: Path) -> None:

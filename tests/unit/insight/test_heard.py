@@ -28,8 +28,8 @@ def causes(text: str) -> list[str]:
 
 # ---- what a profile takes ----
 
-CHANGES = {
-    row.id: row.change for row in (*facts.advisories(), *signatures.signatures().values()) if row.change != Change()
+CHANGES = {row.id: row.change for row in signatures.signatures().values() if row.change != Change()} | {
+    advisory.id: advisory.change for advisory in facts.advisories() if advisory.change != Change()
 }
 
 
