@@ -162,12 +162,13 @@ def _ranks(found: Explanation) -> Iterator[str]:
         return
     told = ", ".join(f"rank {work.rank}: {work.enqueued}" for work in works.told[:MOST_RANKS])
     more = len(works.told) - MOST_RANKS
+    yield ""
     yield f"last enqueued work: {told}" + (f" and {more} more" if more > 0 else "")
     counts = {work.rank: work.enqueued for work in works.told}
     if works.behind:
         which, last = ", ".join(map(str, works.behind[:MOST_RANKS])), counts[works.behind[0]]
         how = "it has not ended its last one" if last == max(counts.values()) else f"it did not come to work {last + 1}"
-        yield f"  the others wait for rank {which}: {how}"
+        yield f"  of these the others wait for rank {which}: {how}"
     elif len(works.told) > 1:
         yield "  these ranks are level"
     if works.silent:

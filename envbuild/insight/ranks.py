@@ -34,7 +34,8 @@ class Work:
 @dataclass(frozen=True)
 class Works:
     """Of the ranks that told theirs, in order. `behind`: those that the others wait for, which enqueued less, or
-    completed less of as much; none where all are level. `silent`: ranks of the same job that told nothing."""
+    completed less of as much; none where all are level. `silent`: ranks of the job that told nothing, where the group
+    is of them all."""
 
     told: tuple[Work, ...] = ()
     behind: tuple[int, ...] = ()
@@ -43,23 +44,36 @@ class Works:
 
 _TOLD = "ast enqueued"
 _WORK = (
-    r"\brank ?(\d{1,5})\b.{0,80}last enqueued (?:nccl )?work: {0,2}(-?\d{1,9})"
-    r"(?:.{0,20}last completed (?:nccl )?work: {0,2}(-?\d{1,9}))?"
+    r"(?:\[rank ?(?P<job>\d{1,5})\].{0,80})?"
+    r"\[(?:pg (?:id )?(?P<id>\d{1,6})\b(?: pg guid (?P<guid>[^\] ]{1,80}))?.{0,40})?rank (?P<own>\d{1,5})\]"
+    r".{0,60}last enqueued (?:nccl )?work: {0,2}(?P<enqueued>-?\d{1,9})"
+    r"(?:.{0,20}last completed (?:nccl )?work: {0,2}(?P<completed>-?\d{1,9}))?"
 )
+_BEFORE, _AFTER = 250, 120
+"""Characters around those words that are searched."""
+_WORLD = ("", "0")
+"""What the group of all ranks is called: nothing, before groups had names, or 0; with more words, default_pg."""
 
 
 def works(log: Log, count: int | None) -> Works:
-    """The last that each rank told of its work. `count`: of ranks; None: unknown."""
-    found: dict[int, Work] = {}
+    """The last that each rank told of its work in one process group, that of which most ranks told. `count`: of ranks;
+    None: unknown."""
+    groups: dict[str, dict[int, Work]] = {}
     for line in log.lines:  # each of them: find() looks at some of those that differ in their numbers alone
-        match = compiled(_WORK).search(line.text) if _TOLD in line.text else None
-        if match:
-            found[int(match[1])] = Work(int(match[1]), int(match[2]), int(match[3]) if match[3] else None)
+        place = line.text.find(_TOLD)
+        near = line.text[max(0, place - _BEFORE) : place + _AFTER] if place >= 0 else ""
+        if match := compiled(_WORK).search(near):
+            rank, completed = int(match["job"] or match["own"]), match["completed"]
+            work = Work(rank, int(match["enqueued"]), int(completed) if completed else None)
+            groups.setdefault(match["guid"] or match["id"] or "", {})[rank] = work
+    name = max(groups, key=lambda group: len(groups[group]), default="")
+    found = groups.get(name, {})
     told = tuple(found[rank] for rank in sorted(found))
     behind = _least({work.rank: work.enqueued for work in told}) or _least(
         {work.rank: work.completed for work in told if work.completed is not None}
     )
-    known = count if count and told and max(found) < count <= MOST else 0
+    whole = name in _WORLD or "default_pg" in name
+    known = count if whole and count and told and max(found) < count <= MOST else 0
     return Works(told, behind, tuple(rank for rank in range(known) if rank not in found))
 
 

@@ -19,7 +19,8 @@ from envbuild.plan.advisories import UNLISTED, Gpu, Situation
 _TORCH = (
     r"pytorch version: {0,4}v?(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})",
     r"\btorch==(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})",
-    r"\b(?:py)?torch(?:[ _.-]{0,2}_?_?version_?_?)?[ =:'\",(]{0,24}v?([12]\.\d{1,2}\.\d{1,2}[a-z0-9.+]{0,40})",
+    r"\b(?:py)?torch(?:[ _.-]{0,2}(?:_?_?version_?_?|版本|バージョン|버전|versi[oó]ne?))?"
+    r"[ =:'\",(]{0,24}v?([12]\.\d{1,2}\.\d{1,2}[a-z0-9.+]{0,40})",
 )
 _CUDA = (
     r"cuda used to build pytorch: {0,4}(\d{1,2}\.\d{1,2})",

@@ -222,13 +222,34 @@ def test_the_rank_that_lags_is_named() -> None:
     works = told(text).read.works
     assert (works.behind, works.silent) == ((2,), (6, 7))
     said = piped(text)
-    assert "rank 2: 19" in said and "the others wait for rank 2: it did not come to work 20" in said
+    assert "rank 2: 19" in said and "of these the others wait for rank 2: it did not come to work 20" in said
     assert json.loads(piped(text, "--json"))["last_work"]["behind"] == [2]
 
 
 def test_ranks_that_are_level_are_not_blamed() -> None:
     assert told("".join(work(rank, 21, 20) for rank in range(4))).read.works.behind == ()
     assert told(work(0, 21, 20) + work(1, 21, 19)).read.works.behind == (1,)
+
+
+def test_ranks_of_different_groups_are_not_compared() -> None:
+    """Groups count their work each for itself; a rank goes by its number in the job where that is told."""
+    line = "[rank{}]:[E1 Proc.cpp:1844] [PG ID 1 PG GUID {} Rank {}] Timeout at NCCL work: 8, last enqueued work: {}.\n"
+    text = "world size: 8\n" + "".join(
+        line.format(rank, 5 + rank // 4, rank % 4, 90 if rank < 4 else 20) for rank in range(7)
+    )
+    works = told(text).read.works
+    assert ([work.rank for work in works.told], works.behind, works.silent) == ([0, 1, 2, 3], (), ())
+    late = told(
+        text.replace("Rank 3] Timeout at NCCL work: 8, last enqueued work: 90", "Rank 3] T, last enqueued work: 89")
+    )
+    assert late.read.works.behind == (3,)
+
+
+@pytest.mark.parametrize(
+    "word", ["PyTorch 版本:", "PyTorch バージョン:", "Versione: torch", "PyTorch versión", "PyTorch-Version:"]
+)
+def test_torch_is_read_whatever_its_version_is_called(word: str) -> None:
+    assert told(f"{word} 2.3.1+cu121\n").read.situation.torch == "2.3.1"
 
 
 def test_every_rank_is_read_however_many_look_alike() -> None:
