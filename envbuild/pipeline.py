@@ -90,8 +90,8 @@ def test_environment(name: str, python: str, progress: Progress, asked: Asked = 
     """The same by an interpreter of this machine, or that of an environment's folder; needs no engine."""
     session = Session(name, Options(locked=True, asked=asked), progress)
     source, locked = _locked(session)
-    session.made.lock = locked
-    session.selftest(source, here.find(python), resolve.computing(locked.versions), locked.python)
+    session.made.lock, session.made.interpreter = locked, here.find(python)
+    session.selftest(source, session.made.interpreter, resolve.computing(locked.versions), locked.python)
     return session.made
 
 

@@ -228,9 +228,9 @@ class Session:
         """In a container of the image, or by an interpreter of this machine."""
 
         def work() -> tuple[TestRun, bool, str]:
-            wanted, asked = source.profile.selftest, self.options.asked
+            wanted, asked, left_out = source.profile.selftest, self.options.asked, {}
             if isinstance(image, Path):
-                wanted = job.on_host(wanted, asked)
+                wanted, left_out = job.on_host(wanted, asked), job.left_out(wanted, asked)
             cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
             handle = "" if isinstance(image, Path) else image.handle
             count, expected = source.profile.gpu_count, hardware.expected(source.profile)
@@ -241,7 +241,7 @@ class Session:
             else:
                 output = local.run(self.connected(), prepared, tell)
             run = reading.judge(output, prepared.nonce, job.required(wanted, bool(cards), asked, count))
-            self.made.run = run
+            run = self.made.run = run.leaving_out(left_out)
             return run, False, counts(run)
 
         return self.step("self-test", work)

@@ -110,6 +110,14 @@ def _junit(made: Made) -> str:
 
 
 def document(made: Made) -> dict[str, Any]:
-    """The self-test's summary, and of every probe its figures, details and what its script printed."""
+    """What was tested, the self-test's summary, and of every probe its figures, details and what its script printed."""
     assert made.run is not None
-    return {**made.run.summary(), "probes": [dict(result) for result in made.run.results]}
+    told = made.run.subject
+    subject = {
+        "profile": made.name,
+        "lock": made.lock.id if made.lock else None,
+        "image": made.image.id if made.image else None,
+        "interpreter": str(made.interpreter) if made.interpreter else None,
+        **{key: told.get(key) for key in ("python", "torch", "device", "level")},
+    }
+    return {**subject, **made.run.summary(), "probes": [dict(result) for result in made.run.results]}
