@@ -186,7 +186,7 @@ def with_own(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor
     monkeypatch.setattr(attention, "cases", lambda context: itertools.islice(cases(context), 2))
     monkeypatch.setattr(attention, "_tell", lambda context, backend: None)
     context = Context(Job("0" * 32, own=Own(attentions=(OwnAttention(1, 70, 32, "float32", False),))))
-    attention.probe(backend)(context)
+    attention.judge(context, backend)
     return context
 
 

@@ -186,8 +186,16 @@ def test_a_probe_that_nobody_knows_is_a_usage_error_with_the_known_names() -> No
 
 
 def test_the_list_names_every_probe() -> None:
-    names = [line.split()[0] for line in module("--list").stdout.splitlines()]
-    assert names == CATALOGUE
+    told = module("--list").stdout
+    assert [line.split()[0] for line in told.splitlines()] == CATALOGUE
+    command = [sys.executable, "-m", "envbuild", "test", "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    assert told == done.stdout, "as `envbuild test --list` has it"
+
+
+def test_each_probe_has_a_sentence_of_its_own() -> None:
+    said = [line.split(maxsplit=3)[3] for line in module("--list").stdout.splitlines()]
+    assert len(set(said)) == len(CATALOGUE)
 
 
 @pytest.mark.parametrize("name", ["gemm.exact", "env.arch", "dist.staged"])
@@ -196,7 +204,11 @@ def test_a_gpu_that_is_not_there_is_a_skip_with_its_reason(name: str) -> None:
     (probe,) = json.loads(result.stdout)["probes"]
     if probe["status"] == "passed":
         pytest.skip("there is a GPU")
-    assert probe["status"] == "skipped" and probe["reason"].startswith("no GPU is visible to torch")
+    assert (
+        result.returncode == 4
+        and probe["status"] == "skipped"
+        and probe["reason"].startswith("no GPU is visible to torch")
+    )
 
 
 def test_the_self_test_imports_nothing_else_of_envbuild() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from envbuild.commands.console import Console
 from envbuild.commands.results import line, whole
 from envbuild.making import Step
+from envbuild.selftest.table import Table
 from unit.proof.runs import NAMES, probe
 from unit.support import envbuild
 
@@ -161,6 +163,21 @@ def test_a_line_names_the_step_that_was_not_survived() -> None:
     assert line(died).endswith("  at mm 3x7: died of SIGFPE")
     named = probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7")
     assert line(named).endswith("  mm 3x7: off by 2"), "once is enough"
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        probe("env.libs", figures=[{"ratio": 0.25}, {"ratio": "nan"}]),
+        probe("gemm.crash", "failed", reason="died of SIGFPE", at="mm 3x7", detail="the stack\n  of it\n"),
+        probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7"),
+        probe("attention.cudnn", "skipped", reason="needs a GPU", seconds=0),
+    ],
+)
+def test_the_zip_shows_a_result_as_the_command_does(result: dict[str, Any], tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        Table(out.fileno())(result)
+    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == whole(result, False)
 
 
 def test_a_terminal_shows_what_ended_and_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
