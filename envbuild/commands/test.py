@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.commands import output
 from envbuild.commands.console import Console, emit, gpus_option, json_option, profile_argument
 from envbuild.errors import CheckFailed, NotProved, UsageError
 from envbuild.plan import probes
-from envbuild.plan.store import write_atomically
 
 if TYPE_CHECKING:
     from envbuild.making import Made
@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 @click.option("--probe", "asked", multiple=True, metavar="NAME", help="Only this probe; may be repeated.")
 @click.option("--list", "listing", is_flag=True, help="List the probes; needs no engine.")
 @click.option(
-    "--junit", "report", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="JUnit XML, for CI."
+    "--junit",
+    "report",
+    metavar="FILE",
+    type=output.FILE,
+    help="JUnit XML, for CI; -: to stdout, instead of the results.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="What the profile's own script printed, also where it passed.")
 @gpus_option
 @click.option(
-    "--fingerprint", "print_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    "--fingerprint", "print_file", metavar="FILE", type=output.FILE,
     help="Record numbers too, for `envbuild compare`.",
 )  # fmt: skip
 @json_option
@@ -59,18 +63,20 @@ def command(
     probes.check(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
+    output.prepare(report, print_file, as_json=as_json)
+    taken = as_json or output.STDOUT in (report, print_file)  # stdout, by one document
     from envbuild import pipeline  # not for --help
     from envbuild.proof import job
 
-    console = Console(results=not as_json, verbose=verbose)
+    console = Console(results=not taken, verbose=verbose)
     wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
     if python:
         made = pipeline.test_environment(name, python, console, wanted)
     else:
         made = pipeline.test(name, reference, console, wanted)
     if report:
-        write_atomically(report, _junit(made))
-    if not as_json and made.run:
+        output.write(report, _junit(made))
+    if not taken and made.run:
         console.results(made.run.results)
     try:
         if print_file:
@@ -98,7 +104,7 @@ def _keep(made: Made, file: Path) -> None:
 
     run = made.run
     if run and (run.fingerprint or job.FINGERPRINT in run.by_status("passed")):
-        write_atomically(file, fingerprint.text_of(run))
+        output.write(file, fingerprint.text_of(run))
 
 
 def _junit(made: Made) -> str:
