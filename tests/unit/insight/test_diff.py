@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,25 @@ SIDE = Side("a", "image", {}, {}, {}, {}, (Layer("one", "1", 10), Layer("two", "
 def test_a_thing_is_the_same_as_itself(project: Path) -> None:
     done = envbuild("diff", "h20", "h20")
     assert (done.code, done.stdout.splitlines()[0]) == (0, "h20 and h20 are the same")
+    assert "new in" not in done.stdout
     assert envbuild("diff", "h20", "h20", "--json").document["same"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "last"),
+    [
+        ({"environment": {"X": "1"}}, "the layers are the same: they differ only in configuration"),
+        ({"id": "sha256:1"}, "the layers are the same: they differ only in configuration"),  # labels, say
+        ({"layers": SIDE.layers[:1], "bytes": 10}, "new in b: 0 MB in the engine"),
+        ({"layers": (*SIDE.layers, Layer("three", "3", 5_000_000))}, "new in b: 5 MB in the engine"),
+    ],
+)
+def test_what_differs_only_in_configuration_is_said_to(change: dict[str, Any], last: str) -> None:
+    a = replace(SIDE, id="sha256:0")
+    found = diff.compare(a, replace(a, **{"name": "b", **change}))
+    assert list(command._lines(found))[-1] == last
+    assert found.document()["same"] is False
+    assert found.document()["only_configuration"] is last.endswith("configuration")
 
 
 def test_each_kind_of_change_is_told() -> None:
