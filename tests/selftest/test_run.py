@@ -186,16 +186,8 @@ def test_a_probe_that_nobody_knows_is_a_usage_error_with_the_known_names() -> No
 
 
 def test_the_list_names_every_probe() -> None:
-    told = module("--list").stdout
-    assert [line.split()[0] for line in told.splitlines()] == CATALOGUE
-    command = [sys.executable, "-m", "envbuild", "test", "--list"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
-    assert told == done.stdout, "as `envbuild test --list` has it"
-
-
-def test_each_probe_has_a_sentence_of_its_own() -> None:
-    said = [line.split(maxsplit=3)[3] for line in module("--list").stdout.splitlines()]
-    assert len(set(said)) == len(CATALOGUE)
+    names = [line.split()[0] for line in module("--list").stdout.splitlines()]
+    assert names == CATALOGUE
 
 
 @pytest.mark.parametrize("name", ["gemm.exact", "env.arch", "dist.staged"])
