@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.commands.console import emit, json_option
+from envbuild.commands.output import FILE, STDOUT, prepare, write
 from envbuild.errors import CheckFailed, UsageError, printable
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     "--cluster", metavar="HOSTS",
     help="Compare nodes: a YAML file with hosts: [...], a folder of what -o wrote, or slurm.",
 )  # fmt: skip
-@click.option(
-    "-o", "output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The description as JSON too."
-)
+@click.option("-o", "output", type=FILE, metavar="FILE", help="The description as JSON too; - is stdout, and it alone.")
 @click.option(
     "--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path("/"), metavar="FOLDER",
     help="In a container: where the host's /proc, /sys and /dev are mounted.",
@@ -40,16 +39,15 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
     """
     if cluster is not None and (name is not None or root != Path("/")):
         raise UsageError("--cluster goes with neither --for nor --root", hint="envbuild doctor --cluster hosts.yaml")
+    prepare(output, as_json=as_json)
     begin = time.monotonic()
     checks, document = _cluster(cluster) if cluster is not None else _machine(name, root)
     if output is not None:
-        from envbuild.plan.store import write_atomically
-
-        write_atomically(output, json.dumps(document, indent=1) + "\n")
+        write(output, json.dumps(document, indent=1) + "\n")
     failed = _failed(checks, name)
     if as_json and not failed:
         emit(document)
-    elif not as_json:
+    elif not as_json and output != STDOUT:
         _show(checks, time.monotonic() - begin)
     if failed:
         hint = "\n".join(dict.fromkeys(f"{check.id}: {check.remedy}" for check in failed if check.remedy))
