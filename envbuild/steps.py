@@ -18,7 +18,7 @@ from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError
 from envbuild.host import machine
 from envbuild.image import base, build, context, dockerfile, extensions
 from envbuild.image.engine import Engine, Image
-from envbuild.image.extensions import Built
+from envbuild.image.extensions import Built, Order
 from envbuild.image.names import VERIFIED, repository
 from envbuild.making import Made, Options, Progress, Step, counts
 from envbuild.plan import debs, facts, lock, locking, resolve, sources, store
@@ -188,7 +188,8 @@ class Session:
         build.check_disk(engine, locked)
         fetching.image(plan, locked, self.progress)
         fetching.builder(plan, locked, one, self.progress)
-        return extensions.build(engine, locked, source.name, text, one, self.progress.say, self.progress.line)
+        progress = self.progress
+        return extensions.build(Order(engine, locked, source.name, text, one, progress.say, progress.line))
 
     def _built(self, source: Source, locked: Lock, image: Image) -> tuple[Image, bool, str]:
         """It is there already; its tag may not be."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from envbuild.errors import printable
 from envbuild.host.machine import Machine
+from envbuild.plan import addresses
 
 MAX_TEXT = 200
 
@@ -20,9 +20,8 @@ def clean(text: str, most: int = MAX_TEXT) -> str:
 
 
 def shown(address: str) -> str:
-    """An address without user, password, query and fragment; a password with a slash in it does not show either."""
-    scheme, separator, rest = re.split(r"[?#]", address, maxsplit=1)[0].rpartition("://")
-    return clean(f"{scheme}{separator}{rest.rpartition('@')[2] if separator else rest}")
+    """An address without its secrets, on a bounded line."""
+    return clean(addresses.shown(address))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.host.model import Answer, Authorities, Engine, Proxy, clean, shown
 from envbuild.host.together import together
 from envbuild.image import engine as docker
-from envbuild.plan import index
+from envbuild.plan import addresses, index
 
 TIMEOUT = (1.5, 1.5)  # seconds: to connect, and for the answer's head
 PLACE_SECONDS = 2.5  # for both together, and a name's look-up
@@ -97,7 +97,7 @@ def registries() -> tuple[Answer, ...]:
 
 
 def _registry(place: str) -> Answer:
-    host = urlsplit(place).netloc.rpartition("@")[2] if "://" in place else place.partition("/")[0]
+    host = addresses.host(urlsplit(place).netloc) if "://" in place else place.partition("/")[0]
     file = Path("/etc/docker/certs.d") / host / "ca.crt"
     authority = str(file) if file.is_file() else None
     name = urlsplit(f"//{host}").hostname or ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from envbuild import scratch
 from envbuild.errors import BuildError, DiskError, EnvbuildError, NetworkError
-from envbuild.image import base, context
+from envbuild.image import base, complaints, context
 from envbuild.image.engine import Engine, client_binary
 from envbuild.plan import store
 from envbuild.plan.lock import Lock
@@ -71,8 +71,7 @@ _REGISTRY = ("failed to resolve source metadata", "failed to authorize", "pull a
 
 
 def _failed(lock: Lock, stderr: str) -> EnvbuildError:
-    lines = [line for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if "ERROR" in line or "error:" in line or "install:" in line]
+    errors = complaints.builders(stderr)
     if lock.image and any(text in line for line in errors for text in _REGISTRY):
         said = errors[-1].partition("failed to solve: ")[2] or errors[-1]
         host = lock.image.partition("/")[0]
@@ -80,6 +79,6 @@ def _failed(lock: Lock, stderr: str) -> EnvbuildError:
             f"the base image {lock.image} cannot be had from its registry",
             hint=f"{said}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
         )
-    if any("no space left on device" in line for line in lines):
+    if "no space left on device" in stderr:
         return DiskError("the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune")
-    return Failed("the image build failed", "\n".join((errors or lines)[-12:]), stderr)
+    return Failed("the image build failed", "\n".join(complaints.telling(stderr)), stderr)

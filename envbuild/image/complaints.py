@@ -1,53 +1,46 @@
-"""What compilers and build tools say when a source cannot be compiled, and what to make of it. Pure."""
+"""What BuildKit, compilers and build tools say when a build fails: which lines tell why, and what to make of it. Pure.
+
+What is known of compilers is data: facts/compilers.yaml.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-_MEMORY = re.compile(
-    r"Killed signal terminated program|died due to signal 9|virtual memory exhausted|std::bad_alloc"
-    r"|out of memory allocating|Cannot allocate memory|exit code: 137"
-)
+from envbuild.plan import compilers
+
+_MOST = 12  # lines
+_NUMBERS = re.compile(r"(?:#[0-9]+ )?(?:[0-9]+\.[0-9]+ )?")  # BuildKit's, of the step and of its seconds
+_MARKS = ("error:", "Error:", "error ", "fatal", "FAILED:", "install:")
 
 
 def out_of_memory(said: str) -> bool:
-    """The kernel's killer, or an allocation that failed, in the words of gcc, nvcc, the C library and BuildKit."""
-    return _MEMORY.search(said) is not None
-
-
-_KNOWN = (
-    (
-        re.compile(r"install: \S+ is of CUDA (?P<found>[^,]+), torch of (?P<wanted>[0-9.]+)"),
-        "the nvcc at hand is of CUDA {found}, and extensions need that of torch's CUDA, {wanted}: take a base image or "
-        "an archive of that toolkit (toolchain:), or a torch for CUDA {found}",
-    ),
-    (
-        re.compile(r"unsupported GNU version.*|greater than the maximum required version by CUDA \S+"),
-        "the base's g++ is newer than this nvcc takes: use a base with an older g++, or a torch of a newer CUDA",
-    ),
-    (
-        re.compile(r"error: option (?P<flag>\S+) not recognized"),
-        "this commit does not know {flag}: look at its setup.py, and correct build.settings",
-    ),
-)
+    """The kernel's killer, or an allocation that failed."""
+    return any(row.pattern.search(said) for row in compilers.out_of_memory())
 
 
 def explained(said: str) -> str:
     """What to do, where that is known, and the lines that name the fault."""
-    for pattern, advice in _KNOWN:
-        match = pattern.search(said)
+    for row in compilers.complaints():
+        match = row.pattern.search(said)
         if match:
-            return f"{advice.format(**match.groupdict())}\n{match.group()}"
-    return "\n".join(_last(said))
+            return f"{row.say.format(**match.groupdict())}\n{match.group()}"
+    return "\n".join(telling(said))
 
 
-_STEP = re.compile(r"#[0-9]+ (?:[0-9.]+ )?")
-_MARKS = ("error:", "Error:", "error ", "fatal", "FAILED:", "install:")
+def telling(said: str) -> Sequence[str]:
+    """The first lines that name an error; else what BuildKit itself says, else the last lines."""
+    own = builders(said)
+    lines = _lines(said)
+    named = [line for line in lines if line not in own and any(mark in line for mark in _MARKS)]
+    return list(dict.fromkeys(named))[:_MOST] or own or lines[-_MOST:]
 
 
-def _last(said: str) -> Sequence[str]:
-    """The lines that name an error, else the last ones, without BuildKit's numbers."""
-    lines = [_STEP.sub("", line, count=1) for line in said.splitlines() if line.strip()]
-    named = [line for line in lines if any(mark in line for mark in _MARKS) and "failed to solve" not in line]
-    return list(dict.fromkeys(named))[:8] or lines[-12:]
+def builders(said: str) -> Sequence[str]:
+    """BuildKit's own errors, not those of what ran in a step."""
+    return list(dict.fromkeys(line for line in _lines(said) if line.startswith("ERROR: ")))
+
+
+def _lines(said: str) -> Sequence[str]:
+    return [_NUMBERS.sub("", line, count=1) for line in said.splitlines() if line.strip()]

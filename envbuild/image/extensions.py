@@ -30,7 +30,7 @@ from envbuild.errors import BuildError, printable
 from envbuild.image import buildx, complaints, context, dockerfile, wheelcheck
 from envbuild.image.engine import Engine
 from envbuild.image.records import Compiled
-from envbuild.plan import contents, facts
+from envbuild.plan import compilers, contents
 from envbuild.plan.archive import TOOLKIT
 from envbuild.plan.extension import BUILD_TOOLS
 from envbuild.plan.lock import Lock, LockedExtension, canonical_digest
@@ -68,7 +68,7 @@ def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
     assert builder
     tools = {item.wheel.name: item.wheel.sha256 for item in lock.wheels if _compiles(item.wheel.name)}
     tools |= {item.wheel.name: item.wheel.sha256 for item in builder.wheels}
-    compiler = re.compile(facts.compiler_packages())
+    compiler = re.compile(compilers.debian_packages())
     debs = {deb.name: deb.version for deb in (*lock.base, *lock.apt) if compiler.fullmatch(deb.name)}
     return {
         "recipe": _RECIPE,
@@ -109,46 +109,48 @@ def find(lock: Lock, one: LockedExtension) -> Built | None:
     return None
 
 
-def build(
-    engine: Engine,
-    lock: Lock,
-    profile: str,
-    text: str,
-    one: LockedExtension,
-    say: Callable[[str], None],
-    on_line: Callable[[str], None],
-) -> Built:
-    """Compile an extension, or find it compiled meanwhile. Its source and its builder's wheels must be at hand.
+@dataclass(frozen=True)
+class Order:
+    """An extension of a profile's lock, to be compiled by an engine in a stage of `text`, the profile's Dockerfile.
+
+    `say` is told what the user should know, `on_line` each line of the build.
+    """
+
+    engine: Engine
+    lock: Lock
+    profile: str
+    text: str
+    one: LockedExtension
+    say: Callable[[str], None]
+    on_line: Callable[[str], None]
+
+
+def build(order: Order) -> Built:
+    """Compile an extension, or find it compiled meanwhile. Its source and all that compiles it must be at hand.
 
     Raises BuildError with what is wrong and what to do; what buildx.build raises.
     """
+    lock, one = order.lock, order.one
     file = FileLock(settings.state_folder("locks") / f"extension-{key(lock, one)[:16]}.lock")
     try:
         file.acquire(timeout=0)
     except Timeout:
-        say(f"another envbuild compiles {one.name}; waiting for it")
+        order.say(f"another envbuild compiles {one.name}; waiting for it")
         file.acquire()
     try:
-        return find(lock, one) or _make(engine, lock, profile, text, one, say, on_line)
+        return find(lock, one) or _make(order)
     finally:
         file.release()
 
 
-def _make(
-    engine: Engine,
-    lock: Lock,
-    profile: str,
-    text: str,
-    one: LockedExtension,
-    say: Callable[[str], None],
-    on_line: Callable[[str], None],
-) -> Built:
+def _make(order: Order) -> Built:
+    lock, one = order.lock, order.one
     target = _folder(key(lock, one))
-    context.fill_builder(lock, profile, one)
+    context.fill_builder(lock, order.profile, one)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".incoming-") as folder:
         out = Path(folder) / "made"
         begin = time.monotonic()
-        jobs = _compile(engine, lock, profile, text, one, out, say, on_line)
+        jobs = _compile(order, out)
         seconds = time.monotonic() - begin
         wheel = _only(out, one)
         wrong = wheelcheck.faults(wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python)
@@ -185,36 +187,27 @@ def jobs_for(cpus: int, memory_bytes: int) -> int:
     return max(1, min(cpus, memory_bytes // _JOB_BYTES))
 
 
-def _compile(
-    engine: Engine,
-    lock: Lock,
-    profile: str,
-    text: str,
-    one: LockedExtension,
-    out: Path,
-    say: Callable[[str], None],
-    on_line: Callable[[str], None],
-) -> int:
+def _compile(order: Order, out: Path) -> int:
     """Write the wheel into `out`; where memory runs out, again with half as many jobs. Returns the jobs it took.
 
     BuildKit's own cache is not asked: what is made here is made, and kept by its hash.
     """
+    engine, one = order.engine, order.one
     jobs = jobs_for(engine.cpus, engine.memory_bytes)
     while True:
         options = ["--target", f"wheel-{one.name}", "--output", f"type=local,dest={out}",
                    "--build-arg", f"MAX_JOBS={jobs}", "--no-cache-filter", f"compiled-{one.name}"]  # fmt: skip
         try:
-            buildx.build(engine, lock, profile, text, options, on_line)
+            buildx.build(engine, order.lock, order.profile, order.text, options, order.on_line)
             return jobs
         except buildx.Failed as failed:
             if not complaints.out_of_memory(failed.said):
                 raise _explained(one, failed) from None
             if jobs == 1:
-                text = f"{one.name} needs more memory than the engine has, with one job too"
-                raise BuildError(
-                    text, hint=f"the engine has {engine.memory_bytes / 1e9:.0f} GB\n{failed.hint}"
-                ) from None
-        say(f"{one.name}: the compiler ran out of memory with {jobs} jobs; again with {jobs // 2}")
+                said = f"{one.name} needs more memory than the engine has, with one job too"
+                hint = f"the engine has {engine.memory_bytes / 1e9:.0f} GB\n{failed.hint}"
+                raise BuildError(said, hint=hint) from None
+        order.say(f"{one.name}: the compiler ran out of memory with {jobs} jobs; again with {jobs // 2}")
         jobs //= 2
 
 

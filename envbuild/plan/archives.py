@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import urllib.parse
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from envbuild import settings
 from envbuild.errors import HashMismatch, NetworkError, ProfileError
-from envbuild.plan import download, index, store
+from envbuild.plan import addresses, download, index, store
 from envbuild.plan.archive import UNPACKER, Archive, Wanted
 from envbuild.plan.store import Store
 from envbuild.process import ProcessTimeout, run
@@ -67,7 +66,7 @@ def fetch(archives: Iterable[Wanted], progress: Callable[[str, int], None]) -> N
 
 def _bring(wanted: Wanted, held: Store, progress: Callable[[str, int], None]) -> None:
     address = _address(wanted)
-    shown = _shown(address)
+    shown = addresses.shown(address)
     with held.incoming() as folder:
         file = folder / wanted.sha256
         name = f"{wanted.name} ({shown})"
@@ -90,13 +89,6 @@ def _address(wanted: Wanted) -> str:
             f"{settings.config_file()}",
         )
     try:
-        urllib.parse.urlsplit(address)
+        return addresses.checked(address)
     except ValueError as error:
         raise NetworkError(f"the address of {wanted.name} is malformed: {error}") from None
-    return address
-
-
-def _shown(address: str) -> str:
-    """Without user and password."""
-    parts = urllib.parse.urlsplit(address)
-    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from envbuild import scratch, settings
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError, printable
-from envbuild.plan import archives, facts, store
+from envbuild.plan import addresses, archives, compilers, store
 from envbuild.plan.archive import Wanted as WantedArchive
 from envbuild.plan.lock import LockedExtension
 from envbuild.plan.workshop import Wanted
@@ -70,7 +70,7 @@ def take(wanted: Wanted, progress: Progress) -> LockedExtension:
         file = folder / "source.tar"
         write(locked, file)
         try:
-            unknown = _unmentioned(file, set(build.env) - facts.build_variables())
+            unknown = _unmentioned(file, set(build.env) - compilers.variables())
         except _BROKEN as error:
             said = f"its source is no tar (gzip, xz, bzip2 or plain), or is damaged: {error}"
             raise ProfileError(f"{extension.name} cannot be taken", faults=[replace(wanted.at, message=said)]) from None
@@ -160,12 +160,12 @@ def _clone(wanted: Wanted, commit: str) -> None:
             every = _git(made, "fetch", "--quiet", address, "+refs/*:refs/kept/*")
             if every.code:
                 raise NetworkError(
-                    f"the source of {wanted.extension.name} cannot be fetched from {_shown(address)}",
-                    hint=f"{_shown_in(every.stderr.strip()[-600:], address)}\n{_elsewhere()}",
+                    f"the source of {wanted.extension.name} cannot be fetched from {addresses.shown(address)}",
+                    hint=f"{every.stderr.strip()[-600:].replace(address, addresses.shown(address))}\n{_elsewhere()}",
                 )
         found = _git(made, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").stdout.strip()
         if found != commit or _git(made, "fsck", "--no-dangling", "--no-progress").code:
-            said = f"{_shown(address)} has no commit {commit}"
+            said = f"{addresses.shown(address)} has no commit {commit}"
             raise ProfileError(
                 f"the source of {wanted.extension.name} cannot be had", faults=[replace(wanted.at, message=said)]
             )
@@ -188,16 +188,6 @@ def _address(given: str) -> str:
     parts = urllib.parse.urlsplit(given)
     path = parts.path.strip("/").removesuffix(".git")
     return site.replace("{host}", parts.hostname or "").replace("{path}", path)
-
-
-def _shown(address: str) -> str:
-    """Without user and password."""
-    parts = urllib.parse.urlsplit(address)
-    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def _shown_in(text: str, address: str) -> str:
-    return text.replace(address, _shown(address))
 
 
 class _Member(tarfile.TarInfo):

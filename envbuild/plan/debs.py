@@ -14,6 +14,7 @@ from pathlib import Path
 
 from envbuild import scratch, settings
 from envbuild.errors import NetworkError, ProfileError
+from envbuild.plan import addresses
 from envbuild.plan.store import Store
 from envbuild.process import Completed, ProcessMissing, run
 
@@ -216,7 +217,7 @@ def _without_credentials(root: str, netrc: Path) -> str:
     parts = urllib.parse.urlsplit(root)
     if not parts.username:
         return root
-    host = parts.netloc.rpartition("@")[2]
+    host = addresses.host(parts.netloc)
     netrc.touch(mode=0o600)
     netrc.write_text(f"machine {parts.scheme}://{host}\nlogin {parts.username}\npassword {parts.password or ''}\n")
     return urllib.parse.urlunsplit(parts._replace(netloc=host))

@@ -10,7 +10,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
-from envbuild.plan.kinds import ArchiveFile, Model, PackageSpec, Text, VariableName, address
+from envbuild.plan import addresses
+from envbuild.plan.kinds import ArchiveFile, Model, PackageSpec, Text, VariableName
 
 # What compiles a wheel with setuptools and torch's cpp_extension, where a source names nothing else.
 BUILD_TOOLS = ("ninja", "setuptools", "wheel")
@@ -19,7 +20,7 @@ ExtensionName = Annotated[str, StringConstraints(max_length=50, pattern=r"^[a-z0
 GitAddress = Annotated[
     str,
     StringConstraints(max_length=1000, pattern=r"^(https?|ssh|file)://[A-Za-z0-9/][!-~]*$"),
-    AfterValidator(address),
+    AfterValidator(addresses.checked),
 ]
 Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 ModuleName = Annotated[

@@ -53,25 +53,6 @@ class _Compatible(Row):
     caution: Text | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Compiler(Row):
-    """nvcc as wheels, for a major version of CUDA: extras of the distribution cuda-toolkit, and the folder below
-    site-packages that is CUDA_HOME then. `lacks` says why there is none."""
-
-    major: int
-    extras: tuple[Name, ...] = ()
-    folder: Annotated[str, Field(pattern=r"^[a-z0-9/]+$")] = ""
-    lacks: Text | None = None
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class HostCompiler(Row):
-    """The first major version of gcc that torch's cpp_extension refuses to use with a CUDA release."""
-
-    cuda: Release
-    gcc_below: int
-
-
 class DriverMinimum(NamedTuple):
     """`exact`: the driver that came with the toolkit. `compatible`: the oldest that runs its major version, within
     limits (no PTX of a newer toolkit). None where unknown."""
@@ -143,13 +124,6 @@ def base_packages(gpu: bool = False) -> tuple[str, ...]:
 
 
 @cache
-def compiler_packages() -> str:
-    """A pattern for the names of Debian packages that decide what a host compiler makes."""
-    pattern: str = factfiles.read("debian").data["compiler_packages"]
-    return pattern
-
-
-@cache
 def released_selftests() -> frozenset[str]:
     """Ids (sha256:...) of self-tests whose evidence counts beside this tree's own."""
     return frozenset(factfiles.read("selftests").data["released"])
@@ -200,24 +174,6 @@ def driver_minimum(cuda: str) -> DriverMinimum:
         return DriverMinimum(None, None)
     toolkit = toolkits().get(".".join(map(str, (*release, 0, 0)[:3])))
     return DriverMinimum(toolkit.driver if toolkit else None, _compatible().get(release[0]))
-
-
-@cache
-def compilers() -> Mapping[int, Compiler]:
-    """By CUDA's major version."""
-    return {row.major: row for row in factfiles.rows("cuda", "compilers", Compiler)}
-
-
-@cache
-def host_compilers() -> Mapping[str, HostCompiler]:
-    """By CUDA release, as in "12.4"."""
-    return {row.cuda: row for row in factfiles.rows("cuda", "host_compilers", HostCompiler)}
-
-
-@cache
-def build_variables() -> frozenset[str]:
-    """Variables that compilers and torch read themselves, so that a source need not mention them."""
-    return frozenset(factfiles.read("cuda").data["build_variables"])
 
 
 @cache

@@ -17,6 +17,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
+from envbuild.plan.addresses import host
 from envbuild.process import run
 
 PARALLEL = 8
@@ -80,8 +81,8 @@ def credentials() -> dict[str, tuple[str, str]]:
     for address in " ".join(settings.get(name, "").replace(",", " ") for name in names).split():
         parts = urllib.parse.urlsplit(address.rpartition("=")[2] if "=http" in address else address)
         if parts.username:
-            host = parts.netloc.rpartition("@")[2]
-            found[host] = (urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or ""))
+            known = (urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or ""))
+            found[host(parts.netloc)] = known
     return found
 
 

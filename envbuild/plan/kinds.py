@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import urllib.parse
 from typing import Annotated
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
-from envbuild.plan import unrelated
+from envbuild.plan import addresses, unrelated
 
 PLATFORM = "linux/amd64"
 PRINTABLE = r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$"
@@ -41,15 +40,6 @@ def _platform(text: str) -> str:
     return text
 
 
-def address(text: str) -> str:
-    """An address that can be taken apart: a pattern lets `https://a[b/c` pass."""
-    try:
-        urllib.parse.urlsplit(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is no address: {error}") from None
-    return text
-
-
 Platform = Annotated[str, AfterValidator(_platform)]
 Text = Annotated[str, StringConstraints(max_length=2000, pattern=PRINTABLE)]
 Release = Annotated[str, StringConstraints(max_length=60, pattern=PRINTABLE), AfterValidator(_version)]
@@ -75,6 +65,10 @@ class ArchiveFile(Model):
 
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     url: (
-        Annotated[str, StringConstraints(max_length=1000, pattern=r"^(https?|file)://[!-~]+$"), AfterValidator(address)]
+        Annotated[
+            str,
+            StringConstraints(max_length=1000, pattern=r"^(https?|file)://[!-~]+$"),
+            AfterValidator(addresses.checked),
+        ]
         | None
     ) = None

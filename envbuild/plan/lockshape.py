@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.plan.extension import Commit, ExtensionName, ModuleName, Setting
-from envbuild.plan.kinds import ImageReference, Platform, Text, VariableName
+from envbuild.plan.kinds import ImageReference, Model, Platform, Text, VariableName
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Deb(_Model):
+class Deb(Model):
     name: Word
     version: Word
     sha256: Sha256
@@ -28,7 +24,7 @@ class Deb(_Model):
     ]
 
 
-class Wheel(_Model):
+class Wheel(Model):
     name: Word
     version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$", max_length=100)]
     file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$", max_length=250)]
@@ -37,39 +33,39 @@ class Wheel(_Model):
     layer: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
 
 
-class Bootstrap(_Model):
+class Bootstrap(Model):
     bootstrap: Word
     packages: list[Deb]
 
 
-class Image(_Model):
+class Image(Model):
     image: ImageReference
 
 
-class Override(_Model):
+class Override(Model):
     name: Word
     version: Word
     replaces: Text
 
 
-class Archive(_Model):
+class Archive(Model):
     name: Literal["cuda-toolkit", "cuda-compat"]
     version: Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)+$", max_length=60)]
     sha256: Sha256
     bytes: int
 
 
-class Nvcc(_Model):
+class Nvcc(Model):
     home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$", max_length=200)]
     release: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}$")]
 
 
-class Extension(_Model):
+class Extension(Model):
     name: ExtensionName
     git: Commit | None = None
     sdist: Sha256 | None = None
     tree: Commit | None = None
-    env: dict[VariableName, Text] = {}
+    env: dict[VariableName, Text] = Field(default_factory=dict)
     settings: tuple[Setting, ...] = Field((), strict=False)
     modules: tuple[ModuleName, ...] = Field(strict=False, min_length=1)
 
@@ -80,23 +76,23 @@ class Extension(_Model):
         return self
 
 
-class Builder(_Model):
+class Builder(Model):
     arch: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9](;[0-9]{1,2}\.[0-9])*$", max_length=200)]
     nvcc: Nvcc
     wheels: list[Wheel]
-    archives: list[Archive] = []
+    archives: list[Archive] = Field(default_factory=list)
 
 
-class Content(_Model):
+class Content(Model):
     platform: Platform
     python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
     base: Bootstrap | Image
     apt: list[Deb]
     wheels: list[Wheel]
-    overrides: list[Override] = []
-    archives: list[Archive] = []
+    overrides: list[Override] = Field(default_factory=list)
+    archives: list[Archive] = Field(default_factory=list)
     nvcc: Nvcc | None = None
-    extensions: list[Extension] = []
+    extensions: list[Extension] = Field(default_factory=list)
     builder: Builder | None = None
     environment: dict[VariableName, Text]
 
@@ -107,14 +103,14 @@ class Content(_Model):
         return self
 
 
-class Origin(_Model):
+class Origin(Model):
     """What a lock was made for that no profile has the name of; paths relative to the lock's folder."""
 
     profile: Annotated[str, StringConstraints(max_length=1000)]
     requirements: Annotated[str, StringConstraints(max_length=1000)]
 
 
-class File(_Model):
+class File(Model):
     format: int
     made: Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
     id: Digest

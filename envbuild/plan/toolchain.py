@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.errors import Fault
-from envbuild.plan import facts
+from envbuild.plan import compilers, facts
 from envbuild.plan.archive import FOLDERS, TOOLKIT, Wanted
 from envbuild.plan.document import Path
-from envbuild.plan.facts import Compiler
 from envbuild.plan.kinds import ArchiveFile
 from envbuild.plan.sources import Source
 
@@ -60,7 +59,7 @@ def choose(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault
         if profile.base.image:
             return Toolchain(FOLDERS[TOOLKIT], cuda)
         return fault(where, f"a bootstrap base has no nvcc: name a devel image of CUDA {cuda} by digest as base")
-    compiler = facts.compilers().get(Version(cuda).major)
+    compiler = compilers.wheels().get(Version(cuda).major)
     if compiler and not compiler.lacks:
         return Toolchain(f"{packages}/{compiler.folder}", cuda, (_requirement(compiler, cuda, profile.torch),))
     lacks = f" ({compiler.lacks})" if compiler else ""
@@ -71,7 +70,7 @@ def choose(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault
     )
 
 
-def _requirement(compiler: Compiler, cuda: str, torch: str) -> str:
+def _requirement(compiler: compilers.Wheels, cuda: str, torch: str) -> str:
     """What torch brings itself is left out: the meta-package would pin it where torch leaves it a range."""
     release = facts.torch_release(torch)
     brought = {**release.expands_to, **release.pins} if release else {}

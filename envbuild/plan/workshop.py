@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.errors import Fault
-from envbuild.plan import facts
+from envbuild.plan import compilers, facts
 from envbuild.plan.extension import BUILD_TOOLS, Extension
 from envbuild.plan.facts import Suite
 from envbuild.plan.sources import Source
@@ -75,7 +75,7 @@ def contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Ite
     fault = source.document.fault
     if not source.profile.gpus and Version(source.profile.torch).local != "cpu":  # which is said already
         yield fault(("extensions", compiled[0]), "it is compiled for the profile's own cards, and gpus names none")
-    bound = facts.host_compilers().get(cuda) if cuda else None
+    bound = compilers.hosts().get(cuda) if cuda else None
     if suite and bound and suite.gcc >= bound.gcc_below:
         fits = [f"{s.name} (g++ {s.gcc})" for s in facts.suites().values() if s.gcc < bound.gcc_below]
         yield fault(

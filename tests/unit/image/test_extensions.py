@@ -15,7 +15,7 @@ from envbuild import settings
 from envbuild.errors import BuildError
 from envbuild.image import buildx, complaints, context, extensions, wheelcheck
 from envbuild.image.engine import Engine
-from envbuild.image.extensions import Built
+from envbuild.image.extensions import Built, Order
 from envbuild.plan.lock import Lock
 from unit.support import PROFILE, deb, lock_for, plan_of, write_wheel
 
@@ -141,7 +141,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 def made(lock: Lock, say: Callable[[str], None] = lambda text: None) -> Built:
     engine = cast(Engine, FakeEngine())
-    return extensions.build(engine, lock, "sample", "", lock.extensions[0], say, lambda line: None)
+    return extensions.build(Order(engine, lock, "sample", "", lock.extensions[0], say, lambda line: None))
 
 
 def kept() -> list[str]:

@@ -16,7 +16,7 @@ from envbuild.plan.advisories import Change, Shows
 from envbuild.plan.facts import Advisory, Situation
 from envbuild.plan.fields import Versions
 
-SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "fleet", "debian", "selftests", "xids")
+SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "fleet", "debian", "selftests", "xids", "compilers")
 
 
 def words(text: str) -> list[str]:

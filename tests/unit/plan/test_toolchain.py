@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import ProfileError
-from envbuild.plan import facts
+from envbuild.plan import compilers, facts
 from envbuild.plan.archive import COMPAT as LIBRARIES
 from envbuild.plan.resolve import Plan
 from unit.support import PROFILE, lock_for, plan_of, sha
@@ -68,7 +68,7 @@ def test_wheels_ask_for_nothing_that_torch_brings(project: Path, release: facts.
     assert requirement.endswith(f"]=={release.cuda}.*")
     brought = {**release.pins, **release.expands_to}
     assert [extra for extra in asked if facts.distribution_of(extra, release.cuda) in brought] == []
-    wanted = facts.compilers()[13].extras
+    wanted = compilers.wheels()[13].extras
     left_out = [extra for extra in wanted if extra not in asked]
     assert all(facts.distribution_of(extra, release.cuda) in brought for extra in left_out)
 
@@ -98,7 +98,7 @@ def test_a_local_build_says_its_cuda_itself(project: Path) -> None:
     ]
     plan = plan_of(project, {**local, "variant": "devel", "cuda": "13.0"})
     assert plan.toolchain
-    assert plan.toolchain.requirements == (f"cuda-toolkit[{','.join(facts.compilers()[13].extras)}]==13.0.*",)
+    assert plan.toolchain.requirements == (f"cuda-toolkit[{','.join(compilers.wheels()[13].extras)}]==13.0.*",)
 
 
 @pytest.mark.parametrize(
