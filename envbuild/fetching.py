@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from envbuild.image import base
 from envbuild.making import Progress
-from envbuild.plan import archives, checkouts, store, wheels
+from envbuild.plan import archives, checkouts, debs, store, wheels
 from envbuild.plan.lock import Lock, LockedExtension
 from envbuild.plan.resolve import Plan
 
@@ -40,3 +40,5 @@ def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) 
         archives.fetch([plan.workshop.toolchain.archive], show)
     wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)
     checkouts.fetch(wanted, show)
+    if locked.suite:
+        debs.fetch(locked.builder.debs, locked.suite, store.debs(), locked.made)

@@ -177,12 +177,14 @@ def _source(extension: LockedExtension) -> dict[str, Any]:
     return {"name": extension.name, "uri": extension_url(extension), "digest": digest}
 
 
-def _tools(lock: Lock) -> Sequence[LockedWheel | Archive]:
-    return (*lock.builder.wheels, *lock.builder.archives) if lock.builder else ()
+def _tools(lock: Lock) -> Sequence[LockedWheel | Archive | Deb]:
+    return (*lock.builder.debs, *lock.builder.wheels, *lock.builder.archives) if lock.builder else ()
 
 
-def _tool(item: LockedWheel | Archive) -> dict[str, Any]:
+def _tool(item: LockedWheel | Archive | Deb) -> dict[str, Any]:
     """What extensions were compiled with: it is not in the image, so it fills nothing there."""
+    if isinstance(item, Deb):
+        return _deb(item)
     if isinstance(item, Archive):
         return _archive(item)
     return {"name": item.wheel.file, "uri": wheel_url(item), "digest": digest_set(item.wheel.sha256)}

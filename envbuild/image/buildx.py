@@ -62,7 +62,8 @@ def _files(lock: Lock) -> Iterator[tuple[Store, str, str]]:
     builder = lock.builder
     wheels, archives = (builder.wheels, builder.archives) if builder else ((), ())
     yield from ((store.wheels(), w.wheel.sha256, w.wheel.file) for w in (*lock.wheels, *wheels))
-    yield from ((store.debs(), deb.sha256, deb.file) for deb in lock.apt)
+    debs = (*lock.apt, *(builder.debs if builder else ()))
+    yield from ((store.debs(), deb.sha256, deb.file) for deb in debs)
     yield from ((store.archives(), archive.sha256, archive.name) for archive in (*lock.archives, *archives))
 
 

@@ -12,6 +12,7 @@ from envbuild import settings
 from envbuild.image import base, dockerfile
 from envbuild.plan import checkouts, store, wheels
 from envbuild.plan.archive import Archive
+from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, LockedExtension, LockedWheel
 
 
@@ -40,6 +41,7 @@ def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
     _fill_shared(lock, target)
     _wheels(lock.builder.wheels, target)
     _archives(lock.builder.archives, target)
+    _debs(lock.builder.debs, target / dockerfile.BUILDER_DEBS)
     source = target / "sources" / extension.name / "source.tar"
     source.parent.mkdir(parents=True)
     checkouts.write(extension, source)
@@ -47,18 +49,22 @@ def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
 
 def _fill_shared(lock: Lock, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
-    for part in ("bin", "debs", "wheels"):
+    for part in ("bin", dockerfile.DEBS, "wheels"):
         (target / part).mkdir(parents=True)
     _link(wheels.uv_binary(), target / "bin" / "uv")
     for tool in dockerfile.TOOLS:
         shutil.copy2(tool, target / "bin" / tool.name)
     if lock.suite:
         _link(base.checked(lock), target / "base.tar")
-    for deb in lock.apt:
-        store.debs().check(deb.sha256, deb.file)  # uv checks the wheels in the build, nobody these
-        _link(store.debs().path(deb.sha256, deb.file), target / "debs" / deb.file)
+    _debs(lock.apt, target / dockerfile.DEBS)
     _archives(lock.archives, target)
     _wheels(lock.wheels, target)
+
+
+def _debs(debs: Iterable[Deb], target: Path) -> None:
+    for deb in debs:
+        store.debs().check(deb.sha256, deb.file)  # uv checks the wheels in the build, nobody these
+        _link(store.debs().path(deb.sha256, deb.file), target / deb.file)
 
 
 def _archives(archives: Iterable[Archive], target: Path) -> None:

@@ -15,12 +15,16 @@ from envbuild.errors import LockError
 from envbuild.image.base import SOURCE_DATE_EPOCH
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan.archive import FOLDERS, UNPACKER, Archive
+from envbuild.plan.debs import Deb
 from envbuild.plan.lock import BUILDER, PACKAGES, Builder, Lock, LockedExtension, LockedWheel, Nvcc
 from envbuild.plan.resolve import VENV
 
 TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"
 # What the build binds as /mnt/bin beside uv.
 TOOLS = (shipped.DOCKERFILES / "install", shipped.DOCKERFILES / "repin", UNPACKER)
+
+# Folders of the build context for Debian packages: the image's, and those of its extensions' builder alone.
+DEBS, BUILDER_DEBS = "debs", "builder/debs"
 
 # The engine's overlay store takes 127 layers at most; some are left to child images.
 MAX_LAYERS = 100
@@ -63,8 +67,7 @@ def parts(lock: Lock) -> Parts:
     epoch = str(SOURCE_DATE_EPOCH)
     shared = [Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python))]
     if lock.apt:
-        files = (deb.file for deb in lock.apt)
-        shared.append(Layer("Debian packages", ("debs", epoch, *files), "debs", "/mnt/debs"))
+        shared.append(_debs("Debian packages", lock.apt, DEBS))
     wheels = [(name, list(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
     overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
     late = next((i for i, (name, _) in enumerate(wheels) if name in overrides or name == PACKAGES), len(wheels))
@@ -99,9 +102,10 @@ def _tools(lock: Lock) -> tuple[Layer, ...]:
     """nvcc's release is looked at last, so before anything is compiled."""
     if lock.builder is None:
         return ()
+    debs = [_debs("nvcc, of Debian", lock.builder.debs, BUILDER_DEBS)] if lock.builder.debs else []
     archives = map(_archive, lock.builder.archives)
     wheels = [_wheels(BUILDER, lock.builder.wheels, None)] if lock.builder.wheels else []
-    return (*archives, *wheels, _nvcc(lock.builder.nvcc))
+    return (*debs, *archives, *wheels, _nvcc(lock.builder.nvcc))
 
 
 def _stages(lock: Lock) -> Iterator[Stage]:
@@ -126,7 +130,7 @@ def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
         "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
         "TORCH_CUDA_ARCH_LIST": builder.arch,
     }
-    variables = (f"{key}={value}" for key, value in sorted({**one.env, **fixed}.items()))
+    variables = (f"{key}={value}" for key, value in sorted({**builder.environment, **one.env, **fixed}.items()))
     pip = ("-m", "pip", "wheel", "--verbose", "--disable-pip-version-check", "--no-build-isolation", "--no-deps",
            "--no-index", "--no-cache-dir", "--wheel-dir", "/out")  # fmt: skip
     settings = (f"--config-settings={setting}" for setting in one.settings)
@@ -138,6 +142,10 @@ def _wheels(name: str, wheels: Sequence[LockedWheel], override: str | None) -> L
     task = ("override", str(SOURCE_DATE_EPOCH), override) if override else ("wheels", str(SOURCE_DATE_EPOCH))
     requirements = (f"{w.wheel.name}=={w.wheel.version} --hash=sha256:{w.wheel.sha256}" for w in wheels)
     return Layer(name, (*task, *requirements), f"wheels/{name}", "/mnt/wheels")
+
+
+def _debs(title: str, debs: Sequence[Deb], source: str) -> Layer:
+    return Layer(title, ("debs", str(SOURCE_DATE_EPOCH), *(deb.file for deb in debs)), source, "/mnt/debs")
 
 
 def _archive(archive: Archive) -> Layer:

@@ -70,6 +70,7 @@ def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
     tools |= {item.wheel.name: item.wheel.sha256 for item in builder.wheels}
     compiler = re.compile(compilers.debian_packages())
     debs = {deb.name: deb.version for deb in (*lock.base, *lock.apt) if compiler.fullmatch(deb.name)}
+    debs |= {deb.name: deb.version for deb in builder.debs}
     return {
         "recipe": _RECIPE,
         "source": one.content,

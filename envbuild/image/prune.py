@@ -48,7 +48,7 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     what interrupted runs left."""
     locks = list(current)
     wheels = {locked.wheel.sha256 for lock in locks for locked in _wheels(lock)}
-    debs = {deb.sha256 for lock in locks for deb in (*lock.base, *lock.apt)}
+    debs = {deb.sha256 for lock in locks for deb in lock.debs}
     archives = {sha256 for lock in locks for sha256 in _archives(lock)}
     commits = {one.digest for lock in locks for one in lock.extensions}
     compiled = {extensions.key(lock, one) for lock in locks for one in lock.extensions}

@@ -95,34 +95,42 @@ def _host_codename() -> str:
     return ""
 
 
-def resolve(suite: str, packages: Sequence[str], keep: Sequence[Deb] = ()) -> list[Deb]:
+def resolve(
+    suite: str, packages: Sequence[str], keep: Sequence[Deb] = (), components: Sequence[str] = ("main",)
+) -> list[Deb]:
     """Every package that Debian's essential set and `packages` need, sorted by name; `keep` at its exact versions.
 
-    Raises ProfileError for a package that the suite does not have, NetworkError if the mirrors do not answer.
+    `components` are those of the archive, as in main and non-free.
+
+    Raises ProfileError for a package that the suite does not have, NetworkError if the mirrors do not answer, or lack a
+    package where other components than main are asked for.
     """
-    return list(_resolve(suite, tuple(packages), tuple(keep)))
+    return list(_resolve(suite, tuple(packages), tuple(keep), tuple(components)))
 
 
 @cache
-def _resolve(suite: str, packages: tuple[str, ...], keep: tuple[Deb, ...]) -> tuple[Deb, ...]:
+def _resolve(
+    suite: str, packages: tuple[str, ...], keep: tuple[Deb, ...], components: tuple[str, ...]
+) -> tuple[Deb, ...]:
     """Once for all profiles that are locked together: most share their base."""
     with scratch.folder("apt") as state:
-        config = _configure(state, archives(suite))
+        config = _configure(state, archives(suite), components)
         _update(config)
         # `?essential` alone misses packages that are needed only once: apt resolves the rest.
         wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
         done = _apt("install", "--yes", "--no-install-recommends", "--print-uris", *wanted, config=config)
         if done.code:
-            raise _not_resolved(suite, done.stderr)
+            raise _not_resolved(suite, done.stderr, components)
         debs = [_deb(line) for line in done.stdout.splitlines() if line.startswith("'")]
     return tuple(sorted(debs, key=lambda deb: deb.name))
 
 
-def _configure(state: Path, sources: Sequence[Archive]) -> Path:
+def _configure(state: Path, sources: Sequence[Archive], components: Sequence[str]) -> Path:
     for folder in ("lists/partial", "archives/partial"):
         (state / folder).mkdir(parents=True)
     (state / "status").touch()
-    lines = [f"deb [signed-by={KEYRING}] {archive.root} {archive.suite} main\n" for archive in sources]
+    asked = " ".join(components)
+    lines = [f"deb [signed-by={KEYRING}] {archive.root} {archive.suite} {asked}\n" for archive in sources]
     (state / "sources.list").write_text("".join(lines), encoding="utf-8")
     config = state / "apt.conf"
     config.write_text(
@@ -165,9 +173,14 @@ def _update(config: Path) -> None:
         raise NetworkError("the Debian mirrors did not answer", hint=" ".join(errors[:3]) or done.stderr.strip()[-300:])
 
 
-def _not_resolved(suite: str, stderr: str) -> ProfileError:
+def _not_resolved(suite: str, stderr: str, components: Sequence[str]) -> ProfileError | NetworkError:
     missing = re.findall(r"E: Unable to locate package (\S+)|E: Package '(\S+)' has no installation candidate", stderr)
     names = ", ".join(a or b for a, b in missing)
+    if names and len(components) > 1:
+        return NetworkError(
+            f"no configured mirror has {names} for Debian {suite}",
+            hint=f"one that offers {', '.join(components)} is set as debian_mirror in {settings.config_file()}",
+        )
     if names:
         return ProfileError(f"Debian {suite} has no package {names}", hint="see apt: in the profile")
     return ProfileError(f"apt cannot resolve the packages for {suite}", hint=stderr.strip()[-600:])

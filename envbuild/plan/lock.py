@@ -99,13 +99,16 @@ class LockedExtension:
 class Builder:
     """What extensions are compiled with, beside what the image holds; nothing of it stays there.
 
-    `arch`: TORCH_CUDA_ARCH_LIST, the profile's own cards alone.
+    `arch`: TORCH_CUDA_ARCH_LIST, the profile's own cards alone; `environment`: what names the host compiler, where that
+    is not the base's.
     """
 
     arch: str
     nvcc: Nvcc
     wheels: tuple[LockedWheel, ...]
     archives: tuple[Archive, ...] = ()
+    debs: tuple[Deb, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -114,6 +117,8 @@ class Builder:
             "nvcc": dict(vars(self.nvcc)),
             "wheels": [_wheel(wheel) for wheel in self.wheels],
             **({"archives": [dict(vars(a)) for a in self.archives]} if self.archives else {}),
+            **({"debs": [dict(vars(deb)) for deb in self.debs]} if self.debs else {}),
+            **({"environment": dict(self.environment)} if self.environment else {}),
         }
 
 
@@ -168,6 +173,11 @@ class Lock:
     def short(self) -> str:
         """12 hex digits, as in the tag of the image."""
         return self.id.removeprefix("sha256:")[:12]
+
+    @property
+    def debs(self) -> tuple[Deb, ...]:
+        """Every Debian package, those of the builder too."""
+        return (*self.base, *self.apt, *(self.builder.debs if self.builder else ()))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -258,7 +268,9 @@ def _extension(parsed: lockshape.Extension) -> LockedExtension:
 
 def _builder(parsed: lockshape.Builder) -> Builder:
     archives = tuple(Archive(**a.model_dump()) for a in parsed.archives)
-    return Builder(parsed.arch, Nvcc(**parsed.nvcc.model_dump()), _wheels(parsed.wheels), archives)
+    debs = tuple(Deb(**deb.model_dump()) for deb in parsed.debs)
+    nvcc = Nvcc(**parsed.nvcc.model_dump())
+    return Builder(parsed.arch, nvcc, _wheels(parsed.wheels), archives, debs, parsed.environment)
 
 
 class _OneLine(dict[str, Any]):
@@ -274,7 +286,7 @@ _Dumper.add_representer(
 )
 
 
-_LISTED = {"apt", "wheels", "archives", "packages"}
+_LISTED = {"apt", "wheels", "archives", "debs", "packages"}
 
 
 def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = None) -> None:

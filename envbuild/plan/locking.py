@@ -59,9 +59,10 @@ def make(
         said = f"{error.message} {error.hint}"
         raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
     as_locked(plan, {item.wheel.name: item.wheel.version for item in locked})
-    extensions, builder = _extensions(plan, None if everything else previous, stale, locked, progress)
+    there = (*base, *apt)
+    extensions, builder = _extensions(plan, None if everything else previous, stale, locked, there, progress)
     made = Lock(
-        made=_made(previous, base, apt),
+        made=_made(previous, base, (*apt, *(builder.debs if builder else ()))),
         inputs=lock.inputs(plan),
         platform=plan.platform,
         python=plan.python,
@@ -93,21 +94,42 @@ def _extensions(
     previous: Lock | None,
     stale: frozenset[str],
     locked: tuple[LockedWheel, ...],
+    there: tuple[Deb, ...],
     progress: Callable[[str, int], None],
 ) -> tuple[tuple[LockedExtension, ...], Builder | None]:
-    """The sources, looked at, and what they are compiled with beside the image's own wheels, `locked`."""
+    """The sources, looked at, and what they are compiled with beside the image's own wheels and Debian packages,
+    `locked` and `there`."""
     workshop = plan.workshop
     if workshop is None:
         return (), None
     _refuse_twice(workshop, locked)
+    debian = workshop.toolchain.debian
     if previous is not None and "extensions" not in stale and locked == previous.wheels:
-        return previous.extensions, previous.builder
+        held = (*previous.base, *previous.apt)
+        if not debian or there == held:
+            return previous.extensions, previous.builder
     extensions = tuple(checkouts.take(wanted, progress) for wanted in workshop.wanted)
     archive = workshop.toolchain.archive
     inside = {item.name for item in plan.archives}
     apart = (archives.take(archive, progress),) if archive and archive.name not in inside else ()
     nvcc = Nvcc(workshop.toolchain.home, workshop.toolchain.release)
-    return extensions, Builder(workshop.arch, nvcc, _tools(plan, workshop, previous, locked), apart)
+    tools, packaged = _tools(plan, workshop, previous, locked), _packaged(plan, workshop, there)
+    return extensions, Builder(workshop.arch, nvcc, tools, apart, packaged, debian.environment if debian else {})
+
+
+def _packaged(plan: Plan, workshop: Workshop, there: tuple[Deb, ...]) -> tuple[Deb, ...]:
+    """The Debian packages of nvcc, beside those of the image, which stay as they are."""
+    debian = workshop.toolchain.debian
+    if debian is None or plan.suite is None:
+        return ()
+    try:
+        return _beyond(debs.resolve(plan.suite, debian.packages, there, debian.components), there)
+    except ProfileError as error:
+        faults = [
+            replace(item.at, message=f"it is compiled with {', '.join(debian.packages)}") for item in workshop.wanted
+        ]
+        hint = f"{error.hint}\nthe mirror may have moved on: envbuild lock {plan.name} --upgrade base"
+        raise ProfileError(error.message, hint=hint, faults=faults) from None
 
 
 def _refuse_twice(workshop: Workshop, locked: Iterable[LockedWheel]) -> None:
@@ -152,9 +174,10 @@ def _tools(
     return tuple(sorted(found, key=lambda item: item.wheel.name))
 
 
-def _made(previous: Lock | None, base: tuple[Deb, ...], apt: tuple[Deb, ...]) -> str:
+def _made(previous: Lock | None, base: tuple[Deb, ...], more: tuple[Deb, ...]) -> str:
     """When the Debian packages were locked: the moment that a snapshot archive is asked for."""
-    if previous is not None and base == previous.base and set(apt) <= set(previous.apt):
+    before = previous.debs if previous is not None else ()
+    if previous is not None and base == previous.base and set(more) <= set(before):
         return previous.made
     return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
 

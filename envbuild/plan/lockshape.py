@@ -81,6 +81,8 @@ class Builder(Model):
     nvcc: Nvcc
     wheels: list[Wheel]
     archives: list[Archive] = Field(default_factory=list)
+    debs: list[Deb] = Field(default_factory=list)
+    environment: dict[VariableName, Text] = Field(default_factory=dict)
 
 
 class Content(Model):

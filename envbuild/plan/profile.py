@@ -78,7 +78,7 @@ def _pin(value: Any) -> Any:
 
 # Where nvcc comes from. The tags are left out of the names of faulty fields.
 ToolchainSource = Annotated[
-    Annotated[Literal["wheels", "base"], Tag("[word]")] | Annotated[ArchiveFile, Tag("[archive]")],
+    Annotated[Literal["wheels", "base", "debian"], Tag("[word]")] | Annotated[ArchiveFile, Tag("[archive]")],
     Discriminator(lambda value: "[archive]" if isinstance(value, dict | ArchiveFile) else "[word]"),
 ]
 
@@ -160,7 +160,8 @@ class Profile(Model):
     )
     variant: Literal["runtime", "devel"] = Field("runtime", description="devel: with nvcc, of torch's CUDA release")
     toolchain: ToolchainSource | None = Field(
-        None, description="where nvcc comes from: wheels (CUDA 13; the default), base (a devel image), or an archive"
+        None,
+        description="where nvcc comes from: wheels (CUDA 13; the default), base (a devel image), debian, or an archive",
     )
     extensions: tuple[Extension, ...] = Field(
         (), strict=False, max_length=20, description="compiled from source for these cards, or said to be left out"

@@ -1,4 +1,4 @@
-"""Where a profile's nvcc comes from: NVIDIA's wheels, an archive, or the base image. Pure.
+"""Where a profile's nvcc comes from: NVIDIA's wheels, Debian's packages, an archive, or the base image. Pure.
 
 It must be of torch's own CUDA release, since extensions refuse any other. Whether it stays in the image is `variant`'s
 matter; extensions are compiled with it either way.
@@ -6,7 +6,7 @@ matter; extensions are compiled with it either way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -14,8 +14,10 @@ from packaging.version import Version
 from envbuild.errors import Fault
 from envbuild.plan import compilers, facts
 from envbuild.plan.archive import FOLDERS, TOOLKIT, Wanted
+from envbuild.plan.compilers import Debian
 from envbuild.plan.document import Path
 from envbuild.plan.kinds import ArchiveFile
+from envbuild.plan.profile import Profile
 from envbuild.plan.sources import Source
 
 
@@ -23,13 +25,15 @@ from envbuild.plan.sources import Source
 class Toolchain:
     """`home` is CUDA_HOME; `release` torch's CUDA, as in "13.0", which nvcc's must be.
 
-    `requirements`: the wheels that bring it; `archive`: the file that does. Neither: the base has it.
+    `requirements`: the wheels that bring it; `archive`: the file that does; `debian`: the packages. None of them: the
+    base has it.
     """
 
     home: str
     release: str
     requirements: tuple[str, ...] = ()
     archive: Wanted | None = None
+    debian: Debian | None = None
 
     def environment(self, path: str) -> Mapping[str, str]:
         """`path` is PATH without it, the virtual environment's own folder first."""
@@ -59,6 +63,9 @@ def choose(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault
         if profile.base.image:
             return Toolchain(FOLDERS[TOOLKIT], cuda)
         return fault(where, f"a bootstrap base has no nvcc: name a devel image of CUDA {cuda} by digest as base")
+    if wanted == "debian":
+        found = _packaged(profile, cuda)
+        return Toolchain(found.home, cuda, debian=found) if isinstance(found, Debian) else fault(where, found)
     compiler = compilers.wheels().get(Version(cuda).major)
     if compiler and not compiler.lacks:
         return Toolchain(f"{packages}/{compiler.folder}", cuda, (_requirement(compiler, cuda, profile.torch),))
@@ -66,8 +73,32 @@ def choose(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault
     return fault(
         where,
         f"CUDA {cuda} has no nvcc as wheels{lacks}: give an archive of its toolkit (toolchain: {{sha256, url}}), or a "
-        "devel image by digest as base and toolchain: base",
+        f"devel image by digest as base and toolchain: base{_or_debian(cuda)}",
     )
+
+
+def _packaged(profile: Profile, cuda: str) -> Debian | str:
+    """Debian's nvcc for this CUDA, or why it cannot be had."""
+    if profile.variant == "devel":
+        return (
+            "Debian's nvcc comes with the driver's libcuda, which would take the place of the host's in an image: it "
+            "compiles extensions only; for variant: devel name an archive, or a devel image as base"
+        )
+    suite = profile.base.bootstrap
+    if suite is None:
+        return "Debian packages need a bootstrap base: with an image as base say toolchain: base, or name an archive"
+    known = compilers.debian(cuda)
+    found = next((row for row in known if row.suite == suite), None)
+    return found or f"Debian {suite} has no nvcc of CUDA {cuda} (known: {_suites(known) or 'none in any suite'})"
+
+
+def _or_debian(cuda: str) -> str:
+    known = compilers.debian(cuda)
+    return f"; for extensions alone also toolchain: debian, on {_suites(known)}" if known else ""
+
+
+def _suites(rows: Iterable[Debian]) -> str:
+    return ", ".join(row.suite for row in rows)
 
 
 def _requirement(compiler: compilers.Wheels, cuda: str, torch: str) -> str:

@@ -36,7 +36,7 @@ class Workshop:
     @property
     def wishes(self) -> list[object]:
         """What the locked part depends on; no address is in it."""
-        archive = self.toolchain.archive
+        archive, debian = self.toolchain.archive, self.toolchain.debian
         return [
             self.arch,
             self.toolchain.home,
@@ -44,6 +44,7 @@ class Workshop:
             [archive.name, archive.sha256, archive.fits] if archive else None,
             list(self.requires),
             [_wish(item.extension) for item in self.wanted],
+            *([[list(debian.packages), list(debian.components), dict(debian.environment)]] if debian else []),
         ]
 
 
@@ -76,7 +77,8 @@ def contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Ite
     if not source.profile.gpus and Version(source.profile.torch).local != "cpu":  # which is said already
         yield fault(("extensions", compiled[0]), "it is compiled for the profile's own cards, and gpus names none")
     bound = compilers.hosts().get(cuda) if cuda else None
-    if suite and bound and suite.gcc >= bound.gcc_below:
+    own = source.profile.toolchain == "debian"  # which brings a g++ that fits
+    if suite and bound and suite.gcc >= bound.gcc_below and not own:
         fits = [f"{s.name} (g++ {s.gcc})" for s in facts.suites().values() if s.gcc < bound.gcc_below]
         yield fault(
             ("base", "bootstrap"),
