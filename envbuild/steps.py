@@ -185,7 +185,7 @@ class Session:
 
     def _compiled(self, source: Source, plan: Plan, locked: Lock, text: str, one: LockedExtension) -> Built:
         engine = self.connected()
-        build.check_disk(engine, locked)
+        build.check_disk(engine, locked, compiling=True)
         fetching.image(plan, locked, self.progress)
         fetching.builder(plan, locked, one, self.progress)
         progress = self.progress

@@ -1,3 +1,4 @@
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -37,7 +38,7 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
     if document["nvcc"]:
         click.echo(f"  {document['variant']}: nvcc of CUDA {document['nvcc']['release']}, {document['nvcc']['home']}")
     for pin, version in document["pins"].items():
-        click.echo(f"  {pin:<20} {(version or '-')[:24]:<24} {document['reasons'][pin] or ''}".rstrip())
+        click.echo(f"  {pin:<20} {_short(version or '-'):<24} {document['reasons'][pin] or ''}".rstrip())
     for item in document["fleet"]:
         click.echo(f"  {item['variable']}={item['value']}: {item['reason']}")
     for item in document["advisories"]:
@@ -46,6 +47,14 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
             click.echo(f"    way out: {item['remedy']}")
     click.echo(f"  lock: {document['lock']['state']}")
     click.echo(f"  {document['proof']}")
+
+
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def _short(version: str) -> str:
+    """A commit or a sha256 by its first 12 digits, as everywhere; any version in full."""
+    return version[:12] if _HASH.fullmatch(version) else version
 
 
 def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envbuild import shipped
 from envbuild.errors import Fault
@@ -23,6 +23,11 @@ class Wanted:
     url: str | None
     fits: str
     at: Fault
+
+    @property
+    def named(self) -> Fault:
+        """Its line, for a failure that is not the profile's."""
+        return replace(self.at, message="it is named here")
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,10 @@ def _bring(wanted: Wanted, held: Store, progress: Callable[[str, int], None]) ->
         file = folder / wanted.sha256
         name = f"{wanted.name} ({shown})"
         told = functools.partial(progress, wanted.name)
-        download.fetch(index.session(), address, name, file, told, limit=_LARGEST)
+        try:
+            download.fetch(index.session(), address, name, file, told, limit=_LARGEST)
+        except NetworkError as error:
+            raise NetworkError(error.message, hint=error.hint, faults=[wanted.named]) from error
         try:
             held.put(file, wanted.sha256, wanted.name)
         except HashMismatch as error:

@@ -54,7 +54,7 @@ def take(wanted: Wanted, progress: Progress) -> LockedExtension:
     """Fetch a source and look at it, to lock it.
 
     Raises NetworkError where it cannot be had, HashMismatch for another sdist, ProfileError, naming the profile's line,
-    for a commit that the repository lacks or a variable that the source does not know.
+    for a commit that the repository lacks or that has submodules, or a variable that the source does not know.
     """
     extension, build = wanted.extension, wanted.extension.build
     kind = "git" if extension.commit else "sdist"
@@ -65,6 +65,7 @@ def take(wanted: Wanted, progress: Progress) -> LockedExtension:
     fetch(wanted, progress)
     if extension.commit:
         repository = _repository(extension.commit)
+        _refuse_submodules(wanted, repository)
         locked = replace(locked, tree=_git(repository, "rev-parse", f"{extension.commit}^{{tree}}").stdout.strip())
     with scratch.folder("source") as folder:
         file = folder / "source.tar"
@@ -80,6 +81,25 @@ def take(wanted: Wanted, progress: Progress) -> LockedExtension:
     return locked
 
 
+def _refuse_submodules(wanted: Wanted, repository: Path) -> None:
+    """What a commit has of other repositories is not fetched: a build that needs it would fail late, or do without."""
+    if wanted.extension.submodules == "omit":
+        return
+    listed = _git(repository, "ls-tree", "-r", "-z", "--full-tree", f"{wanted.extension.commit}").stdout.split("\0")
+    entries = (line.split("\t", 1) for line in listed if line.startswith("160000 "))
+    found = [printable(path)[:200] for _, path in entries]
+    if found:
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        said = f"its commit has submodules, which are not fetched: {', '.join(found[:_MOST_NAMED])}{more}"
+        fault = replace(wanted.at, message=said)
+        raise ProfileError(f"{wanted.extension.name} cannot be taken whole", hint=_WHOLE, faults=[fault])
+
+
+_MOST_NAMED = 10
+_WHOLE = (
+    "where nothing that is built needs them, say submodules: omit beside the commit; else give the source with them as "
+    "an sdist: {sha256, url}"
+)
 # All that tarfile raises for a hostile tar, as of sizes that are no numbers, and headers of headers without end.
 _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError, LookupError, OverflowError,
            RecursionError)  # fmt: skip
@@ -162,6 +182,7 @@ def _clone(wanted: Wanted, commit: str) -> None:
                 raise NetworkError(
                     f"the source of {wanted.extension.name} cannot be fetched from {addresses.shown(address)}",
                     hint=f"{every.stderr.strip()[-600:].replace(address, addresses.shown(address))}\n{_elsewhere()}",
+                    faults=[replace(wanted.at, message="it is named here")],
                 )
         found = _git(made, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").stdout.strip()
         if found != commit or _git(made, "fsck", "--no-dangling", "--no-progress").code:

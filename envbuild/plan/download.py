@@ -10,7 +10,7 @@ from pathlib import Path
 
 import requests
 
-from envbuild.errors import HashMismatch, NetworkError
+from envbuild.errors import HashMismatch, NetworkError, printable
 from envbuild.plan import index
 
 
@@ -75,8 +75,15 @@ def _ask(session: requests.Session, method: str, address: str, name: str) -> req
         )
         answer.raise_for_status()
     except requests.RequestException as error:
-        raise NetworkError(f"{name} cannot be fetched: {type(error).__name__}") from error
+        raise NetworkError(f"{name} cannot be fetched: {_reason(error)}") from error
     return answer
+
+
+def _reason(error: requests.RequestException) -> str:
+    """What the server answered, else what kind of error it was: its own words may hold a password."""
+    if error.response is None:
+        return type(error).__name__
+    return f"{error.response.status_code} {printable(error.response.reason or '')[:100]}".strip()
 
 
 def _local(address: str, name: str) -> Path | None:

@@ -6,28 +6,41 @@ of the environment, or pip's --config-settings, where an older commit knows no v
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from envbuild.plan import addresses
-from envbuild.plan.kinds import ArchiveFile, Model, PackageSpec, Text, VariableName
+from envbuild.plan.kinds import ArchiveFile, Model, PackageSpec, Text, VariableName, shaped
 
 # What compiles a wheel with setuptools and torch's cpp_extension, where a source names nothing else.
 BUILD_TOOLS = ("ninja", "setuptools", "wheel")
 
-ExtensionName = Annotated[str, StringConstraints(max_length=50, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+ExtensionName = Annotated[
+    str, shaped(r"^[a-z0-9]+(-[a-z0-9]+)*$", "lower case letters and digits, with single dashes between them", 50)
+]
 GitAddress = Annotated[
     str,
-    StringConstraints(max_length=1000, pattern=r"^(https?|ssh|file)://[A-Za-z0-9/][!-~]*$"),
+    shaped(r"^(https?|ssh|file)://[A-Za-z0-9/][!-~]*$", "an address of https, http, ssh or file, without spaces", 1000),
     AfterValidator(addresses.checked),
 ]
-Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
+Commit = Annotated[
+    str,
+    shaped(r"^([0-9a-f]{40}|[0-9a-f]{64})$", "give it in full, 40 hex digits, as `git rev-parse` shows it", 64),
+]
 ModuleName = Annotated[
-    str, StringConstraints(max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
+    str,
+    shaped(
+        r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+        "a module as Python imports it, as in kernels.norms",
+        200,
+    ),
 ]
 Setting = Annotated[
-    str, StringConstraints(max_length=300, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*=[A-Za-z0-9_.,:/=+@ -]*$")
+    str,
+    shaped(
+        r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*=[A-Za-z0-9_.,:/=+@ -]*$", "give NAME=VALUE, as in --build-option=--cpp_ext", 300
+    ),
 ]
 
 # Another value would give another wheel than the cache's key says, or one that is not for the profile's cards.
@@ -39,6 +52,12 @@ _OURS = frozenset(
 
 # What `show` and reports know by a short name.
 _TAKEN = frozenset({"cublas", "cuda", "cudnn", "nccl", "python", "torch"})
+
+
+def _reason(value: object) -> object:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError('give the reason in words: none: "why this profile does without it"')
+    return value
 
 
 class Build(Model):
@@ -69,14 +88,13 @@ class Extension(Model):
     name: ExtensionName = Field(description="of the distribution that is built")
     git: GitAddress | None = Field(None, description="repository; a site's git_mirror comes before it")
     commit: Commit | None = Field(None, description="in full; a tag may be moved")
+    submodules: Literal["omit"] | None = Field(None, description="omit: the commit has some, and the build needs none")
     sdist: ArchiveFile | None = Field(None, description="source as a tar, by its sha256")
     build: Build = Build()
     modules: tuple[ModuleName, ...] = Field(
         (), strict=False, max_length=200, description="compiled modules that the wheel must hold"
     )
-    none: Annotated[Text, StringConstraints(min_length=1)] | None = Field(
-        None, description="why this profile does without it"
-    )
+    none: Annotated[Text | None, BeforeValidator(_reason)] = Field(None, description="why this profile does without it")
 
     @field_validator("name")
     @classmethod
@@ -89,6 +107,9 @@ class Extension(Model):
     def _is_one_thing(self) -> Extension:
         if sum(value is not None for value in (self.git, self.sdist, self.none)) != 1:
             raise ValueError("give one of git, sdist, or none (a reason)")
+        besides = sorted(self.model_fields_set - {"name", "none"})
+        if self.none is not None and besides:
+            raise ValueError(f"none says that there is none, and {', '.join(besides)} what it is: keep one of the two")
         if (self.git is None) != (self.commit is None):
             raise ValueError("git and commit (40 hex digits) go together")
         if self.none is None and not self.modules:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
@@ -40,20 +40,43 @@ def _platform(text: str) -> str:
     return text
 
 
+# Pattern -> what it allows, in words.
+ALLOWED: dict[str, str] = {}
+
+
+def shaped(pattern: str, allowed: str, longest: int, shortest: int | None = None) -> StringConstraints:
+    """Text of a form, and within a length in characters; `allowed` says it to those who wrote something else."""
+    ALLOWED[pattern] = allowed
+    return StringConstraints(min_length=shortest, max_length=longest, pattern=pattern)
+
+
+def line(longest: int, shortest: int | None = None) -> StringConstraints:
+    return shaped(PRINTABLE, "text on one line, without control characters", longest, shortest)
+
+
+_ID = r"^[a-z0-9][a-z0-9.-]*$", "lower case letters, digits, dots and dashes, as in rtx4090 or cublas-hopper-fpe"
 Platform = Annotated[str, AfterValidator(_platform)]
-Text = Annotated[str, StringConstraints(max_length=2000, pattern=PRINTABLE)]
-Release = Annotated[str, StringConstraints(max_length=60, pattern=PRINTABLE), AfterValidator(_version)]
-PackageSpec = Annotated[str, StringConstraints(max_length=300, pattern=PRINTABLE), AfterValidator(_requirement)]
+Text = Annotated[str, line(2000)]
+Release = Annotated[str, line(60), AfterValidator(_version)]
+PackageSpec = Annotated[str, line(300), AfterValidator(_requirement)]
 # Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters.
-DebianPackage = Annotated[str, StringConstraints(max_length=100, pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+DebianPackage = Annotated[
+    str, shaped(r"^[a-z0-9][a-z0-9+.-]+$", "a package's name: lower case letters, digits and + - . alone", 100)
+]
 # The distribution's reference grammar, with a digest.
 ImageReference = Annotated[
-    str, StringConstraints(max_length=400, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}$")
+    str, shaped(r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}$", "registry/name@sha256:<64 hex digits>", 400)
 ]
-VariableName = Annotated[str, StringConstraints(max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-GpuId = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-LibraryName = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-ProbeName = Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9]+(\.[a-z0-9_]+)?$")]
+VariableName = Annotated[
+    str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "a variable's name: letters, digits and _, no digit first", 100)
+]
+Id = Annotated[str, shaped(*_ID, 60)]
+GpuId: TypeAlias = Id
+LibraryName: TypeAlias = Id
+ProbeName = Annotated[
+    str, shaped(r"^[a-z0-9]+(\.[a-z0-9_]+)?$", "a probe's name, as in gemm.exact (envbuild test --list)", 60)
+]
+Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "64 hex digits, as sha256sum shows them", 64)]
 
 
 class Model(BaseModel):
@@ -63,11 +86,11 @@ class Model(BaseModel):
 class ArchiveFile(Model):
     """A tar or Debian package by its sha256. Where it lies is not locked: `url`, or the site's place for archives."""
 
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Sha256
     url: (
         Annotated[
             str,
-            StringConstraints(max_length=1000, pattern=r"^(https?|file)://[!-~]+$"),
+            shaped(r"^(https?|file)://[!-~]+$", "an address of http, https or file, without spaces", 1000),
             AfterValidator(addresses.checked),
         ]
         | None

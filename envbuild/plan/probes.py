@@ -13,6 +13,8 @@ from envbuild.errors import UsageError, near
 
 Level = Literal["quick", "standard", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
+# Those that have probes of their own, called <what>.<extension>.
+EXTENSIONS = frozenset({"apex"})
 _SELFTEST = Path(__file__).parent.parent / "selftest"
 
 

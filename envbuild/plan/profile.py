@@ -12,7 +12,6 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    StringConstraints,
     Tag,
     ValidationError,
     ValidationInfo,
@@ -26,10 +25,10 @@ from envbuild.plan.document import Document
 from envbuild.plan.extension import Extension
 from envbuild.plan.kinds import (
     PLATFORM,
-    PRINTABLE,
     ArchiveFile,
     DebianPackage,
     GpuId,
+    Id,
     ImageReference,
     LibraryName,
     Model,
@@ -39,6 +38,8 @@ from envbuild.plan.kinds import (
     Release,
     Text,
     VariableName,
+    line,
+    shaped,
 )
 from envbuild.plan.probes import Level
 
@@ -84,7 +85,7 @@ ToolchainSource = Annotated[
 
 
 # As NVIDIA writes it, and kept so: 580.65.06 has a leading zero.
-DriverRelease = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$")]
+DriverRelease = Annotated[str, shaped(r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$", "a driver's version, as in 580.65.06", 23)]
 
 
 class Driver(Model):
@@ -99,8 +100,8 @@ class Driver(Model):
 class Accept(Model):
     """A refusal that this profile takes on itself."""
 
-    advisory: Annotated[str, StringConstraints(max_length=60, pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-    reason: Annotated[str, StringConstraints(min_length=1, max_length=600, pattern=PRINTABLE)]
+    advisory: Id
+    reason: Annotated[str, line(600, shortest=1)]
 
 
 class Floor(Model):
@@ -148,11 +149,11 @@ class Profile(Model):
     description: Text = ""
     platform: Platform = PLATFORM
     base: Base
-    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
+    python: Annotated[str, shaped(r"^3\.[0-9]{1,2}$", 'two numbers in quotes, as in "3.11"', 4)]
     torch: Annotated[Release, AfterValidator(_torch)]
     gpus: tuple[GpuId, ...] = Field((), strict=False, description="GPU models, by id; none: the CPU")
     gpu_count: int = Field(1, ge=1, le=100000, description="most GPUs that work together in one job")
-    cuda: Annotated[str, StringConstraints(pattern=r"^[0-9]{2}\.[0-9]{1,2}$")] | None = Field(
+    cuda: Annotated[str, shaped(r"^[0-9]{2}\.[0-9]{1,2}$", 'a release of two numbers, as in "12.4"', 5)] | None = Field(
         None, description="as a check: must be what this torch is built for"
     )
     pins: dict[LibraryName, Annotated[Pin, BeforeValidator(_pin)]] = Field(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envbuild.errors import near
+from envbuild.plan.kinds import ALLOWED
 
 # By the type of pydantic's error; the braces are filled from its context.
 _WORDS = {
@@ -41,7 +42,8 @@ def said(item: Mapping[str, Any], path: tuple[str | int, ...]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "string_pattern_mismatch":
-        return f"{item['input']!r} is not allowed here{_instead(str(item['input']), path)}"
+        instead = _instead(str(item["input"]), path) or ALLOWED[context["pattern"]]
+        return f"{item['input']!r} is not allowed here: {instead}"
     if kind == "literal_error":
         return _none_of(item["input"], re.findall("'([^']*)'", context["expected"]))
     return _WORDS[kind].format(**context) if kind in _WORDS else str(item["msg"])
@@ -56,15 +58,11 @@ def _none_of(value: object, known: list[str]) -> str:
 
 
 def _instead(text: str, path: tuple[str | int, ...]) -> str:
-    """What to write where something else is often written."""
+    """What to write where something else is often written; else nothing."""
     name, pinned, _ = text.partition("=")
     if path[:1] == ("apt",) and pinned and re.fullmatch(r"[a-z0-9+.-]+", name):
-        return f": the lock keeps the version that the mirror has; write {name}"
+        return f"the lock keeps the version that the mirror has; write {name}"
     if path == ("base", "image") and re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*", text):
         digest = f"`docker buildx imagetools inspect {text}` shows it"
-        return f": give the digest, {text}@sha256:...; {digest}"
-    if path[0] == "extensions" and path[-1] == "commit":
-        return ": give it in full, 40 hex digits, as `git rev-parse` shows it"
-    if path[0] == "extensions" and "settings" in path:
-        return ": give NAME=VALUE, as in --build-option=--cpp_ext"
+        return f"give the digest, {text}@sha256:...; {digest}"
     return ""

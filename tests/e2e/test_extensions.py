@@ -93,7 +93,7 @@ def place(images: None, scratch: Path) -> Project:
 def profile(project: Project, run_id: str, entry: Mapping[str, Any], name: str = "kernels") -> str:
     """An H200's profile with this extension instead of its own; what else is locked is the shipped lock's."""
     full = f"e2e-{name}-{run_id}"
-    project.write(full, extends="h200", extensions=[dict(entry)])
+    project.write(full, extends="h200", extensions=[dict(entry)], selftest={"require": ["env.libs"]})
     shutil.copy(CHECKOUT / "profiles" / "h200.lock.yaml", project.lock(full))
     return full
 

@@ -127,7 +127,9 @@ def _builder(workshop: Workshop, inside: Sequence[Wanted]) -> Builder:
     archive = workshop.toolchain.archive
     apart = [archive] if archive and archive not in inside else []
     archives = tuple(Archive(item.name, _VERSIONS[item.name], item.sha256, 1_000_000) for item in apart)
-    return Builder(workshop.arch, Nvcc(workshop.toolchain.home, workshop.toolchain.release), wheels, archives)
+    debian, nvcc = workshop.toolchain.debian, Nvcc(workshop.toolchain.home, workshop.toolchain.release)
+    debs = tuple(deb(name) for name in debian.packages) if debian else ()
+    return Builder(workshop.arch, nvcc, wheels, archives, debs, dict(debian.environment) if debian else {})
 
 
 _VERSIONS = {COMPAT: "580.95.05", TOOLKIT: "12.6.3"}

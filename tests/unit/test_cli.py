@@ -302,6 +302,15 @@ def test_show_names_an_extension_that_is_left_out(project: Path) -> None:
     assert found["reasons"]["flash-attn"].endswith("none: not here")
 
 
+def test_show_names_a_commit_by_twelve_digits_and_a_version_in_full(project: Path) -> None:
+    entry = {"name": "kernels", "git": "https://git.example/k", "commit": "6424da3b" * 5, "modules": ["k"]}
+    write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [entry]})
+    lines = envbuild("show", "sample").stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("  kernels ")]
+    assert line.split()[1] == "6424da3b6424"
+    assert envbuild("show", "sample", "--json").document["pins"]["kernels"] == "6424da3b" * 5
+
+
 def test_show_tells_pins_and_reasons(locked: Lock) -> None:
     found = envbuild("show", "sample", "--json").document
     assert found["pins"]["torch"] == "2.13.0+cpu"

@@ -377,3 +377,20 @@ def test_what_is_needed_grows_with_the_lock(locked: Lock) -> None:
 
 def test_uv_is_there() -> None:
     assert wheels.uv_binary().is_file()
+
+
+def test_where_something_is_compiled_the_disk_must_take_its_tools_too(project: Path) -> None:
+    kernels = {"name": "kernels", "git": "https://git.example/k", "commit": "c" * 40, "modules": ["k"]}
+    card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels]}
+    made = lock_for(plan_of(project, {**card, "toolchain": {"sha256": "a" * 64}}))
+    trixie = {"base": {"bootstrap": "trixie"}, "python": "3.13", "torch": "2.6.0", "gpus": ["a100"]}
+    of_debian = lock_for(plan_of(project, {**card, **trixie, "toolchain": "debian"}))
+    for lock in (made, of_debian):
+        tools = lock.builder
+        assert tools
+        packed = sum(item.bytes for item in tools.wheels) + sum(item.bytes for item in tools.archives)
+        packed += sum(item.bytes for item in tools.debs)
+        assert packed > 0
+        assert build.fetched_bytes(lock, compiling=True) == build.fetched_bytes(lock) + packed
+        assert build.needed_bytes(lock, compiling=True) > build.needed_bytes(lock) + packed * 3
+    assert made.builder and of_debian.builder and made.builder.archives and of_debian.builder.debs

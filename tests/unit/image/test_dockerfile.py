@@ -37,6 +37,9 @@ COMPILED: dict[str, Any] = {
 FROM_SDIST: dict[str, Any] = {
     "name": "other", "sdist": {"sha256": "e" * 64, "url": "https://mirror.example/other.tar.gz"}, "modules": ["other"],
 }  # fmt: skip
+DEBIAN: dict[str, Any] = {
+    "base": {"bootstrap": "trixie"}, "python": "3.13", "torch": "2.6.0", "gpus": ["a100"], "toolchain": "debian",
+}  # fmt: skip
 EXTENDED: dict[str, Any] = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [COMPILED, FROM_SDIST]}
 
 # golden folders
@@ -370,6 +373,7 @@ HARMLESS = {
     "extensions.[].name": "kernels",
     "extensions.[].git": COMPILED["git"],
     "extensions.[].commit": "c" * 40,
+    "extensions.[].submodules": "omit",
     "extensions.[].sdist.url": "https://mirror.example/other.tar.gz",
     "extensions.[].sdist.sha256": "e" * 64,
     "extensions.[].build.env.{key}": "KERNELS_CUDA",
@@ -491,6 +495,7 @@ def locks(folder: Path) -> Iterator[Lock]:
     yield lock_for(plan_of(folder, ARCHIVES))
     yield lock_for(plan_of(folder, EXTENDED))
     yield lock_for(plan_of(folder, {**EXTENDED, "extensions": [FROM_SDIST], "toolchain": {"sha256": "a" * 64}}))
+    yield lock_for(plan_of(folder, {**EXTENDED, **DEBIAN}))
 
 
 def same_but_for(found: list[Instruction], before: list[Instruction], value: str) -> bool:
@@ -519,7 +524,8 @@ def lock_fields() -> list[str]:
     wanted += [f"content.extensions.0.{name}" for name in ("name", "git", "tree", "sdist", "env.KERNELS_CUDA",
                                                            "settings.0", "modules.0")]  # fmt: skip
     wanted += [f"content.builder.archives.0.{name}" for name in ("name", "version", "sha256")]
-    for part in ("base.packages", "apt"):
+    wanted += [f"content.builder.environment.{name}" for name in ("CC", "CXX")]
+    for part in ("base.packages", "apt", "builder.debs"):
         wanted += [f"content.{part}.0.{name}" for name in ("name", "version", "sha256", "path")]
     for part in ("wheels", "builder.wheels"):
         wanted += [f"content.{part}.0.{name}" for name in ("name", "version", "file", "sha256", "layer")]

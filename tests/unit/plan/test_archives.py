@@ -149,6 +149,13 @@ def test_without_any_address_it_says_where_one_goes(wanted: Wanted) -> None:
     assert "config.yaml" in str(caught.value.hint)
 
 
+def test_what_a_server_answers_is_told_with_the_profiles_line(wanted: Wanted, served: Index) -> None:
+    with pytest.raises(NetworkError) as caught:
+        take(replace(wanted, url=f"http://127.0.0.1:{served.port}/files/nosuch"))
+    assert "cannot be fetched: 404" in caught.value.message
+    assert caught.value.faults == (replace(AT, message="it is named here"),)
+
+
 def test_a_password_in_an_address_is_not_shown(wanted: Wanted, served: Index) -> None:
     url = f"http://me:secret@127.0.0.1:{served.port}/files/nosuch?token=secret"
     with pytest.raises(NetworkError) as caught:

@@ -140,12 +140,39 @@ def test_an_unknown_commit_is_the_profiles_fault(project: Path, repository: Path
     assert list(settings.cache_folder("sources").iterdir()) == []
 
 
+@pytest.fixture
+def with_submodules(repository: Path) -> Path:
+    """Two links to commits of other repositories; git makes such entries of what it is told alone."""
+    for path in ("third_party/cutlass", "\x1b[2J"):
+        git(repository, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},{path}")
+    git(repository, "commit", "--quiet", "--message", "with submodules")
+    return repository
+
+
+def test_a_commit_with_submodules_is_refused_with_their_names(project: Path, with_submodules: Path) -> None:
+    """They are not fetched, and a build that needs one would fail late, or do without."""
+    error = refused(from_git(project, with_submodules))
+    assert isinstance(error, ProfileError)
+    (fault,) = error.faults
+    assert fault.field == "extensions[0]" and fault.line
+    assert "third_party/cutlass" in fault.message and "\x1b" not in fault.message
+    assert "submodules: omit" in str(error.hint) and "sdist" in str(error.hint)
+
+
+def test_where_the_build_needs_none_of_them_they_are_left_out(project: Path, with_submodules: Path) -> None:
+    locked = take(from_git(project, with_submodules, submodules="omit"))
+    assert "source/third_party/cutlass" not in members(locked, project)
+    assert not hasattr(locked, "submodules")  # no key of the cache: what is built is the same
+
+
 def test_a_repository_out_of_reach_is_the_networks_fault_and_shows_no_password(project: Path) -> None:
     error = refused(wanted(project, git="http://me:secret@127.0.0.1:1/team/kernels", commit="1" * 40))
     assert isinstance(error, NetworkError)
     assert "127.0.0.1:1/team/kernels" in error.message
     assert "secret" not in f"{error.message}{error.hint}"
     assert "git_mirror" in str(error.hint)
+    (fault,) = error.faults
+    assert (fault.file, fault.field) == ("profiles/sample.yaml", "extensions[0]") and fault.line
 
 
 def test_a_mirror_stands_for_the_address(project: Path, repository: Path) -> None:

@@ -173,6 +173,20 @@ def test_a_package_that_is_not_there_is_a_fault_of_the_profile(apt: Apt, stderr:
         debs.resolve("bookworm", ["nosuch"])
 
 
+def test_other_components_are_asked_for_where_they_are_wanted(apt: Apt) -> None:
+    debs.resolve("trixie", ["nvidia-cuda-toolkit"], components=("main", "non-free"))
+    assert {line.split(" ", 4)[4] for line in apt.sources.splitlines()} == {"main non-free"}
+
+
+@pytest.mark.parametrize("said", ["E: Unable to locate package x", "E: Package 'x' has no installation candidate"])
+def test_what_a_mirror_lacks_of_them_is_the_mirrors_fault(apt: Apt, said: str) -> None:
+    """As one that has main alone."""
+    apt.install = Completed(100, "", said)
+    with pytest.raises(NetworkError, match="no configured mirror has x for Debian trixie") as caught:
+        debs.resolve("trixie", ["x"], components=("main", "contrib", "non-free"))
+    assert "main, contrib, non-free" in str(caught.value.hint) and "debian_mirror" in str(caught.value.hint)
+
+
 def test_a_mirror_that_does_not_answer_is_an_error_of_the_network(apt: Apt) -> None:
     apt.update = Completed(100, "", "E: Failed to fetch http://m.example/debian  Could not resolve host")
     with pytest.raises(NetworkError, match="did not answer") as caught:

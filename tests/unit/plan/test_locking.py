@@ -44,7 +44,11 @@ class Mirror:
         self.gone: set[str] = set()
         self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
-    def resolve(self, suite: str, packages: Sequence[str], keep: Sequence[Deb] = ()) -> list[Deb]:
+    def resolve(
+        self, suite: str, packages: Sequence[str], keep: Sequence[Deb] = (), components: Sequence[str] = ("main",)
+    ) -> list[Deb]:
+        if "nvidia-cuda-toolkit" in packages:
+            assert "non-free" in components
         self.asked.append((tuple(packages), tuple(item.name for item in keep)))
         missing = sorted(item.name for item in keep if item.version in self.gone)
         if missing or "nosuch" in packages:
@@ -474,6 +478,41 @@ def test_tools_that_the_index_lacks_are_a_fault_at_the_extensions_line(project: 
     (fault,) = caught.value.faults
     assert fault.field == "extensions[0]" and "alpha>=99" in fault.message
     assert "alpha" in str(caught.value.hint)
+
+
+def packaged(links: Path) -> dict[str, Any]:
+    """The same with nvcc of Debian."""
+    write_wheel(links, "torch", "2.6.0", ["beta"])
+    base = {"base": {"bootstrap": "trixie"}, "python": "3.13", "torch": "2.6.0", "gpus": ["a100"]}
+    return {**compiled(links), **base, "toolchain": "debian"}
+
+
+def test_debian_packages_of_nvcc_are_locked_beside_those_of_the_image(
+    project: Path, links: Path, mirror: Mirror
+) -> None:
+    plan = plan_of(project, packaged(links))
+    made = locking.make(plan, None)
+    assert made.builder and {item.name for item in made.builder.debs} == {"nvidia-cuda-toolkit", "g++-13"}
+    assert made.builder.environment == {"CC": "gcc-13", "CXX": "g++-13"}
+    assert set(mirror.asked[-1][1]) == {item.name for item in made.base}  # which stay as they are
+    assert "nvidia-cuda-nvcc" not in tools(made)
+    mirror.version = "2.0-1"
+    assert locking.make(plan, made) is made
+    moved = locking.make(plan, made, frozenset({locking.BASE}))
+    assert moved.builder and {item.version for item in (*moved.base, *moved.builder.debs)} == {"2.0-1"}
+
+
+def test_nvcc_that_does_not_go_with_the_base_any_longer_says_what_to_do(
+    project: Path, links: Path, mirror: Mirror
+) -> None:
+    data = packaged(links)
+    made = locking.make(plan_of(project, {**data, "extensions": []}), None)
+    mirror.gone, mirror.version = {"1.0-1"}, "2.0-1"
+    with pytest.raises(ProfileError) as caught:
+        locking.make(plan_of(project, data), made)
+    (fault,) = caught.value.faults
+    assert fault.field == "extensions[0]" and "nvidia-cuda-toolkit" in fault.message
+    assert "--upgrade base" in str(caught.value.hint)
 
 
 def test_an_archive_is_looked_through_when_it_is_locked(project: Path, links: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild import shipped
 from envbuild.errors import Fault, LockError, ProfileError
-from envbuild.plan import document, lock, profile, resolve, sources
+from envbuild.plan import document, kinds, lock, own, profile, resolve, sources
 from unit.support import PROFILE, as_yaml, lock_for, source_of, write_profile
 
 DIGEST = "0" * 64
@@ -427,6 +427,17 @@ def test_the_schema_is_one_that_a_validator_takes() -> None:
     for data in shipped_documents():
         validator(profile.schema()).validate(data)
     assert not validator(profile.schema()).is_valid({**PROFILE, "torh": "1"})
+
+
+def test_every_pattern_of_a_profile_has_words_for_who_wrote_something_else() -> None:
+    def patterns(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from (found for key, found in value.items() if key == "pattern" and isinstance(found, str))
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from patterns(inner)
+
+    script = own._PATH  # own.py says itself what a path may be
+    assert {*patterns(profile.schema())} - {script} <= set(kinds.ALLOWED)
 
 
 def test_the_schema_is_json() -> None:

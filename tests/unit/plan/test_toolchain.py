@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.errors import ProfileError
+from envbuild.image import dockerfile
 from envbuild.plan import compilers, facts
 from envbuild.plan.archive import COMPAT as LIBRARIES
 from envbuild.plan.resolve import Plan
@@ -225,3 +227,60 @@ def test_of_extensions_all_that_decides_is_a_wish_and_no_address(project: Path) 
     for change in ({"commit": "d" * 40}, {"modules": ["k", "l"]}, {"build": {"env": {"A": "1"}}},
                    {"build": {"settings": ["--build-option=--a"]}}, {"build": {"requires": ["cmake"]}}):  # fmt: skip
         assert wishes(**change) != wishes()
+
+
+# nvcc of Debian
+
+PACKAGED: dict[str, Any] = {
+    **PROFILE, "base": {"bootstrap": "trixie"}, "python": "3.13", "torch": "2.6.0", "gpus": ["a100"],
+    "toolchain": "debian", "extensions": [KERNELS],
+}  # fmt: skip
+
+
+def test_debians_nvcc_compiles_with_the_host_compiler_that_goes_with_it(project: Path) -> None:
+    """trixie's own g++ is too new for CUDA 12.4, which is refused with any other toolchain."""
+    plan = plan_of(project, PACKAGED)
+    assert (plan.toolchain, plan.archives) == (None, ()) and plan.workshop
+    found = plan.workshop.toolchain
+    assert (found.home, found.release, found.requirements) == ("/usr", "12.4", ())
+    made = lock_for(plan)
+    assert made.builder and {deb.name for deb in made.builder.debs} == {"nvidia-cuda-toolkit", "g++-13"}
+    assert not {"nvidia-cuda-toolkit"} & {deb.name for deb in (*made.base, *made.apt)}
+    command = dockerfile.compiling(made.extensions[0], made.builder)
+    assert {"CC=gcc-13", "CXX=g++-13", "CUDA_HOME=/usr"} <= set(command)
+    ((field, message),) = refused(project, {**PACKAGED, "toolchain": FILE})
+    assert field == "base.bootstrap" and "g++ 14" in message
+
+
+def test_a_profiles_own_compiler_comes_before_debians(project: Path) -> None:
+    entry = {**KERNELS, "build": {"env": {"CXX": "ccache g++-13"}}}
+    made = lock_for(plan_of(project, {**PACKAGED, "extensions": [entry]}))
+    assert made.builder
+    assert "CXX=ccache g++-13" in dockerfile.compiling(made.extensions[0], made.builder)
+
+
+def test_what_comes_from_debian_is_a_wish(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = plan_of(project, PACKAGED).wishes["extensions"]
+    (row,) = compilers.debian("12.4")
+    for change in ({"packages": ("nvcc",)}, {"components": ("main",)}, {"environment": {"CC": "gcc-12"}}):
+        changed = (dataclasses.replace(row, **change),)
+        monkeypatch.setattr(compilers, "debian", lambda cuda, rows=changed: rows)
+        assert plan_of(project, PACKAGED).wishes["extensions"] != before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"torch": "2.7.1"}, "Debian trixie has no nvcc of CUDA 12.6 (known: none in any suite)"),
+        ({"base": {"bootstrap": "bookworm"}, "python": "3.11"}, "Debian bookworm has no nvcc of CUDA 12.4 (known: tr"),
+        ({"base": {"image": IMAGE}, "apt": []}, "need a bootstrap base"),
+        ({"variant": "devel"}, "the driver's libcuda"),
+    ],
+)
+def test_where_debian_has_none_the_way_out_is_said(project: Path, change: dict[str, Any], words: str) -> None:
+    assert [field for field, said in refused(project, {**PACKAGED, **change}) if words in said] == ["toolchain"]
+
+
+def test_who_names_no_toolchain_is_told_of_debians(project: Path) -> None:
+    without = {key: value for key, value in PACKAGED.items() if key != "toolchain"}
+    assert any("toolchain: debian, on trixie" in said for _, said in refused(project, without))
