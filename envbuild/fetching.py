@@ -7,7 +7,8 @@ from collections.abc import Callable
 from envbuild.image import base
 from envbuild.making import Progress
 from envbuild.plan import archives, checkouts, debs, store, wheels
-from envbuild.plan.lock import Lock, LockedExtension
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedExtension
 from envbuild.plan.resolve import Plan
 
 

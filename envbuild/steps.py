@@ -23,7 +23,8 @@ from envbuild.image.names import VERIFIED, repository
 from envbuild.making import Made, Options, Progress, Step, counts
 from envbuild.plan import debs, facts, lock, locking, resolve, sources, store
 from envbuild.plan.document import display
-from envbuild.plan.lock import Lock, LockedExtension
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedExtension
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading

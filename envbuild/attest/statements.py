@@ -16,7 +16,8 @@ from typing import Any
 from envbuild.image.records import Compiled
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedExtension, LockedWheel
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedExtension, LockedWheel
 from envbuild.plan.own import Script
 from envbuild.proof import evidence, shape, untrusted
 from envbuild.proof.evidence import STATEMENT, TEST_RESULT

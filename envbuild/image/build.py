@@ -16,7 +16,8 @@ from envbuild.image.records import Record
 from envbuild.plan import store
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedWheel, canonical_digest
+from envbuild.plan.lock import Lock, canonical_digest
+from envbuild.plan.locked import LockedWheel
 
 # Layer over wheel, measured: 3.6 for torch 2.13.0+cpu (699 of 192 MB), 1.5 for cuBLAS 12.5.2.13 (553 of 363), 1.8 for
 # all of step-video; base over its Debian packages: 4.1 (201 of 49 MB).

@@ -13,7 +13,8 @@ from envbuild.image import base, dockerfile
 from envbuild.plan import checkouts, store, wheels
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedExtension, LockedWheel
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedExtension, LockedWheel
 
 
 def folder(name: str) -> Path:

@@ -16,7 +16,8 @@ from envbuild.image.base import SOURCE_DATE_EPOCH
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan.archive import FOLDERS, UNPACKER, Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import BUILDER, PACKAGES, Builder, Lock, LockedExtension, LockedWheel, Nvcc
+from envbuild.plan.lock import BUILDER, PACKAGES, Lock
+from envbuild.plan.locked import Builder, LockedExtension, LockedWheel, Nvcc
 from envbuild.plan.resolve import VENV
 
 TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"

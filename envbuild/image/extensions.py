@@ -33,7 +33,8 @@ from envbuild.image.records import Compiled
 from envbuild.plan import compilers, contents
 from envbuild.plan.archive import TOOLKIT
 from envbuild.plan.extension import BUILD_TOOLS
-from envbuild.plan.lock import Lock, LockedExtension, canonical_digest
+from envbuild.plan.lock import Lock, canonical_digest
+from envbuild.plan.locked import LockedExtension
 from envbuild.plan.store import digest, write_atomically
 
 # Raised where the same source would give another wheel: by a change of `compile` in dockerfiles/install, say.

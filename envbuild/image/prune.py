@@ -12,7 +12,8 @@ from envbuild import scratch, settings
 from envbuild.image import base, extensions, records
 from envbuild.image.engine import Engine
 from envbuild.image.names import LOCK_LABEL, PREFIX, VERIFIED, repository
-from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedWheel
 
 _DAY = 24 * 3600
 

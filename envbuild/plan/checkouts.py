@@ -21,7 +21,7 @@ from envbuild import scratch, settings
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError, printable
 from envbuild.plan import addresses, archives, compilers, store
 from envbuild.plan.archive import Wanted as WantedArchive
-from envbuild.plan.lock import LockedExtension
+from envbuild.plan.locked import LockedExtension
 from envbuild.plan.workshop import Wanted
 from envbuild.process import Completed, run
 

@@ -125,6 +125,12 @@ def _resolve(
     return tuple(sorted(debs, key=lambda deb: deb.name))
 
 
+def beyond(found: Iterable[Deb], there: Iterable[Deb]) -> tuple[Deb, ...]:
+    """Those of `found` that have no namesake among `there`."""
+    names = {deb.name for deb in there}
+    return tuple(deb for deb in found if deb.name not in names)
+
+
 def _configure(state: Path, sources: Sequence[Archive], components: Sequence[str]) -> Path:
     for folder in ("lists/partial", "archives/partial"):
         (state / folder).mkdir(parents=True)

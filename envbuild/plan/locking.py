@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import ProfileError, UsageError, near
-from envbuild.plan import archives, checkouts, debs, lock, wheels
+from envbuild.plan import archives, debs, lock, tooling, wheels
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import (
-    BUILDER,
-    PACKAGES,
-    SMALL,
-    TOOLCHAIN,
-    Builder,
-    Lock,
-    LockedExtension,
-    LockedWheel,
-    Nvcc,
-    Overridden,
-)
+from envbuild.plan.lock import PACKAGES, SMALL, TOOLCHAIN, Lock
+from envbuild.plan.locked import LockedWheel, Nvcc, Overridden
 from envbuild.plan.resolve import Plan, as_locked
 from envbuild.plan.wheels import Resolved
-from envbuild.plan.workshop import Workshop
 
 # A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
 OWN_LAYER_BYTES = 20_000_000
@@ -60,7 +48,7 @@ def make(
         raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
     as_locked(plan, {item.wheel.name: item.wheel.version for item in locked})
     there = (*base, *apt)
-    extensions, builder = _extensions(plan, None if everything else previous, stale, locked, there, progress)
+    extensions, builder = tooling.lock(plan, None if everything else previous, stale, locked, there, progress)
     made = Lock(
         made=_made(previous, base, (*apt, *(builder.debs if builder else ()))),
         inputs=lock.inputs(plan),
@@ -87,91 +75,6 @@ def _archives(
     if previous is not None and "archives" not in stale:
         return previous.archives
     return tuple(archives.take(wanted, progress) for wanted in plan.archives)
-
-
-def _extensions(
-    plan: Plan,
-    previous: Lock | None,
-    stale: frozenset[str],
-    locked: tuple[LockedWheel, ...],
-    there: tuple[Deb, ...],
-    progress: Callable[[str, int], None],
-) -> tuple[tuple[LockedExtension, ...], Builder | None]:
-    """The sources, looked at, and what they are compiled with beside the image's own wheels and Debian packages,
-    `locked` and `there`."""
-    workshop = plan.workshop
-    if workshop is None:
-        return (), None
-    _refuse_twice(workshop, locked)
-    debian = workshop.toolchain.debian
-    if previous is not None and "extensions" not in stale and locked == previous.wheels:
-        held = (*previous.base, *previous.apt)
-        if not debian or there == held:
-            return previous.extensions, previous.builder
-    extensions = tuple(checkouts.take(wanted, progress) for wanted in workshop.wanted)
-    archive = workshop.toolchain.archive
-    inside = {item.name for item in plan.archives}
-    apart = (archives.take(archive, progress),) if archive and archive.name not in inside else ()
-    nvcc = Nvcc(workshop.toolchain.home, workshop.toolchain.release)
-    tools, packaged = _tools(plan, workshop, previous, locked), _packaged(plan, workshop, there)
-    return extensions, Builder(workshop.arch, nvcc, tools, apart, packaged, debian.environment if debian else {})
-
-
-def _packaged(plan: Plan, workshop: Workshop, there: tuple[Deb, ...]) -> tuple[Deb, ...]:
-    """The Debian packages of nvcc, beside those of the image, which stay as they are."""
-    debian = workshop.toolchain.debian
-    if debian is None or plan.suite is None:
-        return ()
-    try:
-        return _beyond(debs.resolve(plan.suite, debian.packages, there, debian.components), there)
-    except ProfileError as error:
-        faults = [
-            replace(item.at, message=f"it is compiled with {', '.join(debian.packages)}") for item in workshop.wanted
-        ]
-        hint = f"{error.hint}\nthe mirror may have moved on: envbuild lock {plan.name} --upgrade base"
-        raise ProfileError(error.message, hint=hint, faults=faults) from None
-
-
-def _refuse_twice(workshop: Workshop, locked: Iterable[LockedWheel]) -> None:
-    """A distribution is in an image once: a wheel of the index, or compiled."""
-    held = {canonicalize_name(item.wheel.name): item.wheel.version for item in locked}
-    faults = [
-        replace(item.at, message=f"{name} {held[name]} is locked as a wheel already, which compiling would replace")
-        for item in workshop.wanted
-        for name in [canonicalize_name(item.extension.name)]
-        if name in held
-    ]
-    if faults:
-        hint = "take it out of extensions, or out of packages (and of what needs it)"
-        raise ProfileError("an extension is a wheel of the lock too", hint=hint, faults=faults)
-
-
-def _tools(
-    plan: Plan, workshop: Workshop, previous: Lock | None, locked: tuple[LockedWheel, ...]
-) -> tuple[LockedWheel, ...]:
-    """The wheels of nvcc and of the build's own tools, in the image's versions where it has them.
-
-    The profile's own packages come after the extensions, so what is needed of them is here too.
-    """
-    held = {item.wheel.name: item.wheel.version for item in locked}
-    before = (
-        {item.wheel.name: item.wheel.version for item in previous.builder.wheels}
-        if previous and previous.builder
-        else {}
-    )
-    tools = [*workshop.toolchain.requirements, *workshop.requires]
-    pins = [f"{name}=={version}" for name, version in held.items()]
-    wanted = [*plan.core, *plan.packages, *tools]
-    try:
-        resolved = wheels.resolve(wanted, plan.python, plan.glibc, {**before, **held}, pins, plan.overrides)
-        there = {item.wheel.name for item in locked if item.layer != PACKAGES}
-        needed = resolved.closure(canonicalize_name(Requirement(text).name) for text in tools) - there
-        located = wheels.locate({name: resolved.versions[name] for name in sorted(needed)}, plan.python, plan.glibc)
-    except ProfileError as error:
-        faults = [replace(item.at, message=f"it is compiled with {', '.join(tools)}") for item in workshop.wanted]
-        raise ProfileError(error.message, hint=error.hint, faults=faults) from None
-    found = [LockedWheel(wheel, size, BUILDER) for wheel, size in wheels.sizes(located).items()]
-    return tuple(sorted(found, key=lambda item: item.wheel.name))
 
 
 def _made(previous: Lock | None, base: tuple[Deb, ...], more: tuple[Deb, ...]) -> str:
@@ -225,20 +128,15 @@ def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ..
     assert plan.suite is not None
     if not plan.apt:
         return ()
-    wanted = _beyond(debs.resolve(plan.suite, plan.apt, keep=base), base)
+    wanted = debs.beyond(debs.resolve(plan.suite, plan.apt, keep=base), base)
     before = {deb.name: deb for deb in kept}
     same = [before[deb.name] for deb in wanted if deb.name in before]
     if not same:
         return wanted
     try:
-        return _beyond(debs.resolve(plan.suite, plan.apt, keep=[*base, *same]), base)
+        return debs.beyond(debs.resolve(plan.suite, plan.apt, keep=[*base, *same]), base)
     except ProfileError:
         return wanted
-
-
-def _beyond(found: Sequence[Deb], base: Sequence[Deb]) -> tuple[Deb, ...]:
-    there = {deb.name for deb in base}
-    return tuple(deb for deb in found if deb.name not in there)
 
 
 def _wheels(plan: Plan, keep: dict[str, str]) -> tuple[LockedWheel, ...]:

@@ -22,7 +22,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from envbuild import scratch
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError
 from envbuild.plan import download, index, unrelated
-from envbuild.plan.lock import LockedWheel, Wheel
+from envbuild.plan.locked import LockedWheel, Wheel
 from envbuild.plan.store import Store
 from envbuild.process import Completed, run
 

@@ -29,7 +29,8 @@ from envbuild.plan import index, lock, resolve, sources
 from envbuild.plan.archive import COMPAT, TOOLKIT, Archive, Wanted
 from envbuild.plan.debs import Deb
 from envbuild.plan.extension import Extension
-from envbuild.plan.lock import Builder, Lock, LockedExtension, LockedWheel, Nvcc, Wheel, inputs
+from envbuild.plan.lock import Lock, inputs
+from envbuild.plan.locked import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.plan.workshop import Workshop

@@ -19,7 +19,8 @@ from envbuild.image.engine import Engine, Image
 from envbuild.plan import store, wheels
 from envbuild.plan.archive import COMPAT, TOOLKIT, Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, Wheel
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import Wheel
 from envbuild.process import Completed
 from unit.support import PROFILE, image_of, lock_for, plan_of, sha
 

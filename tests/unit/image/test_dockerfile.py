@@ -16,7 +16,8 @@ from envbuild import shipped
 from envbuild.errors import EnvbuildError, LockError, ProfileError
 from envbuild.image import dockerfile
 from envbuild.plan import lock, profile, resolve, sources
-from envbuild.plan.lock import Lock, LockedWheel, Overridden
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedWheel, Overridden
 from unit import oracle
 from unit.oracle import Instruction
 from unit.support import PROFILE, as_yaml, deb, lock_for, plan_of, wheel

@@ -315,6 +315,16 @@ def test_a_known_complaint_says_what_to_do(locked: Lock, compiler: Compiler, sai
     assert len(compiler.jobs) == 1
 
 
+def test_what_a_step_says_is_told_and_buildkits_own_words_only_without_it() -> None:
+    own = "#9 ERROR: process did not complete successfully: exit code: 1"
+    summary = "------\n > [2/3] RUN it:\n2.004 x.cu(3): error: expected a ;\n------\nERROR: failed to solve: process"
+    said = f"#9 1.0 a line\n#9 2.004 x.cu(3): error: expected a ;\n{own}\n{summary}"
+    assert complaints.telling(said) == ["x.cu(3): error: expected a ;"]
+    assert complaints.builders(said) == [own.removeprefix("#9 "), "ERROR: failed to solve: process"]
+    assert complaints.telling(f"#9 1.0 a line\n{own}") == [own.removeprefix("#9 ")]
+    assert complaints.telling("one\n\ntwo") == ["one", "two"] and complaints.telling("") == []
+
+
 def test_a_wheel_is_no_place_for_surprises(locked: Lock, compiler: Compiler) -> None:
     """What it asks for may be written by anybody."""
     compiler.requires = ["\x1b[2Jevil @@", 'numpy; os_name ~= "x"', "evil @ file:///\x1b[2J"]

@@ -10,7 +10,8 @@ from packaging.requirements import Requirement
 
 from envbuild.insight import requirements
 from envbuild.plan import lock
-from envbuild.plan.lock import Lock, Overridden
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import Overridden
 from unit.support import PROFILE, envbuild, lock_for, plan_of
 
 

@@ -15,7 +15,7 @@ from envbuild import settings
 from envbuild.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError
 from envbuild.plan import checkouts
 from envbuild.plan.checkouts import SourceDamaged
-from envbuild.plan.lock import LockedExtension
+from envbuild.plan.locked import LockedExtension
 from envbuild.plan.workshop import Wanted
 from unit.support import PROFILE, plan_of
 

@@ -11,7 +11,8 @@ import yaml
 from envbuild import shipped
 from envbuild.errors import LockError, OutOfDate, ProfileError
 from envbuild.plan import lock
-from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedWheel
 from unit.support import PROFILE, deb, lock_for, plan_of, wheel
 
 IMAGE = f"registry.example/debian@sha256:{'a' * 64}"

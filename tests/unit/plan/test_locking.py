@@ -14,7 +14,8 @@ from envbuild.errors import ProfileError, UsageError
 from envbuild.plan import debs, lock, locking
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, LockedWheel, Nvcc, inputs
+from envbuild.plan.lock import Lock, inputs
+from envbuild.plan.locked import LockedWheel, Nvcc
 from envbuild.plan.resolve import Plan
 from unit.support import (
     PROFILE,

@@ -10,7 +10,8 @@ import pytest
 
 from envbuild.errors import NetworkError
 from envbuild.plan import lock, outdated
-from envbuild.plan.lock import Lock, LockedWheel
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedWheel
 from envbuild.plan.outdated import Asked, Outdated
 from envbuild.plan.resolve import Plan
 from unit.support import PROFILE, Index, envbuild, lock_for, plan_of, quick_pip, serving, wheel, write_wheel

@@ -13,7 +13,7 @@ from urllib3.util.retry import Retry
 from envbuild.errors import HashMismatch, NetworkError, ProfileError
 from envbuild.plan import facts, store, wheels
 from envbuild.plan import index as index_module
-from envbuild.plan.lock import LockedWheel, Wheel
+from envbuild.plan.locked import LockedWheel, Wheel
 from envbuild.plan.wheels import Resolved
 from unit.conftest import forget
 from unit.support import Index, quick_pip, serving, sha, write_wheel
