@@ -159,6 +159,28 @@ def test_it_is_compiled_once_and_found_in_the_image(
     assert json.loads(about.read_text(encoding="utf-8"))["sha256"] == told["sha256"]
 
 
+@pytest.mark.images
+def test_debians_nvcc_compiles_it_too(images: None, scratch: Path, repository: Repository, run_id: str) -> None:
+    """CUDA 12.4 on trixie, with g++ 13. 4 GB are fetched for it, and not kept."""
+    project = Project.create(scratch / "place").with_cache(scratch, "wheels", "debs")
+    name = f"e2e-debian-{run_id}"
+    project.write(name, base={"bootstrap": "trixie"}, python="3.13", torch="2.6.0", gpus=["a100"], packages=["numpy"],
+                  toolchain="debian", extensions=[repository.entry()], selftest={"require": ["env.libs"]})  # fmt: skip
+    done = project.start("build", name, "--json").finish(1800)
+    assert steps(done)["extensions"] is False
+    (about, wheel) = sorted(kept(project), key=lambda path: path.suffix)
+    told = json.loads(about.read_text(encoding="utf-8"))["from"]
+    assert told["cuda"] == "12.4" and {"CC=gcc-13", "CXX=g++-13"} <= set(told["command"])
+    assert told["compiler"]["nvidia-cuda-toolkit"].startswith("12.4.")
+    with zipfile.ZipFile(wheel) as archive:
+        (compiled,) = [info for info in archive.namelist() if info.endswith(".so")]
+        assert b"sm_80" in archive.read(compiled)
+    # nothing of it is in the image, the driver's library least of all
+    rest = "command -v nvcc g++-13 || true; ls /usr/lib/x86_64-linux-gnu | grep libcuda || true"
+    found = inside(done.document["image"]["tags"][0], f"python -c 'import torch, {MODULE}'; {rest}")
+    assert found == []
+
+
 def again(project: Project, name: str, run_id: str, entry: Mapping[str, Any], **keys: Any) -> Result:
     """The image of another profile with the same lock but for `keys`."""
     other = profile(project, run_id, entry, "second")
