@@ -42,4 +42,8 @@ def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) 
     wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)
     checkouts.fetch(wanted, show)
     if locked.suite:
-        debs.fetch(locked.builder.debs, locked.suite, store.debs(), locked.made)
+        try:
+            debs.fetch(locked.builder.debs, locked.suite, store.debs(), locked.made)
+        except debs.Unavailable as gone:
+            gone.hint = f"set debian_snapshot in config.yaml, or lock others: envbuild lock {plan.name} --upgrade base"
+            raise

@@ -48,7 +48,9 @@ def make(
         raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
     as_locked(plan, {item.wheel.name: item.wheel.version for item in locked})
     there = (*base, *apt)
-    extensions, builder = tooling.lock(plan, None if everything else previous, stale, locked, there, progress)
+    debian = plan.workshop is not None and plan.workshop.toolchain.debian is not None
+    again = stale | {"extensions"} if debian and BASE in upgrade else stale
+    extensions, builder = tooling.lock(plan, None if everything else previous, again, locked, there, progress)
     made = Lock(
         made=_made(previous, base, (*apt, *(builder.debs if builder else ()))),
         inputs=lock.inputs(plan),

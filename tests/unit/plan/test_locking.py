@@ -43,6 +43,7 @@ class Mirror:
     def __init__(self, version: str = "1.0-1") -> None:
         self.version = version
         self.gone: set[str] = set()
+        self.versions: dict[str, str] = {}  # where a package's newest is another than that
         self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
     def resolve(
@@ -56,7 +57,10 @@ class Mirror:
             raise ProfileError(f"Debian {suite} has no package {', '.join(missing) or 'nosuch'}")
         kept = {item.name: item for item in keep}
         names = {"libc6", *packages, *kept}
-        return sorted((kept.get(name, deb(name, self.version)) for name in names), key=lambda item: item.name)
+        return sorted(
+            (kept.get(name, deb(name, self.versions.get(name, self.version))) for name in names),
+            key=lambda item: item.name,
+        )
 
 
 @pytest.fixture
@@ -499,6 +503,11 @@ def test_debian_packages_of_nvcc_are_locked_beside_those_of_the_image(
     assert "nvidia-cuda-nvcc" not in tools(made)
     mirror.version = "2.0-1"
     assert locking.make(plan, made) is made
+    mirror.version, mirror.versions = "1.0-1", {"nvidia-cuda-toolkit": "3.0-1"}
+    newer = locking.make(plan, made, frozenset({locking.BASE}))
+    assert newer.builder and {item.version for item in newer.builder.debs} == {"1.0-1", "3.0-1"}
+    assert newer.base == made.base
+    mirror.version, mirror.versions = "2.0-1", {}
     moved = locking.make(plan, made, frozenset({locking.BASE}))
     assert moved.builder and {item.version for item in (*moved.base, *moved.builder.debs)} == {"2.0-1"}
 
