@@ -185,7 +185,7 @@ def _not_resolved(suite: str, stderr: str, components: Sequence[str]) -> Profile
     if names and len(components) > 1:
         return NetworkError(
             f"no configured mirror has {names} for Debian {suite}",
-            hint=f"one that offers {', '.join(components)} is set as debian_mirror in {settings.config_file()}",
+            hint=f"set debian_mirror in {settings.config_file()} to one with {', '.join(components)}",
         )
     if names:
         return ProfileError(f"Debian {suite} has no package {names}", hint="see apt: in the profile")
