@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from .support import CHECKOUT, Project, docker
-from .test_extensions import kept, steps
+from .test_extensions import audited, kept, steps
 
 pytestmark = [pytest.mark.engine, pytest.mark.apex]
 
@@ -53,6 +53,10 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
     wanted = about["from"]["source"]["modules"]
     run = ("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp")
     assert docker(*run, tag, "python", "-c", IMPORT, json.dumps(wanted)).split()[0] == str(len(wanted))
+
+    listed = audited(place, tag)["apex"]
+    assert set(wanted) <= set(listed)
+    assert {"sm_90"} == {code for module in wanted for code in listed[module] or ()}
 
     second = place.start("build", name, "--locked", "--json").finish(300)
     assert steps(second)["build"] is True

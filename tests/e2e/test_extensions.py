@@ -113,6 +113,16 @@ def kept(project: Project) -> list[Path]:
     return sorted(path for path in project.cached("extensions").rglob("*") if path.is_file())
 
 
+def audited(project: Project, tag: str) -> dict[str, dict[str, list[str]]]:
+    """Extension -> the device code in each of its modules, as the audit of the image lists them."""
+    found = project.run("audit", tag, "--json")
+    assert found.code == 0, found.stderr
+    return {
+        item["name"]: {module["name"]: module["architectures"] for module in item["modules"]}
+        for item in found.document["extensions"]
+    }
+
+
 def test_it_is_compiled_once_and_found_in_the_image(
     place: Project, repository: Repository, run_id: str, scratch: Path
 ) -> None:
@@ -133,6 +143,7 @@ def test_it_is_compiled_once_and_found_in_the_image(
     # the image has the module, and nothing that compiled it
     found = inside(tag, f"python -c 'import torch, {MODULE}; print({MODULE}.launch())'; command -v nvcc ninja || true")
     assert len(found) == 1 and ("driver" in found[0] or "device" in found[0] or found[0] == "no error")
+    assert audited(place, tag)["kernels"] == {MODULE: ["sm_90"]}
     # the lock names the commit, its tree and the compiler's wheels, and no address
     locked = yaml.safe_load(place.lock(name).read_text(encoding="utf-8"))["content"]
     (entry,) = locked["extensions"]
