@@ -241,29 +241,11 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
             found.append(where(("selftest", "require", index), f"{name} needs a GPU; this profile is for the CPU"))
         elif probe.needs == "script" and profile.selftest.script is None:
             found.append(where(("selftest", "require", index), f"{name} needs selftest.script, which is not given"))
-    found += _without_extension(source)
     for name in _UNSET.keys() & set(profile.env):
         found.append(where(("env", name), "this would put other packages before those that are locked and tested"))
     if profile.apt and not suite:
         found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))
     return found
-
-
-def _without_extension(source: Source) -> Iterator[Fault]:
-    """Probes that are required, and of an extension that nothing compiles: `norm.apex` is one of apex's. A child that
-    names extensions of its own has dropped its parent's, as with every list."""
-    required = source.profile.selftest.require
-    for extension in probes.EXTENSIONS - {one.name for one in source.profile.compiled}:
-        named = [index for index, name in enumerate(required) if name.endswith(f".{extension}")]
-        if named:
-            place = source.document.place(("selftest", "require", named[0]))
-            asked = " and ".join(required[index] for index in named)
-            said = (
-                f"{asked} must pass ({place.file}:{place.line}), and nothing here compiles {extension}: name it in "
-                "extensions (a list replaces the one of the profile that this extends), or require other probes"
-            )
-            given = "extensions" in source.document.data
-            yield source.document.fault(("extensions",) if given else ("selftest", "require", named[0]), said)
 
 
 def _places(source: Source, choice: Choice, kept: Toolchain | None) -> dict[str, Place]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.errors import Fault
-from envbuild.plan import compilers, facts
+from envbuild.plan import compilers, facts, probes
 from envbuild.plan.extension import BUILD_TOOLS, Extension
 from envbuild.plan.facts import Suite
 from envbuild.plan.sources import Source
@@ -69,7 +69,9 @@ def _wanted(source: Source, index: int, extension: Extension) -> Wanted:
 
 
 def contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Iterator[Fault]:
-    """What cannot work, known beforehand: no card to compile for, a host compiler that nvcc refuses."""
+    """What cannot work, known beforehand: probes of what is not there, no card to compile for, a compiler that nvcc
+    refuses."""
+    yield from _without_extension(source)
     compiled = [index for index, one in enumerate(source.profile.extensions) if one.none is None]
     if not compiled:
         return
@@ -85,3 +87,20 @@ def contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Ite
             f"{suite.name} has g++ {suite.gcc}, and CUDA {cuda} compiles extensions with g++ below {bound.gcc_below}: "
             f"use {' or '.join(fits)}, or a torch of a newer CUDA",
         )
+
+
+def _without_extension(source: Source) -> Iterator[Fault]:
+    """Probes that are required, and of an extension that nothing compiles: `norm.apex` is one of apex's. A child that
+    names extensions of its own has dropped its parent's, as with every list."""
+    required = source.profile.selftest.require
+    for extension in probes.EXTENSIONS - {one.name for one in source.profile.compiled}:
+        named = [index for index, name in enumerate(required) if name.endswith(f".{extension}")]
+        if named:
+            place = source.document.place(("selftest", "require", named[0]))
+            asked = " and ".join(required[index] for index in named)
+            said = (
+                f"{asked} must pass ({place.file}:{place.line}), and nothing here compiles {extension}: name it in "
+                "extensions (a list replaces the one of the profile that this extends), or require other probes"
+            )
+            given = "extensions" in source.document.data
+            yield source.document.fault(("extensions",) if given else ("selftest", "require", named[0]), said)
