@@ -22,7 +22,8 @@ from envbuild.plan.releases import releases
 from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof.job import ALL, Asked
-from envbuild.proof.runners import here
+from envbuild.proof.runners.here import Here
+from envbuild.proof.runners.local import Local
 from envbuild.proof.search import Bisection, Hunt, Try, search
 from envbuild.steps import Session
 
@@ -38,7 +39,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
         image = session.build(source, plan, locked, text)
         if not session.proved_already(source, image, locked):
             signer = signing.configured()  # before the long part: it may ask for a passphrase
-            run = session.selftest(source, image, locked.versions, locked.python)
+            run = session.selftest(source, Local(session.connected(), image), locked.versions, locked.python)
             session.evidence(source, image, locked, run, signer)
             _passed(session, source, image)
         session.tag(source, image)
@@ -74,7 +75,7 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
             )
         session.made.image, session.made.lock = image, locked
         signer = signing.configured()
-        run = session.selftest(source, image, locked.versions, locked.python)
+        run = session.selftest(source, Local(session.connected(), image), locked.versions, locked.python)
         session.evidence(source, image, locked, run, signer)
         _passed(session, source, image)
         session.tag(source, image)
@@ -86,7 +87,7 @@ def test(name: str, reference: str | None, progress: Progress, asked: Asked = AL
     session = Session(name, Options(locked=True, asked=asked), progress)
     source, locked, image = existing(session, reference)
     session.made.image, session.made.lock = image, locked
-    session.selftest(source, image, locked.versions, locked.python)
+    session.selftest(source, Local(session.connected(), image), locked.versions, locked.python)
     return session.made
 
 
@@ -95,7 +96,7 @@ def test_environment(name: str, python: str, progress: Progress, asked: Asked = 
     session = Session(name, Options(locked=True, asked=asked), progress)
     source, locked = _locked(session)
     session.made.lock = locked
-    session.selftest(source, here.find(python), resolve.computing(locked.versions), locked.python)
+    session.selftest(source, Here(python), resolve.computing(locked.versions), locked.python)
     return session.made
 
 
@@ -237,7 +238,7 @@ def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
         source, locked, image = _image(session)
     except (ProfileError, CheckFailed) as error:
         return None, error.message
-    session.selftest(source, image, locked.versions, locked.python)
+    session.selftest(source, Local(session.connected(), image), locked.versions, locked.python)
     for failure in session.made.run.failures() if session.made.run and hunt.probe != _CARD else ():
         if failure["probe"] == _CARD:
             raise NotProved(f"the card here is none of {source.name}'s", hint=failure["detail"])

@@ -7,7 +7,6 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TypeVar
 
 from envbuild import fetching
@@ -28,7 +27,9 @@ from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading
 from envbuild.proof.counting import Proof
-from envbuild.proof.runners import here, local
+from envbuild.proof.job import Job
+from envbuild.proof.runners import local
+from envbuild.proof.runners.protocol import Runner, Watch
 from envbuild.proof.testrun import TestRun
 
 T = TypeVar("T")
@@ -224,27 +225,29 @@ class Session:
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
         return image, False, said
 
-    def selftest(self, source: Source, image: Image | Path, versions: Mapping[str, str], python: str) -> TestRun:
-        """In a container of the image, or by an interpreter of this machine."""
+    def selftest(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str) -> TestRun:
+        """Where the runner runs it; without an image nothing confines it."""
 
         def work() -> tuple[TestRun, bool, str]:
-            wanted, asked = source.profile.selftest, self.options.asked
-            if isinstance(image, Path):
-                wanted = job.on_host(wanted, asked)
-            cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
-            handle = "" if isinstance(image, Path) else image.handle
-            count, expected = source.profile.gpu_count, hardware.expected(source.profile)
-            prepared = job.make(handle, wanted, versions, python, cards, asked, count, expected)
-            tell = functools.partial(self._tell, prepared.nonce)
-            if isinstance(image, Path):
-                output = here.start(image, prepared, tell)
-            else:
-                output = local.run(self.connected(), prepared, tell)
-            run = reading.judge(output, prepared.nonce, job.required(wanted, bool(cards), asked, count))
+            prepared = self.job(source, runner, versions, python)
+            watch = Watch(functools.partial(self._tell, prepared.nonce), self.progress.say)
+            output = runner.run(prepared, watch)
+            run = reading.judge(output, prepared.nonce, prepared.require)
             self.made.run = run
             return run, False, counts(run)
 
         return self.step("self-test", work)
+
+    def job(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str) -> Job:
+        """What the runner is handed."""
+        wanted, asked, models = source.profile.selftest, self.options.asked, source.profile.gpus
+        if not runner.image:
+            wanted = job.on_host(wanted, asked)
+        cards = [name for gpu in models for name in facts.gpus()[gpu].all_names]
+        count, expected = source.profile.gpu_count, hardware.expected(source.profile)
+        return job.make(
+            runner.image, wanted, versions, python, cards, asked, count, expected, models, runner.nonce
+        )  # fmt: skip
 
     def _tell(self, nonce: str, line: bytes) -> None:
         told = reading.told(line, nonce)
@@ -273,9 +276,9 @@ class Session:
     def evidence(self, source: Source, image: Image, locked: Lock, run: TestRun, signer: Signer | None) -> None:
         def work() -> tuple[None, bool, str]:
             now = datetime.datetime.now(datetime.UTC)
-            engine = f"docker {self.connected().version}"
+            engine = run.where.get("engine") or f"docker {self.connected().version}"
             wanted = proved.wanted(source.name, source.profile, locked)
-            here = asdict(machine.read()) if self.connected().data_folder else None
+            here = asdict(machine.read()) if self.connected().data_folder and not run.where else None
             record = evidence.run_record(image, wanted, run, engine, now, here)
             self.made.evidence = evidence.save(record)
             self.made.proofs = self._proofs(source, image, locked)
