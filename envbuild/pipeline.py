@@ -15,7 +15,7 @@ from envbuild.attest import signing
 from envbuild.errors import BuildError, CheckFailed, EnvbuildError, NotProved, ProfileError, UsageError
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
-from envbuild.making import Made, Options, Progress, Step
+from envbuild.making import HERE, Made, On, Options, Progress, Step
 from envbuild.plan import lock, own, probes, resolve, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.releases import releases
@@ -23,7 +23,7 @@ from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners.here import Here
-from envbuild.proof.runners.local import Local
+from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.proof.search import Bisection, Hunt, Try, search
 from envbuild.steps import Session
 
@@ -39,7 +39,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
         image = session.build(source, plan, locked, text)
         if not session.proved_already(source, image, locked):
             signer = signing.configured()  # before the long part: it may ask for a passphrase
-            run = session.selftest(source, Local(session.connected(), image), locked.versions, locked.python)
+            run = session.selftest(source, session.runner(source, image), locked.versions, locked.python)
             session.evidence(source, image, locked, run, signer)
             _passed(session, source, image)
         session.tag(source, image)
@@ -61,9 +61,9 @@ def _image(session: Session) -> tuple[Source, Lock, Image]:
     return source, locked, session.build(source, plan, locked, session.render(source, locked))
 
 
-def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = ()) -> Made:
+def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = (), on: On = HERE) -> Made:
     """Test, evidence and the tag, for an image that was built from this lock. Raises CheckFailed for any other."""
-    session = Session(name, Options(locked=True, asked=Asked(gpus=gpus)), progress)
+    session = Session(name, Options(locked=True, asked=Asked(gpus=gpus), on=on), progress)
     with working(session, session.made.document):
         source, locked, image = existing(session, reference)
         recipe = build.recipe(locked, dockerfile.render(locked, source.name))
@@ -75,20 +75,30 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
             )
         session.made.image, session.made.lock = image, locked
         signer = signing.configured()
-        run = session.selftest(source, Local(session.connected(), image), locked.versions, locked.python)
+        run = session.selftest(source, session.runner(source, image), locked.versions, locked.python)
         session.evidence(source, image, locked, run, signer)
         _passed(session, source, image)
         session.tag(source, image)
     return session.made
 
 
-def test(name: str, reference: str | None, progress: Progress, asked: Asked = ALL) -> Made:
+def test(name: str, reference: str | None, progress: Progress, asked: Asked = ALL, on: On = HERE) -> Made:
     """Run the self-test, or what is asked for of it, and report; no evidence, no tag."""
-    session = Session(name, Options(locked=True, asked=asked), progress)
+    session = Session(name, Options(locked=True, asked=asked, on=on), progress)
     source, locked, image = existing(session, reference)
     session.made.image, session.made.lock = image, locked
-    session.selftest(source, Local(session.connected(), image), locked.versions, locked.python)
+    session.selftest(source, session.runner(source, image), locked.versions, locked.python)
     return session.made
+
+
+def script(name: str, reference: str | None, progress: Progress, on: On, asked: Asked = ALL) -> str:
+    """What `test` or `prove` would hand to a cluster. Raises UsageError where the runner is none."""
+    session = Session(name, Options(locked=True, asked=asked, on=on), progress)
+    source, locked, image = existing(session, reference)
+    runner = session.runner(source, image)
+    if not isinstance(runner, Slurm):
+        raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm")
+    return runner.script(session.job(source, runner, locked.versions, locked.python))
 
 
 def test_environment(name: str, python: str, progress: Progress, asked: Asked = ALL) -> Made:
@@ -238,7 +248,7 @@ def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
         source, locked, image = _image(session)
     except (ProfileError, CheckFailed) as error:
         return None, error.message
-    session.selftest(source, Local(session.connected(), image), locked.versions, locked.python)
+    session.selftest(source, session.runner(source, image), locked.versions, locked.python)
     for failure in session.made.run.failures() if session.made.run and hunt.probe != _CARD else ():
         if failure["probe"] == _CARD:
             raise NotProved(f"the card here is none of {source.name}'s", hint=failure["detail"])

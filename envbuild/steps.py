@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TypeVar
 
-from envbuild import fetching
+from envbuild import fetching, placing
 from envbuild.attest import signing, statements
 from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Subject
@@ -238,9 +238,14 @@ class Session:
 
         return self.step("self-test", work)
 
+    def runner(self, source: Source, image: Image) -> Runner:
+        """Of the place that the self-test is to run in."""
+        return placing.runner(self.options, self.connected(), image, source.name, self.progress.line)
+
     def job(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str) -> Job:
         """What the runner is handed."""
-        wanted, asked, models = source.profile.selftest, self.options.asked, source.profile.gpus
+        wanted, asked = source.profile.selftest, self.options.asked
+        models = placing.models(source.profile, self.options.on.gpu)
         if not runner.image:
             wanted = job.on_host(wanted, asked)
         cards = [name for gpu in models for name in facts.gpus()[gpu].all_names]

@@ -58,6 +58,29 @@ def gpus_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def on_options(function: F) -> F:
+    """`on` (a runner's name or None), `given`, `resume`, `gpu` and `dry_run`."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Only show the script that a cluster would be given."),
+        click.option("--resume", metavar="JOBID", help="Wait for a job that was submitted before."),
+        click.option("--gpu", metavar="MODEL", help="On this one of the profile's GPUs, as in h20."),
+        click.option(
+            "--slurm", "given", multiple=True, metavar="KEY=VALUE", callback=_given,
+            help="partition, account, constraint, time, container, ... over the site settings; may be repeated.",
+        ),
+        click.option("--on", type=click.Choice(["local", "slurm"]), help="Where it runs (default: the site's)."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _given(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = dict(value.partition("=")[::2] for value in values)
+    if not all(found.values()) or not all(found):
+        raise click.BadParameter("write KEY=VALUE, as in partition=gpu")
+    return found
+
+
 # By index, or as nvidia-smi -L prints it; of MIG slices the older drivers print the last form.
 _GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9a-f-]{36}|MIG-GPU-[0-9a-f-]{36}/[0-9]{1,3}/[0-9]{1,3}", re.IGNORECASE)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.commands.console import Console, emit, gpus_option, json_option, profile_argument
+from envbuild.commands.console import Console, emit, gpus_option, json_option, on_options, profile_argument
 from envbuild.errors import CheckFailed, NotProved, UsageError
 from envbuild.plan import probes
 from envbuild.plan.store import write_atomically
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option("-v", "--verbose", is_flag=True, help="What the profile's own script printed, also where it passed.")
 @gpus_option
+@on_options
 @click.option(
     "--fingerprint", "print_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
     help="Record numbers too, for `envbuild compare`.",
@@ -45,6 +46,11 @@ def command(
     verbose: bool,
     gpus: tuple[str, ...],
     print_file: Path | None,
+    on: str | None,
+    given: dict[str, str],
+    resume: str | None,
+    gpu: str | None,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Run the self-test in the image of a profile and report; moves no tag, writes no evidence.
@@ -59,15 +65,23 @@ def command(
     probes.check(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
+    if python and (on not in (None, "local") or given or resume or dry_run):
+        raise UsageError("--python tests on this machine; --on slurm an image on another")
     from envbuild import pipeline  # not for --help
+    from envbuild.making import On
     from envbuild.proof import job
 
     console = Console(results=not as_json, verbose=verbose)
     wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
+    where = On(on, given, resume, gpu)
+    if dry_run:
+        script = pipeline.script(name, reference, console, where, wanted)
+        emit({"script": script}) if as_json else click.echo(script, nl=False)
+        return
     if python:
         made = pipeline.test_environment(name, python, console, wanted)
     else:
-        made = pipeline.test(name, reference, console, wanted)
+        made = pipeline.test(name, reference, console, wanted, where)
     if report:
         write_atomically(report, _junit(made))
     if not as_json and made.run:
