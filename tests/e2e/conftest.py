@@ -14,6 +14,7 @@ import pytest
 from unit.support import write_wheel
 
 from .broken import Workshop
+from .cluster import cluster
 from .registries import Registry, address, cosign, program, registry
 from .site import Team
 from .support import (
@@ -30,7 +31,7 @@ from .support import (
     machine_cache,
 )
 
-__all__ = ["address", "cosign", "program", "registry"]  # fixtures
+__all__ = ["address", "cluster", "cosign", "program", "registry"]  # fixtures
 
 KEPT_FREE = 30_000_000_000
 

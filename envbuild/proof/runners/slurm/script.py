@@ -98,6 +98,12 @@ finish() {{ # STAGE EXIT
     mv "$at/outcome.part" "$at/outcome"
     exit 0
 }}
+guard() {{ # what an engine runs is no process of this job: it ends with the script, and with the folder
+    trap '' TERM
+    while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
+    ! kill -TERM $$ || sleep 5
+    clean
+}} >/dev/null 2>&1
 stop() {{
     trap '' TERM
     clean
@@ -203,6 +209,11 @@ def _fetched(site: Site, name: str) -> str:
 
 
 _TAIL = f"""
+set -m # a process group of its own: it outlives the script
+guard &
+guard=$!
+disown
+set +m
 begin=$SECONDS
 {{
     {{
@@ -214,5 +225,6 @@ wait
 seconds=$((SECONDS - begin))
 [ ! -e "$at/oom" ] || oom=true
 clean
+kill -KILL "$guard"
 finish run "$(cat "$at/exit")"
 """
