@@ -16,6 +16,7 @@ import pytest
 from envbuild import settings
 from envbuild.errors import EngineError, EnvbuildError, NetworkError, NotProved, UsageError
 from envbuild.image.engine import Image
+from envbuild.process import run
 from envbuild.proof import reading
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import RunnerError, Watch
@@ -36,10 +37,11 @@ SBATCH = """#!/bin/bash
 for last; do :; done
 [ ! -e "$STUB/refuse" ] || { echo "sbatch: error: Batch job submission failed: Invalid account" >&2; exit 1; }
 echo "$@" >"$STUB/submitted"
+rm -f "$STUB/pid"
 if [ ! -e "$STUB/hold" ]; then
     SLURM_JOB_ID=42 SLURMD_NODENAME=node-7 SLURM_JOB_GPUS=$(cat "$STUB/gpus" 2>/dev/null) \\
-        setsid bash "$last" >"$STUB/log" 2>&1 </dev/null &
-    echo $! >"$STUB/pid"
+        setsid bash -c 'echo $$ >"$STUB/pid"; exec bash "$0"' "$last" >"$STUB/log" 2>&1 </dev/null &
+    until [ -s "$STUB/pid" ]; do sleep 0.02; done # in a session of its own: what is left of ours is ended
 fi
 echo 42
 """
@@ -77,6 +79,8 @@ class Stub:
     def __init__(self, folder: Path) -> None:
         self.folder, self.shared = folder / "stub", folder / "shared"
         self.folder.mkdir()
+        self.said: list[str] = []
+        self.lines: list[bytes] = []
         for name, text in {"sbatch": SBATCH, "scontrol": SCONTROL, "scancel": SCANCEL, "docker": DOCKER,
                            "squeue": "#!/bin/sh\n"}.items():  # fmt: skip
             (self.folder / name).write_text(text.replace("$TIMES", TIMES), encoding="utf-8")
@@ -96,8 +100,8 @@ class Stub:
         return file.read_text(encoding="utf-8") if file.exists() else ""
 
     def run(self, job: Job = JOB, site: Site | None = None, resume: str | None = None, **how: str) -> RawOutput:
-        self.said: list[str] = []
-        self.lines: list[bytes] = []
+        self.said.clear()
+        self.lines.clear()
         made = dataclasses.replace(site or Site(), folder=str(self.shared))
         reference = how.get("reference")
         return Slurm(made, IMAGE, reference, "sample", resume).run(job, Watch(self.lines.append, self.said.append))
@@ -208,7 +212,7 @@ def test_a_lost_waiting_process_is_resumed_once_and_only_by_the_same_job(stub: S
         stub.run(dataclasses.replace(JOB, stdin=b"another"), resume="42")
     (folder,) = stub.shared.glob("*")
     environment = {**os.environ, "SLURM_JOB_ID": "42"}
-    done = module.run(["bash", folder / "job.sh"], env=environment)
+    done = run(["bash", folder / "job.sh"], env=environment)
     assert done.code == 0, done.stderr
     stub.say(forgotten="")
     assert stub.run(resume="42").stdout == b"".join(lines(documents()))
@@ -222,7 +226,7 @@ def test_output_that_is_not_what_was_written_is_refused(stub: Stub, spoil: Calla
     fails(stub)
     (stub.folder / "down").unlink()
     (folder,) = stub.shared.glob("*")
-    module.run(["bash", folder / "job.sh"], env={**os.environ, "SLURM_JOB_ID": "42"})
+    run(["bash", folder / "job.sh"], env={**os.environ, "SLURM_JOB_ID": "42"})
     written = folder / "attempt-0" / "stdout"
     written.write_bytes(spoil(written.read_bytes()))
     stub.say(state="COMPLETED")
@@ -234,8 +238,8 @@ def test_another_jobs_output_does_not_count(stub: Stub) -> None:
     """Whole, and of a run that passed, but with another nonce."""
     other = b"".join(lines(documents())).replace(NONCE.encode(), b"f" * 32)
     stub.frames(other)
-    run = reading.judge(stub.run(), NONCE, ("env.libs",))
-    assert not run.passed and run.errors
+    judged = reading.judge(stub.run(), NONCE, ("env.libs",))
+    assert not judged.passed and judged.errors
 
 
 def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
@@ -245,8 +249,8 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
     stub.frames(b"".join(lines(frames)))
     stub.say(gpus="0", code="5")
     job = dataclasses.replace(JOB, gpus=True, models=("h20",))
-    run = reading.judge(stub.run(job), NONCE, ("env.identity", "env.libs"))
-    assert not run.passed and reason in run.failures()[0]["detail"]
+    judged = reading.judge(stub.run(job), NONCE, ("env.identity", "env.libs"))
+    assert not judged.passed and reason in judged.failures()[0]["detail"]
     assert '--gpus "device=0"' in stub.told("ran")
 
 
