@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from filelock import FileLock
+
+from envbuild import settings
 from envbuild.image import base
 from envbuild.making import Progress
 from envbuild.plan import archives, checkouts, store, wheels
@@ -22,13 +25,20 @@ def shown(progress: Progress) -> Callable[[str, int], None]:
     return show
 
 
+def alone(progress: Progress) -> FileLock:
+    """One process at a time fetches: what two profiles share comes once. No profile has such a name."""
+    progress.line("waiting for what another envbuild fetches")
+    return FileLock(settings.state_folder("locks") / "_fetch.lock")
+
+
 def image(plan: Plan, locked: Lock, progress: Progress) -> None:
     """All that an image is made of, but for its extensions; its base is made."""
     show = shown(progress)
-    wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
-    archives.fetch(plan.archives, show)
-    if locked.suite:
-        base.make(locked, store.debs(), progress.line)
+    with alone(progress):
+        wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
+        archives.fetch(plan.archives, show)
+        if locked.suite:
+            base.make(locked, store.debs(), progress.line)
 
 
 def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:

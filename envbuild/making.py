@@ -64,6 +64,7 @@ class Options:
     tolerant: bool = False  # known faults are tried, not refused
     script: Script | None = None  # instead of the profile's own
     on: On = HERE
+    builder: str | None = None  # of buildx, if not the engine's own
 
     @property
     def trial(self) -> bool:

@@ -59,7 +59,9 @@ class Session:
         return value
 
     def connected(self) -> Engine:
-        self.engine = self.engine or Engine()
+        if self.engine is None:
+            self.engine = Engine(builder=self.options.builder)
+            self.engine.require_bounds()
         return self.engine
 
     # the steps
@@ -111,7 +113,8 @@ class Session:
             return found
         wanted = found.apt if base.tar_file(found).is_file() else (*found.base, *found.apt)
         try:
-            debs.fetch(wanted, found.suite, store.debs(), found.made)
+            with fetching.alone(self.progress):
+                debs.fetch(wanted, found.suite, store.debs(), found.made)
             return found
         except debs.Unavailable as gone:
             if self.options.locked:

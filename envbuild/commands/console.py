@@ -51,6 +51,13 @@ def requirements_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def builder_option(function: F) -> F:
+    return click.option(
+        "--builder", metavar="BUILDER",
+        help="A builder of buildx (docker buildx ls) instead of the engine's own; the image comes into the engine.",
+    )(function)  # fmt: skip
+
+
 def gpus_option(function: F) -> F:
     return click.option(
         "--gpus", default=None, metavar="LIST", callback=_gpus,

@@ -117,7 +117,7 @@ def build_labelled(
     """
     options = [f"--label={key}={value}" for key, value in sorted(labels.items())]
     image = _image(engine, lock, name, text, f"{repository(name)}:{lock.short}", options, on_line)
-    builder = f"docker {engine.version}"
+    builder = f"docker {engine.version}" + (f", builder {engine.builder}" if engine.builder else "")
     compiled = tuple(one.record for one in extensions)
     records.write(Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, builder, compiled))
     engine.remove(layers_tag(lock, name))
@@ -133,7 +133,8 @@ def _image(
     if image is None or image.id != image_id:
         raise EngineError(
             f"{tag} is not the image that was just built ({image_id}): somebody moved the tag meanwhile, or this "
-            "buildx does not tell an image's id",
-            hint="run the same command again; buildx 0.10 or newer is needed",
+            "buildx does not tell an image's id, or the builder is another engine's own and keeps it there",
+            hint="run the same command again; buildx 0.10 or newer is needed; --builder: of the drivers "
+            "docker-container, remote or kubernetes",
         )
     return image

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import BuildError, DiskError, EnvbuildError, NetworkError
+from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
 from envbuild.image import base, context
 from envbuild.image.engine import Engine, client_binary
 from envbuild.plan import store
@@ -37,7 +37,7 @@ def build(
         rendered, metadata = Path(folder) / "Dockerfile", Path(folder) / "metadata.json"
         rendered.write_text(text, encoding="utf-8")
         done = run(
-            [client_binary(), "--host", engine.host, "buildx", "build",
+            [client_binary(), "--host", engine.host, "buildx", "build", *_builder(engine),
              "--file", rendered, "--metadata-file", metadata,
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
              *options, context.folder(name)],
@@ -49,6 +49,10 @@ def build(
             raise _failed(lock, done.stderr)
         found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))
         return found
+
+
+def _builder(engine: Engine) -> list[str]:
+    return [f"--builder={engine.builder}"] if engine.builder else []
 
 
 def _blame_files(lock: Lock) -> None:
@@ -81,6 +85,8 @@ def _failed(lock: Lock, stderr: str) -> EnvbuildError:
             f"the base image {lock.image} cannot be had from its registry",
             hint=f"{said}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
         )
+    if any("no builder " in line for line in errors):
+        return EngineError(errors[-1].removeprefix("ERROR: "), hint="docker buildx ls; docker buildx create")
     if any("no space left on device" in line for line in lines):
         return DiskError("the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune")
     return Failed("the image build failed", "\n".join((errors or lines)[-12:]), stderr)

@@ -29,6 +29,7 @@ T = TypeVar("T", Wheel, Deb)
 
 class FakeEngine:
     host, version, platform, data_folder = "unix:///fake.sock", "26.1.5", "linux/amd64", None
+    builder: str | None = None
 
     def __init__(self) -> None:
         self.held: Image | None = IMAGE
@@ -132,6 +133,22 @@ def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
     assert record.layers == IMAGE.layers
     assert list(records.every(IMAGE.id)) == [record]
     assert list(records.every(image_of("other").id)) == []
+
+
+def test_another_builder_is_asked_and_recorded(locked: Lock, builder: Builder) -> None:
+    engine = FakeEngine()
+    engine.builder = "--evil"
+    assert built(locked, engine) == IMAGE
+    assert [words.count("--builder=--evil") for words in builder.calls] == [1, 1]
+    assert all("--load" in words for words in builder.calls)
+    assert [record.builder for record in records.every()] == ["docker 26.1.5, builder --evil"]
+
+
+def test_a_builder_that_is_not_there_is_named(locked: Lock, builder: Builder) -> None:
+    builder.answer = Completed(1, "", 'ERROR: no builder "nosuch" found\n')
+    with pytest.raises(EngineError, match=r'^no builder "nosuch" found$') as caught:
+        built(locked)
+    assert "docker buildx ls" in str(caught.value.hint)
 
 
 def test_the_builder_is_told_all_that_makes_it_reproducible(locked: Lock, builder: Builder) -> None:
