@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
-from filelock import FileLock
-
-from envbuild import settings
+from envbuild import turns
 from envbuild.image import base
 from envbuild.making import Progress
 from envbuild.plan import archives, checkouts, store, wheels
@@ -25,10 +24,9 @@ def shown(progress: Progress) -> Callable[[str, int], None]:
     return show
 
 
-def alone(progress: Progress) -> FileLock:
-    """One process at a time fetches: what two profiles share comes once. No profile has such a name."""
-    progress.line("waiting for what another envbuild fetches")
-    return FileLock(settings.state_folder("locks") / "_fetch.lock")
+def alone(progress: Progress) -> contextlib.AbstractContextManager[None]:
+    """One process at a time fetches: what two profiles share comes once."""
+    return turns.alone("_fetch", "fetches what an image is made of", progress.say)
 
 
 def image(plan: Plan, locked: Lock, progress: Progress) -> None:

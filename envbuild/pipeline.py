@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from envbuild import settings
+from envbuild import turns
 from envbuild.attest import signing
 from envbuild.errors import BuildError, CheckFailed, EnvbuildError, NotProved, ProfileError, UsageError
 from envbuild.image import build, dockerfile, records
@@ -173,19 +171,9 @@ def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator
             raise
 
 
-@contextlib.contextmanager
-def alone(name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """One process at a time works on a profile; a second one waits and says so."""
-    file = FileLock(settings.state_folder("locks") / f"{name}.lock")
-    try:
-        file.acquire(timeout=0)
-    except Timeout:
-        say(f"another envbuild is making {name}; waiting for it")
-        file.acquire()
-    try:
-        yield
-    finally:
-        file.release()
+def alone(name: str, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    """One process at a time works on a profile, and has its build context."""
+    return turns.alone(name, f"is making {name}", say)
 
 
 def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:

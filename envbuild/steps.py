@@ -207,9 +207,11 @@ class Session:
         engine = self.connected()
         build.check_disk(engine, locked)
         fetching.image(plan, locked, self.progress)
+        tell = self.progress
         image = build.build_layers(
-            engine, locked, source.name, text, compiled, no_cache=self.options.no_cache, on_line=self.progress.line
-        )
+            engine, locked, source.name, text, compiled,
+            no_cache=self.options.no_cache, say=tell.say, on_line=tell.line,
+        )  # fmt: skip
         return image, False, f"{len(image.layers)} layers, {image.size / 1e6:.0f} MB"
 
     def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
@@ -224,7 +226,10 @@ class Session:
         self, source: Source, locked: Lock, text: str, labels: Mapping[str, str], compiled: tuple[Built, ...]
     ) -> tuple[Image, bool, str]:
         engine = self.connected()
-        image = build.build_labelled(engine, locked, source.name, text, labels, self.progress.line, compiled)
+        tell = self.progress
+        image = build.build_labelled(
+            engine, locked, source.name, text, labels, compiled, say=tell.say, on_line=tell.line
+        )  # fmt: skip
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
         return image, False, said
 

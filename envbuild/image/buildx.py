@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from envbuild import turns
 from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
 from envbuild.image import base, context
 from envbuild.image.engine import Engine, client_binary
 from envbuild.plan import store
-from envbuild.plan.lock import Lock
+from envbuild.plan.lock import Lock, canonical_digest
 from envbuild.plan.store import Store
 from envbuild.process import run
 
@@ -26,14 +27,26 @@ class Failed(BuildError):
 
 
 def build(
-    engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], on_line: Callable[[str], None]
+    engine: Engine,
+    lock: Lock,
+    name: str,
+    text: str,
+    options: Sequence[str],
+    say: Callable[[str], None],
+    on_line: Callable[[str], None],
 ) -> dict[str, Any]:
     """Build `text`, a Dockerfile, in the profile's context; returns BuildKit's metadata.
+
+    One process at a time builds on a base in an engine: of two at once that share layers nobody has made yet, one may
+    get another layer of the same files, and so another image id (docs/decisions/0013-several-profiles.md).
 
     Raises Failed where a step fails, HashMismatch for a stored file that changed, NetworkError where the base image
     cannot be had, DiskError.
     """
-    with tempfile.TemporaryDirectory(prefix="envbuild-build-") as folder:
+    with (
+        turns.alone(_turn(engine, lock), "builds on the same base", say),
+        tempfile.TemporaryDirectory(prefix="envbuild-build-") as folder,
+    ):
         rendered, metadata = Path(folder) / "Dockerfile", Path(folder) / "metadata.json"
         rendered.write_text(text, encoding="utf-8")
         done = run(
@@ -49,6 +62,11 @@ def build(
             raise _failed(lock, done.stderr)
         found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))
         return found
+
+
+def _turn(engine: Engine, lock: Lock) -> str:
+    made_of = lock.image or base.tar_file(lock).stem
+    return f"_build-{canonical_digest([engine.identity, engine.builder, made_of])[:16]}"
 
 
 def _builder(engine: Engine) -> list[str]:

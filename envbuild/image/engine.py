@@ -100,6 +100,11 @@ class Engine:
         return any("io.containerd.snapshotter" in str(item) for item in self.info.get("DriverStatus") or ())
 
     @property
+    def identity(self) -> str:
+        """Its own id, by whatever address it is reached; the address where it tells none."""
+        return str(self.info.get("ID") or self.host)
+
+    @property
     def cpus(self) -> int:
         return int(self.info.get("NCPU") or 1)
 
