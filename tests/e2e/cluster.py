@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,29 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from .support import command, until
+from .support import CHECKOUT, until
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2", "libhwloc15",
-            "liblua5.1-0")  # fmt: skip
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 NODES = {"gpu-h20": "h20", "gpu-a100": "a100"}
 CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo")
 
 
-def unpacked(folder: Path) -> Path:
+def unpacked(tree: Path) -> Path:
     """A tree with Slurm and munge in it. Skips where there is none to be had."""
-    if not shutil.which("apt-get"):
-        pytest.skip("there is no apt-get to fetch Slurm with")
-    debs, tree = folder / "debs", folder / "tree"
-    debs.mkdir(parents=True)
-    done = subprocess.run(["apt-get", "download", *PACKAGES], cwd=debs, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([CHECKOUT / "scripts" / "slurm", tree], capture_output=True, text=True, timeout=900)
     if done.returncode != 0:
-        pytest.skip(f"Debian's Slurm cannot be fetched: {done.stderr.strip().splitlines()[-1]}")
-    for file in debs.glob("*.deb"):
-        command("dpkg", "-x", file, tree)
-    for name in ("slurmctld", "slurmd", "slurmstepd"):
-        # as the package's alternatives have it; under another name a daemon leaves Gres= out of what it reads
-        (tree / "usr/sbin" / name).symlink_to(f"{name}-wlm")
+        pytest.skip(done.stderr.strip())
     return tree
 
 
@@ -172,8 +160,6 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
 
 @pytest.fixture(scope="session")
 def cluster(workplace: Path) -> Iterator[Cluster]:
-    if os.geteuid() != 0:
-        pytest.skip("slurmd wants to be root")
     made = Cluster(unpacked(workplace / "slurm"), workplace / "cluster")
     with ExitStack() as stack:
         stack.callback(made.stop)
