@@ -30,7 +30,9 @@ class Place:
         self.project = self.quick.project
         config = self.project.config / "envbuild" / "config.yaml"
         config.parent.mkdir()
-        config.write_text(yaml.safe_dump({"on": "slurm", "slurm": {"folder": str(self.shared)}}), encoding="utf-8")
+        config.write_text(
+            yaml.safe_dump({"on": "slurm", "slurm": {"folder": str(self.shared), "grace": 3}}), encoding="utf-8"
+        )
 
     def start(self, verb: str, *arguments: str) -> Running:
         path = os.pathsep.join([str(self.cluster.programs), self.project.environment["PATH"]])
@@ -152,4 +154,4 @@ def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
         place.cluster.start("slurmctld")
     done = begun.finish(300)
     assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
-    assert place.left() == []
+    until("the controller to know that it ended", lambda: place.left() == [], 60)

@@ -26,7 +26,7 @@ from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
 POLL = 1.0  # seconds between two looks at the files
 ASK = 3.0  # and between two questions to the controller, which others ask too
-GRACE = 20.0  # for files to be seen that another machine has written
+LEAVING = 20.0  # for a job that was cancelled to leave the queue
 PATIENCE = 900.0  # for a controller that does not answer
 _ANSWER = 30.0
 
@@ -135,7 +135,7 @@ class Slurm:
                 if outcome and outcome.job == ticket.job and files.whole(attempt, outcome):
                     tail.read(attempt)
                     return attempt, outcome
-            if over_since is not None and now - over_since >= GRACE:
+            if over_since is not None and now - over_since >= self._site.grace:
                 raise self._without(ticket, attempt)
             if silent_since is not None and now - silent_since >= PATIENCE:
                 raise _Unknown(
@@ -226,7 +226,7 @@ class Slurm:
         if done.code != 0:
             watch.say(f"the job could not be cancelled: {_words(done)}; scancel --name={name}")
             return
-        end = time.monotonic() + GRACE
+        end = time.monotonic() + LEAVING
         while time.monotonic() < end:
             done = run(["squeue", "--noheader", f"--name={name}"], timeout=_ANSWER)
             if done.code != 0 or not done.stdout.strip():

@@ -98,6 +98,11 @@ finish() {{ # STAGE EXIT
     mv "$at/outcome.part" "$at/outcome"
     exit 0
 }}
+clock() {{ # of the machine's running: SECONDS and date jump where a clock is set
+    local up
+    read -r up _ </proc/uptime
+    echo "${{up%.*}}"
+}}
 guard() {{ # what an engine runs is no process of this job: it ends with the script, and with the folder
     trap '' TERM
     while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
@@ -214,7 +219,7 @@ guard &
 guard=$!
 disown
 set +m
-begin=$SECONDS
+begin=$(clock)
 {{
     {{
         run
@@ -222,7 +227,7 @@ begin=$SECONDS
     }} 2>&1 1>&3 3>&- | tail -c {MAX_STDERR} >"$at/stderr" 3>&-
 }} 3>&1 | head -c {MAX_STDOUT + 1} >"$at/stdout" &
 wait
-seconds=$((SECONDS - begin))
+seconds=$(($(clock) - begin))
 [ ! -e "$at/oom" ] || oom=true
 clean
 kill -KILL "$guard"

@@ -21,7 +21,8 @@ class Site:
     """`folder`: shared with the nodes; None: in the user's state folder. `gres`: GPU id -> what Slurm calls it.
 
     `program`: of the container runtime on the nodes, where PATH does not have it. `requeue`: after a node's failure or
-    a preemption the job waits again, instead of ending.
+    a preemption the job waits again, instead of ending. `grace`: seconds until files that
+    another machine wrote are surely seen here, which a network's file system may hold back.
     """
 
     partition: str | None = None
@@ -33,6 +34,7 @@ class Site:
     registry: str | None = None
     folder: str | None = None
     requeue: bool = False
+    grace: int = 20
     gres: Mapping[str, str] = field(default_factory=dict)
 
     def gres_of(self, model: str, count: int) -> str:
@@ -53,6 +55,7 @@ _SHAPES = {
     "registry": (r"[A-Za-z0-9\[][A-Za-z0-9._:/\[\]-]{0,299}", "HOST/REPOSITORY, without a tag"),
     "folder": (PATH, "an absolute path, without blanks"),
     "requeue": ("yes|no", "yes or no"),
+    "grace": ("[0-9]{1,3}", "seconds"),
 }
 _GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,60})?")
 
@@ -67,8 +70,7 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
     gres |= {key[5:]: value for key, value in given.items() if key.startswith("gres.")}
     plain = {key: value for key, value in settings.items() if key != "gres"}
     plain |= {key: value for key, value in given.items() if not key.startswith("gres.")}
-    plain = {key: {True: "yes", False: "no"}.get(value, value) if key == "requeue" else value
-             for key, value in plain.items()}  # fmt: skip
+    plain = {key: _as_text(key, value) for key, value in plain.items()}
     faults = [_fault(key, value) for key, value in plain.items()]
     faults += [_gres_fault(model, value, knows) for model, value in gres.items()]
     found = [fault for fault in faults if fault]
@@ -77,7 +79,15 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
         found.append(Fault(f"{container} takes images from a registry alone: name one", field="registry"))
     if found:
         raise UsageError("the settings of slurm are not valid", faults=found, hint=f"known: {', '.join(_SHAPES)}, gres")
-    return Site(**{**plain, "requeue": plain.get("requeue") == "yes"}, gres=gres)
+    exact = {"requeue": plain.get("requeue") == "yes", "grace": int(plain.get("grace", Site.grace))}
+    return Site(**{**plain, **exact}, gres=gres)
+
+
+def _as_text(key: str, value: object) -> object:
+    """What YAML takes for something else."""
+    if key == "requeue" and isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if key == "grace" and type(value) is int else value
 
 
 def _fault(key: str, value: object) -> Fault | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import shutil
@@ -102,7 +103,7 @@ class Stub:
     def run(self, job: Job = JOB, site: Site | None = None, resume: str | None = None, **how: str) -> RawOutput:
         self.said.clear()
         self.lines.clear()
-        made = dataclasses.replace(site or Site(), folder=str(self.shared))
+        made = dataclasses.replace(site or Site(), folder=str(self.shared), grace=1)
         reference = how.get("reference")
         return Slurm(made, IMAGE, reference, "sample", resume).run(job, Watch(self.lines.append, self.said.append))
 
@@ -115,7 +116,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     made = Stub(tmp_path)
     monkeypatch.setenv("STUB", str(made.folder))
     monkeypatch.setenv("PATH", f"{made.folder}{os.pathsep}{os.environ['PATH']}")
-    for name, value in {"POLL": 0.05, "ASK": 0.1, "GRACE": 1.0, "PATIENCE": 1.0}.items():
+    for name, value in {"POLL": 0.05, "ASK": 0.1, "LEAVING": 1.0, "PATIENCE": 1.0}.items():
         monkeypatch.setattr(module, name, value)
     return made
 
@@ -234,6 +235,27 @@ def test_output_that_is_not_what_was_written_is_refused(stub: Stub, spoil: Calla
     assert isinstance(error, RunnerError) and error.ending == "truncated"
 
 
+@pytest.mark.parametrize("year", [1980, 2099])
+def test_a_nodes_clock_does_not_matter(stub: Stub, year: int) -> None:
+    """What it wrote is dated years away, and the controller has it start before it was submitted."""
+    stub.say(hold="", down="")
+    fails(stub)
+    (stub.folder / "down").unlink()
+    (folder,) = stub.shared.glob("*")
+    run(["bash", folder / "job.sh"], env={**os.environ, "SLURM_JOB_ID": "42"})
+    seconds = datetime.datetime(year, 1, 1, tzinfo=datetime.UTC).timestamp()
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (seconds, seconds))
+    assert stub.run(resume="42").exit_code == 0
+
+
+def test_a_job_that_starts_before_it_is_submitted_did_not_wait() -> None:
+    found = states.seen(
+        "JobId=1 JobState=RUNNING Reason=None NodeList=n SubmitTime=2026-11-21T10:00:00 StartTime=2026-11-21T09:00:00"
+    )
+    assert found and found.queued == 0.0
+
+
 def test_another_jobs_output_does_not_count(stub: Stub) -> None:
     """Whole, and of a run that passed, but with another nonce."""
     other = b"".join(lines(documents())).replace(NONCE.encode(), b"f" * 32)
@@ -305,7 +327,7 @@ def test_an_interruption_cancels_the_job_and_removes_its_container(stub: Stub, m
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Slurm(Site(folder=str(stub.shared)), IMAGE, None, "sample").run(JOB, Watch(interrupted))
+        Slurm(Site(folder=str(stub.shared), grace=1), IMAGE, None, "sample").run(JOB, Watch(interrupted))
     assert stub.told("cancelled").startswith("--name=envbuild-sample-")
     assert stub.left() == []
     end = time.monotonic() + 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import subprocess
 from pathlib import PurePosixPath
@@ -53,6 +54,12 @@ def test_a_hostile_setting_is_refused(key: str, value: object) -> None:
     assert "\x1b" not in str(caught.value.faults)
 
 
+@pytest.mark.parametrize("value", [*(value for value in HOSTILE if value != 7), -1, 1000, True], ids=repr)
+def test_a_hostile_grace_is_refused(value: object) -> None:
+    with pytest.raises(UsageError):
+        parsed(grace=value)
+
+
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
 def test_a_hostile_gres_is_refused(value: object) -> None:
     with pytest.raises(UsageError):
@@ -68,6 +75,7 @@ def test_all_faults_come_at_once_and_the_command_line_wins() -> None:
     given = {"partition": "b", "gres.h20": "gpu:x", "requeue": "yes"}
     found = site.parse({"partition": "a", "gres": {"h20": "y", "a100": "z"}}, given, facts.gpus().__contains__)
     assert (found.partition, found.gres, found.requeue) == ("b", {"h20": "gpu:x", "a100": "z"}, True)
+    assert (parsed(grace=3).grace, parsed(grace="3").grace, parsed().grace) == (3, 3, 20)
 
 
 @pytest.mark.parametrize("folder", ["/a b", "/a'b", "/a%jb", "relative", "/a$b", "/a\nb"])
@@ -80,6 +88,13 @@ def test_a_folder_that_slurm_or_a_shell_would_read_is_refused(folder: str) -> No
 def test_an_image_without_a_digest_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
         script.render(CPU, Site(), FOLDER, "envbuild-x-1", (name,))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_script_asks_a_clock_that_can_be_set(case: str) -> None:
+    """Set back in the middle, it gave a run of less than no time, which is no outcome."""
+    code = re.sub("#.*", "", rendered(case))
+    assert "/proc/uptime" in code and not re.search(r"SECONDS|\bdate\b|EPOCH|printf '%\(", code)
 
 
 def test_one_of_several_gpus_must_be_named() -> None:
