@@ -40,12 +40,12 @@ class Step:
 
 @dataclass(frozen=True)
 class On:
-    """Where the self-test runs. `runner` None: as the site's settings say. `given`: a cluster's settings, over the
-    site's. `resume`: the id of a job there that was begun before. `gpu`: on which of the profile's GPUs.
+    """Where the self-test runs. `runner` None: as the site's settings say. `given`: a runner's name -> its settings,
+    over the site's. `resume`: the id of a job there that was begun before. `gpu`: on which of the profile's GPUs.
     """
 
     runner: str | None = None
-    given: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     resume: str | None = None
     gpu: str | None = None
 

@@ -21,6 +21,7 @@ from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners.here import Here
+from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.proof.search import Bisection, Hunt, Try, search
 from envbuild.steps import Session
@@ -94,8 +95,8 @@ def script(name: str, reference: str | None, progress: Progress, on: On, asked: 
     session = Session(name, Options(locked=True, asked=asked, on=on), progress)
     source, locked, image = existing(session, reference)
     runner = session.runner(source, image)
-    if not isinstance(runner, Slurm):
-        raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm")
+    if not isinstance(runner, Slurm | Kubernetes):
+        raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
     return runner.script(session.job(source, runner, locked.versions, locked.python))
 
 

@@ -12,12 +12,14 @@ from envbuild.image.engine import Engine, Image
 from envbuild.making import Options
 from envbuild.plan import facts
 from envbuild.plan.profile import Profile
+from envbuild.proof.runners.kubernetes import site as kubernetes_site
+from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
 from envbuild.proof.runners.protocol import Runner
-from envbuild.proof.runners.slurm import site
+from envbuild.proof.runners.slurm import site as slurm_site
 from envbuild.proof.runners.slurm.runner import Slurm
 
-RUNNERS = ("local", "slurm")
+RUNNERS = ("local", "slurm", "kubernetes")
 
 
 def runner(options: Options, engine: Engine, image: Image, name: str, on_line: Callable[[str], None]) -> Runner:
@@ -29,18 +31,29 @@ def runner(options: Options, engine: Engine, image: Image, name: str, on_line: C
     chosen = on.runner or settings.setting("on") or "local"
     if chosen not in RUNNERS:
         raise UsageError(f"there is no runner {chosen!r}", hint=near(chosen, RUNNERS) or f"known: {', '.join(RUNNERS)}")
+    for other in on.given:
+        if other != chosen:
+            raise UsageError(f"--{other} is for --on {other}")
+    if on.resume and chosen != "slurm":
+        raise UsageError("--resume is for --on slurm")
     if chosen == "local":
-        if on.given or on.resume:
-            raise UsageError("--slurm and --resume are for --on slurm")
         return Local(engine, image)
     if options.asked.gpus:
         raise UsageError("--gpus names GPUs of the engine's machine; a scheduler hands out its own", hint="--gpu MODEL")
-    given = site.parse(settings.section("slurm"), on.given, facts.gpus().__contains__)
-    reference = None
-    if given.registry:
-        place = Repository(repository(given.registry))
-        reference = f"{place.reference.repository}@{pushed(engine, place, image, on_line)[0].digest}"
-    return Slurm(given, image, reference, name, on.resume)
+    section, given, known = settings.section(chosen), on.given.get(chosen, {}), facts.gpus().__contains__
+    if chosen == "slurm":
+        cluster = slurm_site.parse(section, given, known)
+        return Slurm(cluster, image, _fetched(cluster.registry, engine, image, on_line), name, on.resume)
+    place = kubernetes_site.parse(section, given, known)
+    return Kubernetes(place, image, _fetched(place.registry, engine, image, on_line), name)
+
+
+def _fetched(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
+    """By which name a node gets the image from a registry, where it is now; None without one."""
+    if not registry:
+        return None
+    place = Repository(repository(registry))
+    return f"{place.reference.repository}@{pushed(engine, place, image, on_line)[0].digest}"
 
 
 def models(profile: Profile, gpu: str | None) -> tuple[str, ...]:

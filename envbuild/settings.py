@@ -35,7 +35,7 @@ def _made(folder: Path) -> Path:
 
 # Every setting there is; each a string, but for the sections.
 _KNOWN = {
-    "on": "where self-tests run: local or slurm",
+    "on": "where self-tests run: local, slurm or kubernetes",
     "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
     "debian_mirror": "root of a Debian archive, where apt has none configured",
     "debian_security_mirror": "root of the Debian security archive",
@@ -45,7 +45,10 @@ _KNOWN = {
     "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",
 }
 # Mappings, whose content its own reader judges.
-_SECTIONS = {"slurm": "partition, account, container, ...: proof/runners/slurm/site.py"}
+_SECTIONS = {
+    "slurm": "partition, account, container, ...: proof/runners/slurm/site.py",
+    "kubernetes": "namespace, registry, nodes, ...: proof/runners/kubernetes/site.py",
+}
 
 
 @cache

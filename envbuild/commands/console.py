@@ -68,24 +68,31 @@ def gpus_option(function: F) -> F:
 def on_options(function: F) -> F:
     """`on` (a runner's name or None), `given`, `resume`, `gpu` and `dry_run`."""
     for option in (
-        click.option("--dry-run", is_flag=True, help="Only show the script that a cluster would be given."),
+        click.option("--dry-run", is_flag=True, help="Only show the script or objects that a cluster would be given."),
         click.option("--resume", metavar="JOBID", help="Wait for a job that was submitted before."),
         click.option("--gpu", metavar="MODEL", help="On this one of the profile's GPUs, as in h20."),
         click.option(
-            "--slurm", "given", multiple=True, metavar="KEY=VALUE", callback=_given,
+            "--kubernetes", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
+            help="context, namespace, registry, nodes.LABEL, queue, ... over the site settings; may be repeated.",
+        ),
+        click.option(
+            "--slurm", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
             help="partition, account, constraint, time, container, ... over the site settings; may be repeated.",
         ),
-        click.option("--on", type=click.Choice(["local", "slurm"]), help="Where it runs (default: the site's)."),
+        click.option(
+            "--on", type=click.Choice(["local", "slurm", "kubernetes"]), help="Where it runs (default: the site's)."
+        ),
     ):  # fmt: skip
         function = option(function)
     return function
 
 
-def _given(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _given(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
     found = dict(value.partition("=")[::2] for value in values)
     if not all(found.values()) or not all(found):
         raise click.BadParameter("write KEY=VALUE, as in partition=gpu")
-    return found
+    if found and parameter.name:
+        context.params.setdefault("given", {})[parameter.name] = found
 
 
 # By index, or as nvidia-smi -L prints it; of MIG slices the older drivers print the last form.

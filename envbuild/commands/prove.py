@@ -14,11 +14,11 @@ def command(
     reference: str | None,
     gpus: tuple[str, ...],
     on: str | None,
-    given: dict[str, str],
     resume: str | None,
     gpu: str | None,
     dry_run: bool,
     as_json: bool,
+    given: dict[str, dict[str, str]] | None = None,
 ) -> None:
     """Run the self-test in an image that envbuild built from the profile's lock, write evidence, move the tag.
 
@@ -27,7 +27,7 @@ def command(
     from envbuild import pipeline  # not for --help
     from envbuild.making import On
 
-    where = On(on, given, resume, gpu)
+    where = On(on, given or {}, resume, gpu)
     if dry_run:
         script = pipeline.script(name, reference, Console(), where)
         emit({"script": script}) if as_json else click.echo(script, nl=False)

@@ -47,11 +47,11 @@ def command(
     gpus: tuple[str, ...],
     print_file: Path | None,
     on: str | None,
-    given: dict[str, str],
     resume: str | None,
     gpu: str | None,
     dry_run: bool,
     as_json: bool,
+    given: dict[str, dict[str, str]] | None = None,
 ) -> None:
     """Run the self-test in the image of a profile and report; moves no tag, writes no evidence.
 
@@ -66,14 +66,14 @@ def command(
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
     if python and (on not in (None, "local") or given or resume or dry_run):
-        raise UsageError("--python tests on this machine; --on slurm an image on another")
+        raise UsageError("--python tests on this machine; --on an image on another")
     from envbuild import pipeline  # not for --help
     from envbuild.making import On
     from envbuild.proof import job
 
     console = Console(results=not as_json, verbose=verbose)
     wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
-    where = On(on, given, resume, gpu)
+    where = On(on, given or {}, resume, gpu)
     if dry_run:
         script = pipeline.script(name, reference, console, where, wanted)
         emit({"script": script}) if as_json else click.echo(script, nl=False)
