@@ -70,6 +70,8 @@ def _settings() -> dict[str, Any]:
         RecursionError,
     ) as error:  # !!bool x, !!timestamp x
         raise UsageError(f"{file} is not valid YAML: {error}") from error
+    if isinstance(data, dict):  # YAML 1.1 takes the word `on` for a truth
+        data = {"on" if key is True else key: value for key, value in data.items()}
     hint = f"settings: {', '.join([*_KNOWN, *_SECTIONS])}"
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise UsageError(f"{file} must map settings to text", hint=hint)

@@ -73,6 +73,7 @@ def render(job: Job, site: Site, name: str, image: str) -> tuple[Object, Object]
 
 def _pod(job: Job, site: Site, name: str, image: str, seconds: int) -> Object:
     limits = job.limits
+    command = ("python", "-I", "-c", _AROUND, *job.argv, "/envbuild/payload")
     optional = {
         "runtimeClassName": site.runtime_class,
         "priorityClassName": site.priority_class,
@@ -97,7 +98,7 @@ def _pod(job: Job, site: Site, name: str, image: str, seconds: int) -> Object:
                 "name": "selftest",
                 "image": image,
                 "imagePullPolicy": "IfNotPresent" if site.registry else "Never",
-                "command": ["python", "-I", "-c", _AROUND, *job.argv, "/envbuild/payload"],
+                "command": [part.replace("$", "$$") for part in command],
                 "workingDir": "/tmp",
                 "terminationMessagePath": _STDERR,
                 "securityContext": {

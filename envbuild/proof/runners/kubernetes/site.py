@@ -35,7 +35,7 @@ _LABEL = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"({_NAME}/)?{_LABEL}"
 TOLERATION = re.compile(rf"(?P<key>{_KEY})(=(?P<value>{_LABEL}))?(:(?P<effect>NoSchedule|NoExecute))?")
 _TEXTS = {
-    "context": (r"[A-Za-z0-9._:/@-]{1,253}", "a context's name"),
+    "context": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}", "a context's name"),
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace's name"),
     "registry": (r"[A-Za-z0-9\[][A-Za-z0-9._:/\[\]-]{0,299}", "HOST/REPOSITORY, without a tag"),
     "runtime_class": (_NAME, "a RuntimeClass's name"),

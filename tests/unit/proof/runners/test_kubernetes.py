@@ -15,6 +15,7 @@ from envbuild.image.engine import Image
 from envbuild.proof import reading
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.kubernetes import runner as module
+from envbuild.proof.runners.kubernetes import states
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.kubernetes.site import Site
 from envbuild.proof.runners.protocol import RunnerError, Watch
@@ -179,9 +180,17 @@ def test_a_queue_ends_where_the_site_says(place: Place) -> None:
     place.server.pods = [unplaced()]
     error = place.fails(RunnerError, GPU_JOB, dataclasses.replace(SITE, queue=0))
     assert error.ending == "unschedulable" and "gpu-7" in error.hint
-    place.server.pods, place.server.conditions = [None], [
-        {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "longer than specified deadline"}
-    ]
+    place.server.pods, place.server.conditions = (
+        [None],
+        [
+            {
+                "type": "Failed",
+                "status": "True",
+                "reason": "DeadlineExceeded",
+                "message": "longer than specified deadline",
+            }
+        ],
+    )
     assert place.fails().ending == "time-out"
 
 
@@ -268,8 +277,9 @@ def test_too_little_memory_is_told(place: Place) -> None:
 
 
 def test_a_self_test_that_does_not_end_is_stopped(place: Place) -> None:
-    place.server.pods = [running(), ended(137, **{"reason_": ""}) | {}]
-    place.server.pods[1]["status"]["reason"] = "DeadlineExceeded"  # type: ignore[index]
+    late = ended(137)
+    late["status"]["reason"] = "DeadlineExceeded"
+    place.server.pods = [running(), late]
     output = place.run()
     assert (output.timed_out, output.exit_code) == (True, None)
 
@@ -339,8 +349,8 @@ def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
      {"status": {"containerStatuses": [{"state": {"terminated": {"exitCode": True}}}]}}],
 )  # fmt: skip
 def test_a_pod_of_another_shape_has_not_ended(hostile: Object) -> None:
-    found = module.states.pod(hostile)
-    assert found.ended is None and module.states.fault(found) is None and isinstance(found.told(), str)
+    found = states.pod(hostile)
+    assert found.ended is None and states.fault(found) is None and isinstance(found.told(), str)
 
 
 def test_two_jobs_of_one_image_have_names_of_their_own() -> None:
