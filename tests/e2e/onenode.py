@@ -113,13 +113,15 @@ class OneNode:
         found = str(dockerd) if dockerd.is_file() else shutil.which("dockerd")
         if not found:
             pytest.skip("there is no dockerd to start an engine with")
+        # A network of its own: another engine has this machine's bridge, and a pod without an address is not left alone
         runtime = self.folder / "runtime"
         runtime.write_text(RUNTIME.replace("{runc}", shutil.which("runc") or "/usr/sbin/runc"), encoding="utf-8")
         runtime.chmod(0o755)
         at = self.folder
         self._daemon(
-            "dockerd", found, "--config-file", os.devnull, "--data-root", at / "data", "--exec-root", at / "exec",
-            "--pidfile", at / "dockerd.pid", "--host", self.engine, "--bridge=none", "--iptables=false",
+            "dockerd", "unshare", "--net", found, "--config-file", os.devnull,
+            "--data-root", at / "data", "--exec-root", at / "exec",
+            "--pidfile", at / "dockerd.pid", "--host", self.engine, "--iptables=false",
             "--add-runtime", f"spared={runtime}", "--default-runtime", "spared",
         )  # fmt: skip
         until("the node's engine", lambda: self._answers(self.docker, "version"), 60)

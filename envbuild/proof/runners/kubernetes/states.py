@@ -30,6 +30,7 @@ _ENDINGS = {
     "NodeAffinity": ("refused", "was refused by its node {node}, whose labels changed", _AGAIN),
 }  # fmt: skip
 DEADLINE = "DeadlineExceeded"
+_TERMINATED = 143  # 128 + SIGTERM: a kubelet says so to what it stops
 _REFUSED = ("UnexpectedAdmissionError", "OutOf")  # the node's own last look at what it has
 _PULL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError", "SignatureValidationFailed")
 _START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "InvalidImageName", "StartError",
@@ -159,6 +160,9 @@ def fault(seen: Pod) -> EnvbuildError | None:
         return RunnerError(
             f"the pod was refused by its node {seen.node or '?'}", ending="refused", hint=seen.message or seen.reason
         )
+    if seen.reason != DEADLINE and seen.ended and (seen.deleting or seen.ended.code == _TERMINATED):
+        hint = f"somebody deleted it, or its node {seen.node} stopped it: kubectl get events"
+        return RunnerError("the pod was stopped from outside", ending="cancelled", hint=hint)
     if seen.reason == DEADLINE and not seen.begun:
         return RunnerError("the pod did not begin within its deadline", ending="time-out", hint=seen.message or _AGAIN)
     reason, message = (seen.ended.reason, seen.ended.message) if seen.ended else seen.waiting

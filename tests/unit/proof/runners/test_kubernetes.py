@@ -256,6 +256,20 @@ def test_a_log_that_comes_in_two_parts_is_given_on_once(place: Place) -> None:
     assert place.run().stdout == FRAMES == b"".join(line + b"\n" for line in place.lines)
 
 
+def test_lines_that_are_still_on_their_way_are_waited_for(place: Place) -> None:
+    place.server.pods, place.server.logs = [ended(0)], [FRAMES[:-30]]
+    assert place.run().stdout == FRAMES == b"".join(line + b"\n" for line in place.lines)
+
+
+@pytest.mark.parametrize(("code", "deleting"), [(143, False), (143, True), (137, True), (1, True)])
+def test_a_self_test_that_was_stopped_from_outside_did_not_fail(place: Place, code: int, deleting: bool) -> None:
+    stopped = ended(code)
+    if deleting:
+        stopped["metadata"]["deletionTimestamp"] = "2026-11-21T10:06:00Z"
+    place.server.pods = [running(), stopped]
+    assert place.fails().ending == "cancelled"
+
+
 def test_another_jobs_output_does_not_count(place: Place) -> None:
     place.server.log = FRAMES.replace(NONCE.encode(), b"f" * 32)
     assert place.fails().ending == "truncated"
