@@ -148,7 +148,8 @@ class OneNode:
             f"--advertise-address={here}", "--service-cluster-ip-range=10.250.0.0/24",
             "--service-account-issuer=https://e2e.invalid", f"--service-account-key-file={at}/accounts.key",
             f"--service-account-signing-key-file={at}/accounts.key",
-            "--kubelet-preferred-address-types=InternalIP",
+            "--kubelet-preferred-address-types=InternalIP", "--default-not-ready-toleration-seconds=5",
+            "--default-unreachable-toleration-seconds=5",
         )  # fmt: skip
         until("the API server, see its log", lambda: self._answers(self.ask, "GET", "/api/v1/namespaces"), 90)
         user = {"token": self.token}
@@ -176,7 +177,8 @@ class OneNode:
         at = self.folder
         self._daemon(
             "kubelet", self.programs / "kubelet", f"--kubeconfig={self.kubeconfig}", f"--root-dir={at}/kubelet",
-            f"--cert-dir={at}/certs-kubelet", "--container-runtime=docker", f"--docker-endpoint={self.engine}",
+            f"--cert-dir={at}/certs-kubelet", "--container-runtime=docker",
+            f"--docker-endpoint={self.engine}", f"--docker={self.engine}",
             f"--pod-infra-container-image={PAUSE}", f"--hostname-override={NODE}", f"--node-ip={address()}",
             "--cgroup-driver=cgroupfs", "--fail-swap-on=false", "--anonymous-auth=true",
             "--authorization-mode=AlwaysAllow", f"--port={free_port()}", "--read-only-port=0",

@@ -95,7 +95,7 @@ def test_a_registry_that_the_node_cannot_reach_is_told(place: Place) -> None:
     monkey = pytest.MonkeyPatch()
     monkey.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(place.cluster.kubeconfig))
     monkey.setattr("envbuild.proof.runners.kubernetes.runner.PULLING", 5.0)
-    job = Job(reference, ("python",), b"", "0" * 32, Limits(1 << 28, 30))
+    job = Job(reference, ("python",), b"x", "0" * 32, Limits(1 << 28, 30))
     try:
         with pytest.raises(NetworkError, match=f"{NODE} cannot fetch the image"):
             Kubernetes(Site(registry="127.0.0.1:9/nowhere"), Image(reference, reference, (), {}, {}, 1), reference,
@@ -141,7 +141,7 @@ def test_an_eviction_is_told(place: Place, broken: Workshop) -> None:
 def test_an_interruption_leaves_nothing(place: Place, broken: Workshop) -> None:
     begun, _ = place.running(broken.image("hangs"))
     assert begun.interrupt().code == 130
-    until("nothing to be left", lambda: place.left() == [], 60)
+    until("nothing to be left", lambda: place.left() == [], 150)
 
 
 def test_a_node_that_dies_is_told(place: Place, broken: Workshop) -> None:

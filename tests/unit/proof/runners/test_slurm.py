@@ -67,7 +67,7 @@ run)
     cat >"$STUB/stdin"
     cat "$STUB/frames"
     cat "$STUB/words" >&2
-    [ ! -e "$STUB/hang" ] || sleep 60
+    [ ! -e "$STUB/hang" ] || exec sleep 60
     exit "$(cat "$STUB/code")"
     ;;
 esac
