@@ -86,6 +86,8 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; the process' only exit."""
     signal.signal(signal.SIGTERM, _interrupted)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; under nohup it is ignored
+        signal.signal(signal.SIGHUP, _interrupted)
     wants_json = "--json" in sys.argv[1:]
     try:
         cli.main(standalone_mode=False)

@@ -80,6 +80,7 @@ class Made:
     steps: list[Step] = field(default_factory=list)
     lock: Lock | None = None
     image: Image | None = None
+    interpreter: Path | None = None  # of this machine, tested instead of an image
     tags: list[str] = field(default_factory=list)
     run: TestRun | None = None
     evidence: Path | None = None

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from envbuild import turns
 from envbuild.attest import signing
-from envbuild.errors import BuildError, CheckFailed, EnvbuildError, NotProved, ProfileError, UsageError
+from envbuild.errors import BuildError, CheckFailed, EnvbuildError, NotProved, UsageError
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
-from envbuild.making import HERE, Made, On, Options, Progress, Step
-from envbuild.plan import lock, own, probes, resolve, sources
+from envbuild.making import HERE, Made, On, Options, Progress
+from envbuild.plan import lock, resolve, sources
 from envbuild.plan.lock import Lock
-from envbuild.plan.releases import releases
-from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners.here import Here
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.slurm.runner import Slurm
-from envbuild.proof.search import Bisection, Hunt, Try, search
 from envbuild.steps import Session
 
 
@@ -49,11 +44,12 @@ def build_only(name: str, options: Options, progress: Progress) -> Made:
     """Layers and tags, no proof."""
     session = Session(name, options, progress)
     with working(session, session.made.document):
-        _image(session)
+        image(session)
     return session.made
 
 
-def _image(session: Session) -> tuple[Source, Lock, Image]:
+def image(session: Session) -> tuple[Source, Lock, Image]:
+    """From the profile to an image that is built, by whatever the session's options say."""
     source = session.load()
     plan = session.resolve(source)
     locked = session.lock(source, plan)
@@ -104,8 +100,9 @@ def test_environment(name: str, python: str, progress: Progress, asked: Asked = 
     """The same by an interpreter of this machine, or that of an environment's folder; needs no engine."""
     session = Session(name, Options(locked=True, asked=asked), progress)
     source, locked = _locked(session)
-    session.made.lock = locked
-    session.selftest(source, Here(python), resolve.computing(locked.versions), locked.python)
+    runner = Here(python)
+    session.made.lock, session.made.interpreter = locked, runner.python
+    session.selftest(source, runner, resolve.computing(locked.versions), locked.python)
     return session.made
 
 
@@ -175,99 +172,3 @@ def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator
 def alone(name: str, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
     """One process at a time works on a profile, and has its build context."""
     return turns.alone(name, f"is making {name}", say)
-
-
-def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
-    """Make trial images of one version after the other and test each, until it is known where the outcome changes.
-
-    Changes no file of the project, moves no tag, writes no evidence. Raises NotProved where the probe cannot run here.
-    """
-    session = Session(name, Options(), progress)
-    done = Bisection(name, hunt)
-    with working(session, done.document):
-        plan = session.resolve(session.load())
-        done.profile = session.made.name
-        gpus = plan.choice.situation.gpus
-        if probes.known()[hunt.probe].needs == "cuda" and not gpus:
-            raise UsageError(f"{hunt.probe} needs a GPU; {session.made.name} is for the CPU")
-        trial = Options(
-            tolerant=True,
-            asked=Asked(probes=tuple(dict.fromkeys((*([_CARD] if gpus else []), hunt.probe)))),
-            script=own.given(hunt.script, plan.python) if hunt.script else None,
-        )
-        if gpus:
-            session.look_for_card()
-        distribution = done.distribution = resolve.distribution(plan, hunt.pin)
-        versions = done.versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
-
-        def passes(index: int) -> bool | None:
-            version = versions[index]
-            options = replace(trial, pins={hunt.pin: version})
-            done.tries.append(session.step(version, lambda: _try(name, version, options, hunt, progress)))
-            return done.tries[-1].passed
-
-        done.found = search(len(versions), passes)
-    return done
-
-
-def _versions(plan: Plan, distribution: str, hunt: Hunt) -> tuple[list[str], bool, str]:
-    found = releases(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
-    if not found:
-        raise UsageError(f"no release of {distribution} lies within these bounds", hint="--from and --to are versions")
-    return found, False, f"{len(found)} of {distribution}, {found[0]} to {found[-1]}"
-
-
-_CARD = "env.identity"  # of another card than the profile's, an outcome would say nothing
-
-
-def _try(name: str, version: str, options: Options, hunt: Hunt, progress: Progress) -> tuple[Try, bool, str]:
-    """One version: whether the probe passes in an image that has it, which is gone afterwards."""
-    session = Session(name, options, _Within(progress, version))
-    begin = time.monotonic()
-    try:
-        passed, reason = _outcome(session, hunt)
-    finally:
-        session.discard(image=not hunt.keep)
-    word = {True: "passed", False: "failed", None: "cannot be tried"}[passed]
-    return Try(version, passed, reason, time.monotonic() - begin), False, f"{word}: {reason}" if reason else word
-
-
-def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
-    try:
-        source, locked, image = _image(session)
-    except (ProfileError, CheckFailed) as error:
-        return None, error.message
-    session.selftest(source, session.runner(source, image), locked.versions, locked.python)
-    for failure in session.made.run.failures() if session.made.run and hunt.probe != _CARD else ():
-        if failure["probe"] == _CARD:
-            raise NotProved(f"the card here is none of {source.name}'s", hint=failure["detail"])
-    try:
-        require_passed(session.made)
-    except CheckFailed as error:
-        return False, (error.hint or error.message).partition("\n")[0]
-    return True, ""
-
-
-class _Within:
-    """The progress of a try: its own steps are only what the try is at, those that take long a line as they begin."""
-
-    def __init__(self, progress: Progress, version: str) -> None:
-        self.line = progress.line
-        self._progress, self._version = progress, version
-
-    def begin(self, step: str) -> None:
-        self.line(step)
-        if step in ("lock", "build", "self-test"):
-            self._progress.say(f"{self._version}: {step}")
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-    def probe(self, told: Mapping[str, Any]) -> None:
-        """Nothing: the try tells its outcome."""
-
-    def end(self, step: Step) -> None:
-        """Nothing."""
-
-    def abort(self) -> None:
-        """Nothing: the try ends as a step of its own."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from itertools import zip_longest
-from pathlib import Path
 
+from envbuild import scratch
 from envbuild.attest import bundles, layers
 from envbuild.attest.layers import Config
 from envbuild.attest.oci import Manifest, Place, digest_in
@@ -66,8 +65,8 @@ def _differences(session: Session, made: Image, place: Place, manifest: Manifest
 def _made(session: Session, build: Build) -> Image:
     """Under a name of its own, every layer anew."""
     name = session.made.name
-    with tempfile.TemporaryDirectory(prefix="envbuild-rebuild-") as folder:
-        source = Source(name, Path(folder) / "profiles" / f"{name}.yaml", build.profile, build.document)
+    with scratch.folder("rebuild") as folder:
+        source = Source(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
         plan = resolve.resolve(source)
         locked = session.at_hand(plan, build.lock)
         return session.build(source, plan, locked, dockerfile.render(locked, name))
@@ -75,8 +74,8 @@ def _made(session: Session, build: Build) -> Image:
 
 def _first(place: Place, digest: str, diff_id: str, engine: Engine, made: Image, here: str) -> str:
     """The first file in which two layers differ, and how."""
-    with tempfile.TemporaryDirectory(prefix="envbuild-rebuild-") as folder:
-        local = bundles.Folder(Path(folder) / "layout")
+    with scratch.folder("rebuild") as folder:
+        local = bundles.Folder(folder / "layout")
         with engine.saved(made) as archive:
             local.take(archive)
         there = _files(place, digest, diff_id)

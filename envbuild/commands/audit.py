@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def _environment(python: str, wanted: Expected | None) -> Audit:
 
     found, job = here.find(python), audit.job("", "")
     held = holdings.read(here.start(found, job), job.nonce, str(found))
-    return audit.judge(str(found), held, wanted or audit.of_machine(held))
+    return audit.judge(str(found), held, replace(wanted, image=False) if wanted else audit.of_machine(held))
 
 
 def _nearest() -> str:

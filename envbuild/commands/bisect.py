@@ -52,10 +52,10 @@ def command(
     if probe is None and script is None:
         raise UsageError("say what decides: --probe NAME or --script FILE")
     probes.check([probe] if probe else [])
-    from envbuild import pipeline  # not for --help
+    from envbuild import bisecting  # not for --help
 
     hunt = Hunt(pin, probe or str(script), script, oldest, newest, keep)
-    done = pipeline.bisect(name, hunt, Console())
+    done = bisecting.bisect(name, hunt, Console())
     answer = done.document()
     if answer["first"] is None:
         error = CheckFailed(said(done))

@@ -5,10 +5,9 @@ import click
 from envbuild import publish
 from envbuild.attest import policy
 from envbuild.attest.verify import Verdict
+from envbuild.commands import output
 from envbuild.commands.console import Console, emit, json_option
 from envbuild.proof.reasons import Refusal
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group("bundle", short_help="A verified image with its evidence as one file, for closed sites.")
@@ -21,24 +20,27 @@ def command() -> None:
 
 @command.command("export", short_help="Write the file.")
 @click.argument("name")
-@click.option("-o", "--output", required=True, type=_FILE, metavar="FILE", help="The file to write.")
+@click.option("-o", "--output", "file", required=True, type=output.FILE, metavar="FILE", help="The file to write.")
 @json_option
-def export(name: str, output: Path, as_json: bool) -> None:
+def export(name: str, file: Path, as_json: bool) -> None:
     """Write an OCI layout with a profile's verified image, its evidence, the public key and the lock.
 
     Example: envbuild bundle export h20 -o h20.tar
     """
-    done = publish.export(name, output, Console())
+    output.prepare(file, text=False)
+    done = publish.export(name, file, Console())
     if as_json:
         emit(done.document())
     else:
-        click.echo(f"{output} {done.digest}")
+        click.echo(f"{file} {done.digest}")
 
 
 @command.command("import", short_help="Verify the file, then load its image.")
-@click.argument("file", type=_FILE)
-@click.option("--key", type=_FILE, metavar="PUB", help="The public key that must have signed it, not the bundle's own.")
-@click.option("--policy", "policy_file", type=_FILE, metavar="FILE", help="What is asked for, as for verify.")
+@click.argument("file", type=output.FILE)
+@click.option(
+    "--key", type=output.FILE, metavar="PUB", help="The public key that must have signed it, not the bundle's own."
+)
+@click.option("--policy", "policy_file", type=output.FILE, metavar="FILE", help="What is asked for, as for verify.")
 @json_option
 def bring(file: Path, key: Path | None, policy_file: Path | None, as_json: bool) -> None:
     """Check a bundle's evidence and every byte of it, then load its image into the engine; exit 5 loads nothing.

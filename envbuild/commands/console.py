@@ -137,7 +137,8 @@ class Console:
     def __init__(self, results: bool = False, verbose: bool = False) -> None:
         self._results, self._verbose = results, verbose
         self._told = 0
-        self._failed: list[Mapping[str, Any]] = []
+        self._planned: list[str] = []
+        self._ended: list[Mapping[str, Any]] = []
         self._live: Any = None
         self._probes: Live | None = None
         self._kept = not (results and sys.stdout.isatty())
@@ -167,8 +168,10 @@ class Console:
         """The probes that will run ("probes"), or the result of one."""
         from envbuild.commands import results  # not for --help
 
-        if told.get("status") == "failed":
-            self._failed.append(told)
+        if "probes" in told:
+            self._planned = list(told["probes"])
+        else:
+            self._ended.append(told)
         if self._live:
             self._live.stop()
             self._probes = self._probes or results.Live(self._rich, self._kept)
@@ -191,20 +194,30 @@ class Console:
             click.echo(printable(text))
 
     def end(self, step: Step) -> None:
-        self.abort()
+        self._give_back()
+        self._planned, self._ended = [], []
         done = "up to date" if step.cached else f"{step.seconds:6.2f} s"
         click.echo(f"  {step.name:<13} {done:>10}  {printable(step.note)}", err=True)
 
     def abort(self) -> None:
-        """The step did not end: give the terminal back before an error is printed."""
+        """The step did not end: before an error is printed, what has ended of it is kept, and what ran is named."""
+        self._give_back()
+        if self._results:
+            self.results(self._ended)
+        running = self._planned[len(self._ended) :][:1]
+        self._planned, self._ended = [], []
+        for name in running:
+            self.say(f"interrupted in {name}")
+
+    def _give_back(self) -> None:
+        """The terminal; then what failed scripts printed, for which a table has no room."""
         if self._live:
             self._live.stop()
         if self._probes:
             self._probes.stop()
             self._probes = None
-        for told in () if self._results else self._failed:
+        for told in () if self._results else self._ended:
             from envbuild.commands.results import printed
 
-            for text in printed(told):
+            for text in printed(told) if told["status"] == "failed" else ():
                 self.say(text)
-        self._failed = []

@@ -77,7 +77,9 @@ def _lines(found: Diff) -> Iterator[str]:
         yield from (f"  {layer.title:<40} {_megabytes(layer.bytes):>10}".rstrip() for layer in found.layers)
     for side in (a, b):
         yield f"{side.name}: {len(side.layers)} layers, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
-    if found.new_bytes is not None:
+    if found.only_configuration:
+        yield "the layers are the same: they differ only in configuration"
+    elif found.new_bytes is not None and not found.same:
         yield f"new in {b.name}: {_megabytes(found.new_bytes)} {b.unit}"
 
 

@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from envbuild.commands.console import emit, json_option
+from envbuild.commands.output import FILE, STDOUT, prepare, write
 from envbuild.errors import CheckFailed, UsageError, printable
 
 if TYPE_CHECKING:
@@ -22,9 +24,7 @@ if TYPE_CHECKING:
     "--cluster", metavar="HOSTS",
     help="Compare nodes: a YAML file with hosts: [...], a folder of what -o wrote, or slurm.",
 )  # fmt: skip
-@click.option(
-    "-o", "output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The description as JSON too."
-)
+@click.option("-o", "output", type=FILE, metavar="FILE", help="The description as JSON too; - is stdout, and it alone.")
 @click.option(
     "--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path("/"), metavar="FOLDER",
     help="In a container: where the host's /proc, /sys and /dev are mounted.",
@@ -39,16 +39,15 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
     """
     if cluster is not None and (name is not None or root != Path("/")):
         raise UsageError("--cluster goes with neither --for nor --root", hint="envbuild doctor --cluster hosts.yaml")
+    prepare(output, as_json=as_json)
     begin = time.monotonic()
     checks, document = _cluster(cluster) if cluster is not None else _machine(name, root)
     if output is not None:
-        from envbuild.plan.store import write_atomically
-
-        write_atomically(output, json.dumps(document, indent=1) + "\n")
+        write(output, json.dumps(document, indent=1) + "\n")
     failed = _failed(checks, name)
     if as_json and not failed:
         emit(document)
-    elif not as_json:
+    elif not as_json and output != STDOUT:
         _show(checks, time.monotonic() - begin)
     if failed:
         hint = "\n".join(dict.fromkeys(f"{check.id}: {check.remedy}" for check in failed if check.remedy))
@@ -84,10 +83,31 @@ def _failed(checks: Sequence[Check], name: str | None) -> list[Check]:
 
 def _show(checks: Sequence[Check], seconds: float) -> None:
     width = max(len(check.id) for check in checks)
-    for check in checks:
+    for check in _folded(checks):
         click.echo(printable(f"{check.status:<7}  {check.id:<{width}}  {check.detail}"))
         if check.remedy:
             click.echo(printable(f"{'':<7}  {'':<{width}}  remedy: {check.remedy}"))
     counts = Counter(check.status for check in checks)
     told = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warn", "fail", "skipped") if counts[status])
     click.echo(f"{told}; {seconds:.1f} s")
+
+
+_FEW = 2
+
+
+def _folded(checks: Sequence[Check]) -> Iterator[Check]:
+    """Checks of one kind that are skipped for one reason, as gpu.* where there is no GPU, in a line at the first's
+    place."""
+    reasons = Counter(map(_kind, checks))
+    told: set[tuple[str, str]] = set()
+    for check in checks:
+        kind = _kind(check)
+        if check.status != "skipped" or not kind[0] or reasons[kind] <= _FEW:
+            yield check
+        elif kind not in told:
+            told.add(kind)
+            yield replace(check, id=f"{kind[0]}.*", detail=f"{check.detail} ({reasons[kind]} checks)")
+
+
+def _kind(check: Check) -> tuple[str, str]:
+    return check.id.rpartition(".")[0], f"{check.status} {check.detail}"

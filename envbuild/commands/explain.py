@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from envbuild.insight.logs import Line, Log
 
 WIDTH = 200
+MOST_FILES = 256
+"""Of a folder: a node's ranks have two each."""
+MOST_RANKS = 16
 _SECRET = re.compile(
     r"(?i)((?:[\w-]{0,40}(?:token|passw(?:or)?d|passphrase|secret|api_?key|credential)[\w-]{0,20})['\"]?\s{0,3}[=:]\s{0,3}['\"]?"
     r"|--[\w-]{0,40}(?:token|password|passphrase|secret|key)\s{1,3}|\b(?:bearer|basic) )[^\s'\",;]+"
@@ -24,71 +28,151 @@ _SECRET = re.compile(
 
 
 @click.command("explain", short_help="The cause of a crash, from its log.")
-@click.argument("file", metavar="FILE")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @json_option
-def command(file: str, as_json: bool) -> None:
+def command(files: tuple[str, ...], as_json: bool) -> None:
     """Say what a log shows: the cause with its lines, how sure that is, the cure, and the command that proves it.
 
     Any mix of a traceback, the output of torchrun, NCCL, the kernel (Xid) and collect_env; - reads standard input.
-    Needs neither Docker nor a GPU. The exit code is 0 whether the cause is known or not.
+    Several files, or a folder with all in it, are read as the logs of one run; what gzip packed is unpacked. Needs
+    neither Docker nor a GPU. The exit code is 0 whether the cause is known or not.
 
     Example: envbuild explain train.log
     """
     from envbuild.insight import explain
+    from envbuild.plan import sources
 
-    log = _read(file)
+    log, notes = _read(files)
     found = explain.explain(log)
-    name = _profile(found)
+    profiles = sources.names()
     if as_json:
-        document = dict(explain.document(found, name))
+        document = dict(explain.document(found, profiles))
         for match in document["matches"]:
             match["lines"] = [{**line, "text": shown(line["text"])} for line in match["lines"]]
-        emit(document)
+        if document["error"]:
+            document["error"]["text"] = shown(document["error"]["text"])
+        emit({**document, "notes": notes})
         return
-    for line in _lines(log, found, name):
+    for line in (*notes, *(() if log.empty else _lines(log, found, profiles))):
         click.echo(printable(line))
 
 
-def _read(file: str) -> Log:
+def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
+    """All as one log, and what is to be said of files that were not read, or not to their end.
+
+    Raises UsageError for one that cannot be read, or that is named and is no text.
+    """
+    from envbuild.insight import logs
+
+    files = list(dict.fromkeys(file for name in names for file in _files(name)))
+    if not files:
+        raise UsageError(f"there is no file in {', '.join(names)}", hint="name a log, or - for standard input")
+    notes = [f"only the first {MOST_FILES} of {len(files)} files are read"] if len(files) > MOST_FILES else []
+    parts: dict[str, Log] = {}
+    for file in files[:MOST_FILES]:
+        part = _one(file, min(len(files), MOST_FILES))
+        if part.foreign and file in names:
+            raise UsageError(
+                f"{_called(file)} is no log: it is {part.foreign}", hint="name the text that the run wrote"
+            )
+        if part.foreign:
+            notes.append(f"{file} is left out: it is {part.foreign.partition(';')[0]}")
+            continue
+        if part.note:
+            notes.append(f"{_called(file)}: {part.note}")
+        if part.skipped:
+            notes.append(f"{_called(file)} is large: {part.skipped} lines in its middle were not read")
+        parts[file] = part
+    log = logs.joined(parts) if len(parts) != 1 or len(files) > 1 else next(iter(parts.values()))
+    if log.empty:
+        told = _called(files[0]) if len(files) == 1 else "each of these files"
+        notes.append(
+            f"{told} is empty: there is nothing to explain. Keep what a run says: COMMAND 2>&1 | tee train.log"
+        )
+    return log, notes
+
+
+def _files(name: str) -> list[str]:
+    """Those in a folder, however deep, but for hidden ones; else the name itself."""
+    folder = Path(name)
+    if name == "-" or not folder.is_dir():
+        return [name]
+    found = sorted(
+        file for file in folder.rglob("*") if not any(part.startswith(".") for part in file.parts[len(folder.parts) :])
+    )
+    return [str(file) for file in found if file.is_file()]
+
+
+def _one(file: str, share: int) -> Log:
     from envbuild.insight import logs
 
     if file == "-":
-        return logs.read(sys.stdin.buffer)
+        return logs.read(sys.stdin.buffer, share)
     try:
         with open(file, "rb") as stream:  # noqa: PTH123 - the same for a file and for what is no file, as /dev/fd/63
-            return logs.read(stream)
+            return logs.read(stream, share)
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read: {error.strerror}", hint="name a log, or - for standard input"
         ) from error
 
 
-def _profile(found: Explanation) -> str:
-    """The profile of the card in the log, where one has its name."""
-    from envbuild.plan import sources
-
-    known = sources.names()
-    return next((gpu.id for gpu in found.read.situation.gpus if gpu.id in known), "NAME")
+def _called(file: str) -> str:
+    return "standard input" if file == "-" else file
 
 
-def _lines(log: Log, found: Explanation, name: str) -> Iterator[str]:
+def _lines(log: Log, found: Explanation, profiles: Sequence[str]) -> Iterator[str]:
     yield from _heard(log, found)
     for match in found.matches:
         yield ""
-        yield from _told(match, name)
+        yield from _told(match, match.profile(profiles))
     if found.unknown:
         yield "not known: nothing in this log is the sign of a cause that envbuild knows"
+        yield from _own_error(found)
     if found.read.first:
         first = found.read.first
         rank = f"rank {first.rank}" if first.rank is not None else "one"
         yield ""
         yield f"first to fail: {rank}" + (f", exit {first.exit}" if first.exit is not None else "") + _at(first.line)
+    yield from _ranks(found)
     for ruled in found.ruled_out:
-        yield f"not {ruled.advisory.id}, as line {ruled.line.number} may look like: the versions or cards are others"
+        where = _where(ruled.line)
+        yield f"not {ruled.advisory.id}, as {where} may look like: the versions or cards are others"
     if found.advice:
         yield ""
         yield "before the next run:"
         yield from (f"  - {text}" for text in found.advice)
+
+
+def _own_error(found: Explanation) -> Iterator[str]:
+    """A fault of the program itself is no cause that versions or cards have; it is not hidden either."""
+    error = found.read.error
+    if error:
+        yield f"the program's own error ({_where(error)}): {shown(error.text)}"
+        missing = re.search(r"(?:ModuleNotFoundError|ImportError): No module named '([\w.]{1,80})'", error.text)
+        if missing:
+            said = "is not in this environment: install it, or add it to the profile's packages"
+            yield f"  the package that has {missing[1]} {said}"
+
+
+def _ranks(found: Explanation) -> Iterator[str]:
+    """How far each rank came in its collectives."""
+    works = found.read.works
+    if not works.told:
+        return
+    told = ", ".join(f"rank {work.rank}: {work.enqueued}" for work in works.told[:MOST_RANKS])
+    more = len(works.told) - MOST_RANKS
+    yield ""
+    yield f"last enqueued work: {told}" + (f" and {more} more" if more > 0 else "")
+    counts = {work.rank: work.enqueued for work in works.told}
+    if works.behind:
+        which, last = ", ".join(map(str, works.behind[:MOST_RANKS])), counts[works.behind[0]]
+        how = "it has not ended its last one" if last == max(counts.values()) else f"it did not come to work {last + 1}"
+        yield f"  of these the others wait for rank {which}: {how}"
+    elif len(works.told) > 1:
+        yield "  these ranks are level"
+    if works.silent:
+        yield f"  nothing is told of rank {', '.join(map(str, works.silent[:MOST_RANKS]))}: look at its own log"
 
 
 def _heard(log: Log, found: Explanation) -> Iterator[str]:
@@ -104,33 +188,38 @@ def _heard(log: Log, found: Explanation) -> Iterator[str]:
         f"torch {said.torch}" if said.torch else "",
         *libraries,
         f"driver {said.driver}" if said.driver else "",
-        f"{said.gpu_count} GPUs" if said.gpu_count else "",
+        f"{said.gpu_count} GPUs{' or more' if found.read.more_gpus else ''}" if said.gpu_count else "",
     ]
     yield f"lines: {len(log.lines)}; said of the machine: {', '.join(filter(None, parts)) or 'nothing'}"
-    if log.skipped:
-        yield f"the log is large: {log.skipped} lines in its middle were not read"
 
 
-def _told(match: Match, name: str) -> Iterator[str]:
+def _told(match: Match, profile: str | None) -> Iterator[str]:
     from envbuild.insight import explain
+    from envbuild.plan import cure
 
+    name = profile or "NAME"
     told = match.advisory.severity if match.advisory else "cause"
     yield f"{told} {match.id}: {match.title}"
     yield f"  confidence {match.confidence:.2f}" + {
         "holds": ": the versions and cards in the log are the advisory's",
         "fits": ": what the log says of versions and cards fits",
     }.get(match.standing, "")
-    yield from (f"  {line.number:>6}: {shown(line.text)}" for line in match.lines)
-    yield f"  cure: {explain.of_profile(match.remedy, name)}"
-    for key, value in explain.change(match.change).items():
-        parts = ", ".join(f"{what}: {which}" for what, which in value.items()) if isinstance(value, dict) else value
-        yield f"  profile: {key}: {parts}"
-    if match.prove:
-        yield f"  prove: {explain.of_profile(match.prove, name)}"
+    yield from (f"  {line.file}{':' if line.file else ''}{line.number:>6}: {shown(line.text)}" for line in match.lines)
+    remedy, prove = explain.of_profile(match.remedy, name), explain.of_profile(match.prove or "", name)
+    yield f"  cure: {remedy}"
+    yield from (f"  in the profile: {line}" for line in cure.lines(match.write))
+    if prove:
+        yield f"  prove: {prove}"
+    if profile is None and re.search(r"\bNAME\b", f"{remedy} {prove}"):
+        yield "  (NAME: the profile of your card; `envbuild show` lists them)"
 
 
 def _at(line: Line) -> str:
-    return f" (line {line.number}: {shown(line.text)})"
+    return f" ({_where(line)}: {shown(line.text)})"
+
+
+def _where(line: Line) -> str:
+    return f"{line.file}:{line.number}" if line.file else f"line {line.number}"
 
 
 def shown(text: str) -> str:

@@ -3,16 +3,14 @@ from pathlib import Path
 
 import click
 
+from envbuild.commands import output
 from envbuild.commands.console import emit, json_option, profile_argument
 from envbuild.insight import requirements
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
-from envbuild.plan.store import write_atomically
 from envbuild.proof import check, job
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group("export", short_help="Files for machines that have no envbuild.")
@@ -25,9 +23,9 @@ def command() -> None:
 
 @command.command("check")
 @profile_argument("name")
-@click.option("-o", "output", type=_FILE, metavar="FILE", help="Default: check-NAME.py.")
+@click.option("-o", "file", type=output.FILE, metavar="FILE", help="-: stdout. Default: check-NAME.py.")
 @json_option
-def check_command(name: str, output: Path | None, as_json: bool) -> None:
+def check_command(name: str, file: Path | None, as_json: bool) -> None:
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
 
     It needs Python 3.9 and torch: versions, loaded libraries, GPU and the quick probes; exit 5 with the remedy.
@@ -35,46 +33,47 @@ def check_command(name: str, output: Path | None, as_json: bool) -> None:
     """
     source, locked = _locked(name)
     text = check.render(source, locked)
-    _write(output or Path(f"check-{source.name}.py"), text.encode(), as_json, source.name, locked.id)
+    _write(file or Path(f"check-{source.name}.py"), text.encode(), as_json, source.name, locked.id)
 
 
 @command.command("selftest")
-@click.option("-o", "output", type=_FILE, metavar="FILE", help="Default: selftest.zip.")
+@click.option("-o", "file", type=output.FILE, metavar="FILE", help="Default: selftest.zip.")
 @json_option
-def selftest_command(output: Path | None, as_json: bool) -> None:
+def selftest_command(file: Path | None, as_json: bool) -> None:
     """Write the self-test as one zip, which any Python (3.9 or newer) that has torch can run.
 
     Example: envbuild export selftest && python selftest.zip --level quick
     """
-    _write(output or Path("selftest.zip"), job.selftest_zip(), as_json)
+    output.prepare(file, text=False)
+    _write(file or Path("selftest.zip"), job.selftest_zip(), as_json)
 
 
 @command.command("requirements")
 @profile_argument("name")
-@click.option("-o", "output", type=_FILE, metavar="FILE", help="Default: requirements-NAME.txt.")
+@click.option("-o", "file", type=output.FILE, metavar="FILE", help="-: stdout. Default: requirements-NAME.txt.")
 @json_option
-def requirements_command(name: str, output: Path | None, as_json: bool) -> None:
+def requirements_command(name: str, file: Path | None, as_json: bool) -> None:
     """Write the locked versions with their hashes, to install them with pip or uv where there is no container.
 
     Example: envbuild export requirements h20 && pip install --no-deps --require-hashes -r requirements-h20.txt
     """
     source, locked = _locked(name)
     text = requirements.requirements(locked, source.name)
-    _write(output or Path(f"requirements-{source.name}.txt"), text.encode(), as_json, source.name, locked.id)
+    _write(file or Path(f"requirements-{source.name}.txt"), text.encode(), as_json, source.name, locked.id)
 
 
 @command.command("constraints")
 @profile_argument("name")
-@click.option("-o", "output", type=_FILE, metavar="FILE", help="Default: constraints-NAME.txt.")
+@click.option("-o", "file", type=output.FILE, metavar="FILE", help="-: stdout. Default: constraints-NAME.txt.")
 @json_option
-def constraints_command(name: str, output: Path | None, as_json: bool) -> None:
+def constraints_command(name: str, file: Path | None, as_json: bool) -> None:
     """Write the locked versions, to hold them while other packages are installed.
 
     Example: envbuild export constraints h20 && pip install -c constraints-h20.txt transformers
     """
     source, locked = _locked(name)
     text = requirements.constraints(locked, source.name)
-    _write(output or Path(f"constraints-{source.name}.txt"), text.encode(), as_json, source.name, locked.id)
+    _write(file or Path(f"constraints-{source.name}.txt"), text.encode(), as_json, source.name, locked.id)
 
 
 def _locked(name: str) -> tuple[Source, Lock]:
@@ -83,9 +82,10 @@ def _locked(name: str) -> tuple[Source, Lock]:
 
 
 def _write(file: Path, content: bytes, as_json: bool, name: str | None = None, lock_id: str | None = None) -> None:
-    write_atomically(file, content)
+    output.prepare(file, as_json=as_json)
+    output.write(file, content)
     if as_json:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         emit({"profile": name, "lock": lock_id, "selftest": job.selftest_id(), "file": display(file), "digest": digest})
-    else:
+    elif file != output.STDOUT:
         click.echo(display(file))

@@ -4,27 +4,34 @@ from pathlib import Path
 import click
 
 from envbuild.attest import signing
+from envbuild.commands import output
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import UsageError
 
 
 @click.command("keygen", short_help="A key pair to sign evidence with.")
 @click.option(
-    "-o", "--output", default="envbuild", metavar="NAME", help="Writes NAME.key and NAME.pub; default: envbuild."
+    "-o",
+    "--output",
+    "name",
+    default="envbuild",
+    metavar="NAME",
+    help="Writes NAME.key and NAME.pub; default: envbuild.",
 )
 @json_option
-def command(output: str, as_json: bool) -> None:
+def command(name: str, as_json: bool) -> None:
     """Make an ECDSA P-256 key pair: NAME.key, under a passphrase, to keep, and NAME.pub, to give away.
 
     The passphrase comes from ENVBUILD_KEY_PASSPHRASE_FILE, ENVBUILD_KEY_PASSPHRASE or the terminal.
     Example: envbuild keygen -o team
     """
-    private, public = Path(f"{output}.key"), Path(f"{output}.pub")
+    private, public = Path(f"{name}.key"), Path(f"{name}.pub")
     for file in (private, public):
         if file.exists():
             raise UsageError(
                 f"{file} is there already", hint="choose another name: a key that was used is not replaced"
             )
+    output.prepare(Path(name), text=False)
     secret = signing.passphrase("passphrase for the new key: ", confirm=True)
     if not secret:
         raise UsageError("the passphrase is empty", hint="a private key is only kept encrypted")

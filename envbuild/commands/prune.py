@@ -31,7 +31,7 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
         locks = [locked for file in known.values() if (locked := lock.read(file))]
         found = list(prune.images(engine, names, locks))
         if not images_only:
-            found += prune.caches(names, locks)
+            found += [*prune.caches(names, locks), *prune.temporary()]
         if not dry_run:
             local.sweep(engine)
             prune.remove(engine, found)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from envbuild.commands.console import emit, json_option, profile_argument
+from envbuild.commands.output import FILE, STDOUT, prepare, write
 from envbuild.errors import LockError
 from envbuild.image import records
 from envbuild.insight import measured, rendering, report
@@ -12,18 +13,15 @@ from envbuild.insight.report import Page
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
-from envbuild.plan.store import write_atomically
 from envbuild.proof import evidence, fingerprint, proved
 from envbuild.proof.counting import Proof, digest_of
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("report", short_help="One page of all that is known of a profile.")
 @profile_argument("name")
-@click.option("-o", "output", type=_FILE, required=True, metavar="FILE", help="Where the page goes.")
+@click.option("-o", "output", type=FILE, required=True, metavar="FILE", help="Where the page goes; - is stdout.")
 @click.option(
-    "--compare", "prints", type=_FILE, nargs=2, metavar="A B",
+    "--compare", "prints", type=FILE, nargs=2, metavar="A B",
     help="Also where the numbers of two GPUs part: files of `envbuild test --fingerprint`.",
 )  # fmt: skip
 @json_option
@@ -35,12 +33,13 @@ def command(name: str, output: Path, prints: tuple[Path, Path] | None, as_json: 
 
     Example: envbuild report h20 -o h20.html --compare a100.json h20.json
     """
+    prepare(output, as_json=as_json)
     page = _page(name, prints)
-    write_atomically(output, rendering.html(page))
+    write(output, rendering.html(page))
     if as_json:
         emit({"file": display(output), **page.document()})
     else:
-        click.echo(f"{display(output)}: {page.name}, {page.status.state}")
+        click.echo(f"{display(output)}: {page.name}, {page.status.state}", err=output == STDOUT)
 
 
 def _page(name: str, prints: tuple[Path, Path] | None) -> Page:

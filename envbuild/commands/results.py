@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # loaded where there is a terminal
     from rich.console import Console as Rich
     from rich.table import Table
 
+_MOST_LINES = 20  # of what a script printed, where a person did not ask for all
 _COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow", "running": "cyan"}
 
 
@@ -33,13 +34,20 @@ def whole(result: Mapping[str, Any], verbose: bool) -> list[str]:
     """The line of a probe; where it failed also the details and what its script printed. `verbose`: that always."""
     failed = result["status"] == "failed"
     detail = textwrap.indent(result["detail"].rstrip(), "    ").splitlines() if failed and result["detail"] else []
-    return [line(result), *detail, *(printed(result) if failed or verbose else ())]
+    return [line(result), *detail, *(printed(result, verbose) if failed or verbose else ())]
 
 
-def printed(result: Mapping[str, Any]) -> list[str]:
-    """What a script of the profile's own printed, as lines of their own."""
-    output = result.get("output")
-    return [f"    {result['probe']} printed:", *textwrap.indent(output, "      ").splitlines()] if output else []
+def printed(result: Mapping[str, Any], verbose: bool = False) -> list[str]:
+    """What a script of the profile's own printed, as lines of their own; the last ones, if there are many."""
+    lines = textwrap.indent(result.get("output") or "", "      ", lambda line: True).splitlines()
+    if not lines:
+        return []
+    which = "its last 8 kB" if result.get("output_cut") else ""
+    if len(lines) > _MOST_LINES and not verbose:
+        of = f" of {which}" if which else ""
+        which = f"the last {_MOST_LINES} of {len(lines)} lines{of}; all: envbuild test --verbose, or --json"
+        lines = lines[-_MOST_LINES:]
+    return [f"    {result['probe']} printed{f' ({which})' if which else ''}:", *lines]
 
 
 class Live:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.commands import output
 from envbuild.commands.console import Console, emit, gpus_option, json_option, on_options, profile_argument
 from envbuild.errors import CheckFailed, NotProved, UsageError
 from envbuild.plan import probes
-from envbuild.plan.store import write_atomically
 
 if TYPE_CHECKING:
     from envbuild.making import Made
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 @click.option("--probe", "asked", multiple=True, metavar="NAME", help="Only this probe; may be repeated.")
 @click.option("--list", "listing", is_flag=True, help="List the probes; needs no engine.")
 @click.option(
-    "--junit", "report", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="JUnit XML, for CI."
+    "--junit",
+    "report",
+    metavar="FILE",
+    type=output.FILE,
+    help="JUnit XML, for CI; -: to stdout, instead of the results.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="What the profile's own script printed, also where it passed.")
 @gpus_option
 @on_options
 @click.option(
-    "--fingerprint", "print_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    "--fingerprint", "print_file", metavar="FILE", type=output.FILE,
     help="Record numbers too, for `envbuild compare`.",
 )  # fmt: skip
 @json_option
@@ -67,11 +71,13 @@ def command(
         raise UsageError("--image and --python name two things to test: give one of them")
     if python and (on not in (None, "local") or given or resume or dry_run):
         raise UsageError("--python tests on this machine; --on an image on another")
+    output.prepare(report, print_file, as_json=as_json)
+    taken = as_json or output.STDOUT in (report, print_file)  # stdout, by one document
     from envbuild import pipeline  # not for --help
     from envbuild.making import On
     from envbuild.proof import job
 
-    console = Console(results=not as_json, verbose=verbose)
+    console = Console(results=not taken, verbose=verbose)
     wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
     where = On(on, given or {}, resume, gpu)
     if dry_run:
@@ -83,8 +89,8 @@ def command(
     else:
         made = pipeline.test(name, reference, console, wanted, where)
     if report:
-        write_atomically(report, _junit(made))
-    if not as_json and made.run:
+        output.write(report, _junit(made))
+    if not taken and made.run:
         console.results(made.run.results)
     try:
         if print_file:
@@ -112,7 +118,7 @@ def _keep(made: Made, file: Path) -> None:
 
     run = made.run
     if run and (run.fingerprint or job.FINGERPRINT in run.by_status("passed")):
-        write_atomically(file, fingerprint.text_of(run))
+        output.write(file, fingerprint.text_of(run))
 
 
 def _junit(made: Made) -> str:
@@ -124,6 +130,14 @@ def _junit(made: Made) -> str:
 
 
 def document(made: Made) -> dict[str, Any]:
-    """The self-test's summary, and of every probe its figures, details and what its script printed."""
+    """What was tested, the self-test's summary, and of every probe its figures, details and what its script printed."""
     assert made.run is not None
-    return {**made.run.summary(), "probes": [dict(result) for result in made.run.results]}
+    told = made.run.subject
+    subject = {
+        "profile": made.name,
+        "lock": made.lock.id if made.lock else None,
+        "image": made.image.id if made.image else None,
+        "interpreter": str(made.interpreter) if made.interpreter else None,
+        **{key: told.get(key) for key in ("python", "torch", "device", "level")},
+    }
+    return {**subject, **made.run.summary(), "probes": [dict(result) for result in made.run.results]}

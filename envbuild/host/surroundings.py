@@ -122,7 +122,8 @@ def _distinct(disks: Sequence[Disk]) -> list[Disk]:
 def reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Check:
     """Each place that is configured answers, and lets us in."""
     if late:
-        return Check(name, "fail", "no answer in time", remedy)
+        who = "pip did not tell in time which indexes it uses" if name == "index" else "no answer in time"
+        return Check(name, "fail", who, remedy)
     if not answers:
         return skipped(name, "none is configured" if name == "registry" else "pip and uv know no place to ask")
     found: list[tuple[Status, str, str]] = []
@@ -145,6 +146,9 @@ def reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Ch
             found.append(("warn", f"{item.address}: it answers {item.status}, as for a mistyped path", remedy))
         elif item.status is not None and item.status >= 500:
             found.append(("fail", f"{item.address}: it fails ({item.status})", remedy))
+    if found and len(found) < len(answers):
+        status, text, cure = found[-1]
+        found[-1] = (status, f"{text} (the other {len(answers) - len(found)} are well)", cure)
     return worst(name, found, ", ".join(item.address for item in answers))
 
 

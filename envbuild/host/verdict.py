@@ -29,12 +29,13 @@ def suits(host: Host, need: Need, checks: Sequence[Check]) -> Check:
 
     What concerns cards does not count for a profile of the CPU, nor the network where nothing is left to be fetched.
     """
-    reasons = list(_missing(host, need)) if need.gpus else []
-    reasons += [f"{check.id}: {check.detail}" for check in relevant(need, checks) if check.status == "fail"]
-    if not reasons:
+    found = list(_missing(host, need)) if need.gpus else []
+    failed = [check for check in relevant(need, checks) if check.status == "fail"]
+    found += [(f"{check.id}: {check.detail}", check.remedy or "") for check in failed]
+    if not found:
         return Check(PROFILE, "ok", f"yes: this machine suits {need.profile}")
-    detail = f"no: {'; '.join(reasons)}"
-    return Check(PROFILE, "fail", detail, f"envbuild show {need.profile} tells what it is for")
+    reasons, remedies = (list(dict.fromkeys(item[place] for item in found)) for place in (0, 1))
+    return Check(PROFILE, "fail", f"no: {'; '.join(reasons)}", "; ".join(filter(None, remedies)))
 
 
 def relevant(need: Need, checks: Sequence[Check]) -> list[Check]:
@@ -44,21 +45,25 @@ def relevant(need: Need, checks: Sequence[Check]) -> list[Check]:
     return [c for c in checks if c.id not in spared and (need.gpus or not c.id.startswith("gpu."))]
 
 
-def _missing(host: Host, need: Need) -> Iterator[str]:
-    """What of the cards is not as the profile needs it, beside what the checks find."""
+def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
+    """What of the cards is not as the profile needs it, beside what the checks find, and what to do."""
     here = host.driver.cards
     known = [(card, facts.gpu_by_name(card.name)) for card in here]
     fitting = [card for card, gpu in known if gpu and gpu.id in need.gpus]
     wanted = " or ".join(gpu.names[0] for gpu in need.models)
+    there = f"run it where the card is: envbuild doctor --for {need.profile}"
     if not here:
-        yield f"it needs {wanted}, and there is no GPU here"
+        yield f"it needs {wanted}, and there is no GPU here", there
     elif not fitting:
-        yield f"it needs {wanted}, and here is {counted(card.name for card in here)}"
+        own = f"{there}; `envbuild show` lists the profiles, and the cards that each is for"
+        yield f"it needs {wanted}, and here is {counted(card.name for card in here)}", own
     elif len(fitting) < need.gpu_count:
-        yield f"it needs {need.gpu_count} of {wanted} together, and here is {counted(card.name for card in fitting)}"
+        held = counted(card.name for card in fitting)
+        fewer = f"run it where {need.gpu_count} are together, or lower gpu_count in the profile"
+        yield f"it needs {need.gpu_count} of {wanted} together, and here is {held}", fewer
     sliced = [f"GPU {card.index}" for card in fitting if card.mig and card.mig.enabled]
     if sliced:
-        yield f"it needs whole cards, and MIG is on at {', '.join(sliced)} (nvidia-smi -mig 0)"
+        yield f"it needs whole cards, and MIG is on at {', '.join(sliced)}", "turn MIG off: nvidia-smi -mig 0"
 
 
 def document(host: Host, checks: Sequence[Check]) -> dict[str, Any]:

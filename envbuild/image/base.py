@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from envbuild import settings
+from envbuild import scratch, settings
 from envbuild.errors import BuildError, HashMismatch
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, canonical_digest
@@ -79,8 +78,7 @@ def make(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
     if target.is_file():
         return target
     assert lock.suite is not None
-    with tempfile.TemporaryDirectory(prefix="envbuild-base-") as name:
-        folder = Path(name)
+    with scratch.folder("base") as folder:
         folder.chmod(0o755)  # mmdebstrap's download step may run as another user
         _archive(folder, lock.suite, lock.base, store)
         # beside the target, so that moving it into place is one step

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from envbuild import turns
+from envbuild import scratch, turns
 from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
 from envbuild.image import base, context
 from envbuild.image.engine import Engine, client_binary
@@ -43,11 +41,8 @@ def build(
     Raises Failed where a step fails, HashMismatch for a stored file that changed, NetworkError where the base image
     cannot be had, DiskError.
     """
-    with (
-        turns.alone(_turn(engine, lock), "builds on the same base", say),
-        tempfile.TemporaryDirectory(prefix="envbuild-build-") as folder,
-    ):
-        rendered, metadata = Path(folder) / "Dockerfile", Path(folder) / "metadata.json"
+    with turns.alone(_turn(engine, lock), "builds on the same base", say), scratch.folder("build") as folder:
+        rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
         rendered.write_text(text, encoding="utf-8")
         done = run(
             [client_binary(), "--host", engine.host, "buildx", "build", *_builder(engine),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild import settings
+from envbuild import scratch, settings
 from envbuild.image import base, extensions, records
 from envbuild.image.engine import Engine
 from envbuild.image.names import LOCK_LABEL, PREFIX, VERIFIED, repository
@@ -65,6 +65,11 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
         context = settings.cache_folder("contexts") / name
         if context.is_dir():
             yield Removable("contexts", str(context), _size(context))
+
+
+def temporary() -> Iterator[Removable]:
+    """What killed processes left of their temporary folders."""
+    yield from (Removable("temporary", str(path), _size(path)) for path in scratch.abandoned())
 
 
 def _wheels(lock: Lock) -> tuple[LockedWheel, ...]:

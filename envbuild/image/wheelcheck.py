@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 import zipfile
 import zlib
 from collections import Counter
@@ -22,6 +21,7 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from envbuild import scratch
 from envbuild.errors import printable
 from envbuild.plan import architectures, facts, wheels
 from envbuild.selftest import compiled
@@ -146,8 +146,8 @@ def _installed(name: str) -> str:
 
 def _compiled(archive: zipfile.ZipFile) -> Iterator[Module]:
     """Its compiled files; all others are read too, since only that shows whether they are whole."""
-    with tempfile.TemporaryDirectory(prefix="envbuild-wheel-") as folder:
-        copy, nowhere = Path(folder, "file.so"), Path(os.devnull)
+    with scratch.folder("wheel") as folder:
+        copy, nowhere = folder / "file.so", Path(os.devnull)
         for info in _files(archive):
             path = _installed(info.filename)
             shared = compiled.is_shared(path)

@@ -30,9 +30,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Side:
-    """What is known of one of the two. None where this kind of thing does not tell: an image has no advisories
-    accepted, and a lock knows no cards. `bytes`: of the whole, in `unit` (to fetch, or in the engine); None where a
-    part's are not known."""
+    """What is known of one of the two; `basics` has the keys that its kind of thing tells. None where that does not
+    tell: an image has no advisories accepted, and a lock knows no cards. `bytes`: of the whole, in `unit` (to fetch, or
+    in the engine); None where a part's are not known. `id`: of an image."""
 
     name: str
     kind: str
@@ -43,6 +43,7 @@ class Side:
     layers: tuple[Layer, ...]
     bytes: int | None
     unit: str
+    id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,20 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        return not (self.basics or self.versions or self.environment or self.advisories or self.layers)
+        told = self.basics or self.versions or self.environment or self.advisories or self.layers
+        ids = {side.id for side in (self.a, self.b) if side.id}
+        return not told and len(ids) < 2 and (self.layers is None or self._layers_alike)
+
+    @property
+    def only_configuration(self) -> bool:
+        """The same layers, and something else that differs."""
+        return not self.same and self.layers is not None and self._layers_alike
+
+    @property
+    def _layers_alike(self) -> bool:
+        """Each of one is in the other, in the same order."""
+        a, b = ([layer.identity for layer in side.layers] for side in (self.a, self.b))
+        return a == b
 
     @property
     def new_bytes(self) -> int | None:
@@ -89,6 +103,7 @@ class Diff:
             "shared_layers": None if self.layers is None else len(self.b.layers) - len(self.layers),
             "new_bytes": self.new_bytes,
             "same": self.same,
+            "only_configuration": self.only_configuration,
         }
 
 
@@ -98,7 +113,7 @@ def compare(a: Side, b: Side) -> Diff:
     return Diff(
         a,
         b,
-        tuple(_changes(a.basics, b.basics)),
+        tuple(change for change in _changes(a.basics, b.basics) if change.name in a.basics.keys() & b.basics.keys()),
         tuple(_changes(a.versions, b.versions)),
         tuple(_changes(a.environment, b.environment)),
         tuple(_changes(a.advisories or {}, b.advisories or {})) if both else None,
@@ -150,6 +165,7 @@ def of_image(name: str, image: Image, sizes: Sequence[int] | None, found: Audit)
         layers=tuple(Layer(digest[:19], digest, size) for digest, size in zip(image.layers, each, strict=True)),
         bytes=image.size,
         unit="in the engine",
+        id=image.id,
     )
 
 

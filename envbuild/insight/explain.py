@@ -7,15 +7,15 @@ advisory holds for these versions and cards), fit it, or contradict it; lines el
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from envbuild.insight import reading
 from envbuild.insight.logs import Line, Log
 from envbuild.insight.reading import Reading
-from envbuild.plan import facts, signatures
-from envbuild.plan.advisories import Advisory, Change
+from envbuild.plan import cure, facts, signatures
+from envbuild.plan.advisories import Advisory, Change, Gpu, Situation
 from envbuild.plan.signatures import ANY, Signature
 
 NAMED = 0.5
@@ -31,7 +31,7 @@ _RAISED, _LOWERED = 0.5, 0.5
 class Match:
     """A cause that the log shows. `advisory`: None for a cause that no version is to blame for. `standing`: what the
     versions and cards in the log say of the advisory. `prove`: a command; NAME in it, and in `remedy`, is the
-    profile."""
+    profile. `cards`: those of the log that it may be about. `write`: the change as a profile takes it."""
 
     id: str
     advisory: Advisory | None
@@ -41,8 +41,14 @@ class Match:
     lines: tuple[Line, ...]
     remedy: str
     change: Change
+    write: Mapping[str, Any]
     prove: str | None
     cite: tuple[str, ...]
+    cards: tuple[Gpu, ...]
+
+    def profile(self, known: Container[str]) -> str | None:
+        """The profile of a card that it is about, of those that are known by the card's name."""
+        return next((gpu.id for gpu in self.cards if gpu.id in known), None)
 
 
 @dataclass(frozen=True)
@@ -78,24 +84,43 @@ def explain(log: Log) -> Explanation:
         lines = _lines(log, signature, advisory)
         if not lines or not _may(log, signature, known):
             continue
-        standing = advisory.standing(known.situation) if advisory else "open"
+        standing = _standing(advisory, known.situation) if advisory else "open"
         if advisory and standing == "contradicted":
             ruled.append(Ruled(advisory, lines[0]))
             continue
         confidence = _confidence(log, signature, standing)
         if confidence >= NAMED:
-            found.append(_match(signature, advisory, confidence, standing, lines))
+            found.append(_match(signature, advisory, confidence, standing, lines, known.situation))
     found = _yielded(found)
     found.sort(key=lambda match: -match.confidence)
-    said = [row.say for row in signatures.advice() if log.has(row.lines) and not log.has(row.unless)]
+    heard = signatures.hearsay()
+    said = [row.say for row in signatures.advice() if log.has(row.lines, heard) and not log.has(row.unless)]
     return Explanation(tuple(found), tuple(ruled), tuple(said), known)
 
 
 def _lines(log: Log, signature: Signature, advisory: Advisory | None) -> tuple[Line, ...]:
     """The lines that show it, in order, at most LINES."""
     patterns = (*(advisory.shows.patterns if advisory else ()), *signature.lines)
-    found = {line: None for pattern in patterns for line, _ in log.find(pattern, LINES, signature.never)}
-    return tuple(sorted(found, key=lambda line: line.number)[:LINES])
+    never, heard = signature.never, signatures.hearsay()
+    found = {line for pattern in patterns for line, _ in log.find(pattern, LINES, never, heard)}
+    return tuple(sorted(found, key=lambda line: (log.files.index(line.file), line.number))[:LINES])
+
+
+def _standing(advisory: Advisory, known: Situation) -> str:
+    """Of several unlike cards, one that it is not about may be the one that failed: then it is not sure to hold."""
+    standing = advisory.standing(known)
+    if standing == "holds" and len(_about(advisory, known)) < len(known.gpus):
+        return "fits"
+    return standing
+
+
+def _about(advisory: Advisory | None, known: Situation) -> tuple[Gpu, ...]:
+    """The cards of the log for which it is not ruled out."""
+    return tuple(
+        gpu
+        for gpu in known.gpus
+        if advisory is None or advisory.standing(replace(known, gpus=(gpu,))) != "contradicted"
+    )
 
 
 def _may(log: Log, signature: Signature, known: Reading) -> bool:
@@ -114,7 +139,12 @@ def _confidence(log: Log, signature: Signature, standing: str) -> float:
 
 
 def _match(
-    signature: Signature, advisory: Advisory | None, confidence: float, standing: str, lines: Sequence[Line]
+    signature: Signature,
+    advisory: Advisory | None,
+    confidence: float,
+    standing: str,
+    lines: Sequence[Line],
+    known: Situation,
 ) -> Match:
     probe = next(iter(advisory.shows.probes), None) if advisory else None
     prove = signature.prove or (f"envbuild test NAME --probe {probe}" if probe else None)
@@ -122,7 +152,7 @@ def _match(
     cite = dict.fromkeys((*(advisory.cite if advisory else ()), *signature.cite))
     return Match(
         signature.id, advisory, about.title or "", confidence, standing, tuple(lines), about.remedy or "", about.change,
-        prove, tuple(cite),
+        cure.written(about.change, known), prove, tuple(cite), _about(advisory, known),
     )  # fmt: skip
 
 
@@ -147,28 +177,21 @@ def of_profile(text: str, name: str) -> str:
     return re.sub(r"\bNAME\b", lambda _: name, text)
 
 
-def document(found: Explanation, name: str = "NAME") -> Mapping[str, Any]:
-    """For `--json`: {"matches", "unknown", "ruled_out", "advice", "first_failure", "read"}."""
-    first, said = found.read.first, found.read.situation
+def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, Any]:
+    """For `--json`: {"matches", "unknown", "ruled_out", "advice", "first_failure", "last_work", "error", "read"}.
+
+    `profiles`: the names of those that are known. The commands of a match name its `profile`, NAME where that is None;
+    `write` is what a profile takes to have its `change`.
+    """
+    first, said, error = found.read.first, found.read.situation, found.read.error
     return {
-        "matches": [
-            {
-                "cause": match.id,
-                "advisory": match.advisory.id if match.advisory else None,
-                "title": match.title,
-                "confidence": match.confidence,
-                "lines": [{"line": line.number, "text": line.text} for line in match.lines],
-                "remedy": of_profile(match.remedy, name),
-                "change": change(match.change),
-                "prove": of_profile(match.prove, name) if match.prove else None,
-                "cite": list(match.cite),
-            }
-            for match in found.matches
-        ],
+        "matches": [_told(match, match.profile(profiles)) for match in found.matches],
         "unknown": found.unknown,
-        "ruled_out": [{"advisory": ruled.advisory.id, "line": ruled.line.number} for ruled in found.ruled_out],
+        "ruled_out": [{"advisory": ruled.advisory.id, **_place(ruled.line)} for ruled in found.ruled_out],
         "advice": list(found.advice),
-        "first_failure": {"rank": first.rank, "exit": first.exit, "line": first.line.number} if first else None,
+        "first_failure": {"rank": first.rank, "exit": first.exit, **_place(first.line)} if first else None,
+        "last_work": asdict(found.read.works),
+        "error": {**_place(error), "text": error.text} if error else None,
         "read": {
             "gpus": [gpu.id for gpu in said.gpus],
             "torch": said.torch,
@@ -180,8 +203,30 @@ def document(found: Explanation, name: str = "NAME") -> Mapping[str, Any]:
     }
 
 
+def _told(match: Match, profile: str | None) -> dict[str, Any]:
+    name = profile or "NAME"
+    return {
+        "cause": match.id,
+        "advisory": match.advisory.id if match.advisory else None,
+        "title": match.title,
+        "confidence": match.confidence,
+        "lines": [{**_place(line), "text": line.text} for line in match.lines],
+        "remedy": of_profile(match.remedy, name),
+        "change": change(match.change),
+        "write": dict(match.write),
+        "profile": profile,
+        "prove": of_profile(match.prove, name) if match.prove else None,
+        "cite": list(match.cite),
+    }
+
+
+def _place(line: Line) -> dict[str, Any]:
+    """`file` only where several were read."""
+    return {"file": line.file, "line": line.number} if line.file else {"line": line.number}
+
+
 def change(wanted: Change) -> dict[str, Any]:
-    """What of a profile to change, as text: {"pins": {"cublas": ">=12.4.5.8"}}."""
+    """What versions cure it, as text: {"pins": {"cublas": ">=12.4.5.8"}}."""
     told = {
         "torch": str(wanted.torch) if wanted.torch else None,
         "pins": {name: str(versions) for name, versions in wanted.pins.items()},

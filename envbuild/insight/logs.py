@@ -10,12 +10,14 @@ import codecs
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import accumulate
 from re import _parser  # type: ignore[attr-defined]  # there is no public way to ask a pattern what it needs
 from typing import Any, BinaryIO
+
+from envbuild.insight import packed
 
 HEAD, TAIL = 8 << 20, 24 << 20
 """Bytes that are kept of a log's begin and end: versions stand in the one, the crash in the other."""
@@ -25,6 +27,7 @@ TRIED = 400
 """Lines that a pattern is tried on. With the bounded gaps of patterns this bounds the time."""
 
 _BLOCK = 1 << 20
+_SNIFFED = 4096
 _ALIKE = 40
 _WORD = 3
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -36,48 +39,82 @@ _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in 
 
 @dataclass(frozen=True)
 class Line:
-    """`number` counts from 1, as editors do; `text` is a piece of it where it is long."""
+    """`number` counts from 1, as editors do; `text` is a piece of it where it is long; `file`: its name, where several
+    are read as one."""
 
     number: int
     text: str
+    file: str = ""
 
 
 class Log:
-    """Lines, and an index of their shapes: what is left of a line without the case of letters and the value of digits.
-    A progress bar of a million lines has few."""
+    """Lines, of one file or several. `foreign`: what it is instead of text; `note`: why some of it was not read."""
 
-    def __init__(self, raw: bytes, skipped: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self, raw: bytes, skipped: tuple[int, int] = (0, 0), foreign: str | None = None, note: str | None = None
+    ) -> None:
         """`skipped`: how many bytes of `raw` come before lines that were left out, and how many those are."""
         start, self.skipped = skipped if skipped[1] else (0, 0)
+        self.foreign, self.note, self.empty = foreign, note, not raw.strip()
+        self.files: tuple[str, ...] = ("",)
         following = raw[:start].count(b"\n") + self.skipped + 1
         self.lines = [*_lines(_text(raw[:start]), 1)] if start else []
         self.lines += _lines(_text(raw[start:]), following)
-        self._shapes: dict[bytes, list[int]] = {}
-        for index, line in enumerate(self.lines):
-            self._shapes.setdefault(line.text.encode().lower().translate(_DIGITS), []).append(index)
-        self._joined = b"\n".join(self._shapes)
-        self._starts = list(accumulate((len(shape) + 1 for shape in self._shapes), initial=0))
-        self._where = list(self._shapes.values())
-        self._words = b" ".join({word for word in self._joined.translate(_LETTERS).split() if len(word) >= _WORD})
 
     def find(
-        self, pattern: re.Pattern[str], most: int = 5, never: Sequence[re.Pattern[str]] = ()
+        self,
+        pattern: re.Pattern[str],
+        most: int = 5,
+        never: Sequence[re.Pattern[str]] = (),
+        before: Sequence[re.Pattern[str]] = (),
     ) -> list[tuple[Line, re.Match[str]]]:
-        """The first lines, at most `most`, that the pattern fits and none of `never` does."""
+        """The first lines, at most `most`, that the pattern fits and none of `never` does, nor one of `before` what
+        stands before the match."""
         found: list[tuple[Line, re.Match[str]]] = []
-        for index in self._candidates(pattern):
+        for index in self._index.candidates(pattern):
             line = self.lines[index]
             match = pattern.search(line.text)
-            if match and not any(other.search(line.text) for other in never):
+            if match is None or any(other.search(line.text) for other in never):
+                continue
+            if not any(other.search(line.text, 0, match.start()) for other in before):
                 found.append((line, match))
                 if len(found) == most:
                     break
         return found
 
-    def has(self, patterns: Iterable[re.Pattern[str]]) -> bool:
-        return any(self.find(pattern, 1) for pattern in patterns)
+    def has(self, patterns: Iterable[re.Pattern[str]], before: Sequence[re.Pattern[str]] = ()) -> bool:
+        return any(self.find(pattern, 1, before=before) for pattern in patterns)
 
-    def _candidates(self, pattern: re.Pattern[str]) -> list[int]:
+    @cached_property
+    def _index(self) -> _Index:
+        return _Index(self.lines)
+
+
+def joined(parts: Mapping[str, Log]) -> Log:
+    """Several logs as one, in this order; their lines know their file."""
+    whole = Log(b"")
+    whole.lines = [replace(line, file=name) for name, log in parts.items() for line in log.lines]
+    whole.files = tuple(parts)
+    whole.skipped = sum(log.skipped for log in parts.values())
+    whole.empty = all(log.empty for log in parts.values())
+    return whole
+
+
+class _Index:
+    """The shapes of lines: what is left of a line without the case of letters and the value of digits. A progress bar
+    of a million lines has few."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        shapes: dict[bytes, list[int]] = {}
+        for index, line in enumerate(lines):
+            shapes.setdefault(line.text.encode().lower().translate(_DIGITS), []).append(index)
+        self._joined = b"\n".join(shapes)
+        self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
+        self._where = list(shapes.values())
+        self._words = b" ".join({word for word in self._joined.translate(_LETTERS).split() if len(word) >= _WORD})
+
+    def candidates(self, pattern: re.Pattern[str]) -> list[int]:
+        """The places of lines that the pattern may fit."""
         wanted = anchors(pattern)
         shapes = {shape for text in wanted for shape in self._holding(text)} if wanted else range(len(self._where))
         found = sorted(index for shape in shapes for index in self._where[shape][:_ALIKE])
@@ -106,16 +143,22 @@ class Log:
             end = self._starts[shape]
 
 
-def read(stream: BinaryIO) -> Log:
-    """All of a stream, or its begin and end where it is larger than both together."""
-    head = stream.read(HEAD)
+def read(stream: BinaryIO, share: int = 1) -> Log:
+    """All of a stream, unpacked where it is of gzip, or its begin and end where it is larger than both together.
+    `share`: of that room, where so many logs are read together."""
+    source = packed.opened(stream)
+    begin = source.read(_SNIFFED)
+    foreign = packed.foreign(begin)
+    if foreign:
+        return Log(b"", foreign=foreign)
+    head = begin + source.read(max(0, HEAD // share - len(begin)))
     tail: deque[bytes] = deque()
     skipped = 0
-    while block := stream.read(_BLOCK):
+    while block := source.read(_BLOCK):
         tail.append(block)
-        if len(tail) * _BLOCK > TAIL + _BLOCK:
+        if len(tail) * _BLOCK > TAIL // share + _BLOCK:
             skipped += tail.popleft().count(b"\n")
-    return Log(head + b"".join(tail), (len(head), skipped))
+    return Log(head + b"".join(tail), (len(head), skipped), note=source.fault)
 
 
 def _text(raw: bytes) -> str:
@@ -169,3 +212,9 @@ def _needed(parsed: Any) -> tuple[str, ...]:
 
 def _worth(texts: tuple[str, ...]) -> int:
     return min(map(len, texts), default=0)
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """As patterns of signatures are: in any case of letters; a word ends where another script begins."""
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.insight.logs import Line, Log
+from envbuild.insight import ranks
+from envbuild.insight.logs import TRIED, Line, Log, compiled
+from envbuild.insight.ranks import Failure, Works
 from envbuild.plan import facts, signatures
 from envbuild.plan.advisories import UNLISTED, Gpu, Situation
 
@@ -19,7 +19,8 @@ from envbuild.plan.advisories import UNLISTED, Gpu, Situation
 _TORCH = (
     r"pytorch version: {0,4}v?(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})",
     r"\btorch==(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})",
-    r"\b(?:py)?torch(?:[ _.-]{0,2}_?_?version_?_?)?[ =:'\",(]{0,24}v?([12]\.\d{1,2}\.\d{1,2}[a-z0-9.+]{0,40})",
+    r"\b(?:py)?torch(?:[ _.-]{0,2}(?:_?_?version_?_?|版本|バージョン|버전|versi[oó]ne?))?"
+    r"[ =:'\",(]{0,24}v?([12]\.\d{1,2}\.\d{1,2}[a-z0-9.+]{0,40})",
 )
 _CUDA = (
     r"cuda used to build pytorch: {0,4}(\d{1,2}\.\d{1,2})",
@@ -38,8 +39,9 @@ _DISTRIBUTION = r"\b(%s)(?:==| {1,40}|[ :=]{1,3}(?:version[ :=]{1,3})?)v?(\d{1,3
 _CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"
 _ARCHES = r"install supports cuda capabilities sm_"
 _RANGE = r"^\s{0,8}\((\d\.\d)\) - \(\d{1,2}\.\d\)"
+_WORLD = r"\b(?:world[_ -]?size|nranks|n_ranks|num_processes)[ =:'\"]{1,4}(\d{1,5})\b"
 _RANKS = (
-    (r"\b(?:world_size|nranks|nproc[-_]per[-_]node|num_processes)[ =:'\"]{1,4}(\d{1,5})\b", 0),
+    (r"\bnproc[-_]per[-_]node[ =:'\"]{1,4}(\d{1,5})\b", 0),
     (r"\bgpu (\d{1,2}): nvidia", 1),
     (r"\[rank ?(\d{1,5})\]", 1),
 )
@@ -54,29 +56,27 @@ _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The rank that failed first and the line that says so. `exit`: as elastic prints it, a signal negative."""
-
-    rank: int | None
-    exit: int | None
-    line: Line
-
-
-@dataclass(frozen=True)
 class Reading:
-    """`told`: words of signatures.py that hold; `first`: who failed first, None where nobody is named."""
+    """`told`: words of signatures.py that hold; `first`: who failed first, None where nobody is named; `works`: how
+    far the ranks came; `error`: what Python ended with, None where no exception is in the log; `more_gpus`: there may
+    be more than those that are seen."""
 
     situation: Situation
     told: frozenset[str]
     first: Failure | None
+    works: Works
+    error: Line | None
+    more_gpus: bool
 
 
 def read(log: Log) -> Reading:
-    first, situation = _first(log), _situation(log)
-    told = {*_memory(log), *(["rank-failed-first"] if first and _by_itself(log, first) else [])}
+    first, situation = ranks.first(log), _situation(log)
+    told = {*_memory(log), *(["rank-failed-first"] if first and ranks.by_itself(log, first) else [])}
     if _below(log, situation):
         told.add("card-below-torch")
-    return Reading(situation, frozenset(told), first)
+    return Reading(
+        situation, frozenset(told), first, ranks.works(log, situation.gpu_count), _error(log), _count(log)[1]
+    )
 
 
 def _situation(log: Log) -> Situation:
@@ -96,7 +96,7 @@ def _situation(log: Log) -> Situation:
         libraries={**(facts.libraries_of(release) if release else {}), **stated},
         distributions=distributions,
         driver=_value(log, _DRIVER),
-        gpu_count=_count(log),
+        gpu_count=_count(log)[0],
         **{kind: frozenset(found) for kind, found in words.items()},
     )
 
@@ -119,7 +119,7 @@ def _torch(said: str | None, cuda: str | None) -> tuple[str | None, str | None]:
 
 def _value(log: Log, patterns: Sequence[str]) -> str | None:
     for pattern in patterns:
-        for _, match in log.find(_compiled(pattern), 1):
+        for _, match in log.find(compiled(pattern), 1):
             return match[1].rstrip(".")
     return None
 
@@ -130,7 +130,7 @@ def _distributions(log: Log) -> dict[str, str]:
     carried = {name for row in facts.libraries().values() for name in row.distributions.values()} - {"torch"}
     found: dict[str, str] = {}
     for name in sorted(asked | carried):
-        pattern = _compiled(_DISTRIBUTION % re.escape(name).replace(r"\-", "[-_]"))
+        pattern = compiled(_DISTRIBUTION % re.escape(name).replace(r"\-", "[-_]"))
         for _, match in log.find(pattern, 1):
             found[name] = match[2].rstrip(".")
     return found
@@ -142,13 +142,17 @@ def _libraries(log: Log) -> dict[str, str]:
 
 
 def _gpus(log: Log) -> tuple[Gpu, ...]:
+    """Those that the log is of: not one on which it says that all went well."""
     names = {name.lower(): gpu for gpu in facts.gpus().values() for name in _called(gpu)}
     found: dict[str, Gpu] = {}
-    for _, match in log.find(_models(), 50):
-        gpu = names[re.sub(r"\s+", " ", match[1].lower())]
-        found[gpu.id] = gpu
-    if not found:
-        told = [f"{match[1]}.{match[2]}" for _, match in log.find(_compiled(_CAPABILITY), 20)]
+    lines = log.find(_models(), 50)
+    for line, _ in lines:
+        for match in _models().finditer(line.text):
+            if not signatures.elsewhere(line.text[: match.start()], line.text[match.end() :]):
+                gpu = names[re.sub(r"\s+", " ", match[1].lower())]
+                found[gpu.id] = gpu
+    if not lines:
+        told = [f"{match[1]}.{match[2]}" for _, match in log.find(compiled(_CAPABILITY), 20)]
         told += [card.compute_capability for card in signatures.cards() if log.has([card.pattern])]
         found = {capability: _unlisted(capability) for capability in told}
     return tuple(found.values())
@@ -157,11 +161,11 @@ def _gpus(log: Log) -> tuple[Gpu, ...]:
 def _below(log: Log, situation: Situation) -> bool:
     """Whether torch has code for newer cards and none for one of these, by what it printed or by its release."""
     cards = [Version(gpu.compute_capability) for gpu in situation.gpus]
-    for _, match in log.find(_compiled(_RANGE), 1):
+    for _, match in log.find(compiled(_RANGE), 1):
         return any(card < Version(match[1]) for card in cards)
     release = facts.torch_release(situation.torch) if situation.torch else None
     arches = [Version(arch) for arch in (release.arch_list if release else ())]
-    for line, _ in log.find(_compiled(_ARCHES), 1):
+    for line, _ in log.find(compiled(_ARCHES), 1):
         arches = [Version(f"{arch[:-1]}.{arch[-1]}") for arch in re.findall(r"sm_(\d{2,3})", line.text)]
     return any(
         card < max(arches, default=card) and not any(a.major == card.major and a.minor <= card.minor for a in arches)
@@ -183,7 +187,7 @@ def _called(gpu: Gpu) -> Iterator[str]:
 @cache
 def _models() -> re.Pattern[str]:
     names = sorted({name for gpu in facts.gpus().values() for name in _called(gpu)}, key=len, reverse=True)
-    return _compiled("(?<![a-z0-9_-])(" + "|".join(map(re.escape, names)) + ")(?![a-z0-9])")
+    return compiled("(?<![a-z0-9_-])(" + "|".join(map(re.escape, names)) + ")(?![a-z0-9])")
 
 
 def _unlisted(capability: str) -> Gpu:
@@ -194,18 +198,33 @@ def _unlisted(capability: str) -> Gpu:
     )  # fmt: skip
 
 
-def _count(log: Log) -> int | None:
-    """GPUs that work together, where the log says or shows that there are several."""
-    seen = [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(_compiled(pattern), 50)]
-    return max((count for count in seen if count > 1), default=None)
+def _count(log: Log) -> tuple[int | None, bool]:
+    """GPUs that work together, where the log says or shows that there are several, and whether there may be more."""
+    said = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
+    seen = [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
+    # the highest rank that has a line is not the last one
+    return max((count for count in said or seen if count > 1), default=None), not said
+
+
+_RAISED = (
+    r"^(?:\[rank ?\d{1,5}\]:? ?)?(?:[a-z_][\w.]{0,120}\.)?[a-z_]\w{0,60}(?:error|exception|interrupt|exit)"
+    r"(?:: .{0,2000})?$"
+)
+_LAUNCHER = r"childfailederror|calledprocesserror"
+
+
+def _error(log: Log) -> Line | None:
+    """What Python ended with: the last line that an exception's name begins."""
+    lines = [line for line, _ in log.find(compiled(_RAISED), TRIED, [compiled(_LAUNCHER)])]
+    return lines[-1] if lines else None
 
 
 def _memory(log: Log) -> Iterator[str]:
     """Whether what torch holds unused would have been enough, and whether others hold more than torch does."""
-    for line, match in log.find(_compiled(_PARTS), 20):
+    for line, match in log.find(compiled(_PARTS), 20):
         sizes = {"tried": _gib(match["tried"])}
         for pattern in (_UNUSED, _OLD, _TOTAL, _FREE, _HELD, _OWN):
-            told = _compiled(pattern).search(line.text)
+            told = compiled(pattern).search(line.text)
             sizes |= {name: _gib(text) for name, text in told.groupdict().items()} if told else {}
         unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))
         own = sizes.get("own", sizes.get("reserved", sizes.get("held", 0.0) + unused))
@@ -221,58 +240,3 @@ def _gib(text: str) -> float:
         return float(number) * _UNITS.get(unit[0].lower(), 0.0)
     except ValueError:
         return 0.0
-
-
-_ROOT = r"root cause \(first observed failure\)"
-_RANK_LINE = r"^\s{0,8}rank\s{0,8}: (\d{1,6}) \(local_rank: \d{1,4}\)"
-_EXIT_LINE = r"^\s{0,8}exitcode\s{0,8}: (-?\d{1,4})\b"
-_FAILED = r"failed \(exitcode: (-?\d{1,4})\) local_rank: (\d{1,5})"
-_TROUBLE = (
-    r"(?:\[rank ?(\d{1,5})\]|\brank[ =:]{0,2}(\d{1,5})\b).{0,200}(?:\b\w{0,40}(?:error|exception)\b"
-    r"|out of memory|\bkilled\b|\bsig(?:fpe|segv|kill|abrt|bus|ill)\b)"
-)
-_FOLLOWS = (
-    r"watchdog|processgroupnccl|distbackenderror|ncclremoteerror|nccl (?:error|warn|info)|data inconsistency"
-    r"|connection (?:closed|reset)|broken pipe|socket timeout|childfailederror|sigterm"
-)
-_LATE = r"watchdog caught collective|ncclremoteerror|connection closed by|connection reset by|wait timeout after"
-
-
-def _first(log: Log) -> Failure | None:
-    """The root cause that elastic names, else the child that it saw fail first, else the first rank with an error."""
-    for line, _ in log.find(_compiled(_ROOT), 1):
-        block = [other for other in log.lines if line.number < other.number <= line.number + 8]
-        rank, status = _among(block, _RANK_LINE), _among(block, _EXIT_LINE)
-        if rank or status:
-            shown = (rank or status or (line, None))[0]
-            return Failure(int(rank[1][1]) if rank else None, int(status[1][1]) if status else None, shown)
-    for line, match in log.find(_compiled(_FAILED), 1):
-        return Failure(int(match[2]), int(match[1]), line)
-    return _troubled(log)
-
-
-def _troubled(log: Log) -> Failure | None:
-    for line, match in log.find(_compiled(_TROUBLE), 1, [_compiled(_FOLLOWS)]):
-        return Failure(int(match[1] or match[2]), None, line)
-    return None
-
-
-def _by_itself(log: Log, first: Failure) -> bool:
-    """Whether that rank ended before the others complained: by a signal that no watchdog sends, or an earlier error."""
-    if first.exit is not None and first.exit < 0 and first.exit not in (-signal.SIGABRT, -signal.SIGTERM):
-        return True
-    trouble, late = _troubled(log), log.find(_compiled(_LATE), 1)
-    return trouble is not None and bool(late) and trouble.line.number < late[0][0].number
-
-
-def _among(lines: Sequence[Line], pattern: str) -> tuple[Line, Any] | None:
-    for line in lines:
-        match = _compiled(pattern).search(line.text)
-        if match:
-            return line, match
-    return None
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE | re.ASCII)

@@ -38,10 +38,13 @@ class Card:
 
 @dataclass(frozen=True)
 class Status:
-    """`state` is one of those above; `reasons` say why; `images`: the ids that builds of this lock gave."""
+    """`state` is one of those above; `reasons` say why; `next`: the command to run, and `where` or when; `images`: the
+    ids that builds of this lock gave."""
 
     state: str
     reasons: tuple[str, ...]
+    next: str
+    where: str
     cards: tuple[Card, ...]
     lock: str | None
     images: tuple[str, ...]
@@ -87,6 +90,14 @@ class Pin:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """An extension that the profile does without, and its reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Variable:
     """Of the image's environment; `reason` where the cards of a fleet need it."""
 
@@ -120,6 +131,7 @@ class Page:
     layers: Layers | None
     advice: tuple[Advice, ...]
     pins: tuple[Pin, ...]
+    left_out: tuple[LeftOut, ...]
     environment: tuple[Variable, ...]
     compared: Compared | None
 
@@ -156,7 +168,7 @@ def page(
         torch=source.profile.torch,
         cuda=choice.situation.cuda,
         driver=choice.situation.driver,
-        status=status(plan, lock, proofs, images),
+        status=status(plan, lock, proofs, images, source.profile.gpus),
         runs=tuple(runs),
         layers=layers(source.name, lock, others) if lock else None,
         advice=tuple(Advice(item.state, item.reason, measured.known(item.advisory)) for item in choice.advice),
@@ -165,20 +177,24 @@ def page(
             for name, version in pinned.versions(plan, choice, versions).items()
             if version is not None
         ),
+        left_out=tuple(LeftOut(one.name, one.none) for one in source.profile.extensions if one.none),
         environment=tuple(Variable(name, value, fleet.get(name, "")) for name, value in sorted(environment.items())),
         compared=compared,
     )
 
 
-def status(plan: Plan, lock: Lock | None, proofs: Sequence[Proof], images: Iterable[str]) -> Status:
-    """From evidence alone, as proof.status says it from an engine's image; the tag `verified` is not asked for."""
+def status(
+    plan: Plan, lock: Lock | None, proofs: Sequence[Proof], images: Iterable[str], gpus: Sequence[str] = ()
+) -> Status:
+    """From evidence alone, as proof.status says it from an engine's image; the tag `verified` is not asked for.
+    `gpus`: that the profile is for."""
     stale = lock.stale(plan) if lock else []
     images = tuple(dict.fromkeys(images))
     reasons = [f"{part} changed in the profile since it was locked" for part in stale]
     reasons += [proved.reason(plan.name, proof) for proof in proofs]
     if lock is None:
         state = UNLOCKED
-        reasons = [f"there is no lock; run: envbuild make {plan.name}"]
+        reasons = ["there is no lock"]
     elif any(proof.failed for proof in proofs):
         state = FAILED
     elif stale or any(proof.state == "stale" for proof in proofs):
@@ -186,10 +202,21 @@ def status(plan: Plan, lock: Lock | None, proofs: Sequence[Proof], images: Itera
     elif any(proof.state != "proved" for proof in proofs):
         state = UNPROVED
         if not images:
-            reasons.append(f"no build of this lock is recorded here; run: envbuild make {plan.name}")
+            reasons.append("no build of this lock is recorded here")
     else:
         state = PROVED
-    return Status(state, tuple(reasons), tuple(map(_card, proofs)), lock.id if lock else None, images)
+    command, where = _next(plan.name, state, [p.model for p in proofs if p.state != "proved"] if gpus else [])
+    return Status(state, tuple(reasons), command, where, tuple(map(_card, proofs)), lock.id if lock else None, images)
+
+
+def _next(name: str, state: str, cards: Sequence[str]) -> tuple[str, str]:
+    """The command that leads on from a state, and where it is run: `cards` are those that are not proved."""
+    if state == PROVED:
+        return f"envbuild push {name} REGISTRY/{name}", "to let others use it"
+    there = f"where there is {' and '.join(cards)}" if cards else ""
+    if state == FAILED:
+        return f"envbuild make {name}", f"{there} once what failed is cured".strip()
+    return f"envbuild make {name}", there
 
 
 def _card(proof: Proof) -> Card:

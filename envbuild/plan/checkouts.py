@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from envbuild import settings
+from envbuild import scratch, settings
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError, printable
 from envbuild.plan import archives, facts, store
 from envbuild.plan.archive import Wanted as WantedArchive
@@ -66,8 +66,8 @@ def take(wanted: Wanted, progress: Progress) -> LockedExtension:
     if extension.commit:
         repository = _repository(extension.commit)
         locked = replace(locked, tree=_git(repository, "rev-parse", f"{extension.commit}^{{tree}}").stdout.strip())
-    with tempfile.TemporaryDirectory(prefix="envbuild-source-") as folder:
-        file = Path(folder) / "source.tar"
+    with scratch.folder("source") as folder:
+        file = folder / "source.tar"
         write(locked, file)
         try:
             unknown = _unmentioned(file, set(build.env) - facts.build_variables())

@@ -6,14 +6,13 @@ Nothing of the host's package state is read or changed. Downloads go through apt
 from __future__ import annotations
 
 import re
-import tempfile
 import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from envbuild import settings
+from envbuild import scratch, settings
 from envbuild.errors import NetworkError, ProfileError
 from envbuild.plan.store import Store
 from envbuild.process import Completed, ProcessMissing, run
@@ -106,8 +105,7 @@ def resolve(suite: str, packages: Sequence[str], keep: Sequence[Deb] = ()) -> li
 @cache
 def _resolve(suite: str, packages: tuple[str, ...], keep: tuple[Deb, ...]) -> tuple[Deb, ...]:
     """Once for all profiles that are locked together: most share their base."""
-    with tempfile.TemporaryDirectory(prefix="envbuild-apt-") as folder:
-        state = Path(folder)
+    with scratch.folder("apt") as state:
         config = _configure(state, archives(suite))
         _update(config)
         # `?essential` alone misses packages that are needed only once: apt resolves the rest.

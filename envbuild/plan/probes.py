@@ -45,15 +45,13 @@ def known() -> Mapping[str, Known]:
 
 
 def _does(function: ast.expr) -> str:
-    """First line of the docstring of `module.function`, or of the module where a call `module.make(...)` makes it."""
-    name = function.func if isinstance(function, ast.Call) else function
-    if not isinstance(name, ast.Attribute) or not isinstance(name.value, ast.Name):
+    """The sentence of `module.function`: the first line of its docstring, after the probe's name."""
+    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
         return ""
-    module = ast.parse((_SELFTEST / "probes" / f"{name.value.id}.py").read_text(encoding="utf-8"))
-    made = isinstance(function, ast.Call)
-    named = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == name.attr)
-    said = (ast.get_docstring(module if made else next(named, module)) or "").partition("\n")[0]
-    return said.partition(": ")[2] or said
+    module = ast.parse((_SELFTEST / "probes" / f"{function.value.id}.py").read_text(encoding="utf-8"))
+    named = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function.attr)
+    said = next(map(ast.get_docstring, named), None) or ""
+    return said.partition("\n")[0].partition(": ")[2]
 
 
 def unknown(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,7 +21,7 @@ from pydantic import (
 )
 
 from envbuild.errors import Fault, ProfileError, near
-from envbuild.plan import own
+from envbuild.plan import own, wording
 from envbuild.plan.document import Document
 from envbuild.plan.extension import Extension
 from envbuild.plan.kinds import (
@@ -196,18 +195,6 @@ class Profile(Model):
         return selftest
 
 
-_WORDS = {
-    "missing": "missing",
-    "string_type": "must be text: write it in quotes",
-    "tuple_type": "must be a list",
-    "model_type": "must be a mapping of keys to values",
-    "dict_type": "must be a mapping of keys to values",
-    "bool_type": "must be true or false",
-    "is_instance_of": "must be a path",
-    "int_type": "must be a whole number",
-}
-
-
 def checked(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile:
     """The model of a profile as written, where no fault is `known`.
 
@@ -234,31 +221,11 @@ def _faults(error: ValidationError, merged: Document) -> Iterator[Fault]:
 
 
 def _message(item: Any, path: tuple[str | int, ...]) -> str:
-    kind = item["type"]
-    if kind == "extra_forbidden":
-        known = _keys(item["loc"][:-1])
-        hint = near(str(path[-1]), known) or f"known: {', '.join(known)}"
-        return f"unknown key ({hint})"
-    if kind == "string_pattern_mismatch":
-        return f"{item['input']!r} is not allowed here{_instead(str(item['input']), path)}"
-    if kind == "value_error":
-        return str(item["ctx"]["error"])
-    return str(_WORDS.get(kind, item["msg"]))
-
-
-def _instead(text: str, path: tuple[str | int, ...]) -> str:
-    """What to write where something else is often written."""
-    name, pinned, _ = text.partition("=")
-    if path[:1] == ("apt",) and pinned and re.fullmatch(r"[a-z0-9+.-]+", name):
-        return f": the lock keeps the version that the mirror has; write {name}"
-    if path == ("base", "image") and re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*", text):
-        digest = f"`docker buildx imagetools inspect {text}` shows it"
-        return f": give the digest, {text}@sha256:...; {digest}"
-    if path[0] == "extensions" and path[-1] == "commit":
-        return ": give it in full, 40 hex digits, as `git rev-parse` shows it"
-    if path[0] == "extensions" and "settings" in path:
-        return ": give NAME=VALUE, as in --build-option=--cpp_ext"
-    return ""
+    if item["type"] != "extra_forbidden":
+        return wording.said(item, path)
+    known = _keys(item["loc"][:-1])
+    hint = near(str(path[-1]), known) or f"known: {', '.join(known)}"
+    return f"unknown key ({hint})"
 
 
 def _keys(path: tuple[str | int, ...]) -> list[str]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import Fault, ProfileError, UsageError
-from envbuild.plan import facts, probes, toolchain, workshop
+from envbuild.plan import cure, facts, probes, toolchain, workshop
 from envbuild.plan.archive import COMPAT, Wanted
 from envbuild.plan.choice import Advice, Choice, choose
 from envbuild.plan.document import Place
 from envbuild.plan.extension import Extension
 from envbuild.plan.profile import Profile
-from envbuild.plan.sources import Source
+from envbuild.plan.sources import PIN, Source
 from envbuild.plan.toolchain import Toolchain
 from envbuild.plan.workshop import Workshop
 
@@ -117,7 +118,7 @@ def resolve(source: Source) -> Plan:
     unbuildable = workshop.contradictions(source, suite, choice.situation.cuda)
     faults = [*_contradictions(source, profile, suite), *choice.faults, *refused, *unbuildable]
     if faults:
-        raise _refusal(source.name, choice, faults)
+        raise _refusal(source.name, choice, faults, hint=_way_out(source, choice))
     overridden = {override.distribution for override in choice.overrides}
     compiler = chosen if isinstance(chosen, Toolchain) else None
     kept = compiler if profile.variant == "devel" else None
@@ -171,6 +172,20 @@ def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
     if faults:
         raise _refusal(plan.name, choice, faults, hint=_OTHERWISE)
     return choice
+
+
+def _way_out(source: Source, choice: Choice) -> str | None:
+    """The nearest versions that no advisory refuses, as they would be asked for: with --pin where one was."""
+    found: dict[str, Any] = {}
+    for item in choice.advice:
+        if item.state == "refused":
+            found |= cure.written(item.advisory.change, choice.situation)
+    if not found:
+        return None
+    if any(place.file == PIN for place in source.document.places.values()):
+        own = {key: found[key] for key in ("torch", *(["cuda"] if source.profile.cuda else [])) if key in found}
+        return " ".join(f"--pin {name}={version}" for name, version in {**own, **found.get("pins", {})}.items()) or None
+    return f"in the profile: {'; '.join(cure.lines(found))}"
 
 
 _OTHERWISE = "ask for another version in the profile's packages or pins, or accept the advisory there, with a reason"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -67,6 +68,24 @@ class Advice(Row):
     unless: Patterns = ()
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Hearsay(Row):
+    """What stands before words that this run did not say: of another run, or in a text about errors."""
+
+    before: Patterns
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Elsewhere(Row):
+    """What stands before or after the name of a card on which it went well; with any of `not_before` or `not_after` it
+    did not."""
+
+    before: Patterns = ()
+    after: Patterns = ()
+    not_before: Patterns = ()
+    not_after: Patterns = ()
+
+
 @cache
 def _rows() -> Mapping[str, Signature]:
     return {row.id: row for row in factfiles.rows("signatures", "signatures", Signature)}
@@ -75,6 +94,12 @@ def _rows() -> Mapping[str, Signature]:
 def signatures() -> Mapping[str, Signature]:
     """By id, one for every advisory (a site's own too) and every other cause. Raises FactsError where one is named that
     is not there."""
+    return _signatures(factfiles.site_files())
+
+
+@cache
+def _signatures(site: tuple[Path, ...]) -> Mapping[str, Signature]:
+    """`site`: the files whose advisories are among the facts'."""
     advisories, rows = {advisory.id: advisory for advisory in facts.advisories()}, _rows()
     known = {*advisories, *rows}
     for row in rows.values():
@@ -104,3 +129,30 @@ def words() -> tuple[Word, ...]:
 @cache
 def advice() -> tuple[Advice, ...]:
     return factfiles.rows("signatures", "advice", Advice)
+
+
+@cache
+def hearsay() -> Patterns:
+    return tuple(pattern for row in factfiles.rows("signatures", "hearsay", Hearsay) for pattern in row.before)
+
+
+@cache
+def _elsewhere() -> tuple[Elsewhere, ...]:
+    return factfiles.rows("signatures", "elsewhere", Elsewhere)
+
+
+def elsewhere(before: str, after: str) -> bool:
+    """Whether a card's name between these words is that of one on which it went well, not of the one that failed."""
+    near, rest = before[-_NEAR:], after[:_NEAR]
+    return any(
+        (_any(row.before, near) and not _any(row.not_before, near))
+        or (_any(row.after, rest) and not _any(row.not_after, rest))
+        for row in _elsewhere()
+    )
+
+
+_NEAR = 120
+
+
+def _any(patterns: Patterns, text: str) -> bool:
+    return any(pattern.search(text) for pattern in patterns)

@@ -23,6 +23,8 @@ _LONGEST = 63
 NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_LONGEST - 1}}}")
 DEVEL = "devel"
 _LOCK = ".lock.yaml"
+PIN = "--pin"
+"""Where what was asked for with that option stands, as a file is told of."""
 _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
 
 
@@ -130,7 +132,7 @@ def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
         name = canonicalize_name(match[1]) if match else ""
         if match and name in wanted:
             merged.data["packages"][index] = f"{match[0]}=={wanted[name]}"
-            merged.places[("packages", index)] = document.Place("--pin", 1)
+            merged.places[("packages", index)] = document.Place(PIN, 1)
             pinned.add(name)
     return {name: version for name, version in pins.items() if canonicalize_name(name) not in pinned}
 
@@ -140,9 +142,9 @@ def _pinned(pins: Mapping[str, str]) -> Document:
     own = {name: version for name, version in pins.items() if name in ("torch", "python", "cuda")}
     libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
     data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
-    places: dict[document.Path, document.Place] = {(name,): document.Place("--pin", 1) for name in data}
-    places |= {("pins", name): document.Place("--pin", 1) for name in libraries}
-    return Document("--pin", data, places)
+    places: dict[document.Path, document.Place] = {(name,): document.Place(PIN, 1) for name in data}
+    places |= {("pins", name): document.Place(PIN, 1) for name in libraries}
+    return Document(PIN, data, places)
 
 
 def accepting(source: Source, ids: Iterable[str], reason: str) -> Source:

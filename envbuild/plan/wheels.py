@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import tempfile
 import threading
 import tomllib
 import urllib.parse
@@ -20,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from envbuild import scratch
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError
 from envbuild.plan import download, index, unrelated
 from envbuild.plan.lock import LockedWheel, Wheel
@@ -77,12 +77,12 @@ def resolve(
 
     Raises ProfileError where no choice exists, NetworkError where an index does not answer or lacks a local build.
     """
-    with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as folder:
-        output = Path(folder) / "requirements.txt"
+    with scratch.folder("uv") as folder:
+        output = folder / "requirements.txt"
         output.write_text("".join(f"{name}=={version}\n" for name, version in keep.items()), encoding="utf-8")
         options = ["--annotation-style", "line", "--output-file", str(output)]
         for option, lines in (("--constraint", constraints), ("--override", overrides)):
-            file = Path(folder) / f"{option.lstrip('-')}.txt"
+            file = folder / f"{option.lstrip('-')}.txt"
             file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             options += [option, str(file)] if lines else []
         done = _compile(requirements, python, glibc, *options)

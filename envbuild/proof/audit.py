@@ -39,7 +39,7 @@ def job(image: str, python: str = "python") -> Job:
 @dataclass(frozen=True)
 class Expected:
     """What a profile says should be there; empty where none is given. `claimed`: the image says it is of that lock;
-    `modules`: those that it wants built, by distribution."""
+    `image`: it is one, which is built and not installed into; `modules`: those that it wants built, by distribution."""
 
     profile: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -49,6 +49,7 @@ class Expected:
     accepted: Mapping[str, str] = field(default_factory=dict)
     lock: Lock | None = None
     claimed: bool = False
+    image: bool = True
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
@@ -217,7 +218,15 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         more = f" (and {len(wrong) - 8} more)" if len(wrong) > 8 else ""
         text = f"not as the lock of {wanted.profile} has it: {'; '.join(wrong[:8])}{more}"
         severity = "defect" if wanted.claimed else "warn"
-        yield Finding("not-as-locked", severity, text, f"envbuild build {wanted.profile}")
+        yield Finding("not-as-locked", severity, text, _remedy(wanted, lock))
+
+
+def _remedy(wanted: Expected, lock: Lock) -> str:
+    if wanted.image:
+        return f"envbuild build {wanted.profile}"
+    file = f"requirements-{wanted.profile}.txt"
+    installed = f"pip install --no-deps --require-hashes -r {file}"
+    return f"with Python {lock.python}: envbuild export requirements {wanted.profile}, then {installed}"
 
 
 def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:

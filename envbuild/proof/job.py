@@ -18,6 +18,7 @@ from envbuild.plan.lock import canonical_digest
 from envbuild.plan.profile import SelfTest
 
 FINGERPRINT = "fingerprint"  # the probe that records one
+OWN_SCRIPT = "own.script"  # the probe that runs a profile's own
 _SOURCES = Path(__file__).parent.parent / "selftest"
 
 # Its arguments: the module whose main takes the job, and the file to read where that is not stdin (a bind mount would
@@ -220,7 +221,7 @@ def required(wanted: SelfTest, gpu: bool, asked: Asked = ALL, gpu_count: int = 1
         return list(dict.fromkeys([*asked.probes, *extra]))
     identity = ["env.identity"] if gpu else []
     staged = ["dist.staged"] if gpu and (gpu_count > 1 or wanted.transport) else []
-    script = ["own.script"] if wanted.script else []
+    script = [OWN_SCRIPT] if wanted.script else []
     names = [*identity, *wanted.require, *staged, *script]
     reached = (name for name in names if asked.level is None or probes.known()[name].within(asked.level))
     return list(dict.fromkeys([*reached, *extra]))
@@ -228,7 +229,13 @@ def required(wanted: SelfTest, gpu: bool, asked: Asked = ALL, gpu_count: int = 1
 
 def on_host(wanted: SelfTest, asked: Asked = ALL) -> SelfTest:
     """Where nothing confines it, a profile's own script runs only if it is asked for by name."""
-    return wanted if "own.script" in asked.probes else wanted.model_copy(update={"script": None})
+    return wanted if OWN_SCRIPT in asked.probes else wanted.model_copy(update={"script": None})
+
+
+def left_out(wanted: SelfTest, asked: Asked = ALL) -> dict[str, str]:
+    """What `on_host` takes away of what would have run, with the reason."""
+    gone = wanted.script and not on_host(wanted, asked).script and not asked.probes
+    return {OWN_SCRIPT: f"outside a container only with --probe {OWN_SCRIPT}"} if gone else {}
 
 
 def own(wanted: SelfTest) -> dict[str, str]:

@@ -23,7 +23,7 @@ def render(name: str, run: TestRun, properties: Mapping[str, str]) -> str:
     root = Element("testsuites")
     suite = SubElement(root, "testsuite", name=_clean(f"envbuild {name}"), time=_seconds(run.seconds))
     held = SubElement(suite, "properties")
-    for key, value in {**properties, **_started(run), **dict(_figures(run))}.items():
+    for key, value in {**properties, **run.subject, **dict(_figures(run))}.items():
         SubElement(held, "property", name=_clean(key), value=_clean(value))
     failures = {failure["probe"]: failure for failure in run.failures()}
     for result in run.results:
@@ -36,7 +36,8 @@ def render(name: str, run: TestRun, properties: Mapping[str, str]) -> str:
         elif run.errors:
             SubElement(case, "skipped", message=_clean(f"does not count: {run.errors[0]}"))
         if result.get("output"):
-            SubElement(case, "system-out").text = _clean(result["output"])
+            cut = "(the last 8 kB)\n" if result.get("output_cut") else ""
+            SubElement(case, "system-out").text = _clean(cut + result["output"])
     for error in run.errors:
         failure = {"detail": error, "advisory": None, "signal": None}
         _failure(_case(suite, name, "the run itself", 0.0), failure, run.log)
@@ -60,11 +61,6 @@ def _failure(case: Element, failure: Mapping[str, Any], detail: str | None) -> N
     found = SubElement(case, "failure", message=_clean(failure["detail"]), type=_clean(kind))
     advisory = f"advisory: {failure['advisory']} (envbuild facts advisories)\n" if failure["advisory"] else ""
     found.text = _clean(f"{advisory}{failure['detail']}\n{detail or ''}".strip())
-
-
-def _started(run: TestRun) -> dict[str, str]:
-    """What the self-test says of where it ran."""
-    return {key: str(run.start[key]) for key in ("python", "torch", "device", "level", "threads") if key in run.start}
 
 
 def _figures(run: TestRun) -> Iterator[tuple[str, str]]:

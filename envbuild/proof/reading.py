@@ -36,6 +36,7 @@ class _Probe(_Frame):
     seconds: float
     traits: dict[str, Any] = {}
     output: Said | None = Field(None, max_length=20000)
+    output_cut: bool = False
 
 
 class _Start(_Frame):

@@ -59,6 +59,11 @@ def search(count: int, passes: Callable[[int], bool | None]) -> Found | None:
     return Found(low, high, first, last)
 
 
+def most_tries(count: int) -> int:
+    """How often `search` asks at most of a row of `count`, where each can be tried: both ends, then halves."""
+    return min(count, 2) + max(0, count - 2).bit_length()
+
+
 @dataclass(frozen=True)
 class Hunt:
     """What a bisection looks for: the pin to move, what decides (a probe, or the file `script`), and between which

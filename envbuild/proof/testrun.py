@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from envbuild.plan import facts
+from envbuild.plan import facts, probes
 
+_SUBJECT = ("python", "torch", "device", "level", "threads")
 MAX_STDOUT = 64 << 20  # bytes that a runner takes of it
 
 
@@ -51,6 +52,15 @@ class TestRun:
         """No failure, and something ran."""
         return not self.errors and bool(self.by_status("passed")) and not self.by_status("failed")
 
+    @property
+    def subject(self) -> dict[str, str]:
+        """What the self-test says of where it ran, in its words: "python", "torch", "device", "level", "threads"."""
+        return {key: str(self.start[key])[:100] for key in _SUBJECT if key in self.start}
+
+    def leaving_out(self, reasons: Mapping[str, str]) -> TestRun:
+        """The same, with probes that were not even planned as skipped for these reasons."""
+        return replace(self, results=(*self.results, *(_skipped(name, reason) for name, reason in reasons.items())))
+
     def failures(self) -> list[dict[str, Any]]:
         """{"probe", "signal", "advisory", "detail"} for each failed probe, and for each fault of the run."""
         found = [_failure(result) for result in self.results if result["status"] == "failed"]
@@ -68,6 +78,13 @@ def worst(result: Mapping[str, Any]) -> float | None:
     """The largest error over its bound among a result's figures, infinite where one is no number; None without any."""
     ratios = [figure["ratio"] for figure in result["figures"] if "ratio" in figure]
     return max((float(r) if isinstance(r, int | float) else math.inf for r in ratios), default=None)
+
+
+def _skipped(probe: str, reason: str) -> dict[str, Any]:
+    nothing = dict.fromkeys(("failure", "signal", "at", "detail", "output"))
+    level = probes.known()[probe].level
+    return {"probe": probe, "level": level, "status": "skipped", "reason": reason, **nothing, "output_cut": False,
+            "figures": [], "seconds": 0.0, "traits": {}}  # fmt: skip
 
 
 def _failure(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -163,7 +163,8 @@ def _list() -> int:
     from envbuild.selftest.catalogue import PROBES
 
     for probe in PROBES:
-        print("{:<22} {:<9} {}".format(probe.name, probe.level, (probe.function.__doc__ or "").splitlines()[0]))
+        where = "GPU" if probe.needs == "cuda" else "any"
+        print(f"{probe.name:<20} {probe.level:<9} {where:<4} {probe.does}")
     return OK
 
 

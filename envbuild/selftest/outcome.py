@@ -90,7 +90,7 @@ class Figure:
 class Outcome:
     """A probe's result as its frame tells it; `figures` are Figure documents, ready for JSON.
 
-    `output`: the end of what a profile's own script printed; None for the probes that ship.
+    `output`: what a profile's own script printed, of much the end (`output_cut`); None for the probes that ship.
     """
 
     status: str
@@ -103,6 +103,7 @@ class Outcome:
     traits: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     output: str | None = None
+    output_cut: bool = False
 
     def document(self, probe: str, level: str) -> dict[str, Any]:
         return {
@@ -119,6 +120,7 @@ class Outcome:
             "seconds": round(self.seconds, 6),
             "traits": dict(self.traits),
             "output": self.output,
+            "output_cut": self.output_cut,
         }
 
 
@@ -131,6 +133,15 @@ def signal_name(number: int) -> str:
 
 
 def tail(text: str, limit: int = DETAIL_LIMIT) -> str | None:
-    """The last `limit` bytes of a text, which is where a traceback says what happened; None for nothing."""
-    cut = text.strip().encode("utf-8", "replace")[-limit:]
+    """The last `limit` bytes of a text, which is where a traceback says what happened, from a line's beginning where
+    there is one in them; None for nothing."""
+    raw = text.strip().encode("utf-8", "replace")
+    cut = raw[-limit:]
+    if len(cut) < len(raw) and not raw[:-limit].endswith(b"\n"):
+        cut = cut.partition(b"\n")[2] or cut
     return cut.decode("utf-8", "ignore") or None
+
+
+def is_cut(text: str, limit: int = DETAIL_LIMIT) -> bool:
+    """Whether `tail` would leave something out."""
+    return len(text.strip().encode("utf-8", "replace")) > limit

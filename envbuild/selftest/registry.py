@@ -25,3 +25,8 @@ class Probe:
     timeout: float
     function: Callable[[Context], None]
     untouched: bool = False
+
+    @property
+    def does(self) -> str:
+        """Its sentence: the first line of its function's docstring, after the probe's name."""
+        return (self.function.__doc__ or "").partition("\n")[0].partition(": ")[2]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.selftest.frames import write_all
 
 
 class Table:
-    """Writes a line for each probe, with its worst figure or its reason."""
+    """Writes a line for each probe, with its worst figure or its reason, and of a failed one the details: as
+    `envbuild test` does."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -50,20 +53,23 @@ def _start(document: Mapping[str, Any]) -> str:
 
 
 def _probe(document: Mapping[str, Any]) -> str:
-    line = "{status:<8} {probe:<22} {seconds:7.2f} s  ".format(**document)
-    if document["status"] == "passed":
-        return line + _worst(document["figures"])
-    cause = " ".join(str(document[key]) for key in ("failure", "signal") if document[key])
-    at = " at {}".format(document["at"]) if document["at"] else ""
-    return line + (cause + at + ": " if cause else "") + str(document["reason"])
+    line = "{status:<8} {probe:<20} {seconds:6.2f} s  {note}".format(note=_note(document), **document)
+    failed = document["status"] == "failed"
+    detail = textwrap.indent((document["detail"] or "").rstrip(), "    ").splitlines() if failed else []
+    return "\n".join([line.rstrip(), *detail])
 
 
-def _worst(figures: list[Mapping[str, Any]]) -> str:
-    if not figures:
-        return ""
-    worst = max(figures, key=lambda figure: float(figure["ratio"]))
-    line = "{count} cases, worst {error} of {bound} in {case} {dtype}"
-    return line.format(count=len(figures), **worst)
+def _note(document: Mapping[str, Any]) -> str:
+    ratio, count = _worst(document["figures"]), len(document["figures"])
+    error = f"{count} figures, error at most {ratio:.3g} of its bound" if ratio is not None else ""
+    reason, at = document["reason"] or error, document["at"] if document["status"] == "failed" else None
+    where = f"at {at}: " if at and at not in reason else ""
+    return " ".join(f"{where}{reason}".split())
+
+
+def _worst(figures: Sequence[Mapping[str, Any]]) -> float | None:
+    ratios = [figure["ratio"] for figure in figures]
+    return max((ratio if isinstance(ratio, (int, float)) else math.inf for ratio in ratios), default=None)
 
 
 def _end(document: Mapping[str, Any]) -> str:

@@ -8,8 +8,9 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+from envbuild.selftest import traces
 from envbuild.selftest.frames import ANNOUNCE, DOCUMENTS, NOTE, RESULT
-from envbuild.selftest.outcome import DETAIL_LIMIT, FAILED, Outcome, signal_name, tail
+from envbuild.selftest.outcome import DETAIL_LIMIT, FAILED, Outcome, is_cut, signal_name, tail
 from envbuild.selftest.watch import Ending
 
 
@@ -32,8 +33,16 @@ def judge(ending: Ending, timeout: float) -> Outcome:
 
 
 def judge_script(ending: Ending, timeout: float) -> Outcome:
-    """The same of a script, whose words are its author's: what it printed stands apart from what was found."""
-    return replace(judge(replace(ending, noise=""), timeout), output=tail(ending.noise))
+    """The same of a script, whose words are its author's: what it printed stands apart from what was found, and its
+    stacks are cut to its own frames."""
+    found, printed = judge(replace(ending, noise=""), timeout), traces.renamed(ending.noise)
+    return replace(
+        found,
+        reason=traces.renamed(found.reason) if found.reason else found.reason,
+        detail=traces.own(found.detail) if found.detail else found.detail,
+        output=tail(printed),
+        output_cut=is_cut(printed),
+    )
 
 
 def documents(ending: Ending) -> list[dict[str, Any]]:
@@ -52,7 +61,7 @@ def _signalled(ending: Ending, number: int) -> Outcome:
 def _failed(ending: Ending, failure: str, reason: str, signal_: str | None = None) -> Outcome:
     steps = [payload for kind, payload in ending.messages if kind == ANNOUNCE]
     notes = b"\n".join(payload for kind, payload in ending.messages if kind == NOTE).decode("utf-8", "replace")
-    told = [text for text in (notes, ending.noise, ending.dump) if text.strip()]
+    told = [text for text in (notes, ending.noise, traces.without_modules(ending.dump)) if text.strip()]
     parts = [tail(text, DETAIL_LIMIT // len(told) - 1) for text in told]
     return Outcome(
         status=FAILED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -25,6 +26,7 @@ from fuzz.target import Target
 
 TESTS = Path(__file__).parents[1]
 LOGS = [file.read_bytes()[:4000] for file in sorted((TESTS / "logs").glob("*.log"))]
+PACKED = [gzip.compress(log, mtime=0) for log in LOGS[:20]]
 _LINES = sorted({one for log in LOGS for one in log.splitlines(keepends=True) if len(one) < 400})
 
 
@@ -302,7 +304,8 @@ _XIDS = st.lists(st.builds(model.Xid, st.sampled_from((13, 31, 48, 63, 79, 94, 9
 )
 
 TARGETS = (
-    Target("log", files(LOGS, (*_LINES, *_MORE, *BYTES), raw=400), _log, 9),
+    Target("log", files(LOGS, (*_LINES, *_MORE, *BYTES), raw=400), _log, 6),
+    Target("packed log", files(PACKED, (PACKED[0], b"\x1f\x8b", *BYTES)), _log, 3),
     Target("Markdown", files(MARKDOWN, (*_MARKS, *BYTES)), _markdown, 68),
     Target("image reference", files(REFERENCES, (*_PARTS, *BYTES)), _reference, 68),
     Target("wheel", _wheels(), _wheel, 9),

@@ -57,6 +57,14 @@ WRONG = {
     "fails-then-crashes": "import ctypes; fail('a note'); print('a word', flush=True); ctypes.string_at(0)",
     "fails-forever": "import os\nfor n in range(1000): fail(f'note {n}')\nos.abort()",
     "fails-long": "step('s' * 100_000); fail('f' * 100_000)",
+    "thread": """
+import threading
+def work(): raise ValueError('apart')
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+fail('a note')
+""",
     "loops": "step('looping')\ndef forever():\n    while True: pass\nforever()",
     "crashes": "import ctypes; step('reading'); ctypes.string_at(0)",
     "killed": "import os; step('dying'); os.kill(os.getpid(), 9)",

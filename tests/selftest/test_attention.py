@@ -38,7 +38,7 @@ def with_tf32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
 def faults(monkeypatch: pytest.MonkeyPatch, attend: Attend, **settings: bool) -> list[str]:
     context = Context(Job(nonce="0" * 32, settings=settings))
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
-    attention.probe("math")(context)
+    attention.by_math(context)
     return [fault.reason for fault in context.faults]
 
 

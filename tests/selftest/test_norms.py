@@ -60,7 +60,7 @@ def mixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
 def ran(*norms: Norm) -> Context:
     context = Context(Job(nonce="0" * 32, level="standard"))
-    norm.probe(lambda on_cpu: norms)(context)
+    norm.judge(context, norms)
     return context
 
 
@@ -143,7 +143,7 @@ def single(on_cpu: bool) -> list[Norm]:
 def test_on_a_gpu_both_of_a_half_type_must_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norm, "_autocast", lambda context: contextlib.nullcontext())  # the CPU's has no float16
     context = Card(Job(nonce="0" * 32, level="standard"))
-    norm.probe(single)(context)
+    norm.judge(context, single(context.on_cpu))
     refused = ("fp16 x fp16", "fp16 x fp16 autocast", "bf16 x bf16", "bf16 x bf16 autocast")
     assert [fault.reason for fault in context.faults] == [f"single {pair} is refused: {WORDS}" for pair in refused]
 

@@ -64,6 +64,7 @@ def test_a_script_that_comes_to_its_end_passes(told: dict[str, Frame], name: str
         ("fails-then-raises", "exception", "one", "ValueError: late"),
         ("fails-then-crashes", "signal", None, "died of SIGSEGV"),
         ("fails-forever", "signal", None, "died of SIGABRT"),
+        ("thread", "mismatch", None, "a note"),
         ("fails-long", "mismatch", "s" * 500, "f" * 500),
         ("loops", "hang", "looping", "no end after 1 s"),
         ("crashes", "signal", "reading", "died of SIGSEGV"),
@@ -92,6 +93,20 @@ def test_where_a_script_was_is_told(told: dict[str, Frame]) -> None:
     assert 'crashes.py", line 1' in told["crashes"]["detail"]
 
 
+def test_a_scripts_stacks_have_its_own_frames_alone_under_its_own_name(told: dict[str, Frame]) -> None:
+    details = {name: frame["detail"] or "" for name, frame in told.items() if name != "run"}
+    assert {name for name, detail in details.items() if "File " in detail} >= {"raises", "syntax", "loops", "crashes"}
+    for detail in details.values():
+        assert not any(word in detail for word in ("envbuild", "runpy", "/tmp", "Extension modules")), detail
+    assert details["raises"].splitlines()[:2] == [
+        "Traceback (most recent call last):",
+        '  File "raises.py", line 4, in <module>',
+    ]
+    assert details["syntax"].splitlines()[1] == '  File "syntax.py", line 1'
+    assert '/ctypes/__init__.py", line' in details["crashes"], "what it called is told"
+    assert details["thread"] == "a note" and 'File "thread.py", line 3, in work' in told["thread"]["output"]
+
+
 def test_what_was_noted_outlives_what_ended_the_script(told: dict[str, Frame]) -> None:
     assert told["fails-then-raises"]["detail"].startswith("a note\nTraceback")
     assert told["fails-then-crashes"]["detail"].startswith("a note\nFatal Python error: Segmentation fault")
@@ -102,6 +117,7 @@ def test_what_a_script_prints_is_told_apart_from_what_was_found(told: dict[str, 
     assert b"xxxxx" in told["run"]["stderr"]
     assert told["noise"]["output"].endswith("from the script")
     assert len(told["noise"]["output"]) <= 8192
+    assert [told[name]["output_cut"] for name in ("noise", "thread", "empty")] == [True, False, False]
     assert [told[name]["output"] for name in ("fails-then-raises", "fails-then-crashes", "empty")] == [
         "a word", "a word", None,
     ]  # fmt: skip
@@ -170,7 +186,7 @@ def with_own(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor
     monkeypatch.setattr(attention, "cases", lambda context: itertools.islice(cases(context), 2))
     monkeypatch.setattr(attention, "_tell", lambda context, backend: None)
     context = Context(Job("0" * 32, own=Own(attentions=(OwnAttention(1, 70, 32, "float32", False),))))
-    attention.probe(backend)(context)
+    attention.judge(context, backend)
     return context
 
 

@@ -196,7 +196,11 @@ def test_a_gpu_that_is_not_there_is_a_skip_with_its_reason(name: str) -> None:
     (probe,) = json.loads(result.stdout)["probes"]
     if probe["status"] == "passed":
         pytest.skip("there is a GPU")
-    assert probe["status"] == "skipped" and probe["reason"].startswith("no GPU is visible to torch")
+    assert (
+        result.returncode == 4
+        and probe["status"] == "skipped"
+        and probe["reason"].startswith("no GPU is visible to torch")
+    )
 
 
 def test_the_self_test_imports_nothing_else_of_envbuild() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envbuild import pipeline, settings
+from envbuild import bisecting, pipeline, settings
 from envbuild.commands.console import Console
 from envbuild.errors import NetworkError, NotProved, ProfileError, UsageError
 from envbuild.making import Options, Step
@@ -59,10 +59,10 @@ class Workbench:
 def bench(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str, str]) -> Workbench:
     write_profile(project, PROFILE)
     made = Workbench(outcomes, project)
-    monkeypatch.setattr(pipeline, "_image", made.image)
+    monkeypatch.setattr(pipeline, "image", made.image)
     monkeypatch.setattr(Session, "selftest", lambda *given: made.selftest(*given))
     monkeypatch.setattr(Session, "discard", lambda *given, **how: made.discard(*given, **how))
-    monkeypatch.setattr(pipeline, "releases", lambda *_: list(outcomes))
+    monkeypatch.setattr(bisecting, "releases", lambda *_: list(outcomes))
     return made
 
 
@@ -80,6 +80,7 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
     assert (said.code, said.stdout) == (0, "numpy 1.6 is the first that passes; 1.5 before it fails\n")
     assert made.made[:2] == ["1.0", "1.9"]
     assert len(made.made) <= 6
+    assert "10 of numpy, 1.0 to 1.9: at most 6 tries if each can be made" in said.stderr
     assert made.discarded == made.made
     told = [" ".join(line.split()[:2]) for line in said.stderr.splitlines()[3:]]
     outcomes = [text for text in told if not text.endswith((" build", " self-test"))]
@@ -109,7 +110,7 @@ def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyP
             raise NetworkError("the index does not answer")
         return made.image(session)
 
-    monkeypatch.setattr(pipeline, "_image", image)
+    monkeypatch.setattr(pipeline, "image", image)
     said = hunted("--json")
     document = said.document
     assert (said.code, document["error"]["kind"]) == (NetworkError.code, "network")
@@ -207,7 +208,7 @@ def test_without_a_card_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project
 
     monkeypatch.setattr(Session, "connected", lambda session: None)
     monkeypatch.setattr(local, "look_for_gpu", nowhere)
-    monkeypatch.setattr(pipeline, "releases", lambda *_: pytest.fail("the index was asked first"))
+    monkeypatch.setattr(bisecting, "releases", lambda *_: pytest.fail("the index was asked first"))
     assert (hunted().code, made.made) == (4, [])
 
 
@@ -282,7 +283,7 @@ def test_only_what_was_made_is_discarded(monkeypatch: pytest.MonkeyPatch, projec
         def remove(self, reference: str) -> None:
             removed.append(reference)
 
-    session = Session("sample", Options(), pipeline._Within(Console(), "1.0"))
+    session = Session("sample", Options(), bisecting._Within(Console(), "1.0"))
     session.engine = Engine()  # type: ignore[assignment]
     session.made.lock = lock_for(plan_of(project, PROFILE))
     session.made.steps.append(Step("build", 1.0, cached, ""))

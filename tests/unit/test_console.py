@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from envbuild.commands.console import Console
 from envbuild.commands.results import line, whole
 from envbuild.making import Step
+from envbuild.selftest.table import Table
 from unit.proof.runs import NAMES, probe
 from unit.support import envbuild
 
@@ -105,6 +107,49 @@ def test_what_a_failed_script_printed_is_shown_beside_other_steps(
     assert "not this" not in told
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("results", [True, False])
+def test_what_had_ended_is_kept_and_what_ran_is_named_when_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, results: bool
+) -> None:
+    seen, out = (opened(monkeypatch), Terminal()) if terminal else (None, None)
+    if out:
+        monkeypatch.setattr(sys, "stdout", out)
+    console = Console(results=results)
+    run(console, probe("env.libs"))
+    console.abort()
+    caught = capsys.readouterr()
+    said, on_stdout = (seen.getvalue() if seen else caught.err), (out.getvalue() if out else caught.out)
+    left = shown(said.rpartition("\x1b[2K")[2]) + shown(on_stdout)
+    assert [text.split()[:2] for text in left if text.startswith("passed")] == [["passed", "env.libs"]]
+    assert [text for text in left if text.startswith("interrupted")] == ["interrupted in gemm.crash"]
+    assert ("passed" in on_stdout) is results
+
+
+def test_what_fails_before_a_probe_runs_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.begin("build")
+    console.abort()
+    assert capsys.readouterr().err == ""
+
+
+def many(count: int, cut: bool = False) -> list[str]:
+    output = "\n".join(f"line {number}" for number in range(count))
+    return whole(probe("own.script", "failed", output=output, output_cut=cut), False)[1:]
+
+
+def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None:
+    assert many(20)[0] == "    own.script printed:" and len(many(20)) == 21
+    assert many(20, cut=True)[0] == "    own.script printed (its last 8 kB):"
+    told = many(21)
+    more = "envbuild test --verbose, or --json"
+    assert told[:2] == [f"    own.script printed (the last 20 of 21 lines; all: {more}):", "      line 1"]
+    assert (told[-1], len(told)) == ("      line 20", 21)
+    assert "(the last 20 of 99 lines of its last 8 kB; all: envbuild test" in many(99, cut=True)[0]
+    every = whole(probe("own.script", "failed", output="x\n" * 99, output_cut=True), True)[1:]
+    assert (len(every), every[0]) == (100, "    own.script printed (its last 8 kB):")
+
+
 @pytest.mark.parametrize(("status", "verbose", "here"), [
     ("passed", False, False), ("passed", True, True), ("failed", False, True), ("skipped", False, False),
 ])  # fmt: skip
@@ -118,6 +163,21 @@ def test_a_line_names_the_step_that_was_not_survived() -> None:
     assert line(died).endswith("  at mm 3x7: died of SIGFPE")
     named = probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7")
     assert line(named).endswith("  mm 3x7: off by 2"), "once is enough"
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        probe("env.libs", figures=[{"ratio": 0.25}, {"ratio": "nan"}]),
+        probe("gemm.crash", "failed", reason="died of SIGFPE", at="mm 3x7", detail="the stack\n  of it\n"),
+        probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7"),
+        probe("attention.cudnn", "skipped", reason="needs a GPU", seconds=0),
+    ],
+)
+def test_the_zip_shows_a_result_as_the_command_does(result: dict[str, Any], tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        Table(out.fileno())(result)
+    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == whole(result, False)
 
 
 def test_a_terminal_shows_what_ended_and_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:

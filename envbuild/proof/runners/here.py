@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from envbuild import scratch
 from envbuild.errors import EnvbuildError, UsageError
 from envbuild.process import ProcessTimeout, run
 from envbuild.proof.job import Job
@@ -56,11 +56,11 @@ def start(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line
     Raises ProcessMissing if the file is no program.
     """
     begin, timed_out = time.monotonic(), False
-    with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
-        given = Path(folder) / "job"
+    with scratch.folder("here") as folder:
+        given = folder / "job"
         given.write_bytes(job.stdin)
         argv: list[str | Path] = [python, *job.argv[1:], given]
-        own = {"TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        own = {"TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
         if job.devices:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
         try:

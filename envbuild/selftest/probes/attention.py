@@ -11,7 +11,6 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -69,14 +68,24 @@ class Inputs:
     v: torch.Tensor
 
 
-def probe(backend: str) -> Callable[[Context], None]:
-    """The probe of one backend: "math", "flash", "efficient" or "cudnn"."""
+def by_math(context: Context) -> None:
+    """attention.math: products and a softmax, one by one, give what attention must be and as float64 has it."""
+    judge(context, "math")
 
-    def attention(context: Context) -> None:
-        _run(context, backend)
 
-    attention.__doc__ = f"attention.{backend}: what attention must be, and float64, for lengths to {LONG}."
-    return attention
+def by_flash(context: Context) -> None:
+    """attention.flash: FlashAttention's kernel gives what attention must be and as float64 has it."""
+    judge(context, "flash")
+
+
+def by_efficient(context: Context) -> None:
+    """attention.efficient: the memory-efficient kernel gives what attention must be and as float64 has it."""
+    judge(context, "efficient")
+
+
+def by_cudnn(context: Context) -> None:
+    """attention.cudnn: cuDNN's fused kernel gives what attention must be and as float64 has it."""
+    judge(context, "cudnn")
 
 
 def cases(context: Context) -> Iterator[Case]:
@@ -145,7 +154,8 @@ def exact(data: Inputs, causal: bool) -> tuple[torch.Tensor, float]:
     return torch.softmax(logits, dim=-1) @ v, largest
 
 
-def _run(context: Context, backend: str) -> None:
+def judge(context: Context, backend: str) -> None:
+    """One backend, "math", "flash", "efficient" or "cudnn". Raises Skip where torch cannot choose it."""
     if context.on_cpu and backend != "math" and not hasattr(torch.nn, "attention"):
         raise Skip(f"torch {torch.__version__} cannot choose a backend on the CPU")
     context.traits["torch"] = str(torch.__version__)

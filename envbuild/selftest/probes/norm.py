@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Callable
 
 import torch
 
@@ -30,6 +29,7 @@ from envbuild.selftest.probes.norms import (
     long_sum,
     make,
 )
+from envbuild.selftest.probes.norms import torchs as torch_norms
 from envbuild.selftest.reference import Worst, compare
 
 # torch's CPU kernels keep mean and 1 / sigma in the input's dtype for the backward pass, and add up the gradients of
@@ -40,15 +40,9 @@ TITLES = {"y": "y", "x": "grad input", "weight": "grad weight", "bias": "grad bi
 _REFUSED = ("dtype", "scalar type", "not implemented for")
 
 
-def probe(norms: Callable[[bool], Sequence[Norm]]) -> Callable[[Context], None]:
-    """The probe of a family of norms. `norms` is called in the probe's process, and told whether it is on the CPU; it
-    raises Skip where there are none."""
-
-    def run(context: Context) -> None:
-        judge(context, norms(context.on_cpu))
-
-    run.__doc__ = "norm.*: LayerNorm, RMSNorm, GroupNorm in mixed dtypes, forward and backward, against float64."
-    return run
+def torchs(context: Context) -> None:
+    """norm.torch: LayerNorm, RMSNorm, GroupNorm over mixed dtypes, with and without autocast, forward and backward."""
+    judge(context, torch_norms(context.on_cpu))
 
 
 def judge(context: Context, norms: Sequence[Norm]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from envbuild.selftest import traces
 from envbuild.selftest.context import Context, Step
 from envbuild.selftest.outcome import ProbeFailure
 
@@ -39,7 +40,7 @@ def script(context: Context) -> None:
             raise TypeError('fail takes words, once: fail("what is wrong")')
         context.fail("mismatch", str(words[0])[:_LONGEST])
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix=traces.FOLDER) as folder:
         # A real file: tracebacks, inspect, torch.compile and the processes that it starts look for one.
         file = Path(folder, own.name)
         file.write_text(own.text, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,33 @@ def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str
     said = machine.doctor("--for", profile, "--json")
     assert answer(said).startswith(words), said.stdout
     assert said.code == (0 if words.startswith("yes") else 5)
+
+
+@pytest.mark.parametrize(
+    ("cards", "driver", "profile", "remedy"),
+    [
+        ([], "550.54.15", "h20", "run it where the card is: envbuild doctor --for h20"),
+        ([H200], "580.65.06", "h20", "run it where the card is"),
+        ([H200], "550.54.15", "h200", "update the driver"),
+        ([f"{H20},mig=1,slices=3"], "550.54.15", "h20", "turn MIG off: nvidia-smi -mig 0"),
+        ([H20], "550.54.15", "step-video", "are together, or lower gpu_count"),
+    ],
+)
+def test_a_no_says_what_to_do(machine: Bench, cards: list[str], driver: str, profile: str, remedy: str) -> None:
+    machine.cards(*cards, driver=driver)
+    said = machine.doctor("--for", profile, "--json")
+    (check,) = (check for check in said.document["checks"] if check["id"] == "profile")
+    assert check["status"] == "fail" and remedy in check["remedy"]
+    assert "tells what it is for" not in check["remedy"]
+
+
+def test_what_is_skipped_for_one_reason_is_one_line_in_a_terminal(machine: Bench) -> None:
+    machine.cards()
+    shown, document = machine.doctor().stdout, machine.doctor("--json").document
+    skipped = [check for check in document["checks"] if check["detail"] == "NVML tells of no GPU"]
+    assert len(skipped) > 5 and shown.count("NVML tells of no GPU") == 1
+    assert re.search(rf"^skipped +gpu\.\* +NVML tells of no GPU \({len(skipped)} checks\)$", shown, re.MULTILINE)
+    assert re.search(r"^skipped +rdma +no RDMA device$", shown, re.MULTILINE), "a single one keeps its line"
 
 
 def test_the_network_counts_where_something_is_to_be_fetched(machine: Bench) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.host import cards, machine, verdict
-from envbuild.host.model import Card, Driver, Ecc, Host
+from envbuild.host import cards, machine, surroundings, verdict
+from envbuild.host.model import Answer, Card, Driver, Ecc, Host
 from envbuild.host.needs import Need
 
 
@@ -45,3 +45,15 @@ def test_compatibility_libraries_are_advised_where_cards_take_them(card: str, id
     found = cards.driver(host(card), [Need("mine", (id,), driver="580")])
     assert found.status == "fail"
     assert ("compatibility libraries" in str(found.remedy)) == brought
+
+
+def test_the_index_that_fails_is_named_and_the_others_are_cleared() -> None:
+    silent, fine = (
+        Answer("https://a.example/simple", fault="no answer in time"),
+        Answer("https://b.example/simple", 200),
+    )
+    one = surroundings.reached("index", (silent, fine, fine), late=False, remedy="")
+    assert one.detail == "https://a.example/simple: no answer in time (the other 2 are well)"
+    both = surroundings.reached("index", (silent, silent), late=False, remedy="")
+    assert "are well" not in both.detail
+    assert "pip did not tell" in surroundings.reached("index", (), late=True, remedy="").detail

@@ -8,7 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import yaml
+from click.testing import CliRunner
 
+from envbuild.cli import cli
 from envbuild.insight import explain, logs
 from envbuild.insight.explain import Explanation
 
@@ -74,3 +76,10 @@ def score(wanted: Iterable[Case]) -> Score:
 
 def mistakes(wanted: Iterable[Case]) -> Iterator[tuple[Case, frozenset[str]]]:
     yield from ((case, named(case)) for case in wanted if named(case) != case.expect)
+
+
+def piped(text: str, *arguments: str) -> str:
+    """What `envbuild explain` says on stdout of a log on its standard input."""
+    done = CliRunner().invoke(cli, ["explain", *arguments, "-"], input=text, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout

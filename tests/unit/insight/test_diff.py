@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envbuild.commands import diff as command
 from envbuild.insight import diff
 from envbuild.insight.diff import Change, Layer, Side
-from envbuild.plan import lock
+from envbuild.plan import lock, sources
 from unit.support import PROFILE, envbuild, lock_for, plan_of
 
 SIDE = Side("a", "image", {}, {}, {}, {}, (Layer("one", "1", 10), Layer("two", "2", 20)), 30, "in the engine")
@@ -19,7 +20,25 @@ SIDE = Side("a", "image", {}, {}, {}, {}, (Layer("one", "1", 10), Layer("two", "
 def test_a_thing_is_the_same_as_itself(project: Path) -> None:
     done = envbuild("diff", "h20", "h20")
     assert (done.code, done.stdout.splitlines()[0]) == (0, "h20 and h20 are the same")
+    assert "new in" not in done.stdout
     assert envbuild("diff", "h20", "h20", "--json").document["same"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "last"),
+    [
+        ({"environment": {"X": "1"}}, "the layers are the same: they differ only in configuration"),
+        ({"id": "sha256:1"}, "the layers are the same: they differ only in configuration"),  # labels, say
+        ({"layers": SIDE.layers[:1], "bytes": 10}, "new in b: 0 MB in the engine"),
+        ({"layers": (*SIDE.layers, Layer("three", "3", 5_000_000))}, "new in b: 5 MB in the engine"),
+    ],
+)
+def test_what_differs_only_in_configuration_is_said_to(change: dict[str, Any], last: str) -> None:
+    a = replace(SIDE, id="sha256:0")
+    found = diff.compare(a, replace(a, **{"name": "b", **change}))
+    assert list(command._lines(found))[-1] == last
+    assert found.document()["same"] is False
+    assert found.document()["only_configuration"] is last.endswith("configuration")
 
 
 def test_each_kind_of_change_is_told() -> None:
@@ -32,7 +51,7 @@ def test_each_kind_of_change_is_told() -> None:
         advisories={"cublas-k0-fpe": "noted"},
         layers=(SIDE.layers[0], Layer("three", "3", 5)),
     )
-    a = replace(SIDE, versions={"torch": "2.7.1", "numpy": "2"}, environment={"X": "1"})
+    a = replace(SIDE, basics={"cuda": None}, versions={"torch": "2.7.1", "numpy": "2"}, environment={"X": "1"})
     found = diff.compare(a, b)
     assert found.basics == (Change("cuda", None, "13.0"),)
     assert found.versions == (Change("numpy", "2", None), Change("torch", "2.7.1", "2.11.0"))
@@ -58,6 +77,13 @@ def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
     assert [layer["title"] for layer in told["layers"]] == ["packages"]
     assert told["new_bytes"] == 2_000_000  # numpy and einops share a layer
     assert told["advisories"] is None  # a lock alone knows no cards
+
+
+def test_a_profile_is_the_same_as_its_own_lock(project: Path) -> None:
+    """A lock says nothing of cards, CUDA and driver: that is no change of them."""
+    done = envbuild("diff", "h20", str(sources.load("h20").known_lock))
+    assert done.code == 0 and " are the same" in done.stdout
+    assert not any(word in done.stdout for word in ("gpus", "cuda ", "driver"))
 
 
 def test_the_bytes_of_a_lock_are_those_of_its_files(project: Path) -> None:

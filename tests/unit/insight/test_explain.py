@@ -116,9 +116,31 @@ def test_a_signature_of_nothing_is_refused(
     rows = dict(signatures._rows())
     wrong = replace(rows["cublas-hopper-fpe"], **change)  # type: ignore[arg-type]
     monkeypatch.setattr(signatures, "_rows", lambda: {**rows, wrong.id: wrong})
+    signatures._signatures.cache_clear()
     with pytest.raises(FactsError) as caught:
         signatures.signatures()
     assert message in f"{caught.value} {caught.value.hint}"
+
+
+def test_no_row_is_dead() -> None:
+    """Each says more than the default, and each word is one that some advisory asks for."""
+    known = {advisory.id for advisory in facts.advisories()}
+    for row in signatures._rows().values():
+        bare = signatures.Signature(id=row.id, source=row.source, status=row.status, as_of=row.as_of)
+        assert row != bare or row.id not in known, row.id
+    asked = {
+        (kind, word)
+        for advisory in facts.advisories()
+        for match in advisory.match
+        for kind in ("environment", "features", "extensions", "without")
+        for word in getattr(match, kind)
+    }
+    for word in signatures.words():
+        assert {(word.kind, word.word), ("without", word.word)} & asked, word.word
+
+
+def test_what_is_read_once_is_kept() -> None:
+    assert signatures.signatures() is signatures.signatures()
 
 
 # ---- surroundings ----
@@ -258,6 +280,7 @@ def test_json() -> None:
     assert (match["advisory"], match["lines"]) == ("cublas-hopper-fpe", [{"line": 3, "text": CRASH.strip()}])
     assert match["prove"] == "envbuild test h20 --probe gemm.crash"
     assert match["change"] == {"pins": {"cublas": ">=12.4.5.8"}}
+    assert (match["write"], match["profile"]) == ({"pins": {"cublas": "12.4.5.8"}}, "h20")
     assert 0 < match["confidence"] <= 1 and match["remedy"]
     cause = json.loads(run("--json", "-", stdin="EADDRINUSE\n"))["matches"][0]
     assert (cause["cause"], cause["advisory"]) == ("port-in-use", None)

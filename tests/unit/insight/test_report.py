@@ -97,15 +97,35 @@ def test_each_card_of_a_fleet_has_its_own_run(project: Path) -> None:
 def test_a_profile_that_was_never_proved_says_so(project: Path) -> None:
     found = page("h20")
     assert (found["status"]["state"], found["runs"]) == ("not proved", [])
-    assert found["status"]["reasons"][1] == "no build of this lock is recorded here; run: envbuild make h20"
-    assert "nothing was measured" in (project / "page.html").read_text(encoding="utf-8")
+    assert found["status"]["reasons"][1] == "no build of this lock is recorded here"
+    text = (project / "page.html").read_text(encoding="utf-8")
+    assert "nothing was measured" in text
+    assert "Next:</span> <code>envbuild make h20</code>, where there is h20" in text
 
 
 def test_a_profile_without_a_lock_says_so(project: Path) -> None:
     write_profile(project, PROFILE)
     found = page("sample")
     assert (found["status"]["state"], found["layers"]) == ("not locked", None)
+    assert (found["status"]["next"], found["status"]["where"]) == ("envbuild make sample", "")
     assert {pin["name"] for pin in found["pins"]} >= {"python", "torch"}
+
+
+def test_the_headline_has_the_next_command(world: Path) -> None:
+    """Whatever the state; which are left of several cards is said."""
+    status = page("cpu")["status"]
+    assert (status["state"], status["next"]) == ("proved", "envbuild push cpu REGISTRY/cpu")
+    failed = page("lab")["status"]
+    assert (failed["state"], failed["next"]) == ("failed", "envbuild make lab")
+    assert failed["where"].endswith("once what failed is cured")
+
+
+def test_an_extension_that_is_left_out_is_listed(project: Path) -> None:
+    (left,) = page("h20")["left_out"]
+    assert left["name"] == "apex" and "nvcc of CUDA 12" in left["reason"]
+    text = (project / "page.html").read_text(encoding="utf-8")
+    assert "Extensions that are left out" in text and "nvcc of CUDA 12" in text
+    assert page("cpu")["left_out"] == []
 
 
 def test_a_lock_that_no_longer_fits_is_out_of_date(project: Path) -> None:

@@ -49,14 +49,18 @@ def test_shapes_are_read(project: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"m": 0}, ".m", "greater than or equal to 1"),
-        ({"m": -1}, ".m", "greater than or equal to 1"),
-        ({"m": 1 << 25}, ".m", "less than or equal to"),
+        ({"m": 0}, ".m", "must be 1 or more"),
+        ({"m": -1}, ".m", "must be 1 or more"),
+        ({"m": 1 << 25}, ".m", "must be 16777216 or less"),
         ({"m": "2"}, ".m", "whole number"),
         ({"m": True}, ".m", "whole number"),
-        ({"dtype": "fp8"}, ".dtype", "'bf16'"),
-        ({"dtype": "float16"}, ".dtype", "'bf16'"),
-        ({"layout": "xx"}, ".layout", "'nn'"),
+        ({"dtype": "fp8"}, ".dtype", "must be one of fp64, fp32, fp16, bf16, not 'fp8'"),
+        ({"dtype": "bfloat16"}, ".dtype", "not 'bfloat16' (did you mean bf16?)"),
+        ({"dtype": "torch.float16"}, ".dtype", "(did you mean fp16?)"),
+        ({"dtype": "BF16"}, ".dtype", "(did you mean bf16?)"),
+        ({"dtype": 16}, ".dtype", "must be one of fp64, fp32, fp16, bf16, not 16"),
+        ({"dtype": "x" * 10**5}, ".dtype", "bf16, not 'xxx"),
+        ({"layout": "xx"}, ".layout", "must be one of nn, nt, tn, tt, not 'xx'"),
         ({"bias": 1}, ".bias", "true or false"),
         ({"q": 1}, ".q", "unknown key (known: bias, dtype, k, layout, m, n)"),
         ({"bias": True, "layout": "nt"}, "", "leave layout or bias out"),
@@ -68,6 +72,21 @@ def test_a_shape_is_bounded(project: Path, change: dict[str, Any], field: str, w
     fault = refused(project, shapes=[SHAPE, {**SHAPE, **change}])
     assert fault.field == f"selftest.shapes[1]{field}"
     assert words in fault.message
+    assert len(fault.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (5, "must be a list"),
+        ([5], "must be a mapping of keys to values"),
+        ([[]], "must be a mapping of keys to values"),
+        ([None], "must be a mapping of keys to values"),
+        (["2x1024x18432"], "must be a mapping of keys to values"),
+    ],
+)
+def test_what_is_no_shape_at_all_is_said_in_our_words(project: Path, shapes: Any, words: str) -> None:
+    assert refused(project, shapes=shapes).message == words
 
 
 @pytest.mark.parametrize("change", [{"m": 1 << 12, "n": 1 << 14}, {"m": 8, "k": 4096, "n": 128256}, {"k": 1}])
@@ -87,10 +106,10 @@ def test_attention_shapes_are_read_beside_products(project: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"heads": 0}, ".heads", "greater than or equal to 1"),
+        ({"heads": 0}, ".heads", "must be 1 or more"),
         ({"heads": "2"}, ".heads", "whole number"),
-        ({"depth": 513}, ".depth", "less than or equal to"),
-        ({"dtype": "fp64"}, ".dtype", "'bf16'"),
+        ({"depth": 513}, ".depth", "must be 512 or less"),
+        ({"dtype": "fp64"}, ".dtype", "must be one of fp32, fp16, bf16, not 'fp64'"),
         ({"causal": 1}, ".causal", "true or false"),
         ({"bias": True}, ".bias", "unknown key (known: causal, depth, dtype, heads, length)"),
         ({"heads": 17}, "", "heads x length x length may be 268435456 at most"),
@@ -110,7 +129,8 @@ def test_an_attention_shape_that_lacks_a_size_is_told_which(project: Path) -> No
 
 def test_there_may_be_many_shapes_but_not_any_number(project: Path) -> None:
     assert len(loaded(project, shapes=[SHAPE] * own.MOST_SHAPES).shapes) == own.MOST_SHAPES
-    assert refused(project, shapes=[SHAPE] * (own.MOST_SHAPES + 1)).field == "selftest.shapes"
+    fault = refused(project, shapes=[SHAPE] * (own.MOST_SHAPES + 1))
+    assert (fault.field, fault.message) == ("selftest.shapes", "must have 200 entries at most")
 
 
 # the script

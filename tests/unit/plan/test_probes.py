@@ -11,17 +11,17 @@ import pytest
 
 from envbuild.errors import UsageError
 from envbuild.plan import probes
+from unit.support import envbuild
+
+ROOT = Path(probes.__file__).parents[2]
 
 
 def test_what_is_read_is_what_the_selftest_says() -> None:
     pytest.importorskip("torch")
-    root = Path(probes.__file__).parent.parent.parent
     command = [sys.executable, "-m", "envbuild.selftest", "--list"]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True)
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
-        [p.name, p.level] for p in probes.known().values()
-    ]
+    assert done.stdout == envbuild("test", "--list").stdout
 
 
 def test_every_probe_says_what_it_does_and_needs() -> None:
@@ -30,16 +30,26 @@ def test_every_probe_says_what_it_does_and_needs() -> None:
         assert probe.name == name
         assert probe.level in (*probes.LEVELS, "asked") and probe.needs in ("cpu", "cuda", "script")
         assert len(probe.does) > 20 and not probe.does.startswith(name), probe
+    assert len({probe.does for probe in probes.known().values()}) == len(probes.known()), "each has its own sentence"
 
 
 def test_the_page_on_probes_has_each_with_its_level_and_device() -> None:
-    page = (Path(probes.__file__).parents[2] / "docs" / "selftest.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "selftest.md").read_text(encoding="utf-8")
     cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| ")]
     told = {name: (level, device) for names, level, device in cells[1:] for name in names.split(", ")}
     levels = {"asked": "asked for"}
     assert told == {
         p.name: (levels.get(p.level, p.level), "GPU" if p.needs == "cuda" else "any") for p in probes.known().values()
     }
+
+
+def test_the_page_names_the_probes_for_which_no_fault_is_seeded() -> None:
+    """Of those that run anywhere, one without a row in the benchmark must not count as shown by it."""
+    results = (ROOT / "benchmarks" / "results" / "faults.md").read_text(encoding="utf-8")
+    seeded = {line.split("|")[2].strip() for line in results.splitlines() if line.startswith("| ")}
+    page = " ".join((ROOT / "docs" / "selftest.md").read_text(encoding="utf-8").split())
+    told = page.partition("has no row for ")[2].partition(":")[0].replace(" and ", ", ").split(", ")
+    assert sorted(told) == sorted(p.name for p in probes.known().values() if p.needs != "cuda" and p.name not in seeded)
 
 
 def test_a_level_holds_those_below_it() -> None:

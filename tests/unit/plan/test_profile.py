@@ -66,7 +66,7 @@ GOOD = "base: {bootstrap: bookworm}\npython: '3.11'\ntorch: '2.13.0'\n"
         (GOOD + "selftest: {timeout: '900'}\n", 4, "selftest.timeout", "whole number"),
         (GOOD + "selftest: {timeout: 1.5}\n", 4, "selftest.timeout", "whole number"),
         (GOOD + "selftest: {allow_tf32: 'yes'}\n", 4, "selftest.allow_tf32", "true or false"),
-        (GOOD + "selftest: {floor: {gemm: 1.5}}\n", 4, "selftest.floor.gemm", "less than or equal to 1"),
+        (GOOD + "selftest: {floor: {gemm: 1.5}}\n", 4, "selftest.floor.gemm", "must be 1.0 or less"),
         (GOOD + "selftest: {burn_seconds: 900}\n", 4, "selftest", "leaves nothing of timeout (900)"),
         (GOOD + "selftest: {level: hard}\n", 4, "selftest.level", "quick"),
         (GOOD + "gpus: [h20]\nselftest: {transport: pcie}\n", 5, "selftest.transport", "p2p"),

@@ -10,7 +10,7 @@ from envbuild.errors import ProfileError
 from envbuild.plan import facts, resolve, sources
 from envbuild.plan.choice import Choice, choose
 from unit.plan.test_facts import site
-from unit.support import PROFILE, plan_of, source_of
+from unit.support import PROFILE, envbuild, plan_of, source_of
 
 IMAGE = f"registry.example/library/debian:12@sha256:{'a' * 64}"
 
@@ -54,6 +54,28 @@ def test_contradictions_name_their_place(project: Path, change: dict[str, Any], 
     assert (fault.file, fault.field) == ("profiles/sample.yaml", field)
     assert fault.line == source.document.place((field,)).line > 1
     assert words in fault.message
+
+
+@pytest.mark.parametrize(
+    ("profile", "pin", "hint"),
+    [
+        ("h20", "cublas=12.3.4.1", "--pin cublas=12.4.5.8"),
+        ("v100", "cudnn=9.12.0.46", "--pin cudnn=9.10.2.21"),
+        ("v100", "torch=2.13.0", "--pin torch=2.10.0 --pin cuda=12.8 --pin cudnn=9.10.2.21"),
+    ],
+)
+def test_a_pin_that_is_refused_comes_with_one_that_is_not(project: Path, profile: str, pin: str, hint: str) -> None:
+    refused = envbuild("show", profile, "--pin", pin)
+    assert refused.code == 3 and f"hint: {hint}" in refused.stderr
+    given = [word for part in hint.split() if "=" in part for word in ("--pin", part)]
+    assert envbuild("show", profile, *given).code == 0, "what the hint says is taken"
+
+
+def test_a_version_that_is_refused_comes_with_a_line_for_the_profile(project: Path) -> None:
+    source = source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.3.1"})
+    with pytest.raises(ProfileError) as caught:
+        resolve.resolve(source)
+    assert caught.value.hint == "in the profile: pins: {cublas: 12.4.5.8}"
 
 
 def test_a_profiles_own_environment_wins(project: Path) -> None:

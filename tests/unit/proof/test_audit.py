@@ -340,6 +340,10 @@ def test_what_is_not_as_locked(place: Place) -> None:
     assert "numpy is absent, locked is 2.0.0; torch is 2.3.1, locked is 2.3.0" in text
     claimed = place.judged(dataclasses.replace(wanted, claimed=True))
     assert the(claimed, "not-as-locked").severity == "defect"
+    assert the(claimed, "not-as-locked").remedy.startswith("envbuild build")
+    environment = the(place.judged(dataclasses.replace(wanted, image=False)), "not-as-locked").remedy
+    assert "envbuild export requirements" in environment and "pip install" in environment
+    assert "envbuild build" not in environment
 
 
 def test_a_system_cudnn_beside_the_wheels(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,13 @@ def test_an_environment_that_is_as_locked_passes(locked: Lock) -> None:
     done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs", "--json")
     assert done.code == 0, done.stderr
     assert [(row["probe"], row["status"]) for row in done.document["probes"]] == [("env.libs", "passed")]
+    subject = {
+        key: done.document[key] for key in ("profile", "lock", "image", "interpreter", "torch", "device", "level")
+    }
+    assert subject == {
+        "profile": "sample", "lock": locked.id, "image": None, "interpreter": sys.executable,
+        "torch": metadata.version("torch"), "device": "cpu", "level": "quick",
+    }  # fmt: skip
     assert locked.versions["pip"] == "1.0", "the tools' versions do not count"
 
 
@@ -127,6 +135,20 @@ def test_what_the_profiles_script_prints_and_notes_is_shown(project: Path) -> No
     (result,) = envbuild(*asked, "--json").document["probes"]
     assert result["output"] == "loss \ufffd[2J nan"
     assert result["detail"].startswith("a note\n")
+
+
+def test_a_script_that_is_left_out_is_told(project: Path) -> None:
+    (project / "tests").mkdir()
+    (project / "tests" / "smoke.py").write_text("raise AssertionError('it ran')", encoding="utf-8")
+    lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})
+    words = "outside a container only with --probe own.script"
+    done = envbuild("test", "sample", "--python", sys.executable, "--level", "quick", "--junit", "j.xml", "--json")
+    assert done.code == 0, done.stderr
+    row = done.document["probes"][-1]
+    assert (row["probe"], row["status"], row["reason"]) == ("own.script", "skipped", words)
+    assert words in (project / "j.xml").read_text(encoding="utf-8")
+    asked = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
+    assert (asked.code, "own.script" in asked.stdout) == (0, False), "nobody asked for it"
 
 
 def test_an_image_and_an_environment_are_two_things() -> None:

@@ -77,6 +77,8 @@ def test_what_a_script_printed_is_the_output_of_its_case() -> None:
     found = cases(suite(passed_run(probe("own.script", output="one\x1b[2J"), probe("env.libs"))))
     (said,) = found["own.script"]
     assert (said.tag, said.text) == ("system-out", "one\ufffd[2J")
+    (end,) = cases(suite(passed_run(probe("own.script", output="one", output_cut=True))))["own.script"]
+    assert end.text == "(the last 8 kB)\none"
     both = cases(suite(passed_run(probe("own.script", "failed", output="one"))))
     assert [part.tag for part in both["own.script"]] == ["failure", "system-out"]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 
-from envbuild.proof.search import Found, search
+from envbuild.proof.search import Found, most_tries, search
 
 Row = tuple[bool | None, ...]
 LENGTHS = range(1, 8)
@@ -32,7 +31,13 @@ def test_one_change_is_found_wherever_it_is(count: int, first: bool) -> None:
     for change in range(1, count):
         found, tried = run((first,) * change + (not first,) * (count - change))
         assert found == Found(change - 1, change, first, not first)
-        assert len(tried) <= 2 + math.ceil(math.log2(count))
+        assert len(tried) <= most_tries(count)
+
+
+@pytest.mark.parametrize("count", [*range(1, 40), 64, 65, 66, 67, 129, 130])
+def test_the_most_tries_that_are_told_are_needed_somewhere_and_exceeded_nowhere(count: int) -> None:
+    rows = [(False,) * change + (True,) * (count - change) for change in range(1, count + 1)]
+    assert max(len(run(row)[1]) for row in rows) == most_tries(count)
 
 
 @pytest.mark.parametrize("outcome", [False, True])
