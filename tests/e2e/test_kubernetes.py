@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,31 +124,7 @@ def test_a_job_that_somebody_deletes_is_told(place: Place, broken: Workshop) -> 
     assert done.code == 6 and "deleted" in done.words
 
 
-def test_an_eviction_is_told(place: Place, broken: Workshop) -> None:
-    """By the kubelet: more of the node's disk than the namespace allows, of which a log is a part."""
-    limits = {"type": "Container", "default": {"ephemeral-storage": "1"}}
-    path = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
-    place.cluster.ask("POST", path, {"metadata": {"name": "tiny"}, "spec": {"limits": [limits]}})
-    try:
-        begun, _ = place.running(broken.image("hangs"))
-        done = begun.finish(180)
-    finally:
-        place.cluster.ask("DELETE", f"{path}/tiny")
-    assert done.code == 6 and f"the pod was evicted from its node {NODE}" in done.words
-
-
 def test_an_interruption_leaves_nothing(place: Place, broken: Workshop) -> None:
     begun, _ = place.running(broken.image("hangs"))
     assert begun.interrupt().code == 130
     until("nothing to be left", lambda: place.left() == [], 150)
-
-
-def test_a_node_that_dies_is_told(place: Place, broken: Workshop) -> None:
-    """Last: the kubelet is killed, and the taint manager deletes its pods."""
-    begun, _ = place.running(broken.image("hangs"))
-    place.cluster.end("kubelet", signal.SIGKILL)
-    try:
-        done = begun.finish(500)
-    finally:
-        place.cluster.kubelet()
-    assert done.code == 6 and f"{NODE}: is not ready" in done.words

@@ -131,6 +131,9 @@ class _Run:
                               hint=self._node(pod.node))  # fmt: skip
         if self._lasts("unplaced", not pod.node) >= GRACE:
             self._placeable(pod)
+        if self._lasts("running", pod.running) >= self._spec["activeDeadlineSeconds"] + GRACE:
+            raise RunnerError(f"{pod.node} did not end the pod at its deadline: it failed, or is cut off",
+                              ending="node-failure", hint=self._node(pod.node))  # fmt: skip
         if pod.running:
             self._follow(pod)
         return None

@@ -225,6 +225,17 @@ def test_a_pod_that_hangs_on_a_dead_node_is_not_waited_for(place: Place) -> None
     assert "gpu-7: is not ready (NodeStatusUnknown)" in place.fails().hint
 
 
+def test_a_node_that_dies_alone_is_not_waited_for_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all nodes of a zone are silent, Kubernetes deletes none of their pods: nobody says that it ended."""
+    monkeypatch.setattr("envbuild.proof.runners.kubernetes.manifest._FETCHING", 0)
+    place.server.pods = [running()]
+    lost = node()
+    lost["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+    place.server.nodes = [lost]
+    error = place.fails(job=dataclasses.replace(JOB, limits=Limits(1 << 30, 1)))
+    assert error.ending == "node-failure" and "gpu-7: is not ready (NodeStatusUnknown)" in error.hint
+
+
 def test_a_job_without_a_pod_says_what_the_cluster_says(place: Place) -> None:
     place.server.pods = [None]
     place.server.events = [{"message": "exceeded quota: team, requested: requests.nvidia.com/gpu=1"}]
