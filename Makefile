@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
-TARGETS := help venv engine engine-stop browser test test-images test-apex unit lint format bench faults fuzz explain-score \
+TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes unit lint format bench faults fuzz explain-score \
 	gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -48,6 +48,9 @@ test-images: .venv/.dev engine ## the image of every project, 5 GB each: built, 
 
 test-apex: .venv/.dev engine ## the image of h200 with apex compiled for it, twice; APEX_GIT=<address> where its home is out of reach
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m apex tests/e2e
+
+test-kubernetes: .venv/.dev engine ## --on kubernetes in a real cluster of one node, compiled first (10 min, once)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m kubernetes tests/e2e
 
 unit: .venv/.dev ## the tests that need no engine
 	$(BIN)/python -m pytest $(BESIDE) tests/unit tests/selftest

@@ -39,7 +39,7 @@ class Fault:
 class EnvbuildError(Exception):
     """Base of everything a user can cause. `hint` says what to do; `faults` lists all that is wrong at once."""
 
-    code: ClassVar[int] = 1
+    code: int = 1
     kind: ClassVar[str] = "error"
 
     def __init__(self, message: str, *, hint: str | None = None, faults: Iterable[Fault] = ()) -> None:
@@ -128,6 +128,16 @@ class NetworkError(EnvbuildError):
 
 class OutOfDate(EnvbuildError):
     code, kind = 8, "out-of-date"
+
+
+class SomeFailed(EnvbuildError):
+    """Of several profiles; `code` is the worst of theirs."""
+
+    kind = "profiles"
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Interrupted(EnvbuildError):

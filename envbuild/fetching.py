@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
+from envbuild import turns
 from envbuild.image import base
 from envbuild.making import Progress
 from envbuild.plan import archives, checkouts, debs, store, wheels
@@ -23,13 +25,19 @@ def shown(progress: Progress) -> Callable[[str, int], None]:
     return show
 
 
+def alone(progress: Progress) -> contextlib.AbstractContextManager[None]:
+    """One process at a time fetches: what two profiles share comes once."""
+    return turns.alone("_fetch", "fetches what an image is made of", progress.say)
+
+
 def image(plan: Plan, locked: Lock, progress: Progress) -> None:
     """All that an image is made of, but for its extensions; its base is made."""
     show = shown(progress)
-    wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
-    archives.fetch(plan.archives, show)
-    if locked.suite:
-        base.make(locked, store.debs(), progress.line)
+    with alone(progress):
+        wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
+        archives.fetch(plan.archives, show)
+        if locked.suite:
+            base.make(locked, store.debs(), progress.line)
 
 
 def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:

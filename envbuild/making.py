@@ -39,6 +39,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class On:
+    """Where the self-test runs. `runner` None: as the site's settings say. `given`: a runner's name -> its settings,
+    over the site's. `resume`: the id of a job there that was begun before. `gpu`: on which of the profile's GPUs.
+    """
+
+    runner: str | None = None
+    given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    resume: str | None = None
+    gpu: str | None = None
+
+
+HERE = On("local")
+
+
+@dataclass(frozen=True)
 class Options:
     locked: bool = False
     no_cache: bool = False
@@ -48,6 +63,8 @@ class Options:
     asked: Asked = job.ALL
     tolerant: bool = False  # known faults are tried, not refused
     script: Script | None = None  # instead of the profile's own
+    on: On = HERE
+    builder: str | None = None  # of buildx, if not the engine's own
 
     @property
     def trial(self) -> bool:

@@ -6,19 +6,19 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from envbuild import settings
+from envbuild import turns
 from envbuild.attest import signing
-from envbuild.errors import BuildError, CheckFailed, EnvbuildError, NotProved
+from envbuild.errors import BuildError, CheckFailed, EnvbuildError, NotProved, UsageError
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
-from envbuild.making import Made, Options, Progress
+from envbuild.making import HERE, Made, On, Options, Progress
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.sources import Source
 from envbuild.proof.job import ALL, Asked
-from envbuild.proof.runners import here
+from envbuild.proof.runners.here import Here
+from envbuild.proof.runners.kubernetes.runner import Kubernetes
+from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.steps import Session
 
 
@@ -33,7 +33,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
         image = session.build(source, plan, locked, text)
         if not session.proved_already(source, image, locked):
             signer = signing.configured()  # before the long part: it may ask for a passphrase
-            run = session.selftest(source, image, locked.versions, locked.python)
+            run = session.selftest(source, session.runner(source, image), locked.versions, locked.python)
             session.evidence(source, image, locked, run, signer)
             _passed(session, source, image)
         session.tag(source, image)
@@ -56,9 +56,9 @@ def image(session: Session) -> tuple[Source, Lock, Image]:
     return source, locked, session.build(source, plan, locked, session.render(source, locked))
 
 
-def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = ()) -> Made:
+def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = (), on: On = HERE) -> Made:
     """Test, evidence and the tag, for an image that was built from this lock. Raises CheckFailed for any other."""
-    session = Session(name, Options(locked=True, asked=Asked(gpus=gpus)), progress)
+    session = Session(name, Options(locked=True, asked=Asked(gpus=gpus), on=on), progress)
     with working(session, session.made.document):
         source, locked, image = existing(session, reference)
         recipe = build.recipe(locked, dockerfile.render(locked, source.name))
@@ -70,28 +70,39 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
             )
         session.made.image, session.made.lock = image, locked
         signer = signing.configured()
-        run = session.selftest(source, image, locked.versions, locked.python)
+        run = session.selftest(source, session.runner(source, image), locked.versions, locked.python)
         session.evidence(source, image, locked, run, signer)
         _passed(session, source, image)
         session.tag(source, image)
     return session.made
 
 
-def test(name: str, reference: str | None, progress: Progress, asked: Asked = ALL) -> Made:
+def test(name: str, reference: str | None, progress: Progress, asked: Asked = ALL, on: On = HERE) -> Made:
     """Run the self-test, or what is asked for of it, and report; no evidence, no tag."""
-    session = Session(name, Options(locked=True, asked=asked), progress)
+    session = Session(name, Options(locked=True, asked=asked, on=on), progress)
     source, locked, image = existing(session, reference)
     session.made.image, session.made.lock = image, locked
-    session.selftest(source, image, locked.versions, locked.python)
+    session.selftest(source, session.runner(source, image), locked.versions, locked.python)
     return session.made
+
+
+def script(name: str, reference: str | None, progress: Progress, on: On, asked: Asked = ALL) -> str:
+    """What `test` or `prove` would hand to a cluster. Raises UsageError where the runner is none."""
+    session = Session(name, Options(locked=True, asked=asked, on=on), progress)
+    source, locked, image = existing(session, reference)
+    runner = session.runner(source, image)
+    if not isinstance(runner, Slurm | Kubernetes):
+        raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
+    return runner.script(session.job(source, runner, locked.versions, locked.python))
 
 
 def test_environment(name: str, python: str, progress: Progress, asked: Asked = ALL) -> Made:
     """The same by an interpreter of this machine, or that of an environment's folder; needs no engine."""
     session = Session(name, Options(locked=True, asked=asked), progress)
     source, locked = _locked(session)
-    session.made.lock, session.made.interpreter = locked, here.find(python)
-    session.selftest(source, session.made.interpreter, resolve.computing(locked.versions), locked.python)
+    runner = Here(python)
+    session.made.lock, session.made.interpreter = locked, runner.python
+    session.selftest(source, runner, resolve.computing(locked.versions), locked.python)
     return session.made
 
 
@@ -158,16 +169,6 @@ def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator
             raise
 
 
-@contextlib.contextmanager
-def alone(name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """One process at a time works on a profile; a second one waits and says so."""
-    file = FileLock(settings.state_folder("locks") / f"{name}.lock")
-    try:
-        file.acquire(timeout=0)
-    except Timeout:
-        say(f"another envbuild is making {name}; waiting for it")
-        file.acquire()
-    try:
-        yield
-    finally:
-        file.release()
+def alone(name: str, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    """One process at a time works on a profile, and has its build context."""
+    return turns.alone(name, f"is making {name}", say)

@@ -11,16 +11,16 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, Interrupted
 
 _GRACE_SECONDS = 10.0
-_running: set[subprocess.Popen[str]] = set()
+# For a program that ends programs of its own first, each with the grace above.
+_LONG_GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,49 @@ class ProcessTimeout(EnvbuildError):
         self.done = done
 
 
+class Stop:
+    """Ends, from another thread, the programs that were started with it; those that would be raise Interrupted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+
+    def __call__(self) -> None:
+        """SIGTERM, and SIGKILL for what is left after 30 s; does not wait."""
+        with self._lock:
+            self._stopped = True
+            self._signal(signal.SIGTERM)
+        killer = threading.Timer(_LONG_GRACE_SECONDS, self._kill)
+        killer.daemon = True
+        killer.start()
+
+    @contextlib.contextmanager
+    def watching(self, child: subprocess.Popen[str]) -> Iterator[None]:
+        with self._lock:
+            self._children.add(child)
+            if self._stopped:
+                self._signal(signal.SIGTERM)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._children.discard(child)
+
+    def check(self) -> None:
+        if self._stopped:
+            raise Interrupted("interrupted")
+
+    def _kill(self) -> None:
+        with self._lock:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+
+
 def run(
     argv: Sequence[str | Path],
     *,
@@ -59,15 +102,19 @@ def run(
     on_line: Callable[[str], None] | None = None,
     on_output: Callable[[str], None] | None = None,
     limit: int | None = None,
+    stop: Stop | None = None,
 ) -> Completed:
     """Run a program to its end; the exit code is the caller's to judge.
 
     `env` is added to this process' environment; None takes a variable out of it. `on_line` gets each line of stderr as
     it comes, `on_output` each of stdout. A program that writes more than `limit` bytes to one of them is stopped.
+    `stop` lets another thread end it.
 
     Raises ProcessMissing if the program is not there, ProcessTimeout after `timeout` seconds.
     """
     arguments = [str(part) for part in argv]
+    if stop:
+        stop.check()
     try:
         child = subprocess.Popen(
             arguments,
@@ -84,7 +131,6 @@ def run(
         raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
     except OSError as error:
         raise ProcessMissing(f"{arguments[0]} cannot be started: {error.strerror}") from error
-    _running.add(child)
     out, err = _Pipe(child, child.stdout, on_output, limit), _Pipe(child, child.stderr, on_line, limit)
     expired = False
     threads = [
@@ -95,12 +141,12 @@ def run(
     try:
         for thread in threads:
             thread.start()
-        child.wait(timeout)
+        with stop.watching(child) if stop else contextlib.nullcontext():
+            child.wait(timeout)
     except subprocess.TimeoutExpired:
         expired = True
     finally:
         _end_group(child)
-        _running.discard(child)
     for thread in threads:
         thread.join(_GRACE_SECONDS)  # what left the group may hold the pipes for ever
     done = Completed(child.returncode, "".join(out.lines), "".join(err.lines), out.cut or err.cut)
@@ -145,20 +191,6 @@ def _feed(pipe: IO[str] | None, text: str | None) -> None:
     with contextlib.suppress(BrokenPipeError):  # a child that ends without reading all says why by its exit code
         pipe.write(text)
         pipe.close()
-
-
-def end_all() -> None:
-    """End every program that runs now, whichever thread waits for it; that thread goes on as if it had ended itself."""
-    children = [child for child in list(_running) if child.poll() is None]
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
-    end = time.monotonic() + _GRACE_SECONDS
-    while any(child.poll() is None for child in children) and time.monotonic() < end:
-        time.sleep(0.02)
-    for child in children:
-        if child.poll() is None:
-            child.kill()  # its own thread ends the rest of its group
 
 
 def _end_group(child: subprocess.Popen[str]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild import placing
 from envbuild.attest import attestations, bundles, sbom, signing, statements, verify
 from envbuild.attest.oci import Manifest, Reference, Target
 from envbuild.attest.policy import Policy
@@ -16,7 +17,7 @@ from envbuild.attest.registry import Repository
 from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Built, Subject
 from envbuild.attest.verify import Verdict
-from envbuild.errors import CheckFailed, EngineError, NotProved, UsageError
+from envbuild.errors import EngineError, NotProved, UsageError
 from envbuild.image import records
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
@@ -57,9 +58,7 @@ def push(name: str, target: str, progress: Progress) -> Pushed:
 
     Raises NotProved unless all evidence is there, NetworkError, CheckFailed if the registry has something else.
     """
-    reference = Reference.parse(target)
-    if reference.tag or reference.digest:
-        raise UsageError(f"{target} has a tag", hint=f"name the repository: {reference.repository}; tags are made")
+    reference = placing.repository(target)
     session = Session(name, Options(locked=True), progress)
     signer = signing.configured()
     done = Pushed(name, reference.repository, signer.public.fingerprint if signer else None)
@@ -156,21 +155,8 @@ def _proved(session: Session) -> tuple[Source, Lock, Image]:
 
 
 def _image(session: Session, place: Repository, image: Image) -> tuple[Manifest, bool, str]:
-    """Pushed under a tag of its own id: a push by digest there is not. Nothing is believed but the manifest."""
-    tag = f"id-{image.id.removeprefix('sha256:')}"
-    found = place.manifest(tag)
-    if found is not None and not found.is_index and found.config == image.id:
-        return found, True, found.digest
-    engine, name = session.connected(), place.reference.repository
-    engine.tag(image, name, tag)
-    try:
-        engine.push(name, tag, session.progress.line)
-    finally:
-        engine.remove(f"{name}:{tag}")
-    found = place.manifest(tag)
-    if found is None or found.is_index or found.config != image.id:
-        raise CheckFailed(f"{name}:{tag} is not the image that was just pushed", hint="did somebody move the tag?")
-    return found, False, found.digest
+    found, there = placing.pushed(session.connected(), place, image, session.progress.line)
+    return found, there, found.digest
 
 
 def said(source: Source, locked: Lock, image: Image, subject: Subject) -> list[tuple[str, bytes]]:

@@ -33,8 +33,9 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-# Every setting there is; each a string.
+# Every setting there is; each a string, but for the sections.
 _KNOWN = {
+    "on": "where self-tests run: local, slurm or kubernetes",
     "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
     "debian_mirror": "root of a Debian archive, where apt has none configured",
     "debian_security_mirror": "root of the Debian security archive",
@@ -42,6 +43,11 @@ _KNOWN = {
     "public_key": "file of the public key that `verify` trusts",
     "signing_key": "file of the private key that evidence is signed with",
     "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",
+}
+# Mappings, whose content its own reader judges.
+_SECTIONS = {
+    "slurm": "partition, account, container, ...: proof/runners/slurm/site.py",
+    "kubernetes": "namespace, registry, nodes, ...: proof/runners/kubernetes/site.py",
 }
 
 
@@ -64,12 +70,26 @@ def _settings() -> dict[str, Any]:
         RecursionError,
     ) as error:  # !!bool x, !!timestamp x
         raise UsageError(f"{file} is not valid YAML: {error}") from error
-    if not isinstance(data, dict) or not all(isinstance(part, str) for item in data.items() for part in item):
-        raise UsageError(f"{file} must map settings to text", hint=f"settings: {', '.join(_KNOWN)}")
-    unknown = sorted(set(data) - set(_KNOWN))
+    if isinstance(data, dict):  # YAML 1.1 takes the word `on` for a truth
+        data = {"on" if key is True else key: value for key, value in data.items()}
+    hint = f"settings: {', '.join([*_KNOWN, *_SECTIONS])}"
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise UsageError(f"{file} must map settings to text", hint=hint)
+    unknown = sorted(set(data) - set(_KNOWN) - set(_SECTIONS))
     if unknown:
-        raise UsageError(f"{file}: unknown setting {', '.join(unknown)}", hint=f"settings: {', '.join(_KNOWN)}")
+        raise UsageError(f"{file}: unknown setting {', '.join(unknown)}", hint=hint)
+    for name, value in data.items():
+        wanted, words = (dict, "a mapping") if name in _SECTIONS else (str, "text")
+        if not isinstance(value, wanted):
+            raise UsageError(f"{file}: {name} must be {words}", hint=hint)
     return data
+
+
+def section(name: str) -> dict[str, Any]:
+    """A site's mapping of that name, empty where there is none. Raises UsageError if the file is at fault."""
+    assert name in _SECTIONS
+    found: dict[str, Any] = _settings().get(name, {})
+    return found
 
 
 def setting(name: str) -> str | None:

@@ -7,10 +7,9 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TypeVar
 
-from envbuild import fetching
+from envbuild import fetching, placing
 from envbuild.attest import signing, statements
 from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Subject
@@ -29,7 +28,9 @@ from envbuild.plan.resolve import Plan
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading
 from envbuild.proof.counting import Proof
-from envbuild.proof.runners import here, local
+from envbuild.proof.job import Job
+from envbuild.proof.runners import local
+from envbuild.proof.runners.protocol import Runner, Watch
 from envbuild.proof.testrun import TestRun
 
 T = TypeVar("T")
@@ -59,7 +60,9 @@ class Session:
         return value
 
     def connected(self) -> Engine:
-        self.engine = self.engine or Engine()
+        if self.engine is None:
+            self.engine = Engine(builder=self.options.builder)
+            self.engine.require_bounds()
         return self.engine
 
     # the steps
@@ -111,7 +114,8 @@ class Session:
             return found
         wanted = found.apt if base.tar_file(found).is_file() else (*found.base, *found.apt)
         try:
-            debs.fetch(wanted, found.suite, store.debs(), found.made)
+            with fetching.alone(self.progress):
+                debs.fetch(wanted, found.suite, store.debs(), found.made)
             return found
         except debs.Unavailable as gone:
             if self.options.locked:
@@ -205,9 +209,11 @@ class Session:
         engine = self.connected()
         build.check_disk(engine, locked)
         fetching.image(plan, locked, self.progress)
+        tell = self.progress
         image = build.build_layers(
-            engine, locked, source.name, text, compiled, no_cache=self.options.no_cache, on_line=self.progress.line
-        )
+            engine, locked, source.name, text, compiled,
+            no_cache=self.options.no_cache, say=tell.say, on_line=tell.line,
+        )  # fmt: skip
         return image, False, f"{len(image.layers)} layers, {image.size / 1e6:.0f} MB"
 
     def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
@@ -222,31 +228,42 @@ class Session:
         self, source: Source, locked: Lock, text: str, labels: Mapping[str, str], compiled: tuple[Built, ...]
     ) -> tuple[Image, bool, str]:
         engine = self.connected()
-        image = build.build_labelled(engine, locked, source.name, text, labels, self.progress.line, compiled)
+        tell = self.progress
+        image = build.build_labelled(
+            engine, locked, source.name, text, labels, compiled, say=tell.say, on_line=tell.line
+        )  # fmt: skip
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
         return image, False, said
 
-    def selftest(self, source: Source, image: Image | Path, versions: Mapping[str, str], python: str) -> TestRun:
-        """In a container of the image, or by an interpreter of this machine."""
+    def selftest(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str) -> TestRun:
+        """Where the runner runs it; without an image nothing confines it."""
 
         def work() -> tuple[TestRun, bool, str]:
-            wanted, asked, left_out = source.profile.selftest, self.options.asked, {}
-            if isinstance(image, Path):
-                wanted, left_out = job.on_host(wanted, asked), job.left_out(wanted, asked)
-            cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
-            handle = "" if isinstance(image, Path) else image.handle
-            count, expected = source.profile.gpu_count, hardware.expected(source.profile)
-            prepared = job.make(handle, wanted, versions, python, cards, asked, count, expected)
-            tell = functools.partial(self._tell, prepared.nonce)
-            if isinstance(image, Path):
-                output = here.start(image, prepared, tell)
-            else:
-                output = local.run(self.connected(), prepared, tell)
-            run = reading.judge(output, prepared.nonce, job.required(wanted, bool(cards), asked, count))
+            prepared = self.job(source, runner, versions, python)
+            watch = Watch(functools.partial(self._tell, prepared.nonce), self.progress.say)
+            output = runner.run(prepared, watch)
+            run = reading.judge(output, prepared.nonce, prepared.require)
+            left_out = {} if runner.image else job.left_out(source.profile.selftest, self.options.asked)
             run = self.made.run = run.leaving_out(left_out)
             return run, False, counts(run)
 
         return self.step("self-test", work)
+
+    def runner(self, source: Source, image: Image) -> Runner:
+        """Of the place that the self-test is to run in."""
+        return placing.runner(self.options, self.connected(), image, source.name, self.progress.line)
+
+    def job(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str) -> Job:
+        """What the runner is handed."""
+        wanted, asked = source.profile.selftest, self.options.asked
+        models = placing.models(source.profile, self.options.on.gpu)
+        if not runner.image:
+            wanted = job.on_host(wanted, asked)
+        cards = [name for gpu in models for name in facts.gpus()[gpu].all_names]
+        count, expected = source.profile.gpu_count, hardware.expected(source.profile)
+        return job.make(
+            runner.image, wanted, versions, python, cards, asked, count, expected, models, runner.nonce
+        )  # fmt: skip
 
     def _tell(self, nonce: str, line: bytes) -> None:
         told = reading.told(line, nonce)
@@ -275,9 +292,9 @@ class Session:
     def evidence(self, source: Source, image: Image, locked: Lock, run: TestRun, signer: Signer | None) -> None:
         def work() -> tuple[None, bool, str]:
             now = datetime.datetime.now(datetime.UTC)
-            engine = f"docker {self.connected().version}"
+            engine = run.where.get("engine") or f"docker {self.connected().version}"
             wanted = proved.wanted(source.name, source.profile, locked)
-            here = asdict(machine.read()) if self.connected().data_folder else None
+            here = asdict(machine.read()) if self.connected().data_folder and not run.where else None
             record = evidence.run_record(image, wanted, run, engine, now, here)
             self.made.evidence = evidence.save(record)
             self.made.proofs = self._proofs(source, image, locked)

@@ -63,13 +63,32 @@ def configured() -> Signer | None:
 
     None where there is none: evidence is then unsigned. Raises UsageError if it cannot be used.
     """
+    found = _configured()
+    return private(*found) if found else None
+
+
+def for_children() -> dict[str, str]:
+    """The environment in which processes without a terminal can use the key: its passphrase, asked for here, once.
+
+    Raises UsageError if the key cannot be used.
+    """
+    found = _configured()
+    if found is None:
+        return {}
+    if b"ENCRYPTED" not in found[0]:
+        private(*found)
+        return {}
+    secret = passphrase(_PROMPT)
+    private(*found, secret)
+    return {PASSPHRASE: secret}
+
+
+def _configured() -> tuple[bytes, str] | None:
     named = os.environ.get(KEY)
     if named and "-----BEGIN" in named:
-        return private(named.encode(), KEY)
+        return named.encode(), KEY
     named = named or settings.setting("signing_key")
-    if not named:
-        return None
-    return private(_read(Path(named), "signing key"), named)
+    return (_read(Path(named), "signing key"), named) if named else None
 
 
 def trusted(file: Path | None = None) -> PublicKey | None:
@@ -117,8 +136,14 @@ def _pem(key: Any) -> bytes:
     return pem
 
 
-def private(pem: bytes, name: str) -> Signer:
-    """Raises UsageError unless `pem` is an ECDSA P-256 private key that the given passphrase opens."""
+_PROMPT = "passphrase of the signing key: "
+
+
+def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
+    """`secret`: its passphrase, else that which `passphrase` finds or asks for where it has one.
+
+    Raises UsageError unless `pem` is an ECDSA P-256 private key that the passphrase opens.
+    """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -126,7 +151,8 @@ def private(pem: bytes, name: str) -> Signer:
 
     if pem.startswith(b"-----BEGIN ") and b"SIGSTORE PRIVATE KEY" in pem:
         raise UsageError(f"{name} is a key in cosign's own form, not PKCS #8", hint="envbuild keygen makes one")
-    secret = passphrase("passphrase of the signing key: ") if b"ENCRYPTED" in pem else None
+    if secret is None and b"ENCRYPTED" in pem:
+        secret = passphrase(_PROMPT)
     try:
         key = load_pem_private_key(pem, secret.encode() if secret is not None else None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # what they say may hold parts of the key

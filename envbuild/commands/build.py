@@ -2,7 +2,14 @@ from pathlib import Path
 
 import click
 
-from envbuild.commands.console import Console, emit, json_option, profile_argument, requirements_option
+from envbuild.commands.console import (
+    Console,
+    builder_option,
+    emit,
+    json_option,
+    profile_argument,
+    requirements_option,
+)
 
 
 @click.command("build", short_help="Build the image, without proof.")
@@ -10,8 +17,11 @@ from envbuild.commands.console import Console, emit, json_option, profile_argume
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @requirements_option
+@builder_option
 @json_option
-def command(name: str, locked: bool, no_cache: bool, requirements: Path | None, as_json: bool) -> None:
+def command(
+    name: str, locked: bool, no_cache: bool, requirements: Path | None, builder: str | None, as_json: bool
+) -> None:
     """Build the image of a profile and tag it with its lock; no self-test, no evidence.
 
     Example: envbuild build cpu
@@ -19,7 +29,8 @@ def command(name: str, locked: bool, no_cache: bool, requirements: Path | None, 
     from envbuild import pipeline  # not for --help
     from envbuild.making import Options
 
-    made = pipeline.build_only(name, Options(locked=locked, no_cache=no_cache, requirements=requirements), Console())
+    options = Options(locked=locked, no_cache=no_cache, requirements=requirements, builder=builder)
+    made = pipeline.build_only(name, options, Console())
     if as_json:
         emit(made.document())
     elif made.image:

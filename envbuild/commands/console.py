@@ -51,11 +51,48 @@ def requirements_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def builder_option(function: F) -> F:
+    return click.option(
+        "--builder", metavar="BUILDER",
+        help="A builder of buildx (docker buildx ls) instead of the engine's own; the image comes into the engine.",
+    )(function)  # fmt: skip
+
+
 def gpus_option(function: F) -> F:
     return click.option(
         "--gpus", default=None, metavar="LIST", callback=_gpus,
         help="These GPUs of the engine's machine alone: 1,2,3 or UUIDs (nvidia-smi -L). Default: all.",
     )(function)  # fmt: skip
+
+
+def on_options(function: F) -> F:
+    """`on` (a runner's name or None), `given`, `resume`, `gpu` and `dry_run`."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Only show the script or objects that a cluster would be given."),
+        click.option("--resume", metavar="JOBID", help="Wait for a job that was submitted before."),
+        click.option("--gpu", metavar="MODEL", help="On this one of the profile's GPUs, as in h20."),
+        click.option(
+            "--kubernetes", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
+            help="context, namespace, registry, nodes.LABEL, queue, ... over the site settings; may be repeated.",
+        ),
+        click.option(
+            "--slurm", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
+            help="partition, account, constraint, time, container, ... over the site settings; may be repeated.",
+        ),
+        click.option(
+            "--on", type=click.Choice(["local", "slurm", "kubernetes"]), help="Where it runs (default: the site's)."
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _given(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
+    found = dict(value.partition("=")[::2] for value in values)
+    if not all(found.values()) or not all(found):
+        raise click.BadParameter("write KEY=VALUE, as in partition=gpu")
+    if found and parameter.name:
+        context.params.setdefault("given", {})[parameter.name] = found
 
 
 # By index, or as nvidia-smi -L prints it; of MIG slices the older drivers print the last form.

@@ -1,61 +1,82 @@
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from envbuild.commands.console import (
     Console,
+    builder_option,
     emit,
     gpus_option,
     json_option,
     pin_option,
     profile_argument,
     requirements_option,
+    table,
 )
-from envbuild.errors import NotProved
+from envbuild.errors import EnvbuildError, Fault, NotProved, SomeFailed, UsageError, printable
+
+if TYPE_CHECKING:
+    from envbuild.making import Options
+    from envbuild.several import Outcome, Wanted
 
 
 @click.command("make", short_help="From a profile to a verified image.")
-@profile_argument("name")
+@profile_argument("names", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every profile of the working folder; all there are if it has none.")
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
 @requirements_option
 @pin_option
 @click.option("--write", is_flag=True, help="With --pin: change the profile's lock and Dockerfile for good.")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
+@builder_option
 @click.option("--allow-unproved", is_flag=True, help="Exit 0 where the image is built and no card here can prove it.")
 @gpus_option
 @json_option
 def command(
-    name: str,
+    names: tuple[str, ...],
+    every: bool,
     requirements: Path | None,
     locked: bool,
     pins: dict[str, str],
     write: bool,
     no_cache: bool,
+    builder: str | None,
     allow_unproved: bool,
     gpus: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
 
-    NAME is a profile's name or a path to a YAML file. Example: envbuild make cpu
+    NAME is a profile's name or a path to a YAML file. Several are built one after the other beside self-tests: as
+    processors and memory allow, those of GPUs one at a time, or each on its share of --gpus. One that fails stops no
+    other; the exit code is the worst: 130, then 5, 6, 7, 3, 8, 2, 4. Example: envbuild make cpu
     """
-    from envbuild import pipeline  # not for --help
-    from envbuild.making import Options
+    if every == bool(names):
+        raise UsageError("name profiles, or give --all" if every else "which profile?", hint="envbuild show lists them")
+    if every or len(names) > 1:
+        if pins or write:
+            raise UsageError("--pin and --write are for one profile")
+        from envbuild.plan import sources  # not for --help
+        from envbuild.several import Wanted
+
+        wanted = Wanted(locked, no_cache, allow_unproved, requirements, builder, gpus)
+        _several(names or tuple(sources.own_names()), wanted, as_json)
+        return
+    from envbuild.making import Options  # not for --help
     from envbuild.proof.job import Asked
 
+    options = Options(locked, no_cache, pins, write, requirements, Asked(gpus=gpus), builder=builder)
+    _one(names[0], options, allow_unproved, as_json)
+
+
+def _one(name: str, options: Options, allow_unproved: bool, as_json: bool) -> None:
+    from envbuild import pipeline  # not for --help
+
     try:
-        made = pipeline.make(
-            name,
-            Options(
-                locked=locked,
-                no_cache=no_cache,
-                pins=pins,
-                write=write,
-                requirements=requirements,
-                asked=Asked(gpus=gpus),
-            ),
-            Console(),
-        )
+        made = pipeline.make(name, options, Console())
     except NotProved as unproved:
         if not allow_unproved:
             raise
@@ -69,3 +90,62 @@ def command(
         emit(made.document())
     elif made.image:
         click.echo(f"{made.status} {made.image.id}")
+
+
+def _several(names: tuple[str, ...], wanted: Wanted, as_json: bool) -> None:
+    from envbuild import several  # not for --help
+
+    width = max(map(len, names))
+
+    def say(name: str, line: str) -> None:
+        click.echo(f"{name:<{width}}{printable(line)}", err=True)
+
+    def done(outcome: Outcome) -> None:
+        for line in _reasons(outcome):
+            say(outcome.name, f"  {line}")
+
+    outcomes = several.make(names, wanted, say, done)
+    code = several.worst([outcome.code for outcome in outcomes])
+    failed = [outcome.name for outcome in outcomes if outcome.code]
+    error: EnvbuildError | None = None
+    if code:
+        what = "not proved" if code == NotProved.code else "not made"
+        error = SomeFailed(f"{len(failed)} of {len(outcomes)} profiles are {what}: {', '.join(failed)}", code)
+    document = {
+        "profiles": [
+            {"profile": o.name, "status": o.status, "code": o.code, "seconds": round(o.seconds, 3), **o.document}
+            for o in outcomes
+        ]
+    }
+    if not as_json:
+        rows = [_row(outcome) for outcome in outcomes]
+        for line in table([("PROFILE", "STATUS", "IMAGE", "SELF-TEST", "SECONDS", "EXIT", "WHY"), *rows]):
+            click.echo(printable(line))
+    elif not error:
+        emit(document)
+    if error:
+        error.partial = document
+        raise error
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    found, ran = outcome.document.get("image"), outcome.document.get("selftest")
+    counts = ", ".join(f"{ran[kind]} {kind}" for kind in ("passed", "failed", "skipped") if ran[kind]) if ran else "-"
+    return (
+        outcome.name,
+        outcome.status,
+        found["id"][:19] if found else "-",
+        counts,
+        f"{outcome.seconds:.1f}",
+        str(outcome.code),
+        outcome.error["message"] if outcome.error else "-",
+    )
+
+
+def _reasons(outcome: Outcome) -> list[str]:
+    """An error as the command line tells it."""
+    error = outcome.error
+    if not error:
+        return []
+    faults = (str(Fault(**fault)) for fault in error["faults"])
+    return [f"error: {error['message']}", *faults, *(error["hint"] or "").splitlines()]

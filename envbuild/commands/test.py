@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.commands import output
-from envbuild.commands.console import Console, emit, gpus_option, json_option, profile_argument
+from envbuild.commands.console import Console, emit, gpus_option, json_option, on_options, profile_argument
 from envbuild.errors import CheckFailed, NotProved, UsageError
 from envbuild.plan import probes
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 )
 @click.option("-v", "--verbose", is_flag=True, help="What the profile's own script printed, also where it passed.")
 @gpus_option
+@on_options
 @click.option(
     "--fingerprint", "print_file", metavar="FILE", type=output.FILE,
     help="Record numbers too, for `envbuild compare`.",
@@ -49,7 +50,12 @@ def command(
     verbose: bool,
     gpus: tuple[str, ...],
     print_file: Path | None,
+    on: str | None,
+    resume: str | None,
+    gpu: str | None,
+    dry_run: bool,
     as_json: bool,
+    given: dict[str, dict[str, str]] | None = None,
 ) -> None:
     """Run the self-test in the image of a profile and report; moves no tag, writes no evidence.
 
@@ -63,17 +69,25 @@ def command(
     probes.check(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
+    if python and (on not in (None, "local") or given or resume or dry_run):
+        raise UsageError("--python tests on this machine; --on an image on another")
     output.prepare(report, print_file, as_json=as_json)
     taken = as_json or output.STDOUT in (report, print_file)  # stdout, by one document
     from envbuild import pipeline  # not for --help
+    from envbuild.making import On
     from envbuild.proof import job
 
     console = Console(results=not taken, verbose=verbose)
     wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
+    where = On(on, given or {}, resume, gpu)
+    if dry_run:
+        script = pipeline.script(name, reference, console, where, wanted)
+        emit({"script": script}) if as_json else click.echo(script, nl=False)
+        return
     if python:
         made = pipeline.test_environment(name, python, console, wanted)
     else:
-        made = pipeline.test(name, reference, console, wanted)
+        made = pipeline.test(name, reference, console, wanted, where)
     if report:
         output.write(report, _junit(made))
     if not taken and made.run:

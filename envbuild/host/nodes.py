@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ from envbuild.errors import EnvbuildError, UsageError
 from envbuild.host.cluster import MAX_BYTES, Node, parse
 from envbuild.host.model import clean
 from envbuild.plan import document
-from envbuild.process import ProcessMissing, end_all, run
+from envbuild.process import ProcessMissing, Stop, run
 
 SLURM = "slurm"
 PARALLEL = 32
@@ -80,22 +79,21 @@ def _slurm() -> dict[str, list[str]]:
 
 def _run(commands: dict[str, list[str]]) -> list[Node]:
     """All of them, in order. An interruption ends those that run, and starts no more."""
+    stop = Stop()
     with ThreadPoolExecutor(PARALLEL) as pool:
-        asked = [pool.submit(_one, name, command) for name, command in commands.items()]
+        asked = [pool.submit(_one, name, command, stop) for name, command in commands.items()]
         try:
             return [node.result() for node in asked]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            while not all(node.done() for node in asked):  # again: one may have been about to start
-                end_all()
-                time.sleep(0.05)
+            stop()
             raise
 
 
-def _one(name: str, command: Sequence[str]) -> Node:
+def _one(name: str, command: Sequence[str], stop: Stop) -> Node:
     """Whatever its exit code, for a doctor that finds a fault ends with 5."""
     try:
-        done = run(command, timeout=SECONDS, limit=MAX_BYTES)
+        done = run(command, timeout=SECONDS, limit=MAX_BYTES, stop=stop)
     except ProcessMissing:
         raise
     except EnvbuildError as error:

@@ -108,6 +108,7 @@ def build_layers(
     extensions: Sequence[Built] = (),
     *,
     no_cache: bool = False,
+    say: Callable[[str], None],
     on_line: Callable[[str], None],
 ) -> Image:
     """Build all but the labels of a lock's image, under a tag of its own, to be measured.
@@ -119,7 +120,7 @@ def build_layers(
             f"the engine is {engine.platform}, the image {lock.platform}", hint="use an engine of that kind"
         )
     context.fill(lock, name, {one.name: one.path for one in extensions})
-    return _image(engine, lock, name, text, layers_tag(lock, name), ["--no-cache"] if no_cache else [], on_line)
+    return _image(engine, lock, name, text, layers_tag(lock, name), ["--no-cache"] if no_cache else [], say, on_line)
 
 
 def layers_tag(lock: Lock, name: str) -> str:
@@ -133,16 +134,18 @@ def build_labelled(
     name: str,
     text: str,
     labels: Mapping[str, str],
-    on_line: Callable[[str], None],
     extensions: Sequence[Built] = (),
+    *,
+    say: Callable[[str], None],
+    on_line: Callable[[str], None],
 ) -> Image:
     """The same build again with labels, tagged `envbuild/<name>:<12 hex of the lock id>`; writes the record.
 
     Follows build_layers, whose context and cached layers it takes. Raises EngineError, BuildError or DiskError.
     """
     options = [f"--label={key}={value}" for key, value in sorted(labels.items())]
-    image = _image(engine, lock, name, text, f"{repository(name)}:{lock.short}", options, on_line)
-    builder = f"docker {engine.version}"
+    image = _image(engine, lock, name, text, f"{repository(name)}:{lock.short}", options, say, on_line)
+    builder = f"docker {engine.version}" + (f", builder {engine.builder}" if engine.builder else "")
     compiled = tuple(one.record for one in extensions)
     records.write(Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, builder, compiled))
     engine.remove(layers_tag(lock, name))
@@ -150,15 +153,23 @@ def build_labelled(
 
 
 def _image(
-    engine: Engine, lock: Lock, name: str, text: str, tag: str, options: Sequence[str], on_line: Callable[[str], None]
+    engine: Engine,
+    lock: Lock,
+    name: str,
+    text: str,
+    tag: str,
+    options: Sequence[str],
+    say: Callable[[str], None],
+    on_line: Callable[[str], None],
 ) -> Image:
-    metadata = buildx.build(engine, lock, name, text, ["--tag", tag, "--load", *options], on_line)
+    metadata = buildx.build(engine, lock, name, text, ["--tag", tag, "--load", *options], say, on_line)
     image_id = metadata.get("containerimage.config.digest")
     image = engine.find(tag)
     if image is None or image.id != image_id:
         raise EngineError(
             f"{tag} is not the image that was just built ({image_id}): somebody moved the tag meanwhile, or this "
-            "buildx does not tell an image's id",
-            hint="run the same command again; buildx 0.10 or newer is needed",
+            "buildx does not tell an image's id, or the builder is another engine's own and keeps it there",
+            hint="run the same command again; buildx 0.10 or newer is needed; --builder: of the drivers "
+            "docker-container, remote or kubernetes",
         )
     return image

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from envbuild import scratch
-from envbuild.errors import BuildError, DiskError, EnvbuildError, NetworkError
+from envbuild import scratch, turns
+from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
 from envbuild.image import base, complaints, context
 from envbuild.image.engine import Engine, client_binary
 from envbuild.plan import store
-from envbuild.plan.lock import Lock
+from envbuild.plan.lock import Lock, canonical_digest
 from envbuild.plan.store import Store
 from envbuild.process import run
 
@@ -25,18 +25,27 @@ class Failed(BuildError):
 
 
 def build(
-    engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], on_line: Callable[[str], None]
+    engine: Engine,
+    lock: Lock,
+    name: str,
+    text: str,
+    options: Sequence[str],
+    say: Callable[[str], None],
+    on_line: Callable[[str], None],
 ) -> dict[str, Any]:
     """Build `text`, a Dockerfile, in the profile's context; returns BuildKit's metadata.
+
+    One process at a time builds on a base in an engine: of two at once that share layers nobody has made yet, one may
+    get another layer of the same files, and so another image id (docs/decisions/0013-several-profiles.md).
 
     Raises Failed where a step fails, HashMismatch for a stored file that changed, NetworkError where the base image
     cannot be had, DiskError.
     """
-    with scratch.folder("build") as folder:
+    with turns.alone(_turn(engine, lock), "builds on the same base", say), scratch.folder("build") as folder:
         rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
         rendered.write_text(text, encoding="utf-8")
         done = run(
-            [client_binary(), "--host", engine.host, "buildx", "build",
+            [client_binary(), "--host", engine.host, "buildx", "build", *_builder(engine),
              "--file", rendered, "--metadata-file", metadata,
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
              *options, context.folder(name)],
@@ -48,6 +57,15 @@ def build(
             raise _failed(lock, done.stderr)
         found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))
         return found
+
+
+def _turn(engine: Engine, lock: Lock) -> str:
+    made_of = lock.image or base.tar_file(lock).stem
+    return f"_build-{canonical_digest([engine.identity, engine.builder, made_of])[:16]}"
+
+
+def _builder(engine: Engine) -> list[str]:
+    return [f"--builder={engine.builder}"] if engine.builder else []
 
 
 def _blame_files(lock: Lock) -> None:
@@ -80,6 +98,8 @@ def _failed(lock: Lock, stderr: str) -> EnvbuildError:
             f"the base image {lock.image} cannot be had from its registry",
             hint=f"{said}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
         )
+    if any("no builder " in line for line in errors):
+        return EngineError(errors[-1].removeprefix("ERROR: "), hint="docker buildx ls; docker buildx create")
     if "no space left on device" in stderr:
         return DiskError("the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune")
     return Failed("the image build failed", "\n".join(complaints.telling(stderr)), stderr)

@@ -28,6 +28,11 @@ from envbuild.process import ProcessMissing, ProcessTimeout, run
 
 MINIMUM = (23, 0)
 _BLOCK = 1 << 20
+_PODMAN = (
+    "its socket has no BuildKit, which builds the images, and nothing was proved on it; point DOCKER_HOST or a docker "
+    "context at a Docker Engine. A proved image runs in Podman as anywhere: verify, then podman pull by digest"
+)
+_BOUNDS = {"memory": "MemoryLimit", "processes": "PidsLimit"}
 _START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
@@ -50,8 +55,12 @@ class Image:
 class Engine:
     """One connection. Everything raises EngineError if the engine goes away."""
 
-    def __init__(self, timeout: int = 120) -> None:
-        """`timeout`: seconds for one answer. Raises EngineError if no engine answers, or one older than 23.0."""
+    def __init__(self, timeout: int = 120, builder: str | None = None) -> None:
+        """`timeout`: seconds for one answer; `builder`: the one of buildx that builds for it, if not its own.
+
+        Raises EngineError if no engine answers, one older than 23.0, or Podman.
+        """
+        self.builder = builder
         self.host = os.environ.get("DOCKER_HOST") or "the default socket"
         try:
             self.host, tls = _endpoint()
@@ -61,6 +70,8 @@ class Engine:
             raise EngineError(f"no Docker Engine answers at {self.host}", hint=f"{error}\n{_START}") from error
         self.version: str = version.get("Version", "")
         self.platform = f"{version.get('Os')}/{version.get('Arch')}"
+        if any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ()):
+            raise EngineError(f"{self.host} is Podman {self.version}, not a Docker Engine", hint=_PODMAN)
         if _numbers(self.version) < MINIMUM:
             raise EngineError(
                 f"the Docker Engine at {self.host} is {self.version}; 23.0 or newer is needed", hint="update the engine"
@@ -73,9 +84,25 @@ class Engine:
             info: dict[str, Any] = self.client.info()
         return info
 
+    def require_bounds(self) -> None:
+        """Raises EngineError where it would run a container without the bounds it is given, as it does with no more
+        than a warning: rootless without cgroup v2, say."""
+        lacking = [what for what, key in _BOUNDS.items() if self.info.get(key) is False]
+        if lacking:
+            rootless = any("rootless" in option for option in self.info.get("SecurityOptions") or ())
+            raise EngineError(
+                f"the {'rootless ' if rootless else ''}engine cannot bound a container's {' and '.join(lacking)}",
+                hint="it needs cgroup v2, of which systemd gives it the controllers memory and pids: docker info tells",
+            )
+
     @cached_property
     def containerd_store(self) -> bool:
         return any("io.containerd.snapshotter" in str(item) for item in self.info.get("DriverStatus") or ())
+
+    @property
+    def identity(self) -> str:
+        """Its own id, by whatever address it is reached; the address where it tells none."""
+        return str(self.info.get("ID") or self.host)
 
     @property
     def cpus(self) -> int:

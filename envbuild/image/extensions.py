@@ -20,12 +20,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild import settings
+from envbuild import settings, turns
 from envbuild.errors import BuildError, printable
 from envbuild.image import buildx, complaints, context, dockerfile, wheelcheck
 from envbuild.image.engine import Engine
@@ -133,16 +132,8 @@ def build(order: Order) -> Built:
     Raises BuildError with what is wrong and what to do; what buildx.build raises.
     """
     lock, one = order.lock, order.one
-    file = FileLock(settings.state_folder("locks") / f"extension-{key(lock, one)[:16]}.lock")
-    try:
-        file.acquire(timeout=0)
-    except Timeout:
-        order.say(f"another envbuild compiles {one.name}; waiting for it")
-        file.acquire()
-    try:
+    with turns.alone(f"_extension-{key(lock, one)[:16]}", f"compiles {one.name}", order.say):
         return find(lock, one) or _make(order)
-    finally:
-        file.release()
 
 
 def _make(order: Order) -> Built:
@@ -200,7 +191,7 @@ def _compile(order: Order, out: Path) -> int:
         options = ["--target", f"wheel-{one.name}", "--output", f"type=local,dest={out}",
                    "--build-arg", f"MAX_JOBS={jobs}", "--no-cache-filter", f"compiled-{one.name}"]  # fmt: skip
         try:
-            buildx.build(engine, order.lock, order.profile, order.text, options, order.on_line)
+            buildx.build(engine, order.lock, order.profile, order.text, options, order.say, order.on_line)
             return jobs
         except buildx.Failed as failed:
             if not complaints.out_of_memory(failed.said):

@@ -41,7 +41,8 @@ def run_record(
     """Everything that was measured, in one document; named by the sha256 of its bytes.
 
     `before`: the records of this image that were there already. A later pass outweighs a failure that it names there;
-    no clock decides. `machine`: the engine's (processor, cores, memory, system), where it is this one.
+    no clock decides. `machine`: the engine's (processor, cores, memory, system), where it is this one. `where`: what
+    the runner says of another place (runner, job, node, ...); empty here.
     """
     return {
         "version": 1,
@@ -62,6 +63,7 @@ def run_record(
         "gpu": gpu_of(run),
         "engine": engine,
         "machine": dict(machine) if machine else None,
+        "where": dict(run.where),
         "finished": finished.strftime(FINISHED),
         "seconds": round(run.seconds, 3),
         "start": dict(run.start),

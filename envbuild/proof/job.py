@@ -74,7 +74,9 @@ ALL = Asked()
 class Job:
     """One run, ready for any runner: what to start, what to write to its stdin, and its limits.
 
-    `devices`: which of the machine's GPUs, by index or UUID; none: all.
+    `image`: its name by digest, as the engine knows it that runs it. `devices`: which of the machine's GPUs, by index
+    or UUID; none: all that are there, or where a scheduler hands them out, `count` of one of `models` (ids in the
+    facts). `require`: the probes that must pass.
     """
 
     image: str
@@ -84,6 +86,9 @@ class Job:
     limits: Limits
     gpus: bool = False
     devices: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    count: int = 1
+    require: tuple[str, ...] = ()
 
 
 _AROUND_BURN = 240  # seconds to make its matrices, and to check what the last of them gave
@@ -129,12 +134,15 @@ def make(
     asked: Asked = ALL,
     gpu_count: int = 1,
     hardware: Mapping[str, Any] | None = None,
+    models: Sequence[str] = (),
+    nonce: str | None = None,
 ) -> Job:
     """The job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
 
-    `image` empty: an environment of this machine, where Python's own variables count. The rest as `document` has it.
+    `image` empty: an environment of this machine, where Python's own variables count. `models`: the ids of the `gpus`.
+    The rest as `document` has it.
     """
-    made = document(wanted, versions, python, gpus, asked, gpu_count, hardware)
+    made = document(wanted, versions, python, gpus, asked, gpu_count, hardware, nonce)
     return Job(
         image=image,
         # -I keeps the working folder and PYTHON* variables out
@@ -144,6 +152,9 @@ def make(
         limits=_limits(wanted, bool(gpus)),
         gpus=bool(gpus),
         devices=asked.gpus,
+        models=tuple(models),
+        count=gpu_count,
+        require=tuple(made["require"]),
     )
 
 
@@ -161,15 +172,16 @@ def document(
     asked: Asked = ALL,
     gpu_count: int = 1,
     hardware: Mapping[str, Any] | None = None,
+    nonce: str | None = None,
 ) -> dict[str, Any]:
-    """What the self-test is told, with a nonce of its own.
+    """What the self-test is told, with a nonce of its own unless it is one that was begun before.
 
     `gpus`: the names that the card may have, as the driver prints them; none: the CPU. `gpu_count`: as many must be
     there and work together. `hardware`: more of what is expected, as hardware.expected gives it.
     """
     return {
         "version": 1,
-        "nonce": secrets.token_hex(16),
+        "nonce": nonce or secrets.token_hex(16),
         "level": asked.level or wanted.level,
         "device": "cuda" if gpus else "cpu",
         "probes": required(wanted, bool(gpus), asked, gpu_count) if asked.probes else None,

@@ -110,6 +110,7 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
         skipped_required=tuple(name for name in require if ran.get(name) == "skipped"),
         log=output.stderr,
         fingerprint=of_kind.get("fingerprint", {}),
+        where=output.where,
     )
 
 

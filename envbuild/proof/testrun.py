@@ -15,7 +15,7 @@ MAX_STDOUT = 64 << 20  # bytes that a runner takes of it
 
 @dataclass(frozen=True)
 class RawOutput:
-    """What a runner brings back. `exit_code` None: never ended by itself."""
+    """What a runner brings back. `exit_code` None: never ended by itself. `where`: where it ran; empty: here."""
 
     stdout: bytes
     stderr: str
@@ -24,6 +24,7 @@ class RawOutput:
     out_of_memory: bool = False
     timed_out: bool = False
     too_long: bool = False
+    where: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class TestRun:
     skipped_required: tuple[str, ...] = ()
     log: str = field(default="", compare=False)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)  # as it came, unjudged; empty where none was asked for
+    where: Mapping[str, Any] = field(default_factory=dict)  # as the runner said
 
     def by_status(self, status: str) -> list[str]:
         return [result["probe"] for result in self.results if result["status"] == status]

@@ -14,6 +14,8 @@ import pytest
 from unit.support import write_wheel
 
 from .broken import Workshop
+from .cluster import cluster
+from .onenode import onenode
 from .registries import Registry, address, cosign, program, registry
 from .site import Team
 from .support import (
@@ -30,7 +32,7 @@ from .support import (
     machine_cache,
 )
 
-__all__ = ["address", "cosign", "program", "registry"]  # fixtures
+__all__ = ["address", "cluster", "cosign", "onenode", "program", "registry"]  # fixtures
 
 KEPT_FREE = 30_000_000_000
 
@@ -40,6 +42,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.skip(reason="takes gigabytes and many minutes: make test-images"))
     if item.get_closest_marker("apex") and "apex" not in item.config.option.markexpr:
         item.add_marker(pytest.mark.skip(reason="compiles for ten minutes: make test-apex"))
+    if item.get_closest_marker("kubernetes") and "kubernetes" not in item.config.option.markexpr:
+        item.add_marker(pytest.mark.skip(reason="compiles Kubernetes for ten minutes: make test-kubernetes"))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""Writes the golden folders' locks and Dockerfiles anew: `python -m unit.regenerate` in tests/. Look at the diff."""
+"""Writes the golden locks, Dockerfiles, scripts and manifests anew: `python -m unit.regenerate` in tests/.
+
+See the diff.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from envbuild.errors import ProfileError
 from envbuild.image import dockerfile
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.store import write_atomically
+from unit.proof.runners import manifests, scripts
 from unit.support import lock_for
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -38,6 +42,10 @@ def main() -> None:
         made = lock_for(resolve.resolve(sources.load(str(file))))
         lock.write(made, folder / "lock.yaml", folder.name)
         write_atomically(folder / "Dockerfile", dockerfile.render(made, folder.name))
+    for case in scripts.CASES:
+        write_atomically(GOLDEN / "slurm" / f"{case}.sh", scripts.rendered(case))
+    for case in manifests.CASES:
+        write_atomically(GOLDEN / "kubernetes" / f"{case}.yaml", manifests.rendered(case))
     for file in sorted(GOLDEN.glob("faults/*/profile.yaml")):
         write_atomically(file.parent / "expected.txt", told(file.parent))
 

@@ -17,7 +17,7 @@ import pytest
 from envbuild import fetching, pipeline
 from envbuild.errors import CheckFailed, NotProved
 from envbuild.image import build
-from envbuild.making import Made, Options, Progress
+from envbuild.making import Made, On, Options, Progress
 from envbuild.plan import probes
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, job, testrun
@@ -238,7 +238,7 @@ def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.Monk
 def test_what_is_asked_for_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[job.Asked] = []
 
-    def test(name: str, reference: str | None, progress: Progress, wanted: job.Asked) -> Made:
+    def test(name: str, reference: str | None, progress: Progress, wanted: job.Asked, on: On) -> Made:
         asked.append(wanted)
         return made(passed_run())
 
@@ -277,7 +277,7 @@ def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPat
     file = tmp_path / "new" / "card.json"
     asked: list[job.Asked] = []
 
-    def test(name: str, reference: str | None, progress: Progress, wanted: job.Asked) -> Made:
+    def test(name: str, reference: str | None, progress: Progress, wanted: job.Asked, on: On) -> Made:
         asked.append(wanted)
         return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=prints.load()))
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from envbuild import process
-from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
+from envbuild.errors import Interrupted
+from envbuild.process import ProcessMissing, ProcessTimeout, Stop, run
 
 BOTH = "import sys; sys.stdout.write('o' * 1_000_000); sys.stderr.write('e' * 1_000_000); sys.exit(3)"
 
@@ -192,14 +193,40 @@ def test_an_interruption_at_the_very_start_ends_the_child(monkeypatch: pytest.Mo
     assert gone(tmp_path / "pid")
 
 
-def test_all_that_runs_can_be_ended_from_another_thread(tmp_path: Path) -> None:
-    found: list[Completed] = []
-    script = f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60"
-    thread = threading.Thread(target=lambda: found.append(run(["sh", "-c", script])), daemon=True)
-    thread.start()
-    while not (tmp_path / "pid").exists():
-        time.sleep(0.01)
-    process.end_all()
-    thread.join(20)
-    assert [done.code for done in found] == [-signal.SIGTERM]
-    assert gone(tmp_path / "pid")
+def test_another_thread_stops_a_program_which_may_clean_up(tmp_path: Path) -> None:
+    stop, ready, lines = Stop(), threading.Event(), []
+    code = (
+        "import signal, sys, time\n"
+        "def end(*_):\n    print('cleaned'); sys.exit(130)\n"
+        "signal.signal(signal.SIGTERM, end)\nprint('ready', file=sys.stderr, flush=True)\ntime.sleep(60)"
+    )
+    worker = threading.Thread(
+        target=lambda: lines.append(run(python(code), on_line=lambda _: ready.set(), stop=stop)), daemon=True
+    )
+    worker.start()
+    assert ready.wait(20)
+    stop()
+    worker.join(20)
+    assert [(done.code, done.stdout) for done in lines] == [(130, "cleaned\n")]
+
+
+def test_what_does_not_end_when_it_is_stopped_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_LONG_GRACE_SECONDS", 0.1)
+    stop, ready, codes = Stop(), threading.Event(), []
+    deaf = ["sh", "-c", "trap '' TERM; echo >&2; while :; do sleep 0.1; done"]
+    worker = threading.Thread(
+        target=lambda: codes.append(run(deaf, on_line=lambda _: ready.set(), stop=stop).code), daemon=True
+    )
+    worker.start()
+    assert ready.wait(20)
+    stop()
+    worker.join(20)
+    assert codes == [-signal.SIGKILL]
+
+
+def test_nothing_is_started_once_all_is_stopped(tmp_path: Path) -> None:
+    stop = Stop()
+    stop()
+    with pytest.raises(Interrupted):
+        run(["touch", tmp_path / "started"], stop=stop)
+    assert list(tmp_path.iterdir()) == []

@@ -156,7 +156,7 @@ def test_a_rebuild_that_fails_leaves_nothing_and_one_runs_at_a_time(
 
     def failed() -> Image:
         with pytest.raises(Timeout):
-            FileLock(settings.state_folder("locks") / "sample-rebuild.lock").acquire(timeout=0)
+            FileLock(settings.cache_folder("locks") / "sample-rebuild.lock").acquire(timeout=0)
         raise CheckFailed("the audit says no")
 
     stand_in(monkeypatch, engine, failed)

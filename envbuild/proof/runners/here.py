@@ -10,7 +10,21 @@ from envbuild import scratch
 from envbuild.errors import EnvbuildError, UsageError
 from envbuild.process import ProcessTimeout, run
 from envbuild.proof.job import Job
+from envbuild.proof.runners.protocol import Watch
 from envbuild.proof.testrun import MAX_STDOUT, RawOutput
+
+
+class Here:
+    """The runner of an interpreter, or of an environment's folder. Raises UsageError if none runs there."""
+
+    image = ""
+    nonce: str | None = None
+
+    def __init__(self, named: str) -> None:
+        self.python = find(named)
+
+    def run(self, job: Job, watch: Watch) -> RawOutput:
+        return start(self.python, job, watch.line)
 
 
 def find(named: str) -> Path:

@@ -18,8 +18,9 @@ import requests
 from docker.types import DeviceRequest, LogConfig
 
 from envbuild.errors import EngineError, NotProved, UsageError
-from envbuild.image.engine import Engine, asking
+from envbuild.image.engine import Engine, Image, asking
 from envbuild.proof.job import Job, Limits
+from envbuild.proof.runners.protocol import Watch
 from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
 OWNER = "io.envbuild.owner"
@@ -27,6 +28,19 @@ MAX_STDERR = 64 << 10
 _LOOK = "envbuild-look-"
 # Nobody: what must run for any uid is tested as one that owns nothing.
 _USER = "65534:65534"
+
+
+class Local:
+    """The runner of the engine that envbuild talks to."""
+
+    nonce: str | None = None
+
+    def __init__(self, engine: Engine, image: Image) -> None:
+        self._engine = engine
+        self.image = image.handle
+
+    def run(self, job: Job, watch: Watch) -> RawOutput:
+        return run(self._engine, job, watch.line)
 
 
 def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:

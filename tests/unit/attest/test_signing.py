@@ -184,3 +184,21 @@ def test_a_path_of_the_users_folder_is_followed(signer: Signer) -> None:
     Path.home().joinpath("team.pub").write_bytes(signer.public.pem)
     found = signing.trusted(Path("~/team.pub"))
     assert found == signer.public
+
+
+def test_children_get_the_passphrase_that_was_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert signing.for_children() == {}
+    asked: list[str] = []
+    private, _ = signing.generate(SECRET)
+    monkeypatch.setenv("ENVBUILD_SIGNING_KEY", private.decode())
+
+    def ask(prompt: str) -> str:
+        asked.append(prompt)
+        return SECRET
+
+    monkeypatch.setattr(signing, "passphrase", ask)
+    assert signing.for_children() == {"ENVBUILD_KEY_PASSPHRASE": SECRET}
+    assert len(asked) == 1
+    monkeypatch.setattr(signing, "passphrase", lambda prompt: "wrong")
+    with pytest.raises(UsageError, match="cannot be opened"):
+        signing.for_children()

@@ -30,6 +30,8 @@ T = TypeVar("T", Wheel, Deb)
 
 class FakeEngine:
     host, version, platform, data_folder = "unix:///fake.sock", "26.1.5", "linux/amd64", None
+    builder: str | None = None
+    identity = "fake"
 
     def __init__(self) -> None:
         self.held: Image | None = IMAGE
@@ -113,6 +115,10 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     return found
 
 
+def quiet(text: str) -> None:
+    """Nobody watches."""
+
+
 LABELS = {"io.envbuild.torch": "2.3.1+cu121", "io.envbuild.cublas": "12.5.2.13"}
 
 
@@ -120,8 +126,8 @@ def built(locked: Lock, engine: FakeEngine | None = None, **options: Any) -> Ima
     """Layers, then labels, as the pipeline does it."""
     text = dockerfile.render(locked, "sample")
     made = cast(Engine, engine or FakeEngine())
-    build.build_layers(made, locked, "sample", text, on_line=lambda line: None, **options)
-    return build.build_labelled(made, locked, "sample", text, LABELS, lambda line: None)
+    build.build_layers(made, locked, "sample", text, say=quiet, on_line=quiet, **options)
+    return build.build_labelled(made, locked, "sample", text, LABELS, say=quiet, on_line=quiet)
 
 
 def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
@@ -133,6 +139,22 @@ def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
     assert record.layers == IMAGE.layers
     assert list(records.every(IMAGE.id)) == [record]
     assert list(records.every(image_of("other").id)) == []
+
+
+def test_another_builder_is_asked_and_recorded(locked: Lock, builder: Builder) -> None:
+    engine = FakeEngine()
+    engine.builder = "--evil"
+    assert built(locked, engine) == IMAGE
+    assert [words.count("--builder=--evil") for words in builder.calls] == [1, 1]
+    assert all("--load" in words for words in builder.calls)
+    assert [record.builder for record in records.every()] == ["docker 26.1.5, builder --evil"]
+
+
+def test_a_builder_that_is_not_there_is_named(locked: Lock, builder: Builder) -> None:
+    builder.answer = Completed(1, "", 'ERROR: no builder "nosuch" found\n')
+    with pytest.raises(EngineError, match=r'^no builder "nosuch" found$') as caught:
+        built(locked)
+    assert "docker buildx ls" in str(caught.value.hint)
 
 
 def test_the_builder_is_told_all_that_makes_it_reproducible(locked: Lock, builder: Builder) -> None:
@@ -161,7 +183,7 @@ def test_labels_come_with_the_same_build_again(locked: Lock, builder: Builder) -
 
 def test_layers_alone_are_no_build(locked: Lock, builder: Builder) -> None:
     text = dockerfile.render(locked, "sample")
-    build.build_layers(cast(Engine, FakeEngine()), locked, "sample", text, on_line=lambda line: None)
+    build.build_layers(cast(Engine, FakeEngine()), locked, "sample", text, say=quiet, on_line=quiet)
     assert list(records.every()) == []
     assert f"envbuild/sample:{locked.short}" not in builder.words
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import socketserver
 import sys
 import tarfile
@@ -108,6 +109,35 @@ def test_an_engine_too_old_is_refused_by_its_version(api: Api, version: str, fit
         Engine()
     assert version in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("version", ["4.3.1", "5.4.2", "23.0"])
+def test_podman_is_refused_by_its_name_and_with_the_reason(api: Api, version: str) -> None:
+    """Its answer, shortened, as Debian 12's podman 4.3.1 gave it."""
+    parts = [{"Name": "Podman Engine", "Version": version}, {"Name": "Conmon", "Version": "2.1.6"}]
+    api.answers["/version"][1].update(Version=version, Components=parts)
+    with pytest.raises(EngineError, match=f"is Podman {re.escape(version)}, not a Docker Engine") as caught:
+        Engine()
+    assert "BuildKit" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"MemoryLimit": True, "PidsLimit": True, "SecurityOptions": ["name=rootless"]}, None),
+        ({}, None),
+        ({"MemoryLimit": False}, "the engine cannot bound a container's memory$"),
+        ({"MemoryLimit": False, "PidsLimit": False, "SecurityOptions": ["name=seccomp", "name=rootless"]},
+         "the rootless engine cannot bound a container's memory and processes$"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_ignores_bounds_is_refused(api: Api, told: dict[str, Any], words: str | None) -> None:
+    api.answers["/info"][1].update(told)
+    if words is None:
+        Engine().require_bounds()
+        return
+    with pytest.raises(EngineError, match=words):
+        Engine().require_bounds()
 
 
 @pytest.mark.parametrize("host", ["unix:///no/such/docker.sock", "tcp://127.0.0.1:9", "garbage://x", "tcp://"])

@@ -114,7 +114,7 @@ class Compiler:
         self.after: Callable[[Path], object] = lambda out: None  # what the source does beside
 
     def __call__(
-        self, engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], on_line: Callable[[str], None]
+        self, engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], *told: Callable[[str], None]
     ) -> dict[str, Any]:
         self.jobs.append(next(word for word in options if word.startswith("MAX_JOBS=")).partition("=")[2])
         if self.answers:

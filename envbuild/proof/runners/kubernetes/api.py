@@ -1,0 +1,165 @@
+"""The cluster's API, by the official client; objects come as they are, as JSON. Nothing is decided here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from envbuild.errors import UsageError, printable
+from envbuild.proof.runners.kubernetes.manifest import Object
+
+_SECONDS = (5.0, 30.0)  # for a connection, and for an answer
+_INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_MAX = 16 << 20  # bytes of an answer that is no log
+
+
+class Silent(Exception):
+    """The API server does not answer, or not now."""
+
+
+class Refused(Exception):
+    """It answers that it will not. `status`: as in HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Cluster:
+    """A connection, as kubectl would have it: ~/.kube/config or KUBECONFIG, else from inside a pod."""
+
+    def __init__(self, context: str | None, namespace: str | None) -> None:
+        """Raises UsageError where the client is not installed, or no cluster is configured."""
+        try:
+            from kubernetes import client, config  # half a second, and an extra
+        except ImportError as error:
+            raise UsageError(
+                "--on kubernetes needs Kubernetes' Python client", hint="pip install 'envbuild[kubernetes]'"
+            ) from error
+        known = client.Configuration()
+        try:
+            active = _configure(config, context, known)
+        except (config.ConfigException, OSError) as error:
+            raise UsageError(f"no cluster is configured: {error}", hint="kubectl config view") from error
+        known.retries = False
+        self.namespace = namespace or active or "default"
+        api = client.ApiClient(known)
+        self._core, self._batch = client.CoreV1Api(api), client.BatchV1Api(api)
+
+    def create(self, config: Object, work: Object) -> None:
+        """The ConfigMap, and the Job that owns it: it goes when the Job goes."""
+        self._ask(self._core.create_namespaced_config_map, self.namespace, config)
+        made = self._ask(self._batch.create_namespaced_job, self.namespace, work)
+        meta = made["metadata"]
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+        patch = {"metadata": {"ownerReferences": [owner]}}
+        self._ask(self._core.patch_namespaced_config_map, meta["name"], self.namespace, patch)
+
+    def job(self, name: str) -> Object | None:
+        return self._found(self._batch.read_namespaced_job, name, self.namespace)
+
+    def pods(self, name: str) -> list[Object]:
+        """Of a Job."""
+        return self._items(self._core.list_namespaced_pod, self.namespace, label_selector=f"job-name={name}")
+
+    def events(self, name: str) -> list[Object]:
+        """Of a Job."""
+        return self._items(
+            self._core.list_namespaced_event, self.namespace, field_selector=f"involvedObject.name={name}"
+        )
+
+    def nodes(self) -> list[Object]:
+        return self._items(self._core.list_node)
+
+    @contextlib.contextmanager
+    def log(self, pod: str, seconds: float, *, follow: bool) -> Iterator[Iterator[bytes]]:
+        """The blocks of a pod's log from its beginning. Raises Silent after `seconds` without one, midway too."""
+        with _asking():
+            response: Any = self._core.read_namespaced_pod_log(
+                pod, self.namespace, follow=follow, _preload_content=False, _request_timeout=(_SECONDS[0], seconds)
+            )
+            try:
+                yield response.stream(1 << 16)
+            finally:
+                response.close()
+
+    def remove(self, name: str) -> None:
+        """The Job with its pod, and the ConfigMap. What is gone already is fine."""
+        now = {"propagation_policy": "Background", "grace_period_seconds": 0}
+        for call, options in (
+            (self._batch.delete_namespaced_job, now),
+            (self._core.delete_namespaced_config_map, {}),
+        ):
+            try:
+                self._ask(call, name, self.namespace, **options)
+            except Refused as refused:
+                if refused.status != 404:
+                    raise
+
+    def _found(self, call: Any, *arguments: Any) -> Object | None:
+        try:
+            return self._ask(call, *arguments)
+        except Refused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    def _items(self, call: Any, *arguments: Any, **options: Any) -> list[Object]:
+        listed = self._ask(call, *arguments, **options).get("items") or []
+        return [item for item in listed if isinstance(item, dict)]
+
+    def _ask(self, call: Any, *arguments: Any, **options: Any) -> Object:
+        with _asking():
+            response = call(*arguments, **options, _preload_content=False, _request_timeout=_SECONDS)
+            try:
+                found = json.loads(response.read(_MAX))
+            except ValueError as error:
+                raise Silent("its answer is no JSON") from error
+            finally:
+                response.close()
+            return found if isinstance(found, dict) else {}
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    """Of the client's exceptions ours are made: what may be asked again, and what is a refusal."""
+    import urllib3
+    from kubernetes.client.exceptions import ApiException
+
+    try:
+        yield
+    except ApiException as error:
+        status = int(error.status or 0)
+        if status in (0, 408, 429) or status >= 500:
+            raise Silent(f"{status} {error.reason}") from error
+        raise Refused(status, _message(error)) from error
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise Silent(printable(str(error)[:300])) from error
+
+
+def _message(error: Any) -> str:
+    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
+    try:
+        said = json.loads(body)["message"]
+    except (ValueError, KeyError, TypeError):
+        said = body or error.reason
+    return printable(str(said)[:1000])
+
+
+def _configure(config: Any, context: str | None, known: Any) -> str | None:
+    """The namespace that is configured; None where none is."""
+    try:
+        config.load_kube_config(context=context, client_configuration=known)
+    except config.ConfigException:
+        if context or "KUBERNETES_SERVICE_HOST" not in os.environ:
+            raise
+        config.load_incluster_config(client_configuration=known)
+        return _INSIDE.read_text(encoding="ascii").strip() if _INSIDE.is_file() else None
+    every, active = config.list_kube_config_contexts()
+    found = next((item for item in every if item["name"] == context), active)
+    namespace = found["context"].get("namespace")
+    return namespace if isinstance(namespace, str) else None

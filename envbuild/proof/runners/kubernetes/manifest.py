@@ -1,0 +1,166 @@
+"""The objects of a job: a ConfigMap with the self-test, and the Job. Pure: the same job, site and name give
+the same."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.errors import UsageError
+from envbuild.plan import facts
+from envbuild.proof.job import Job
+from envbuild.proof.runners.kubernetes.site import TOLERATION, Site
+
+Object = dict[str, Any]
+
+GPU = "nvidia.com/gpu"
+PRODUCT = "nvidia.com/gpu.product"  # a label that NVIDIA's GPU feature discovery gives nodes
+LABEL = "app.kubernetes.io/managed-by"
+_STDERR = "/dev/termination-log"  # the end of it is in the pod's status; its log has stdout alone
+_FETCHING = 900  # seconds to fetch the image, beside the self-test's own time
+_QUEUE = 24 * 60  # minutes
+_KEPT = 3600  # seconds that a finished Job stays where nobody is left to remove it
+_MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap takes
+_NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")  # a pod's name is longer by 6, and a label of 63 holds it
+_IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
+# With shareProcessNamespace the pause container is PID 1, and not the self-test: PID 1 survives its own SIGFPE.
+_AROUND = (
+    f"import os, sys\nos.dup2(os.open({_STDERR!r}, os.O_WRONLY | os.O_APPEND), 2)\nos.execvp(sys.argv[1], sys.argv[1:])"
+)
+# What is not as in the local runner's container; the evidence says so.
+UNCONFINED = ("the network is the pod's, and open unless the cluster closes it",
+              "processes are bounded by the node alone")  # fmt: skip
+
+
+def render(job: Job, site: Site, name: str, image: str) -> tuple[Object, Object]:
+    """(ConfigMap, Job), both called `name`. Raises UsageError for a GPU that is not one of one model, an image that is
+    not named by its digest, and a self-test that a ConfigMap does not take."""
+    if not _IMAGE.fullmatch(image):
+        raise UsageError(f"{image[:200]!r} names no image by its digest")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"a job cannot be named {name!r}")
+    if len(job.stdin) > _MAX_PAYLOAD:
+        raise UsageError(f"the self-test is {len(job.stdin)} bytes, more than a ConfigMap takes",
+                         hint="shorten the profile's own script")  # fmt: skip
+    meta = {"name": name, "labels": {LABEL: "envbuild"}}
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": meta,
+        "immutable": True,
+        "binaryData": {"payload": base64.b64encode(job.stdin).decode()},
+    }
+    seconds = math.ceil(job.limits.timeout) + _FETCHING
+    queue = (_QUEUE if site.queue is None else site.queue) * 60
+    work = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": meta,
+        "spec": {
+            "backoffLimit": 0,
+            "completions": 1,
+            "parallelism": 1,
+            "activeDeadlineSeconds": seconds + queue,
+            "ttlSecondsAfterFinished": _KEPT,
+            "template": {"metadata": {"labels": {LABEL: "envbuild"}}, "spec": _pod(job, site, name, image, seconds)},
+        },
+    }
+    return config, work
+
+
+def _pod(job: Job, site: Site, name: str, image: str, seconds: int) -> Object:
+    limits = job.limits
+    command = ("python", "-I", "-c", _AROUND, *job.argv, "/envbuild/payload")
+    optional = {
+        "runtimeClassName": site.runtime_class,
+        "priorityClassName": site.priority_class,
+        "imagePullSecrets": [{"name": secret} for secret in site.pull_secrets],
+        **_placed(job, site),
+    }
+    return {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": seconds,
+        "terminationGracePeriodSeconds": 5,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "shareProcessNamespace": True,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65534,
+            "runAsGroup": 65534,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "selftest",
+                "image": image,
+                "imagePullPolicy": "IfNotPresent" if site.registry else "Never",
+                "command": [part.replace("$", "$$") for part in command],
+                "workingDir": "/tmp",
+                "terminationMessagePath": _STDERR,
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "resources": _resources(job),
+                "volumeMounts": [
+                    {"name": "payload", "mountPath": "/envbuild", "readOnly": True},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "payload", "configMap": {"name": name}},
+            {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": str(limits.tmp)}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(limits.shm)}},
+        ],
+        **{key: value for key, value in optional.items() if value},
+    }
+
+
+def _resources(job: Job) -> Object:
+    """A request that is not given is the limit."""
+    gpus = {GPU: str(job.count)} if job.gpus else {}
+    return {"limits": {"memory": str(job.limits.memory), **gpus}, "requests": {"cpu": "1"}}
+
+
+def _placed(job: Job, site: Site) -> Object:
+    """On which nodes: a label of one value is a nodeSelector, one of several takes an affinity."""
+    selector = dict(site.nodes)
+    found: Object = {"tolerations": tolerations(job, site)}
+    names = products(job, site)
+    if len(names) == 1:
+        selector[PRODUCT] = names[0]
+    elif names:
+        term = {"matchExpressions": [{"key": PRODUCT, "operator": "In", "values": list(names)}]}
+        required = {"nodeSelectorTerms": [term]}
+        found["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return {**found, "nodeSelector": selector}
+
+
+def products(job: Job, site: Site) -> tuple[str, ...]:
+    """The values of the product label on one of which the job may run; none: on any node.
+
+    GPU feature discovery joins a name's words by "-". Raises UsageError where several models are asked for.
+    """
+    if not job.gpus:
+        return ()
+    if len(job.models) != 1:
+        raise UsageError("a job asks for one model of GPU", hint=f"--gpu {' or --gpu '.join(job.models)}")
+    (model,) = job.models
+    return site.products.get(model) or tuple(name.replace(" ", "-") for name in facts.gpus()[model].all_names)
+
+
+def tolerations(job: Job, site: Site) -> list[Mapping[str, str]]:
+    found: list[Mapping[str, str]] = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if job.gpus else []
+    for text in site.tolerations:
+        match = TOLERATION.fullmatch(text)
+        assert match
+        value = {"operator": "Equal", "value": match["value"]} if match["value"] else {"operator": "Exists"}
+        found.append({"key": match["key"], **value, **({"effect": match["effect"]} if match["effect"] else {})})
+    return found

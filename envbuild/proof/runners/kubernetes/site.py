@@ -1,0 +1,115 @@
+"""What a site says of its Kubernetes: the `kubernetes:` mapping of the settings, and what a command line puts over it.
+Pure. Every value has the characters that its place in a manifest allows, and no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envbuild.errors import Fault, UsageError, printable
+
+
+@dataclass(frozen=True)
+class Site:
+    """`context`, `namespace`: None: as kubectl would. `queue`: minutes to wait for a node; None: a day, but not where
+    none of the nodes could ever take the job. `nodes`: labels that the node must have too. `products`: GPU id -> the
+    values of its label nvidia.com/gpu.product. `tolerations`: KEY[=VALUE][:EFFECT], beside that of nvidia.com/gpu.
+    """
+
+    context: str | None = None
+    namespace: str | None = None
+    registry: str | None = None
+    runtime_class: str | None = None
+    priority_class: str | None = None
+    queue: int | None = None
+    pull_secrets: tuple[str, ...] = ()
+    tolerations: tuple[str, ...] = ()
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"  # RFC 1123, as object names are
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_KEY = rf"({_NAME}/)?{_LABEL}"
+TOLERATION = re.compile(rf"(?P<key>{_KEY})(=(?P<value>{_LABEL}))?(:(?P<effect>NoSchedule|NoExecute))?")
+_TEXTS = {
+    "context": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}", "a context's name"),
+    "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace's name"),
+    "registry": (r"[A-Za-z0-9\[][A-Za-z0-9._:/\[\]-]{0,299}", "HOST/REPOSITORY, without a tag"),
+    "runtime_class": (_NAME, "a RuntimeClass's name"),
+    "priority_class": (_NAME, "a PriorityClass's name"),
+    "queue": ("[0-9]{1,6}", "minutes"),
+}
+_LISTS = {"pull_secrets": (_NAME, "names of Secrets"), "tolerations": (TOLERATION.pattern, "KEY[=VALUE][:EFFECT]")}
+_MAPS = ("nodes", "products")
+KNOWN = (*_TEXTS, *_LISTS, *_MAPS)
+
+
+def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable[[str], bool]) -> Site:
+    """The settings, and over them those of the command line, where lists are a,b and products.h20=... names one.
+
+    `knows`: whether there is a GPU of that id. Raises UsageError with every fault.
+    """
+    merged: dict[str, Any] = dict(settings)
+    for key, value in given.items():
+        map_, dot, inner = key.partition(".")
+        if dot and map_ in _MAPS:
+            before = merged.get(map_, {})
+            merged[map_] = {**(before if isinstance(before, Mapping) else {}), inner: value}
+        else:
+            merged[key] = value
+    faults: list[Fault] = []
+    texts: dict[str, Any] = {key: _text(key, merged[key], faults) for key in _TEXTS if key in merged}
+    lists: dict[str, Any] = {key: _items(key, merged[key], *_LISTS[key], faults) for key in _LISTS if key in merged}
+    nodes = {
+        str(key): _one("nodes", value, _LABEL, "a label's value", faults)
+        for key, value in _mapping("nodes", merged.get("nodes", {}), faults).items()
+        if _one("nodes", key, _KEY, "a label's key", faults)
+    }
+    products = {
+        str(key): _items(f"products.{key}", value, _LABEL, "values of nvidia.com/gpu.product", faults)
+        for key, value in _mapping("products", merged.get("products", {}), faults).items()
+        if _gpu(key, knows, faults)
+    }
+    faults += [Fault("unknown setting", field=printable(str(key)[:100])) for key in merged if key not in KNOWN]
+    if faults:
+        raise UsageError("the settings of kubernetes are not valid", faults=faults, hint=f"known: {', '.join(KNOWN)}")
+    queue = texts.pop("queue", None)
+    return Site(**texts, **lists, nodes=nodes, products=products, queue=int(queue) if queue else None)
+
+
+def _one(field_: str, value: object, pattern: str, wanted: str, faults: list[Fault]) -> str:
+    if isinstance(value, str) and re.fullmatch(pattern, value):
+        return value
+    faults.append(Fault(f"must be {wanted}, not {printable(str(value)[:100])!r}", field=field_))
+    return ""
+
+
+def _text(key: str, value: object, faults: list[Fault]) -> str:
+    if key == "queue" and type(value) is int:
+        value = str(value)
+    return _one(key, value, *_TEXTS[key], faults)
+
+
+def _items(key: str, value: object, pattern: str, wanted: str, faults: list[Fault]) -> tuple[str, ...]:
+    found = value.split(",") if isinstance(value, str) else value
+    if not isinstance(found, list) or not found:
+        faults.append(Fault(f"must be a list of {wanted}", field=printable(key[:100])))
+        return ()
+    return tuple(_one(printable(key[:100]), item, pattern, wanted, faults) for item in found)
+
+
+def _mapping(key: str, value: object, faults: list[Fault]) -> Mapping[Any, Any]:
+    if isinstance(value, Mapping):
+        return value
+    faults.append(Fault("must be a mapping", field=key))
+    return {}
+
+
+def _gpu(key: object, knows: Callable[[str], bool], faults: list[Fault]) -> bool:
+    if isinstance(key, str) and knows(key):
+        return True
+    faults.append(Fault(f"{printable(str(key)[:60])!r} is no GPU's id", field="products"))
+    return False

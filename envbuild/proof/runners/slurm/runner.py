@@ -1,0 +1,265 @@
+"""Hands a job to Slurm and waits for what it leaves in a folder that both share.
+
+The files decide: an outcome that is there and whole counts, whatever became of the job afterwards. Slurm is only asked
+where the job is, and why it ended without one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from pathlib import Path, PurePosixPath
+
+from envbuild import settings
+from envbuild.errors import EngineError, EnvbuildError, NetworkError, NotProved, UsageError, printable
+from envbuild.image.engine import Image
+from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
+from envbuild.proof.job import Job
+from envbuild.proof.runners.protocol import RunnerError, Watch
+from envbuild.proof.runners.slurm import files, script, states
+from envbuild.proof.runners.slurm.files import Ticket
+from envbuild.proof.runners.slurm.site import Site
+from envbuild.proof.runners.slurm.states import Outcome, Seen
+from envbuild.proof.testrun import MAX_STDOUT, RawOutput
+
+POLL = 1.0  # seconds between two looks at the files
+ASK = 3.0  # and between two questions to the controller, which others ask too
+LEAVING = 20.0  # for a job that was cancelled to leave the queue
+PATIENCE = 900.0  # for a controller that does not answer
+_ANSWER = 30.0
+
+
+class Slurm:
+    """The runner. `resume`: the id of a job whose waiting process was lost.
+
+    Raises UsageError where that is not known here, or where Slurm's commands are missing.
+    """
+
+    def __init__(
+        self, site: Site, image: Image, reference: str | None, profile: str, resume: str | None = None
+    ) -> None:
+        """`reference`: by which a registry has the image, with its digest; None: the nodes' engines have it."""
+        self._site = site
+        self._names = (reference,) if reference else tuple(dict.fromkeys((image.id, image.handle)))
+        self.image = self._names[0]
+        self._ticket = files.read(resume) if resume else None
+        self.nonce = self._ticket.nonce if self._ticket else None
+        self._token = f"envbuild-{re.sub('[^A-Za-z0-9._-]', '-', profile)[:60]}-{secrets.token_hex(6)}"
+        self._last: Seen | None = None
+
+    def script(self, job: Job) -> str:
+        """What sbatch would be given."""
+        return script.render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
+
+    def _folder(self) -> Path:
+        base = Path(self._site.folder) if self._site.folder else settings.state_folder("slurm")
+        return base / self._token
+
+    def run(self, job: Job, watch: Watch) -> RawOutput:
+        ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
+        try:
+            attempt, outcome = self._wait(ticket, watch)
+            output = self._output(job, attempt, outcome, watch)
+        except KeyboardInterrupt:
+            self._cancel(ticket.name, watch)
+            files.forget(ticket.name, Path(ticket.folder))
+            raise
+        except (_Unknown, ProcessMissing):
+            raise
+        except EnvbuildError:
+            files.forget(ticket.name, Path(ticket.folder))
+            raise
+        files.forget(ticket.name, Path(ticket.folder))
+        return output
+
+    # submitting
+
+    def _submit(self, job: Job, watch: Watch) -> Ticket:
+        text, folder = self.script(job), self._folder()
+        _private(folder)
+        try:
+            ticket = self._handed_over(job, text, folder)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):  # Slurm may have it already
+                self._cancel(self._token, watch)
+            files.forget(self._token, folder)
+            raise
+        watch.say(f"job {ticket.job} is submitted; if this process is lost: --resume {ticket.job}")
+        return ticket
+
+    def _handed_over(self, job: Job, text: str, folder: Path) -> Ticket:
+        (folder / "payload").write_bytes(job.stdin)
+        (folder / "job.sh").write_text(text, encoding="utf-8")
+        done = run(["sbatch", "--parsable", folder / "job.sh"], cwd=folder, timeout=_ANSWER)
+        found = re.fullmatch(r"([0-9]{1,12})(;\S+)?", done.stdout.strip())
+        if done.code != 0 or not found:
+            raise UsageError(f"Slurm does not take the job: {_words(done)}", hint="--dry-run shows its script")
+        payload = hashlib.sha256(job.stdin).hexdigest()
+        ticket = Ticket(found[1], self._token, str(folder), self.image, payload, job.nonce)
+        files.keep(ticket)
+        return ticket
+
+    def _resumed(self, job: Job) -> Ticket:
+        assert self._ticket
+        if (self._ticket.image, self._ticket.payload) != (self.image, hashlib.sha256(job.stdin).hexdigest()):
+            raise UsageError(
+                f"job {self._ticket.job} tests something else: its image, profile, lock or self-test is another",
+                hint="give the same options as when it was submitted; or run anew, without --resume",
+            )
+        return self._ticket
+
+    # waiting
+
+    def _wait(self, ticket: Ticket, watch: Watch) -> tuple[Path, Outcome]:
+        """Until there is an outcome of the job's last attempt, and all of what it names. Raises RunnerError."""
+        tail, told, asked, over_since, silent_since = files.Tail(watch.line), "", -ASK, None, None
+        while True:
+            now = time.monotonic()
+            if now - asked >= ASK:
+                known, last = _ask(ticket.job)
+                asked = now
+                silent_since = None if known else (silent_since or now)
+                self._last = last or self._last
+                text = self._told(known, last)
+                if text != told:
+                    told = text
+                    watch.say(f"job {ticket.job}: {text}")
+                over = known and (last is None or last.over)
+                over_since = (over_since or now) if over else None
+            attempt = files.attempt(Path(ticket.folder))
+            if attempt:
+                tail.read(attempt)
+                outcome = files.outcome(attempt)
+                if outcome and outcome.job == ticket.job and files.whole(attempt, outcome):
+                    tail.read(attempt)
+                    return attempt, outcome
+            if over_since is not None and now - over_since >= self._site.grace:
+                raise self._without(ticket, attempt)
+            if silent_since is not None and now - silent_since >= PATIENCE:
+                raise _Unknown(
+                    f"Slurm's controller does not answer any longer: nothing is known of job {ticket.job}",
+                    ending="unknown",
+                    hint=f"when it does: --resume {ticket.job}",
+                )
+            time.sleep(POLL)
+
+    def _told(self, known: bool, last: Seen | None) -> str:
+        if not known:
+            return "Slurm's controller does not answer; waiting for it"
+        return last.told() if last else "Slurm knows it no longer; looking for its output"
+
+    def _without(self, ticket: Ticket, attempt: Path | None) -> RunnerError:
+        """Why it left nothing that counts."""
+        if attempt and files.outcome(attempt):
+            return RunnerError(
+                f"job {ticket.job} ended, and its output is not what it wrote: cut off, or changed since",
+                ending="truncated",
+                hint=f"is the disk of {attempt.parent.parent} full? run it again",
+            )
+        seen = self._last if self._last and self._last.over else None  # Slurm forgets what is over after MinJobAge
+        return states.ending(ticket.job, seen, files.end(Path(ticket.folder) / "slurm.log"))
+
+    # what it left
+
+    def _output(self, job: Job, attempt: Path, outcome: Outcome, watch: Watch) -> RawOutput:
+        words = files.end(attempt / "stderr", script.MAX_STDERR)
+        self._started(outcome, words)
+        last = self._last
+        queued = last.queued if last else None
+        for lack in script.UNCONFINED[self._site.container]:
+            watch.say(f"not as confined as here: {lack}")
+        where = {
+            "runner": "slurm",
+            "job": outcome.job,
+            "node": outcome.node,
+            "gpus": outcome.gpus,
+            "engine": outcome.engine,
+            "image": outcome.image,
+            "queued_seconds": queued,
+            "restarts": int(attempt.name.rpartition("-")[2]),
+            "unconfined": list(script.UNCONFINED[self._site.container]),
+        }
+        with (attempt / "stdout").open("rb") as file:
+            stdout = file.read(MAX_STDOUT)
+        limit = outcome.size > MAX_STDOUT
+        timed_out = outcome.seconds >= job.limits.timeout and outcome.exit in (124, 137)  # as timeout(1) has it
+        return RawOutput(
+            stdout=stdout,
+            stderr=words,
+            exit_code=None if timed_out else outcome.exit,
+            seconds=outcome.seconds,
+            out_of_memory=outcome.oom,
+            timed_out=timed_out,
+            too_long=limit,
+            where=where,
+        )
+
+    def _started(self, outcome: Outcome, words: str) -> None:
+        """Raises where the self-test never began, which says nothing of the image."""
+        node, said = outcome.node or "the node", printable(words.strip()[-600:])
+        if outcome.stage == "gpu":
+            raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")
+        if outcome.stage == "image" and self._site.registry:
+            raise NetworkError(
+                f"{node} cannot fetch {self.image}", hint=f"{said}\nis the registry reachable from there?"
+            )
+        if outcome.stage == "image":
+            raise EngineError(
+                f"{node} has no image {self.image}", hint="slurm: {registry: HOST/NAME} says where to fetch it"
+            )
+        if outcome.exit == 125 or (outcome.size == 0 and outcome.exit not in (0, 5, 124, 137)):
+            if any(sign in said.lower() for sign in ("nvidia", "device driver", "cdi device")):
+                raise NotProved(f"{node} gives containers no GPU", hint=said)
+            raise EngineError(f"{outcome.engine or self._site.container} on {node} does not start the image", hint=said)
+
+    # leaving
+
+    def _cancel(self, name: str, watch: Watch) -> None:
+        """By its name, which is known before its id is. Its container is removed by its own script."""
+        try:
+            done = run(["scancel", f"--name={name}"], timeout=_ANSWER)
+        except EnvbuildError as error:
+            watch.say(f"the job could not be cancelled: {error.message}; scancel --name={name}")
+            return
+        if done.code != 0:
+            watch.say(f"the job could not be cancelled: {_words(done)}; scancel --name={name}")
+            return
+        end = time.monotonic() + LEAVING
+        while time.monotonic() < end:
+            done = run(["squeue", "--noheader", f"--name={name}"], timeout=_ANSWER)
+            if done.code != 0 or not done.stdout.strip():
+                return
+            time.sleep(POLL / 4)
+
+
+class _Unknown(RunnerError):
+    """The job may well go on: nothing of it is removed."""
+
+
+def _ask(job: str) -> tuple[bool, Seen | None]:
+    """Whether the controller answers, and what it knows of the job; None: nothing any longer."""
+    try:
+        done = run(["scontrol", "--oneliner", "show", "job", job], timeout=_ANSWER, limit=1 << 20)
+    except ProcessMissing:
+        raise
+    except ProcessTimeout:
+        return False, None
+    if done.code == 0:
+        found = states.seen(done.stdout)
+        return found is not None, found
+    return "Invalid job id" in done.stderr + done.stdout, None
+
+
+def _private(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be made: {error.strerror}", hint="slurm: {folder: ...} names another"
+        ) from error
+
+
+def _words(done: Completed) -> str:
+    return printable(" ".join(done.stderr.split())[-500:]) or f"exit code {done.code}"

@@ -1,0 +1,107 @@
+"""What a site says of its Slurm: the `slurm:` mapping of the settings, and what a command line puts over it. Pure.
+
+Each value ends in a batch script or on a command line, so each has the characters that it needs and no others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envbuild.errors import Fault, UsageError, printable
+
+CONTAINERS = ("docker", "podman", "apptainer", "pyxis")
+_PULLED = ("apptainer", "pyxis")  # have no store of their own that an image could lie in already
+
+
+@dataclass(frozen=True)
+class Site:
+    """`folder`: shared with the nodes; None: in the user's state folder. `gres`: GPU id -> what Slurm calls it.
+
+    `program`: of the container runtime on the nodes, where PATH does not have it. `requeue`: after a node's failure or
+    a preemption the job waits again, instead of ending. `grace`: seconds until files that
+    another machine wrote are surely seen here, which a network's file system may hold back.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    time: str | None = None
+    container: str = "docker"
+    program: str | None = None
+    registry: str | None = None
+    folder: str | None = None
+    requeue: bool = False
+    grace: int = 20
+    gres: Mapping[str, str] = field(default_factory=dict)
+
+    def gres_of(self, model: str, count: int) -> str:
+        """The request for `count` of a GPU: gpu:h20:1 unless the site calls it otherwise."""
+        return f"{self.gres.get(model, f'gpu:{model}')}:{count}"
+
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,99}"
+PATH = r"/[A-Za-z0-9_./+@=~-]{1,300}"  # no %: Slurm expands it in file names; nothing that a shell reads
+_SHAPES = {
+    "partition": (_NAME, "a partition's name"),
+    "account": (_NAME, "an account's name"),
+    # sbatch(1): features joined by & | and brackets, counts by *
+    "constraint": (r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=&|,*()\[\]-]{0,199}", "features, as in h20&nvlink"),
+    "time": (r"[0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2}", "minutes, or [D-]HH:MM:SS"),
+    "container": ("|".join(CONTAINERS), " or ".join(CONTAINERS)),
+    "program": (PATH, "an absolute path, without blanks"),
+    "registry": (r"[A-Za-z0-9\[][A-Za-z0-9._:/\[\]-]{0,299}", "HOST/REPOSITORY, without a tag"),
+    "folder": (PATH, "an absolute path, without blanks"),
+    "requeue": ("yes|no", "yes or no"),
+    "grace": ("[0-9]{1,3}", "seconds"),
+}
+_GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,60})?")
+
+
+def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable[[str], bool]) -> Site:
+    """The settings, and over them those of the command line, where gres.h20=... names one GPU's.
+
+    `knows`: whether there is a GPU of that id. Raises UsageError with every fault.
+    """
+    listed = settings.get("gres", {})
+    gres: dict[str, Any] = dict(listed) if isinstance(listed, Mapping) else {"": listed}
+    gres |= {key[5:]: value for key, value in given.items() if key.startswith("gres.")}
+    plain = {key: value for key, value in settings.items() if key != "gres"}
+    plain |= {key: value for key, value in given.items() if not key.startswith("gres.")}
+    plain = {key: _as_text(key, value) for key, value in plain.items()}
+    faults = [_fault(key, value) for key, value in plain.items()]
+    faults += [_gres_fault(model, value, knows) for model, value in gres.items()]
+    found = [fault for fault in faults if fault]
+    container = plain.get("container", Site.container)
+    if container in _PULLED and not plain.get("registry"):
+        found.append(Fault(f"{container} takes images from a registry alone: name one", field="registry"))
+    if found:
+        raise UsageError("the settings of slurm are not valid", faults=found, hint=f"known: {', '.join(_SHAPES)}, gres")
+    exact = {"requeue": plain.get("requeue") == "yes", "grace": int(plain.get("grace", Site.grace))}
+    return Site(**{**plain, **exact}, gres=gres)
+
+
+def _as_text(key: str, value: object) -> object:
+    """What YAML takes for something else."""
+    if key == "requeue" and isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if key == "grace" and type(value) is int else value
+
+
+def _fault(key: str, value: object) -> Fault | None:
+    if key not in _SHAPES:
+        return Fault("unknown setting", field=printable(str(key)[:100]))
+    pattern, wanted = _SHAPES[key]
+    if isinstance(value, str) and re.fullmatch(pattern, value):
+        return None
+    return Fault(f"must be {wanted}, not {printable(str(value)[:100])!r}", field=key)
+
+
+def _gres_fault(model: object, value: object, knows: Callable[[str], bool]) -> Fault | None:
+    if not isinstance(model, str) or not knows(model):
+        return Fault(f"{printable(str(model)[:60])!r} is no GPU's id", field="gres")
+    if not isinstance(value, str) or not _GRES.fullmatch(value):
+        return Fault(f"must be a name, as in gpu:{model}, not {printable(str(value)[:100])!r}", field=f"gres.{model}")
+    return None

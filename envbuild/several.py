@@ -1,0 +1,233 @@
+"""`make` of several profiles: each is an envbuild of its own, so that none stops another; all share BuildKit's cache.
+
+Builds run one after the other beside the self-tests, which take turns at what they need of the machine. Why:
+docs/decisions/0013-several-profiles.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envbuild.attest import signing
+from envbuild.errors import EnvbuildError, SystemFault, UsageError
+from envbuild.image.engine import Engine
+from envbuild.plan import sources
+from envbuild.plan.sources import Source
+from envbuild.process import Stop, run
+
+# A self-test on the CPU keeps two processors busy: dist.staged has two ranks.
+_CPUS_EACH = 2
+# What was found wrong in an image, then what could not be done here, what is yours to mend, what is only unproved.
+_WORST_FIRST = (130, 5, 6, 7, 3, 8, 2, 4, 0)
+_STEP_WIDTH = 15  # of a line of progress: where the name of its step stands
+
+Say = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What every profile is made with. `gpus`: cards to hand out; without them a GPU's self-test has all, alone."""
+
+    locked: bool = False
+    no_cache: bool = False
+    allow_unproved: bool = False
+    requirements: Path | None = None
+    builder: str | None = None
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one profile ended: the exit code and the document that `make --json` of it alone would have given."""
+
+    name: str
+    code: int
+    seconds: float
+    document: Mapping[str, Any]
+
+    @property
+    def error(self) -> Mapping[str, Any] | None:
+        return self.document.get("error")
+
+    @property
+    def status(self) -> str:
+        return str(self.document.get("status", "failed"))
+
+
+def worst(codes: Sequence[int]) -> int:
+    """The exit code of all: a code that is not known is worse than any."""
+    return min(codes, key=lambda code: _WORST_FIRST.index(code) if code in _WORST_FIRST else -1)
+
+
+class Turns:
+    """Units of something, each in one pair of hands at a time."""
+
+    def __init__(self, units: Sequence[str]) -> None:
+        self._all = len(units)
+        self._free = list(units)
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taking(self, count: int) -> Iterator[tuple[str, ...]]:
+        """`count` of them, or all where there are fewer; waits until they are free."""
+        count = min(count, self._all)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= count)
+            taken, self._free = self._free[:count], self._free[count:]
+        try:
+            yield tuple(taken)
+        finally:
+            with self._changed:
+                self._free += taken
+                self._changed.notify_all()
+
+
+@dataclass
+class Crowd:
+    """The profiles that are made, and what they take turns at."""
+
+    wanted: Wanted
+    say: Say
+    builds: Turns
+    tests: Turns  # on the CPU
+    cards: Turns
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stop: Stop = field(default_factory=Stop)
+
+    def make(self, name: str, source: Source) -> Outcome:
+        """Build, wait for a turn, prove. Raises nothing that a profile can cause."""
+        begin = time.monotonic()
+        told = _Told(source.name, self.say)
+        with self.builds.taking(1):
+            code, document = self._run("build", name, told, no_cache=self.wanted.no_cache)
+        if code == 0:
+            built = document
+            with self._turn(source) as gpus:
+                code, document = self._run("make", name, told, gpus, allow_unproved=self.wanted.allow_unproved)
+            document = {**document, "steps": _joined(built.get("steps", ()), document.get("steps", ()))}
+        return Outcome(source.name, code, time.monotonic() - begin, document)
+
+    @contextlib.contextmanager
+    def _turn(self, source: Source) -> Iterator[tuple[str, ...]]:
+        """The cards that this self-test is to use; none are named where it may use all, or needs none."""
+        if not source.profile.gpus:
+            with self.tests.taking(1):
+                yield ()
+            return
+        with self.cards.taking(source.profile.gpu_count) as cards:
+            yield cards if self.wanted.gpus else ()
+
+    def _run(
+        self, verb: str, name: str, told: _Told, gpus: Sequence[str] = (), **flags: bool
+    ) -> tuple[int, dict[str, Any]]:
+        wanted = self.wanted
+        options = [f"--{flag.replace('_', '-')}" for flag, given in flags.items() if given]
+        options += ["--locked"] if wanted.locked else []
+        options += [f"--requirements={wanted.requirements}"] if wanted.requirements else []
+        options += [f"--builder={wanted.builder}"] if wanted.builder else []
+        options += [f"--gpus={','.join(gpus)}"] if gpus else []
+        # -P: no module of the working folder is taken for one of ours
+        argv = [sys.executable, "-P", "-m", "envbuild", verb, "--json", *options, "--", name]
+        done = run(argv, env=self.environment, on_line=told, stop=self.stop)
+        document = _document(done.stdout)
+        if document is None or (done.code and "error" not in document):
+            last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
+            how = f"signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
+            return _refused(SystemFault(f"envbuild {verb} {name} ended with {how}", hint=last))
+        return done.code, document
+
+
+def _document(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class _Told:
+    """What a profile's two processes say, a step once: the second repeats those that are up to date."""
+
+    def __init__(self, name: str, say: Say) -> None:
+        self._name, self._say = name, say
+        self._steps: set[str] = set()
+
+    def __call__(self, line: str) -> None:
+        step = line[:_STEP_WIDTH].strip()
+        if step not in self._steps:
+            self._say(self._name, line)
+        if step:
+            self._steps.add(step)
+
+
+def _joined(built: Sequence[Mapping[str, Any]], made: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    done = {step["name"] for step in built}
+    return [*built, *(step for step in made if step["name"] not in done)]
+
+
+def _refused(error: EnvbuildError) -> tuple[int, dict[str, Any]]:
+    return error.code, {**error.partial, "error": error.document()}
+
+
+def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome], None]) -> list[Outcome]:
+    """Make every profile; one that fails stops no other. `say` gets a profile's name and what it says, `done` each
+    outcome as it comes; both from several threads.
+
+    Raises EngineError where no engine answers, UsageError where the signing key cannot be used.
+    """
+    engine = Engine()
+    found: dict[str, tuple[str, Source]] = {}
+    outcomes = []
+    for name in names:
+        try:
+            source = sources.load(name, wanted=wanted.requirements)
+            found.setdefault(source.name, (name, source))
+        except EnvbuildError as error:
+            outcomes.append(Outcome(name, *_outcome(error)))
+            done(outcomes[-1])
+    if wanted.gpus and not any(source.profile.gpus for _, source in found.values()):
+        raise UsageError("--gpus: none of these profiles names gpus", hint="they are tested on the CPU")
+    crowd = _crowd(engine, [source for _, source in found.values()], wanted, say)
+
+    def one(item: tuple[str, Source]) -> Outcome:
+        outcome = crowd.make(*item)
+        done(outcome)
+        return outcome
+
+    with ThreadPoolExecutor(max(1, len(found))) as pool:
+        try:
+            return [*outcomes, *pool.map(one, found.values())]
+        except BaseException:
+            crowd.stop()
+            raise
+
+
+def _outcome(error: EnvbuildError) -> tuple[int, float, dict[str, Any]]:
+    code, document = _refused(error)
+    return code, 0.0, document
+
+
+def _crowd(engine: Engine, profiles: Sequence[Source], wanted: Wanted, say: Say) -> Crowd:
+    cpus, memory = int(engine.info.get("NCPU") or 1), int(engine.info.get("MemTotal") or 0)
+    most = max((s.profile.selftest.memory_gb for s in profiles if not s.profile.gpus), default=1.0)
+    return Crowd(
+        wanted,
+        say,
+        builds=_units(1),  # side by side, the engine wrote a layer's tar in another order: another image id
+        tests=_units(min(cpus // _CPUS_EACH, int(memory / (most * (1 << 30))))),
+        cards=Turns(wanted.gpus) if wanted.gpus else _units(1),
+        environment=signing.for_children(),
+    )
+
+
+def _units(count: int) -> Turns:
+    return Turns([str(number) for number in range(max(1, count))])

@@ -1,0 +1,27 @@
+"""Locks among the envbuilds of one machine. They lie in the cache folder, most of what they keep whole does too: two
+checkouts, or two state folders, may share it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from filelock import FileLock, Timeout
+
+from envbuild import settings
+
+
+@contextlib.contextmanager
+def alone(name: str, doing: str, say: Callable[[str], None]) -> Iterator[None]:
+    """One process at a time holds `name`, until it ends, however that is. Another waits, and says so: `doing` tells
+    what for. No profile's name begins with an underscore."""
+    file = FileLock(settings.cache_folder("locks") / f"{name}.lock")
+    try:
+        file.acquire(timeout=0)
+    except Timeout:
+        say(f"another envbuild {doing}; waiting for it")
+        file.acquire()
+    try:
+        yield
+    finally:
+        file.release()

@@ -1,0 +1,254 @@
+"""A real Kubernetes of one node on this machine: scripts/kubernetes made its programs. An engine of its own runs its
+containers, for pods ask for what the shared one may not be able to give."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from .support import CHECKOUT, command, docker, until
+
+NODE = "gpu-h20"
+NAMESPACE = "proofs"
+ENGINE = Path(os.environ.get("ENVBUILD_ENGINE_ROOT", "/var/lib/envbuild-engine")) / "tree" / "usr"  # scripts/engine's
+PAUSE = "envbuild-e2e/pause:1"
+# Of a machine without CAP_SYS_RESOURCE: a pod's processes are to be spared by the kernel more than others.
+RUNTIME = """#!/usr/bin/env python3
+import json, os, sys
+if "create" in sys.argv and "--bundle" in sys.argv:
+    file = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
+    with open(file) as stream:
+        config = json.load(stream)
+    if (config["process"].get("oomScoreAdj") or 0) < 0:
+        config["process"]["oomScoreAdj"] = 0
+        with open(file, "w") as stream:
+            json.dump(config, stream)
+os.execv("{runc}", ["{runc}", *sys.argv[1:]])
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def address() -> str:
+    """Of this machine, and not the loopback's: the API server wants one to tell others. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.connect(("192.0.2.1", 9))
+        found: str = one.getsockname()[0]
+        return found
+
+
+@dataclass
+class OneNode:
+    programs: Path
+    folder: Path
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    port: int = field(default_factory=free_port)
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> str:
+        return f"unix://{self.folder}/docker.sock"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    def docker(self, *arguments: str | Path) -> str:
+        return docker("--host", self.engine, *arguments)
+
+    def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
+        """Of the API server, as its administrator. Raises requests' errors, also for a refusal."""
+        answer = requests.request(
+            method,
+            f"https://localhost:{self.port}{path}",
+            data=None if body is None else json.dumps(body),
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": kind},
+            verify=str(self.folder / "certs" / "apiserver.crt"),
+            timeout=20,
+        )
+        answer.raise_for_status()
+        return answer.json()
+
+    def of(self, kind: str) -> list[Any]:
+        group = "/apis/batch/v1" if kind == "jobs" else "/api/v1"
+        found: list[Any] = self.ask("GET", f"{group}/namespaces/{NAMESPACE}/{kind}")["items"]
+        return found
+
+    def gpus(self, count: int) -> None:
+        """What the node says that it has."""
+        path = "/status/capacity/nvidia.com~1gpu"
+        patch = [{"op": "add", "path": path, "value": str(count)}]
+        self.ask("PATCH", f"/api/v1/nodes/{NODE}/status", patch, "application/json-patch+json")
+
+    def start(self) -> None:
+        for part in ("certs", "log", "kubelet"):
+            (self.folder / part).mkdir(parents=True)
+        self._engine()
+        self._control()
+        self._node()
+
+    def _engine(self) -> None:
+        dockerd = ENGINE / "sbin" / "dockerd"
+        found = str(dockerd) if dockerd.is_file() else shutil.which("dockerd")
+        if not found:
+            pytest.skip("there is no dockerd to start an engine with")
+        # A network of its own: another engine has this machine's bridge, and a pod without an address is not left alone
+        runtime = self.folder / "runtime"
+        runtime.write_text(RUNTIME.replace("{runc}", shutil.which("runc") or "/usr/sbin/runc"), encoding="utf-8")
+        runtime.chmod(0o755)
+        at = self.folder
+        self._daemon(
+            "dockerd", "unshare", "--net", found, "--config-file", os.devnull,
+            "--data-root", at / "data", "--exec-root", at / "exec",
+            "--pidfile", at / "dockerd.pid", "--host", self.engine, "--iptables=false",
+            "--add-runtime", f"spared={runtime}", "--default-runtime", "spared",
+        )  # fmt: skip
+        until("the node's engine", lambda: self._answers(self.docker, "version"), 60)
+        pause = at / "pause"
+        pause.mkdir()
+        shutil.copy(self.programs / "pause", pause)
+        (pause / "Dockerfile").write_text('FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n', encoding="utf-8")
+        self.docker("build", "--quiet", "--tag", PAUSE, pause)
+
+    def _control(self) -> None:
+        at, here = self.folder, address()
+        command("openssl", "genrsa", "-out", at / "accounts.key", "2048")
+        (at / "tokens").write_text(f"{self.token},admin,admin,system:masters\n", encoding="utf-8")
+        clients, peers = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
+        self._daemon(
+            "etcd", self.programs / "etcd", "--data-dir", at / "etcd", "--listen-client-urls", clients,
+            "--advertise-client-urls", clients, "--listen-peer-urls", peers,
+            "--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}",
+        )  # fmt: skip
+        self._daemon(
+            "kube-apiserver", self.programs / "kube-apiserver", f"--etcd-servers={clients}",
+            f"--secure-port={self.port}", f"--cert-dir={at}/certs", f"--token-auth-file={at}/tokens",
+            "--authorization-mode=AlwaysAllow", "--disable-admission-plugins=ServiceAccount",
+            f"--advertise-address={here}", "--service-cluster-ip-range=10.250.0.0/24",
+            "--service-account-issuer=https://e2e.invalid", f"--service-account-key-file={at}/accounts.key",
+            f"--service-account-signing-key-file={at}/accounts.key",
+            "--kubelet-preferred-address-types=InternalIP", "--default-not-ready-toleration-seconds=5",
+            "--default-unreachable-toleration-seconds=5",
+        )  # fmt: skip
+        until("the API server, see its log", lambda: self._answers(self.ask, "GET", "/api/v1/namespaces"), 90)
+        user = {"token": self.token}
+        cluster = {"server": f"https://localhost:{self.port}", "certificate-authority": f"{at}/certs/apiserver.crt"}
+        document = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "e2e",
+            "clusters": [{"name": "e2e", "cluster": cluster}], "users": [{"name": "admin", "user": user}],
+            "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "admin", "namespace": NAMESPACE}}],
+        }  # fmt: skip
+        self.kubeconfig.write_text(yaml.safe_dump(document), encoding="utf-8")
+        self.kubeconfig.chmod(0o600)
+        for name in ("kube-controller-manager", "kube-scheduler"):
+            fast = ["--node-monitor-grace-period=10s", "--pod-eviction-timeout=5s"] if "controller" in name else []
+            self._daemon(name, self.programs / name, f"--kubeconfig={self.kubeconfig}", "--port=0",
+                         f"--secure-port={free_port()}", f"--cert-dir={at}/certs-{name}", "--leader-elect=false",
+                         *fast)  # fmt: skip
+        self.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+
+    def _node(self) -> None:
+        self.kubelet()
+        until("the node to be ready, see kubelet's log", self._ready, 90)
+        self.gpus(1)
+
+    def kubelet(self) -> None:
+        at = self.folder
+        self._daemon(
+            "kubelet", self.programs / "kubelet", f"--kubeconfig={self.kubeconfig}", f"--root-dir={at}/kubelet",
+            f"--cert-dir={at}/certs-kubelet", "--container-runtime=docker",
+            f"--docker-endpoint={self.engine}", f"--docker={self.engine}",
+            f"--pod-infra-container-image={PAUSE}", f"--hostname-override={NODE}", f"--node-ip={address()}",
+            "--cgroup-driver=cgroupfs", "--fail-swap-on=false", "--anonymous-auth=true",
+            "--authorization-mode=AlwaysAllow", f"--port={free_port()}", "--read-only-port=0",
+            f"--healthz-port={free_port()}", "--node-labels=nvidia.com/gpu.product=NVIDIA-H20",
+            "--eviction-hard=", "--image-gc-high-threshold=100", "--cgroups-per-qos=false",
+            "--enforce-node-allocatable=", "--node-status-update-frequency=2s",
+        )  # fmt: skip
+
+    def _ready(self) -> bool:
+        with contextlib.suppress(requests.RequestException):
+            node = self.ask("GET", f"/api/v1/nodes/{NODE}")
+            return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])
+        return False
+
+    @staticmethod
+    def _answers(call: Any, *arguments: str) -> bool:
+        try:
+            call(*arguments)
+        except (AssertionError, requests.RequestException, OSError):
+            return False
+        return True
+
+    def _daemon(self, name: str, *argv: str | Path) -> None:
+        path = os.pathsep.join([str(ENGINE / "bin"), str(ENGINE / "sbin"), os.environ["PATH"], "/usr/sbin", "/sbin"])
+        log = (self.folder / "log" / name).open("ab")
+        self.daemons[name] = subprocess.Popen(
+            [str(part) for part in argv],
+            env={**os.environ, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def end(self, name: str, by: signal.Signals = signal.SIGTERM) -> None:
+        process = self.daemons.pop(name)
+        process.send_signal(by)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        """The kubelet first: it would start again what is removed."""
+        names = ("kubelet", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
+        for name in names:
+            if name in self.daemons:
+                self.end(name)
+        if "dockerd" in self.daemons:
+            with contextlib.suppress(AssertionError):
+                left = self.docker("ps", "--all", "--quiet").split()
+                if left:
+                    self.docker("rm", "--force", *left)
+            self.end("dockerd")
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+        for mount in sorted((one for one in mounts if one.startswith(f"{self.folder}/")), reverse=True):
+            subprocess.run(["umount", "--lazy", mount], capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def onenode(workplace: Path) -> Iterator[OneNode]:
+    if os.geteuid() != 0 or sys.platform != "linux":
+        pytest.skip("a kubelet wants to be root")
+    programs = Path(os.environ.get("ENVBUILD_KUBERNETES", "/var/cache/envbuild-kubernetes"))
+    done = subprocess.run([CHECKOUT / "scripts" / "kubernetes", programs], capture_output=True, text=True, timeout=3000)
+    if done.returncode != 0:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    made = OneNode(programs / "bin", workplace / "onenode")
+    with ExitStack() as stack:
+        stack.callback(made.stop)
+        made.start()
+        yield made

@@ -1,0 +1,157 @@
+"""Through a real Slurm, in the real engine: what `prove --on slurm` proves, and every way it can fail to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .broken import Workshop
+from .cluster import NODES, Cluster
+from .support import Proved, Running, docker, until
+
+
+def containers() -> list[str]:
+    return docker("ps", "--all", "--quiet", "--filter", "label=io.envbuild.slurm").split()
+
+
+class Place:
+    """A copy of the proved project whose self-tests run on the cluster."""
+
+    def __init__(self, cluster: Cluster, quick: Proved, folder: Path) -> None:
+        self.cluster = cluster
+        self.shared = folder / "shared"
+        self.quick = quick.copy(folder)
+        self.project = self.quick.project
+        config = self.project.config / "envbuild" / "config.yaml"
+        config.parent.mkdir()
+        config.write_text(
+            yaml.safe_dump({"on": "slurm", "slurm": {"folder": str(self.shared), "grace": 3}}), encoding="utf-8"
+        )
+
+    def start(self, verb: str, *arguments: str) -> Running:
+        path = os.pathsep.join([str(self.cluster.programs), self.project.environment["PATH"]])
+        return self.project.start(verb, self.quick.name, "--json", *arguments, PATH=path)
+
+    def running(self, reference: str) -> tuple[Running, str, str]:
+        """A self-test that hangs, on its node: (the command, the job's id, the node)."""
+        begun = self.start("test", "--image", reference)
+        begun.says("running on", 120)
+        until("its container", containers)
+        words = next(line for line in begun.stderr.splitlines() if "running on" in line).split()
+        return begun, words[1].rstrip(":"), words[4].rstrip(",")
+
+    def left(self) -> list[str]:
+        """What a job may leave behind, and must not."""
+        folders = [str(path) for path in self.shared.glob("*")] if self.shared.is_dir() else []
+        tickets = [str(path) for path in (self.project.state / "envbuild" / "slurm").glob("*")]
+        return [*folders, *tickets, *containers(), *self.cluster.ask("squeue", "-h", "-o", "%j %T").splitlines()]
+
+
+@pytest.fixture
+def place(cluster: Cluster, quick: Proved, scratch: Path) -> Iterator[Place]:
+    made = Place(cluster, quick, scratch / "place")
+    yield made
+    made.cluster.ask("scancel", "--user=root")
+    until("all of it to be gone", lambda: not containers() and not made.cluster.ask("squeue", "-h").strip(), 60)
+
+
+def test_an_image_is_verified_through_slurm(place: Place) -> None:
+    done = place.start("prove").finish(300)
+    assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.document["status"] == "verified"
+    statement = Path(done.document["evidence"])
+    record = json.loads(statement.with_name(statement.name.replace(".statement.", ".record.")).read_text("utf-8"))
+    where = record["where"]
+    assert (where["runner"], where["restarts"], where["unconfined"]) == ("slurm", 0, [])
+    assert where["node"] in NODES and where["engine"].startswith("docker ")
+    assert where["image"] == place.quick.id and record["machine"] is None
+    assert f"job {where['job']}: running on {where['node']}" in done.stderr
+    assert place.left() == []
+
+
+def test_a_lost_waiting_process_is_resumed(place: Place) -> None:
+    begun = place.start("prove")
+    begun.says("running on", 120)
+    job = begun.stderr.partition("--resume ")[2].split()[0]
+    begun.kill()
+    done = place.start("prove", "--resume", job).finish(300)
+    assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
+    assert place.left() == []
+    again = place.start("prove", "--resume", job).finish()
+    assert again.code == 2 and f"no job {job} was submitted from here" in again.words
+
+
+def test_output_that_was_cut_off_is_no_proof(place: Place) -> None:
+    """A single frame less, of a run that passed."""
+    begun = place.start("prove")
+    begun.says("running on", 120)
+    job = begun.stderr.partition("--resume ")[2].split()[0]
+    begun.kill()
+    outcome = until("its outcome", lambda: next(place.shared.glob("*/attempt-0/outcome"), None), 240)
+    written = outcome.with_name("stdout")
+    written.write_bytes(written.read_bytes().rpartition(b"ENVBUILD")[0])
+    done = place.start("prove", "--resume", job).finish(120)
+    assert done.code == 6 and "is not what it wrote" in done.words
+    assert place.left() == []
+
+
+def test_a_job_that_slurm_forgot_and_that_left_nothing_is_lost(place: Place, broken: Workshop) -> None:
+    begun, job, _ = place.running(broken.image("hangs"))
+    begun.kill()
+    place.cluster.ask("scancel", job)
+    until("Slurm to forget it", lambda: not place.cluster.ask("scontrol", "show", "job", job), 120)
+    done = place.start("test", "--image", broken.image("hangs"), "--resume", job).finish(120)
+    assert done.code == 6 and f"job {job} is lost" in done.words
+
+
+def test_an_interruption_cancels_the_job(place: Place, broken: Workshop) -> None:
+    begun, _, _ = place.running(broken.image("hangs"))
+    done = begun.interrupt()
+    assert done.code == 130
+    until("nothing to be left", lambda: place.left() == [], 30)
+
+
+def test_a_job_that_somebody_cancels_is_told(place: Place, broken: Workshop) -> None:
+    begun, job, _ = place.running(broken.image("hangs"))
+    place.cluster.ask("scancel", job)
+    done = begun.finish(120)
+    assert done.code == 6 and f"job {job} was cancelled, and not by this command" in done.words
+    assert place.left() == []
+
+
+def test_a_node_that_dies_is_told(place: Place, broken: Workshop) -> None:
+    begun, job, node = place.running(broken.image("hangs"))
+    place.cluster.end(node, signal.SIGKILL)
+    try:
+        done = begun.finish(180)
+    finally:
+        place.cluster.start(node)
+    assert done.code == 6 and f"job {job} ended because its node {node} failed" in done.words
+
+
+def test_two_jobs_for_one_digest_do_not_meet(cluster: Cluster, quick: Proved, place: Place, scratch: Path) -> None:
+    """At once, each on a node of its own, and each reads its own output alone."""
+    other = Place(cluster, quick, scratch / "other")
+    begun = [one.start("prove") for one in (place, other)]
+    done = [one.finish(400) for one in begun]
+    assert [(one.code, one.document["status"]) for one in done] == [(0, "verified")] * 2, [one.stderr for one in done]
+    assert place.left() == [] and other.left() == []
+
+
+def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
+    begun = place.start("prove")
+    begun.says("running on", 120)
+    place.cluster.end("slurmctld")
+    try:
+        begun.says("does not answer", 120)
+    finally:
+        place.cluster.start("slurmctld")
+    done = begun.finish(300)
+    assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
+    until("the controller to know that it ended", lambda: place.left() == [], 60)

@@ -1,0 +1,88 @@
+#!/bin/bash
+#SBATCH --job-name="envbuild-h20-1"
+#SBATCH --output="/shared/envbuild-h20-1/slurm.log"
+#SBATCH --open-mode="append"
+#SBATCH --nodes="1"
+#SBATCH --ntasks="1"
+#SBATCH --mem="9216M"
+#SBATCH --time="30"
+#SBATCH --export="HOME,LOGNAME,PATH,USER"
+#SBATCH --gres="gpu:h20:2"
+#SBATCH --no-requeue
+set -u
+umask 077
+at=/shared/envbuild-h20-1/attempt-"${SLURM_RESTART_COUNT:-0}"
+name=envbuild-"$SLURM_JOB_ID"-"${SLURM_RESTART_COUNT:-0}"
+payload=/shared/envbuild-h20-1/payload
+seconds=0 oom=false engine= image=
+mkdir "$at" || exit 1 # an attempt has one output
+
+finish() { # STAGE EXIT
+    {
+        printf 'stage=%s\nexit=%s\nseconds=%s\noom=%s\n' "$1" "$2" "$seconds" "$oom"
+        printf 'job=%s\nnode=%s\ngpus=%s\n' "$SLURM_JOB_ID" "${SLURMD_NODENAME:-}" "${SLURM_JOB_GPUS:-}"
+        printf 'engine=%s\nimage=%s\n' "$(printf %s "$engine" | tr -cd '[:alnum:]._ -' | head -c 80)" "$image"
+        printf 'bytes=%s\nsha256=%s\n' "$(wc -c <"$at/stdout")" "$(sha256sum <"$at/stdout" | cut -c1-64)"
+    } >"$at/outcome.part"
+    sync "$at/stdout" "$at/stderr" "$at/outcome.part"
+    mv "$at/outcome.part" "$at/outcome"
+    exit 0
+}
+clock() { # of the machine's running: SECONDS and date jump where a clock is set
+    local up
+    read -r up _ </proc/uptime
+    echo "${up%.*}"
+}
+guard() { # what an engine runs is no process of this job: it ends with the script, and with the folder
+    trap '' TERM
+    while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
+    ! kill -TERM $$ || sleep 5
+    clean
+} >/dev/null 2>&1
+stop() {
+    trap '' TERM
+    clean
+    kill 0
+    exit 143
+}
+trap stop TERM
+: >"$at/stdout" 2>"$at/stderr"
+gpus=()
+limit=900
+
+[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
+program=/opt/apptainer/bin/apptainer
+engine=$("$program" --version)
+scratch=$(mktemp -d) || exit 1
+clean() { rm -rf "$scratch"; }
+run() {
+    timeout --foreground -k 10 "$limit" "$program" exec --containall --cleanenv --no-home --pid --ipc --no-privs \
+        --drop-caps all --net --network none --workdir "$scratch" --pwd /tmp --nv \
+        ${CUDA_VISIBLE_DEVICES:+--env CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"} \
+        "$image" python -I -c 'it'"'"'s "$(touch /tmp/odd)" `id` \ #' <"$payload"
+}
+
+image="$scratch/image.sif"
+"$program" pull --disable-cache "$image" docker://registry.example:5000/team/h20@sha256:2222222222222222222222222222222222222222222222222222222222222222 >/dev/null 2>"$at/stderr" || {
+    clean
+    finish image 1
+}
+
+set -m # a process group of its own: it outlives the script
+guard &
+guard=$!
+disown
+set +m
+begin=$(clock)
+{
+    {
+        run
+        echo $? >"$at/exit"
+    } 2>&1 1>&3 3>&- | tail -c 65536 >"$at/stderr" 3>&-
+} 3>&1 | head -c 67108865 >"$at/stdout" &
+wait
+seconds=$(($(clock) - begin))
+[ ! -e "$at/oom" ] || oom=true
+clean
+kill -KILL "$guard"
+finish run "$(cat "$at/exit")"

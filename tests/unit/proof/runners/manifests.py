@@ -1,0 +1,30 @@
+"""Jobs and sites whose manifests are kept as golden files."""
+
+from __future__ import annotations
+
+import yaml
+
+from envbuild.proof.job import Job
+from envbuild.proof.runners.kubernetes import manifest
+from envbuild.proof.runners.kubernetes.site import Site
+from unit.proof.runners.scripts import CPU, FETCHED, ID, JOB
+
+FULL = Site(
+    namespace="proofs", registry="r", runtime_class="nvidia", priority_class="low", queue=30,
+    pull_secrets=("one", "two"), tolerations=("team=x:NoSchedule", "spot"),
+    nodes={"pool": "gpu", "zone.example/a": "b"}, products={"h20": ("NVIDIA-H20", "NVIDIA-H20-SHARED")},
+)  # fmt: skip
+CASES: dict[str, tuple[Job, Site, str]] = {
+    "cpu": (CPU, Site(), ID),
+    "h20": (JOB, Site(registry="r"), FETCHED),
+    "full": (JOB, FULL, FETCHED),
+}
+
+
+def objects(case: str) -> tuple[manifest.Object, manifest.Object]:
+    job, place, image = CASES[case]
+    return manifest.render(job, place, f"envbuild-{case}-1", image)
+
+
+def rendered(case: str) -> str:
+    return str(yaml.safe_dump_all(objects(case), sort_keys=False))

@@ -1,0 +1,29 @@
+"""Jobs and sites whose batch scripts are kept as golden files."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import PurePosixPath
+
+from envbuild.proof.job import Job, Limits
+from envbuild.proof.runners.slurm import script
+from envbuild.proof.runners.slurm.site import Site
+
+ID = f"sha256:{'1' * 64}"
+FETCHED = f"registry.example:5000/team/h20@sha256:{'2' * 64}"
+ODD = """it's "$(touch /tmp/odd)" `id` \\ #"""
+JOB = Job(ID, ("python", "-I", "-c", ODD), b"", "0" * 32, Limits(8 << 30, 900), True, (), ("h20",), 2)
+CPU = dataclasses.replace(JOB, gpus=False, models=(), count=1)
+FOLDER = PurePosixPath("/shared/envbuild-h20-1")
+CASES: dict[str, tuple[Job, Site, tuple[str, ...]]] = {
+    "cpu": (CPU, Site(), (ID, f"sha256:{'3' * 64}")),
+    "docker": (JOB, Site("gpu", "team", "h20&nvlink", "30", gres={"h20": "gpu:nvidia_h20"}), (ID,)),
+    "podman": (JOB, Site(container="podman", registry="r", requeue=True), (FETCHED,)),
+    "apptainer": (JOB, Site(container="apptainer", registry="r", program="/opt/apptainer/bin/apptainer"), (FETCHED,)),
+    "pyxis": (JOB, Site(container="pyxis", registry="r"), (FETCHED,)),
+}
+
+
+def rendered(case: str) -> str:
+    job, place, names = CASES[case]
+    return script.render(job, place, FOLDER, "envbuild-h20-1", names)

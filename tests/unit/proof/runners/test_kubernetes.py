@@ -1,0 +1,383 @@
+"""The Kubernetes runner over real HTTP, with a server that plays what a cluster answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import EngineError, EnvbuildError, NetworkError, NotProved, UsageError
+from envbuild.image.engine import Image
+from envbuild.proof import reading
+from envbuild.proof.job import Job, Limits
+from envbuild.proof.runners.kubernetes import runner as module
+from envbuild.proof.runners.kubernetes import states
+from envbuild.proof.runners.kubernetes.runner import Kubernetes
+from envbuild.proof.runners.kubernetes.site import Site
+from envbuild.proof.runners.protocol import RunnerError, Watch
+from envbuild.proof.testrun import RawOutput
+from unit.proof.runners.apiserver import (
+    Object,
+    Server,
+    ended,
+    kubeconfig,
+    node,
+    pod,
+    running,
+    serving,
+    unplaced,
+    waiting,
+)
+from unit.proof.runs import NONCE, documents, lines, probe
+
+pytest.importorskip("kubernetes", reason="the extra `kubernetes` is not installed")
+
+IMAGE = Image(f"sha256:{'1' * 64}", f"sha256:{'2' * 64}", (), {}, {}, 1)
+REFERENCE = f"registry.example/team/cpu@sha256:{'3' * 64}"
+SITE = Site(registry="registry.example/team/cpu")
+JOB = Job(REFERENCE, ("python",), b"the payload", NONCE, Limits(1 << 30, 30))
+GPU_JOB = dataclasses.replace(JOB, gpus=True, models=("h20",))
+FRAMES = b"".join(lines(documents()))
+
+
+class Place:
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.said: list[str] = []
+        self.lines: list[bytes] = []
+
+    def run(self, job: Job = JOB, site: Site = SITE, watch: Watch | None = None) -> RawOutput:
+        runner = Kubernetes(site, IMAGE, REFERENCE, "cpu")
+        return runner.run(job, watch or Watch(self.lines.append, self.said.append))
+
+    def fails(self, kind: type[EnvbuildError] = RunnerError, job: Job = JOB, site: Site = SITE) -> Any:
+        with pytest.raises(kind) as caught:
+            self.run(job, site)
+        assert self.server.stored == {}
+        return caught.value
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    for name, value in {"POLL": 0.02, "FOLLOW": 1.0, "PULLING": 0.3, "GRACE": 0.3, "PATIENCE": 0.5}.items():
+        monkeypatch.setattr(module, name, value)
+    with serving(Server(log=FRAMES)) as server:
+        monkeypatch.setattr(
+            "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION",
+            str(kubeconfig(server.address, tmp_path / "kubeconfig")),
+        )
+        yield Place(server)
+
+
+def test_the_output_comes_back_and_nothing_stays(place: Place) -> None:
+    place.server.pods = [unplaced(), waiting("ContainerCreating"), running(), ended(5, message="a word\n")]
+    output = place.run()
+    assert output.stdout == FRAMES == b"".join(line + b"\n" for line in place.lines)
+    assert (output.stderr, output.exit_code, output.seconds) == ("a word\n", 5, 12.0)
+    assert (output.where["node"], output.where["engine"], output.where["image"]) == ("gpu-7", "containerd", REFERENCE)
+    assert output.where["queued_seconds"] == 7.0 and output.where["unconfined"]
+    assert reading.judge(output, NONCE, ()).errors == () or output.exit_code == 5
+    config, work = place.server.created
+    assert (config["kind"], work["kind"]) == ("ConfigMap", "Job")
+    assert place.server.stored == {}
+    assert any("running on gpu-7, after 7 s" in said for said in place.said)
+
+
+def test_the_namespace_is_the_contexts_unless_the_site_names_one(place: Place) -> None:
+    place.run()
+    place.run(site=dataclasses.replace(SITE, namespace="other"))
+    created = [asked for asked in place.server.asked if asked.startswith("POST") and asked.endswith("/jobs")]
+    assert created == [f"POST /apis/batch/v1/namespaces/{name}/jobs" for name in ("proofs", "other")]
+
+
+def test_the_config_map_belongs_to_the_job(place: Place) -> None:
+    """So that the cluster removes both where nobody is left to."""
+    place.server.refuse = {("DELETE", "/"): (403, "may not delete")}
+    place.run()
+    (config,) = [one for key, one in place.server.stored.items() if key.startswith("configmaps")]
+    assert config["metadata"]["ownerReferences"][0]["uid"] == "uid-of-jobs"
+    assert any("could not be removed" in said and "kubectl" in said for said in place.said)
+
+
+@pytest.mark.parametrize(
+    ("seen", "ending"),
+    [
+        (pod("Failed", reason="Evicted", message="The node was low on resource: memory."), "evicted"),
+        (pod("Failed", reason="Preempting"), "preempted"),
+        (pod("Failed", reason="NodeLost"), "node-failure"),
+        (pod("Failed", reason="UnexpectedAdmissionError", message="no devices left"), "refused"),
+        (pod("Failed", reason="OutOfnvidia.com/gpu"), "refused"),
+        (pod("Failed", reason="DeadlineExceeded"), "time-out"),
+        (ended(137, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]),
+         "node-failure"),
+        (ended(143, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]),
+         "preempted"),
+    ],
+)  # fmt: skip
+def test_a_pod_that_was_stopped_is_told_and_is_no_failed_test(place: Place, seen: Object, ending: str) -> None:
+    place.server.pods = [running(), seen]
+    error = place.fails()
+    assert (error.ending, error.code) == (ending, 6)
+    if seen["status"].get("message"):
+        assert seen["status"]["message"] in error.hint
+
+
+def test_a_self_test_that_ended_counts_whatever_became_of_the_pod(place: Place) -> None:
+    disrupted = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+    place.server.pods = [running(), ended(0, conditions=disrupted)]
+    assert place.run().exit_code == 0
+
+
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
+def test_an_image_that_cannot_be_fetched_is_the_networks_fault(place: Place, reason: str) -> None:
+    place.server.pods = [waiting(reason, "dial tcp 10.0.0.1:443: connect: connection refused")]
+    error = place.fails(NetworkError)
+    assert "gpu-7 cannot fetch the image" in error.message and "connection refused" in error.hint
+
+
+def test_an_image_that_comes_at_the_second_try_is_waited_for(place: Place) -> None:
+    place.server.pods = [waiting("ErrImagePull"), waiting("ImagePullBackOff"), running(), ended(0)]
+    assert place.run().exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [waiting("ErrImageNeverPull"), waiting("CreateContainerConfigError", "no configmap"),
+     waiting("RunContainerError", "no runtime"), ended(128, "StartError", "exec: python: not found")],
+)  # fmt: skip
+def test_an_image_that_does_not_start_is_no_failed_test(place: Place, seen: Object) -> None:
+    place.server.pods = [seen]
+    place.fails(EngineError)
+
+
+def test_no_node_that_could_ever_take_it_is_no_proof_and_says_why_by_node(place: Place) -> None:
+    place.server.pods = [unplaced()]
+    place.server.nodes = [
+        node("a", "NVIDIA-A100-SXM4-80GB"), node("b", gpus="0"), node("c", unschedulable=True),
+        node("d", taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}]), {"metadata": {"name": "e"}},
+    ]  # fmt: skip
+    error = place.fails(NotProved, GPU_JOB)
+    assert error.hint.splitlines()[:4] == [
+        "a: nvidia.com/gpu.product is NVIDIA-A100-SXM4-80GB",
+        "b: nvidia.com/gpu: 0 of 1",
+        "c: is cordoned",
+        "d: taint team",
+    ]
+    assert "e: is not ready" in error.hint
+
+
+def test_cards_that_are_in_use_are_waited_for(place: Place) -> None:
+    place.server.pods = [*[unplaced("Insufficient nvidia.com/gpu")] * 40, running(), ended(0)]
+    assert place.run(GPU_JOB).exit_code == 0
+    assert "gpu-7: in use, or too little memory left" in place.said
+
+
+def test_a_queue_ends_where_the_site_says(place: Place) -> None:
+    place.server.pods = [unplaced()]
+    error = place.fails(RunnerError, GPU_JOB, dataclasses.replace(SITE, queue=0))
+    assert error.ending == "unschedulable" and "gpu-7" in error.hint
+    place.server.pods, place.server.conditions = (
+        [None],
+        [
+            {
+                "type": "Failed",
+                "status": "True",
+                "reason": "DeadlineExceeded",
+                "message": "longer than specified deadline",
+            }
+        ],
+    )
+    assert place.fails().ending == "time-out"
+
+
+def test_nodes_that_may_not_be_listed_are_no_fault(place: Place) -> None:
+    place.server.refuse = {("GET", "/nodes"): (403, "nodes is forbidden")}
+    place.server.pods = [*[unplaced("0/3 nodes: 3 Insufficient nvidia.com/gpu")] * 40, running(), ended(0)]
+    assert place.run(GPU_JOB).exit_code == 0
+    assert "0/3 nodes: 3 Insufficient nvidia.com/gpu" in place.said
+
+
+def test_a_job_that_somebody_deletes_is_told(place: Place) -> None:
+    place.server.pods = [running(), None]
+    place.server.refuse = {("GET", "/jobs/"): (404, "not found")}
+    assert place.fails().ending == "cancelled"
+
+
+def test_a_pod_that_somebody_deletes_is_told(place: Place) -> None:
+    place.server.pods = [running(), None]
+    place.server.conditions = [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
+    error = place.fails()
+    assert error.ending == "cancelled" and "the pod was deleted" in error.message
+
+
+def test_a_pod_that_hangs_on_a_dead_node_is_not_waited_for(place: Place) -> None:
+    """The taint manager deletes it, and no kubelet is left to say that it ended."""
+    dead = running()
+    dead["metadata"]["deletionTimestamp"] = "2026-11-21T10:06:00Z"
+    place.server.pods = [running(), dead]
+    lost = node()
+    lost["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+    place.server.nodes = [lost]
+    assert "gpu-7: is not ready (NodeStatusUnknown)" in place.fails().hint
+
+
+def test_a_node_that_dies_alone_is_not_waited_for_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all nodes of a zone are silent, Kubernetes deletes none of their pods: nobody says that it ended."""
+    monkeypatch.setattr("envbuild.proof.runners.kubernetes.manifest._FETCHING", 0)
+    place.server.pods = [running()]
+    lost = node()
+    lost["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+    place.server.nodes = [lost]
+    error = place.fails(job=dataclasses.replace(JOB, limits=Limits(1 << 30, 1)))
+    assert error.ending == "node-failure" and "gpu-7: is not ready (NodeStatusUnknown)" in error.hint
+
+
+def test_a_job_without_a_pod_says_what_the_cluster_says(place: Place) -> None:
+    place.server.pods = [None]
+    place.server.events = [{"message": "exceeded quota: team, requested: requests.nvidia.com/gpu=1"}]
+    error = place.fails()
+    assert error.ending == "refused" and "exceeded quota" in error.hint
+
+
+@pytest.mark.parametrize("cut", [lambda log: log.rpartition(b"ENVBUILD")[0], lambda log: log[:-30], lambda log: b""])
+def test_a_log_that_is_cut_off_is_no_proof_and_no_failed_test(place: Place, cut: Any) -> None:
+    place.server.log = cut(FRAMES)
+    assert place.fails().ending == "truncated"
+
+
+def test_a_log_whose_beginning_was_rotated_away_is_truncated(place: Place) -> None:
+    place.server.logs = [FRAMES]  # while it ran
+    place.server.log = FRAMES[FRAMES.index(b"\n") + 1 :]
+    assert place.fails().ending == "truncated"
+
+
+def test_a_log_that_cannot_be_read_is_truncated(place: Place) -> None:
+    place.server.refuse = {("GET", "/log"): (400, "previous terminated container not found")}
+    assert place.fails().ending == "truncated"
+
+
+def test_a_log_that_comes_in_two_parts_is_given_on_once(place: Place) -> None:
+    half = FRAMES.index(b"\n", len(FRAMES) // 2) + 1
+    place.server.pods = [running(), running(), ended(0)]
+    place.server.logs = [FRAMES[:half], FRAMES[: half + 10]]
+    assert place.run().stdout == FRAMES == b"".join(line + b"\n" for line in place.lines)
+
+
+def test_lines_that_are_still_on_their_way_are_waited_for(place: Place) -> None:
+    place.server.pods, place.server.logs = [ended(0)], [FRAMES[:-30]]
+    assert place.run().stdout == FRAMES == b"".join(line + b"\n" for line in place.lines)
+
+
+@pytest.mark.parametrize(("code", "deleting"), [(143, False), (143, True), (137, True), (1, True)])
+def test_a_self_test_that_was_stopped_from_outside_did_not_fail(place: Place, code: int, deleting: bool) -> None:
+    stopped = ended(code)
+    if deleting:
+        stopped["metadata"]["deletionTimestamp"] = "2026-11-21T10:06:00Z"
+    place.server.pods = [running(), stopped]
+    assert place.fails().ending == "cancelled"
+
+
+def test_another_jobs_output_does_not_count(place: Place) -> None:
+    place.server.log = FRAMES.replace(NONCE.encode(), b"f" * 32)
+    assert place.fails().ending == "truncated"
+
+
+def test_a_wrong_gpu_is_caught_by_the_identity_probe(place: Place) -> None:
+    """A label is what a node says; what the card is, only the container can say."""
+    reason = "the card is NVIDIA A100-SXM4-80GB, not NVIDIA H20"
+    frames = documents(probe("env.identity", "failed", failure="wrong", signal=None, reason=reason), probe("env.libs"))
+    place.server.log, place.server.pods = b"".join(lines(frames)), [running(), ended(5)]
+    judged = reading.judge(place.run(GPU_JOB), NONCE, ("env.identity", "env.libs"))
+    assert not judged.passed and reason in judged.failures()[0]["detail"]
+
+
+def test_too_little_memory_is_told(place: Place) -> None:
+    place.server.pods = [running(), ended(137, "OOMKilled")]
+    output = place.run()
+    assert output.out_of_memory and output.exit_code == 137
+
+
+def test_a_self_test_that_does_not_end_is_stopped(place: Place) -> None:
+    late = ended(137)
+    late["status"]["reason"] = "DeadlineExceeded"
+    place.server.pods = [running(), late]
+    output = place.run()
+    assert (output.timed_out, output.exit_code) == (True, None)
+
+
+def test_too_much_output_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_STDOUT", 100)
+    output = place.run()
+    assert output.too_long and len(output.stdout) == 101
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 422])
+def test_what_the_cluster_does_not_take_is_said_in_its_words(place: Place, status: int) -> None:
+    place.server.refuse = {("POST", "/jobs"): (status, "jobs.batch is \x1b[2Jforbidden")}
+    error = place.fails(UsageError)
+    assert "forbidden" in error.message and "\x1b" not in error.message
+
+
+def test_a_silent_api_server_is_waited_for_but_not_for_ever(place: Place) -> None:
+    place.server.refuse = {("GET", "/pods"): (503, "etcd has no leader")}
+    error = place.fails()
+    assert error.ending == "unknown" and "503" in error.message
+
+
+def test_an_api_server_that_was_silent_for_a_while_is_no_fault(place: Place) -> None:
+    def line(text: str) -> None:
+        place.said.append(text)
+        if "waiting for it" in text:
+            place.server.refuse = {}
+
+    place.server.refuse = {("GET", "/pods"): (500, "leader changed")}
+    assert place.run(watch=Watch(place.lines.append, line)).exit_code == 0
+
+
+def test_an_api_server_that_is_not_there_is_told(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = kubeconfig("http://127.0.0.1:9", tmp_path / "other")
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    place.fails(NetworkError)
+
+
+def test_an_interruption_removes_all_of_it(place: Place) -> None:
+    def interrupted(line: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        place.run(watch=Watch(interrupted))
+    assert place.server.stored == {} and len(place.server.created) == 2
+
+
+def test_without_a_configuration_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="no cluster is configured"):
+        Kubernetes(SITE, IMAGE, REFERENCE, "cpu").run(JOB, Watch())
+
+
+def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(UsageError) as caught:
+        Kubernetes(SITE, IMAGE, REFERENCE, "cpu").run(JOB, Watch())
+    assert "envbuild[kubernetes]" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [{}, {"metadata": None, "status": []}, {"status": {"containerStatuses": "x", "conditions": [1]}},
+     {"status": {"containerStatuses": [{"state": {"terminated": {"exitCode": "0"}}}]}},
+     {"status": {"containerStatuses": [{"state": {"terminated": {"exitCode": True}}}]}}],
+)  # fmt: skip
+def test_a_pod_of_another_shape_has_not_ended(hostile: Object) -> None:
+    found = states.pod(hostile)
+    assert found.ended is None and states.fault(found) is None and isinstance(found.told(), str)
+
+
+def test_two_jobs_of_one_image_have_names_of_their_own() -> None:
+    names = {Kubernetes(SITE, IMAGE, REFERENCE, "cpu").script(JOB).split("name: ")[1].split()[0] for _ in range(2)}
+    assert len(names) == 2

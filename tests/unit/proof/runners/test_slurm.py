@@ -1,0 +1,394 @@
+"""The Slurm runner with stand-ins for sbatch, scontrol, squeue, scancel and docker; the script itself really runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envbuild import settings
+from envbuild.errors import EngineError, EnvbuildError, NetworkError, NotProved, UsageError
+from envbuild.image.engine import Image
+from envbuild.process import run
+from envbuild.proof import reading
+from envbuild.proof.job import Job, Limits
+from envbuild.proof.runners.protocol import RunnerError, Watch
+from envbuild.proof.runners.slurm import runner as module
+from envbuild.proof.runners.slurm import states
+from envbuild.proof.runners.slurm.runner import Slurm
+from envbuild.proof.runners.slurm.site import Site
+from envbuild.proof.testrun import RawOutput
+from unit.proof.runs import NONCE, documents, lines, probe
+
+pytestmark = pytest.mark.skipif(not shutil.which("bash") or not shutil.which("timeout"), reason="no bash or coreutils")
+
+IMAGE = Image(f"sha256:{'1' * 64}", f"sha256:{'2' * 64}", (), {}, {}, 1)
+JOB = Job(IMAGE.id, ("python",), b"the payload", NONCE, Limits(1 << 30, 30))
+TIMES = "SubmitTime=2026-11-21T10:00:00 StartTime=2026-11-21T10:00:07"
+
+SBATCH = """#!/bin/bash
+for last; do :; done
+[ ! -e "$STUB/refuse" ] || { echo "sbatch: error: Batch job submission failed: Invalid account" >&2; exit 1; }
+echo "$@" >"$STUB/submitted"
+rm -f "$STUB/pid"
+if [ ! -e "$STUB/hold" ]; then
+    SLURM_JOB_ID=42 SLURMD_NODENAME=node-7 SLURM_JOB_GPUS=$(cat "$STUB/gpus" 2>/dev/null) \\
+        setsid bash -c 'echo $$ >"$STUB/pid"; exec bash "$0"' "$last" >"$STUB/log" 2>&1 </dev/null &
+    until [ -s "$STUB/pid" ]; do sleep 0.02; done # in a session of its own: what is left of ours is ended
+fi
+echo 42
+"""
+SCONTROL = """#!/bin/bash
+[ ! -e "$STUB/down" ] || { echo "Unable to contact slurm controller (connect failure)" >&2; exit 1; }
+[ ! -e "$STUB/forgotten" ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
+echo "JobId=42 JobName=x JobState=$(cat "$STUB/state") Reason=None Restarts=0 NodeList=node-7 $TIMES"
+"""
+SCANCEL = """#!/bin/bash
+echo "$@" >"$STUB/cancelled"
+kill -TERM "$(cat "$STUB/pid")"
+"""
+DOCKER = """#!/bin/bash
+case $1 in
+version) echo 26.1.5 ;;
+image) [ ! -e "$STUB/no-image" ] && [ "$3" = "$(cat "$STUB/has")" ] ;;
+pull) echo "dial tcp: connection refused" >&2; exit 1 ;;
+inspect) if [ -e "$STUB/oom" ]; then echo true; else echo false; fi ;;
+rm) echo "$@" >>"$STUB/removed" ;;
+run)
+    echo "$@" >"$STUB/ran"
+    cat >"$STUB/stdin"
+    cat "$STUB/frames"
+    cat "$STUB/words" >&2
+    [ ! -e "$STUB/hang" ] || exec sleep 60
+    exit "$(cat "$STUB/code")"
+    ;;
+esac
+"""
+
+
+class Stub:
+    """What the stand-ins do is said by files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.shared = folder / "stub", folder / "shared"
+        self.folder.mkdir()
+        self.said: list[str] = []
+        self.lines: list[bytes] = []
+        for name, text in {"sbatch": SBATCH, "scontrol": SCONTROL, "scancel": SCANCEL, "docker": DOCKER,
+                           "squeue": "#!/bin/sh\n"}.items():  # fmt: skip
+            (self.folder / name).write_text(text.replace("$TIMES", TIMES), encoding="utf-8")
+            (self.folder / name).chmod(0o755)
+        self.say(state="RUNNING", has=IMAGE.id, words="", code="0")
+        self.frames(b"".join(lines(documents())))
+
+    def say(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.folder / name.replace("_", "-")).write_text(text, encoding="utf-8")
+
+    def frames(self, stdout: bytes) -> None:
+        (self.folder / "frames").write_bytes(stdout)
+
+    def told(self, name: str) -> str:
+        file = self.folder / name
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
+    def run(self, job: Job = JOB, site: Site | None = None, resume: str | None = None, **how: str) -> RawOutput:
+        self.said.clear()
+        self.lines.clear()
+        made = dataclasses.replace(site or Site(), folder=str(self.shared), grace=1)
+        reference = how.get("reference")
+        return Slurm(made, IMAGE, reference, "sample", resume).run(job, Watch(self.lines.append, self.said.append))
+
+    def left(self) -> list[Path]:
+        return [*self.shared.glob("*"), *settings.state_folder("slurm").glob("*")]
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    made = Stub(tmp_path)
+    monkeypatch.setenv("STUB", str(made.folder))
+    monkeypatch.setenv("PATH", f"{made.folder}{os.pathsep}{os.environ['PATH']}")
+    for name, value in {"POLL": 0.05, "ASK": 0.1, "LEAVING": 1.0, "PATIENCE": 1.0}.items():
+        monkeypatch.setattr(module, name, value)
+    return made
+
+
+def fails(stub: Stub, kind: type[EnvbuildError] = RunnerError, **how: str) -> EnvbuildError:
+    with pytest.raises(kind) as caught:
+        stub.run(**how)  # type: ignore[arg-type]
+    return caught.value
+
+
+def meanwhile(work: Callable[[], None], when: Callable[[], bool]) -> None:
+    """Do it as soon as that is so, beside the test."""
+
+    def wait() -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not when():
+            time.sleep(0.02)
+        work()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_the_output_comes_back_and_says_where_it_was_made(stub: Stub) -> None:
+    stub.say(words="a word\n", code="5")
+    output = stub.run()
+    assert output.stdout == b"".join(lines(documents())) == b"".join(line + b"\n" for line in stub.lines)
+    assert (output.stderr, output.exit_code, output.timed_out) == ("a word\n", 5, False)
+    assert stub.told("stdin") == "the payload"
+    assert (output.where["job"], output.where["node"], output.where["engine"]) == ("42", "node-7", "docker 26.1.5")
+    assert output.where["queued_seconds"] in (7.0, None)
+    assert any("running on node-7, after 7 s in the queue" in said for said in stub.said)
+    assert stub.left() == [] and "rm --force" in stub.told("removed")
+
+
+def test_the_container_is_confined_as_the_local_one(stub: Stub) -> None:
+    stub.run()
+    for option in ("--network none", "--cap-drop ALL", "--read-only", "no-new-privileges", "--pids-limit 4096",
+                   f"--memory {1 << 30}", "--user 65534:65534", "--tmpfs /tmp:exec,mode=1777", "--init"):  # fmt: skip
+        assert option in stub.told("ran")
+
+
+def test_the_nodes_engine_may_know_the_image_by_its_manifest(stub: Stub) -> None:
+    stub.say(has=IMAGE.handle)
+    assert stub.run().where["image"] == IMAGE.handle
+
+
+@pytest.mark.parametrize(
+    ("state", "ending"),
+    [("CANCELLED", "cancelled"), ("TIMEOUT", "time-out"), ("NODE_FAIL", "node-failure"), ("PREEMPTED", "preempted"),
+     ("OUT_OF_MEMORY", "memory"), ("COMPLETED", "no-output"), ("FAILED", "no-output")],
+)  # fmt: skip
+def test_a_job_that_left_nothing_is_told_by_slurms_last_word(stub: Stub, state: str, ending: str) -> None:
+    stub.say(hold="", state=state)
+    error = fails(stub)
+    assert isinstance(error, RunnerError) and (error.ending, error.code) == (ending, 6)
+    assert stub.left() == []
+
+
+def test_a_job_that_slurm_forgot_is_lost_never_passed(stub: Stub) -> None:
+    stub.say(hold="", forgotten="")
+    error = fails(stub)
+    assert isinstance(error, RunnerError) and error.ending == states.LOST
+
+
+def test_what_slurm_said_last_outlives_that_it_forgets(stub: Stub) -> None:
+    stub.say(hold="", state="NODE_FAIL")
+    meanwhile(lambda: stub.say(forgotten=""), lambda: any("node_fail" in said for said in stub.said))
+    error = fails(stub)
+    assert isinstance(error, RunnerError) and error.ending == "node-failure"
+
+
+def test_an_outcome_counts_whatever_became_of_the_job(stub: Stub) -> None:
+    """It came to its end before it was cancelled, or before Slurm forgot it."""
+    stub.say(state="CANCELLED")
+    assert stub.run().exit_code == 0
+    stub.say(forgotten="")
+    assert stub.run().exit_code == 0
+
+
+def test_a_silent_controller_is_waited_for_and_then_the_job_is_left_alone(stub: Stub) -> None:
+    stub.say(down="")
+    assert stub.run().exit_code == 0  # its files are there all the same
+    stub.say(hold="")
+    error = fails(stub)
+    assert isinstance(error, RunnerError) and error.ending == "unknown" and error.hint == "when it does: --resume 42"
+    assert len(stub.left()) == 2 and not stub.told("cancelled")
+
+
+def test_a_lost_waiting_process_is_resumed_once_and_only_by_the_same_job(stub: Stub) -> None:
+    stub.say(hold="", down="")
+    fails(stub)
+    (stub.folder / "down").unlink()
+    with pytest.raises(UsageError, match="tests something else"):
+        stub.run(dataclasses.replace(JOB, stdin=b"another"), resume="42")
+    (folder,) = stub.shared.glob("*")
+    environment = {**os.environ, "SLURM_JOB_ID": "42"}
+    done = run(["bash", folder / "job.sh"], env=environment)
+    assert done.code == 0, done.stderr
+    stub.say(forgotten="")
+    assert stub.run(resume="42").stdout == b"".join(lines(documents()))
+    with pytest.raises(UsageError, match="no job 42"):
+        stub.run(resume="42")
+
+
+@pytest.mark.parametrize("spoil", [lambda b: b[:-30], lambda b: b + b"x\n", lambda b: b.replace(b"passed", b"failed")])
+def test_output_that_is_not_what_was_written_is_refused(stub: Stub, spoil: Callable[[bytes], bytes]) -> None:
+    stub.say(hold="", down="")
+    fails(stub)
+    (stub.folder / "down").unlink()
+    (folder,) = stub.shared.glob("*")
+    run(["bash", folder / "job.sh"], env={**os.environ, "SLURM_JOB_ID": "42"})
+    written = folder / "attempt-0" / "stdout"
+    written.write_bytes(spoil(written.read_bytes()))
+    stub.say(state="COMPLETED")
+    error = fails(stub, resume="42")
+    assert isinstance(error, RunnerError) and error.ending == "truncated"
+
+
+@pytest.mark.parametrize("year", [1980, 2099])
+def test_a_nodes_clock_does_not_matter(stub: Stub, year: int) -> None:
+    """What it wrote is dated years away, and the controller has it start before it was submitted."""
+    stub.say(hold="", down="")
+    fails(stub)
+    (stub.folder / "down").unlink()
+    (folder,) = stub.shared.glob("*")
+    run(["bash", folder / "job.sh"], env={**os.environ, "SLURM_JOB_ID": "42"})
+    seconds = datetime.datetime(year, 1, 1, tzinfo=datetime.UTC).timestamp()
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (seconds, seconds))
+    assert stub.run(resume="42").exit_code == 0
+
+
+def test_a_job_that_starts_before_it_is_submitted_did_not_wait() -> None:
+    found = states.seen(
+        "JobId=1 JobState=RUNNING Reason=None NodeList=n SubmitTime=2026-11-21T10:00:00 StartTime=2026-11-21T09:00:00"
+    )
+    assert found and found.queued == 0.0
+
+
+def test_another_jobs_output_does_not_count(stub: Stub) -> None:
+    """Whole, and of a run that passed, but with another nonce."""
+    other = b"".join(lines(documents())).replace(NONCE.encode(), b"f" * 32)
+    stub.frames(other)
+    judged = reading.judge(stub.run(), NONCE, ("env.libs",))
+    assert not judged.passed and judged.errors
+
+
+def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
+    """Slurm hands out what gres.conf says; what the card is, only the container can say."""
+    reason = "the card is NVIDIA A100-SXM4-80GB, not NVIDIA H20"
+    frames = documents(probe("env.identity", "failed", failure="wrong", signal=None, reason=reason), probe("env.libs"))
+    stub.frames(b"".join(lines(frames)))
+    stub.say(gpus="0", code="5")
+    job = dataclasses.replace(JOB, gpus=True, models=("h20",))
+    judged = reading.judge(stub.run(job), NONCE, ("env.identity", "env.libs"))
+    assert not judged.passed and reason in judged.failures()[0]["detail"]
+    assert '--gpus "device=0"' in stub.told("ran")
+
+
+def test_a_node_that_hands_out_no_gpu_is_no_proof(stub: Stub) -> None:
+    stub.say(gpus="")
+    with pytest.raises(NotProved, match="handed out no GPU on node-7"):
+        stub.run(dataclasses.replace(JOB, gpus=True, models=("h20",)))
+
+
+def test_an_image_that_is_not_there_is_no_fault_of_it(stub: Stub) -> None:
+    stub.say(no_image="")
+    assert fails(stub, EngineError).message.startswith("node-7 has no image")
+    registry = Site(registry="registry.example/team/h20")
+    with pytest.raises(NetworkError, match="node-7 cannot fetch registry") as caught:
+        stub.run(dataclasses.replace(JOB), registry, reference=f"registry.example/team/h20@sha256:{'3' * 64}")
+    assert "connection refused" in str(caught.value.hint)
+
+
+def test_an_engine_that_does_not_start_the_image_is_no_failed_test(stub: Stub) -> None:
+    stub.frames(b"")
+    stub.say(code="125", words="docker: Error: no space left on device")
+    assert "no space left" in str(fails(stub, EngineError).hint)
+    stub.say(words='docker: could not select device driver "" with capabilities: [[gpu]]')
+    fails(stub, NotProved)
+
+
+def test_a_self_test_that_does_not_end_is_stopped(stub: Stub) -> None:
+    stub.say(hang="")
+    output = stub.run(dataclasses.replace(JOB, limits=Limits(1 << 30, 1)))
+    assert (output.timed_out, output.exit_code) == (True, None)
+    assert output.stdout == b"".join(lines(documents())) and "rm --force" in stub.told("removed")
+
+
+def test_too_little_memory_and_too_much_output_are_told(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.say(oom="", code="137")
+    assert stub.run().out_of_memory
+    monkeypatch.setattr(module, "MAX_STDOUT", 100)
+    output = stub.run()
+    assert output.too_long and len(output.stdout) == 100
+
+
+def test_what_slurm_does_not_take_is_said_in_its_words(stub: Stub) -> None:
+    stub.say(refuse="")
+    assert "Invalid account" in fails(stub, UsageError).message
+    assert stub.left() == []
+
+
+def test_an_interruption_cancels_the_job_and_removes_its_container(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.say(hang="")
+
+    def interrupted(line: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Slurm(Site(folder=str(stub.shared), grace=1), IMAGE, None, "sample").run(JOB, Watch(interrupted))
+    assert stub.told("cancelled").startswith("--name=envbuild-sample-")
+    assert stub.left() == []
+    end = time.monotonic() + 30
+    while "rm --force" not in stub.told("removed") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "rm --force" in stub.told("removed")
+
+
+@pytest.mark.parametrize("signal", ["KILL", "folder"])
+def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, signal: str) -> None:
+    """A node that is lost may go on with a job that nobody waits for."""
+    stub.say(hang="", down="")
+    fails(stub)
+    assert "rm --force" not in stub.told("removed")
+    if signal == "folder":
+        shutil.rmtree(next(stub.shared.glob("*")))
+    else:
+        os.killpg(int(stub.told("pid")), 9)
+    end = time.monotonic() + 60
+    while "rm --force" not in stub.told("removed") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "rm --force" in stub.told("removed")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("JobState=PENDING Reason=Priority Restarts=0", "queued (Priority)"),
+        ("JobState=PENDING Reason=BeginTime Restarts=1", "queued, for the second time (BeginTime)"),
+        (f"JobState=RUNNING Reason=None NodeList=n1 {TIMES}", "running on n1, after 7 s in the queue"),
+        ("JobState=RUNNING Reason=None NodeList=(null) SubmitTime=Unknown StartTime=N/A", "running"),
+    ],
+)
+def test_what_is_told_of_a_job(text: str, told: str) -> None:
+    found = states.seen(f"JobId=1 {text}\n")
+    assert found and found.told() == told
+
+
+@pytest.mark.parametrize("text", ["", "JobId=1", "JobState= x", "JobState=\x1b[2J", "sbatch: JobStatePENDING"])
+def test_what_slurm_does_not_say_so_is_not_believed(text: str) -> None:
+    assert states.seen(text) is None
+
+
+GOOD = {"stage": "run", "exit": "0", "seconds": "1", "oom": "false", "job": "1", "node": "n", "gpus": "",
+        "engine": "d 1", "image": "x", "bytes": "1", "sha256": "0" * 64}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"stage": "other"}, {"exit": "-1"}, {"exit": "x"}, {"node": "\x1b"}, {"sha256": "0"}, {"more": "1"}, {"oom": ""}],
+)  # fmt: skip
+def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
+    def text(values: dict[str, str]) -> str:
+        return "".join(f"{key}={value}\n" for key, value in values.items())
+
+    assert states.outcome(text(GOOD))
+    assert states.outcome(text({**GOOD, **change})) is None
+
+
+def test_a_damaged_ticket_is_none(stub: Stub) -> None:
+    (settings.state_folder("slurm") / "9.ticket.json").write_text(json.dumps({"job": "9"}), encoding="utf-8")
+    for job in ("9", "../9", "x"):
+        with pytest.raises(UsageError):
+            stub.run(resume=job)

@@ -1,0 +1,226 @@
+"""Several profiles at once: the worst code, turns, what a failing one does to the others; processes are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envbuild import several
+from envbuild.errors import Interrupted
+from envbuild.process import Completed
+from unit.support import PROFILE, envbuild, write_profile
+
+GPU = {"extends": "h20"}
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ([0, 0], 0),
+        ([0, 4], 4),
+        ([4, 8, 0], 8),
+        ([3, 7], 7),
+        ([7, 6, 3], 6),
+        ([4, 5, 6], 5),
+        ([5, 130], 130),
+        ([5, 77], 77),
+    ],
+)
+def test_the_exit_code_is_the_worst(codes: list[int], code: int) -> None:
+    assert several.worst(codes) == several.worst(codes[::-1]) == code
+
+
+def test_no_unit_is_in_two_hands_and_all_are_used() -> None:
+    turns, lock = several.Turns(("0", "1", "2")), threading.Lock()
+    held: set[str] = set()
+    seen: set[str] = set()
+    pairs = threading.Barrier(3)
+
+    def one(count: int) -> None:
+        with turns.taking(count) as units:
+            with lock:
+                assert len(units) == min(count, 3) and not held & set(units)
+                held.update(units)
+                seen.update(units)
+            if count == 1:
+                pairs.wait(20)  # three at once, else nobody comes through
+            with lock:
+                held.difference_update(units)
+
+    with ThreadPoolExecutor(9) as pool:
+        list(pool.map(one, (1, 1, 1, 2, 3, 4, 2, 3, 4)))
+    assert seen == {"0", "1", "2"}
+
+
+class Children:
+    """Stands in for the processes: notes what they are told; each answers as `answers` say, by profile and verb."""
+
+    def __init__(self) -> None:
+        self.told: list[list[str]] = []
+        self.answers: dict[tuple[str, str], Completed] = {}
+        self.environment: Mapping[str, str] = {}
+        self._lock = threading.Lock()
+        self._testing = 0
+        self.most = 0
+
+    def __call__(self, argv: Sequence[str], *, env: Mapping[str, str], on_line: Any, stop: Any) -> Completed:
+        stop.check()
+        words = [str(word) for word in argv][3:]
+        assert words[0] == "envbuild" and words[-2] == "--" and "--json" in words
+        with self._lock:
+            self.told.append(words[1:])
+            self.environment = env
+            self._testing += words[1] == "make"
+            self.most = max(self.most, self._testing)
+        threading.Event().wait(0.05)
+        with self._lock:
+            self._testing -= words[1] == "make"
+        on_line(f"  {'lock':<13} {'up to date':>10}  x")
+        on_line(f"  {words[1]:<13}     1.00 s  x")
+        steps = [{"name": name, "seconds": 1.0, "cached": words[1] == "make"} for name in ("lock", words[1])]
+        document = {"profile": words[-1], "status": "built" if words[1] == "build" else "verified", "steps": steps}
+        return self.answers.get((words[-1], words[1]), Completed(0, json.dumps(document), ""))
+
+    def options(self, name: str, verb: str) -> list[str]:
+        (found,) = [words[1:-2] for words in self.told if (words[-1], words[0]) == (name, verb)]
+        return found
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Children]:
+    found = Children()
+    monkeypatch.setattr(several, "run", found)
+    monkeypatch.setattr(several, "Engine", lambda: SimpleNamespace(info={"NCPU": 8, "MemTotal": 1 << 40}))
+    for name in ("a", "b", "c"):
+        write_profile(project, PROFILE, name)
+    for name in ("gpu-a", "gpu-b", "gpu-c"):
+        write_profile(project, GPU, name)
+    yield found
+
+
+def failure(code: int, kind: str, message: str) -> Completed:
+    error = {"code": code, "kind": kind, "message": message, "hint": "do this", "faults": []}
+    return Completed(code, json.dumps({"status": "failed", "error": error}), "")
+
+
+def test_each_is_built_then_proved_and_told_in_a_table(children: Children) -> None:
+    said = envbuild("make", "a", "b", "--locked", "--no-cache", "--builder", "farm", "--allow-unproved")
+    assert said.code == 0, said.stderr
+    assert [line.split()[:2] for line in said.stdout.splitlines()] == [
+        ["PROFILE", "STATUS"], ["a", "verified"], ["b", "verified"],
+    ]  # fmt: skip
+    assert children.options("a", "build") == ["--json", "--no-cache", "--locked", "--builder=farm"]
+    assert children.options("b", "make") == ["--json", "--allow-unproved", "--locked", "--builder=farm"]
+    assert said.stderr.count("lock ") == 2  # the second process' repetition is not shown
+
+
+def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Children) -> None:
+    said = envbuild("make", "--all", "--json")
+    names = ["a", "b", "c", "gpu-a", "gpu-b", "gpu-c"]
+    assert [(row["profile"], row["code"]) for row in said.document["profiles"]] == [(name, 0) for name in names]
+    assert [step["name"] for step in said.document["profiles"][0]["steps"]] == ["lock", "build", "make"]
+    assert [step["cached"] for step in said.document["profiles"][0]["steps"]] == [False, False, True]
+
+
+def test_one_that_fails_stops_no_other(children: Children, project: Path) -> None:
+    write_profile(project, {"torhc": 1}, "wrong")
+    children.answers[("a", "build")] = failure(7, "network", "no index")
+    children.answers[("b", "make")] = failure(5, "check", "the self-test of b failed: \x1b[2Jgemm")
+    said = envbuild("make", "a", "wrong", "b", "c", "--json")
+    found = {row["profile"]: (row["status"], row["code"]) for row in said.document["profiles"]}
+    assert found == {"a": ("failed", 7), "wrong": ("failed", 3), "b": ("failed", 5), "c": ("verified", 0)}
+    assert (said.code, said.document["error"]["code"]) == (5, 5)
+    assert [words[0] for words in children.told if words[-1] == "a"] == ["build"]
+    plain = envbuild("make", "a", "wrong", "b", "c")
+    assert (plain.code, len(plain.stdout.splitlines())) == (5, 5)
+    assert "3 of 4 profiles are not made: wrong, a, b" in plain.stderr
+    assert "torhc: unknown key" in plain.stderr and "do this" in plain.stderr
+    assert "\x1b" not in plain.stdout + plain.stderr
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        (Completed(-9, "", "x\nKilled by something\n"), "signal 9"),
+        (Completed(1, "Traceback", ""), "exit code 1"),
+        (Completed(0, "[]", ""), "exit code 0"),
+        (Completed(6, '{"status": "built"}', ""), "exit code 6"),
+    ],
+)
+def test_a_process_that_says_nothing_is_not_believed(children: Children, done: Completed, words: str) -> None:
+    children.answers[("a", "build")] = done
+    said = envbuild("make", "a", "b", "--json")
+    found = {row["profile"]: row for row in said.document["profiles"]}
+    assert (said.code, found["a"]["code"], found["b"]["code"]) == (6, 6, 0)
+    assert words in found["a"]["error"]["message"]
+
+
+def test_profiles_that_are_only_unproved_end_with_4(children: Children) -> None:
+    children.answers[("gpu-a", "make")] = failure(4, "not-proved", "no card")
+    said = envbuild("make", "gpu-a", "a")
+    assert (said.code, "1 of 2 profiles are not proved: gpu-a" in said.stderr) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("names", "cpus", "memory", "most"),
+    [
+        (("a", "b", "c"), 8, 1 << 40, 3),
+        (("a", "b", "c"), 4, 1 << 40, 2),
+        (("a", "b", "c"), 1, 1 << 40, 1),
+        (("a", "b", "c"), 8, 1 << 30, 1),
+        (("gpu-a", "gpu-b", "gpu-c"), 8, 1 << 40, 1),
+    ],
+)
+def test_self_tests_take_turns(
+    children: Children, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], cpus: int, memory: int, most: int
+) -> None:
+    monkeypatch.setattr(several, "Engine", lambda: SimpleNamespace(info={"NCPU": cpus, "MemTotal": memory}))
+    assert envbuild("make", *names).code == 0
+    assert children.most <= most
+    if most == 1:
+        assert children.most == 1
+
+
+def test_cards_that_are_named_are_handed_out_and_only_to_who_needs_one(children: Children, project: Path) -> None:
+    write_profile(project, {**GPU, "gpu_count": 2}, "gpu-two")
+    assert envbuild("make", "gpu-a", "gpu-b", "gpu-two", "a", "--gpus", "3,5").code == 0
+    taken = [children.options(name, "make")[-1] for name in ("gpu-a", "gpu-b")]
+    assert set(taken) <= {"--gpus=3", "--gpus=5"}
+    assert children.options("gpu-two", "make")[-1] in ("--gpus=3,5", "--gpus=5,3")
+    assert children.options("a", "make") == ["--json"]
+    assert envbuild("make", "a", "b", "--gpus", "0").code == 2
+
+
+def test_a_profile_that_is_named_twice_is_made_once(children: Children) -> None:
+    assert envbuild("make", "a", "profiles/a.yaml").code == 0
+    assert [words[0] for words in children.told] == ["build", "make"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "a"], ["a", "b", "--pin", "cublas=1"], ["a", "b", "--write"]])
+def test_what_makes_no_sense_is_refused(children: Children, arguments: list[str]) -> None:
+    assert (envbuild("make", *arguments).code, children.told) == (2, [])
+
+
+def test_an_interruption_ends_all_and_starts_nothing_more(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[bool] = []
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    class Stop:
+        def __call__(self) -> None:
+            stopped.append(True)
+
+        def check(self) -> None:
+            if stopped:
+                raise Interrupted("interrupted")
+
+    monkeypatch.setattr(several, "_crowd", lambda *_: SimpleNamespace(make=interrupted, stop=Stop()))
+    assert (envbuild("make", "a", "b").code, stopped) == (130, [True])
