@@ -131,7 +131,8 @@ def _lines(log: Log, found: Explanation, profiles: Sequence[str]) -> Iterator[st
         yield from _own_error(found)
     if found.read.first:
         first = found.read.first
-        rank = f"rank {first.rank}" if first.rank is not None else "one"
+        local = f"local rank {first.local} of its node" if first.local is not None else "one"
+        rank = f"rank {first.rank}" if first.rank is not None else local
         yield ""
         yield f"first to fail: {rank}" + (f", exit {first.exit}" if first.exit is not None else "") + _at(first.line)
     yield from _ranks(found)

@@ -4,6 +4,7 @@ the work begins, not after it."""
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ def prepare(*files: Path | None, as_json: bool = False, text: bool = True) -> No
     """Make the folders of these files (None: not asked for), and say so on stderr.
 
     Raises UsageError where stdout is named for what is not `text`, or for more than one document; OSError where a
-    folder cannot be made.
+    folder cannot be made or written to.
     """
     named = [file for file in files if file is not None]
     if STDOUT in named and not text:
@@ -34,6 +35,8 @@ def prepare(*files: Path | None, as_json: bool = False, text: bool = True) -> No
             except FileExistsError as error:
                 raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(folder)) from error
             click.echo(f"made folder {display(folder)}", err=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "cannot be written to", str(folder))
 
 
 def write(file: Path, content: str | bytes) -> None:

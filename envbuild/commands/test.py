@@ -69,8 +69,8 @@ def command(
     probes.check(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
-    if python and (on not in (None, "local") or given or resume or dry_run):
-        raise UsageError("--python tests on this machine; --on an image on another")
+    if python and (on not in (None, "local") or given or resume or dry_run or gpu):
+        raise UsageError("--python tests on this machine; --on and --gpu an image on another")
     output.prepare(report, print_file, as_json=as_json)
     taken = as_json or output.STDOUT in (report, print_file)  # stdout, by one document
     from envbuild import pipeline  # not for --help

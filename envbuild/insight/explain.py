@@ -189,7 +189,9 @@ def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, 
         "unknown": found.unknown,
         "ruled_out": [{"advisory": ruled.advisory.id, **_place(ruled.line)} for ruled in found.ruled_out],
         "advice": list(found.advice),
-        "first_failure": {"rank": first.rank, "exit": first.exit, **_place(first.line)} if first else None,
+        "first_failure": {"rank": first.rank, "local_rank": first.local, "exit": first.exit, **_place(first.line)}
+        if first
+        else None,
         "last_work": asdict(found.read.works),
         "error": {**_place(error), "text": error.text} if error else None,
         "read": {

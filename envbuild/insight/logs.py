@@ -153,11 +153,14 @@ def read(stream: BinaryIO, share: int = 1) -> Log:
         return Log(b"", foreign=foreign)
     head = begin + source.read(max(0, HEAD // share - len(begin)))
     tail: deque[bytes] = deque()
-    skipped = 0
-    while block := source.read(_BLOCK):
+    most, held, skipped = TAIL // share, 0, 0
+    while block := source.read(min(_BLOCK, most)):
         tail.append(block)
-        if len(tail) * _BLOCK > TAIL // share + _BLOCK:
-            skipped += tail.popleft().count(b"\n")
+        held += len(block)
+        while held - len(tail[0]) >= most:
+            gone = tail.popleft()
+            held -= len(gone)
+            skipped += gone.count(b"\n")
     return Log(head + b"".join(tail), (len(head), skipped), note=source.fault)
 
 

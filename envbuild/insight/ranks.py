@@ -15,11 +15,13 @@ MOST = 4096
 
 @dataclass(frozen=True)
 class Failure:
-    """The rank that failed first and the line that says so. `exit`: as elastic prints it, a signal negative."""
+    """The rank that failed first and the line that says so. `exit`: as elastic prints it, a signal negative. `local`:
+    its number among those of its node, where that alone is told."""
 
     rank: int | None
     exit: int | None
     line: Line
+    local: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def first(log: Log) -> Failure | None:
             shown = (rank or status or (line, None))[0]
             return Failure(int(rank[1][1]) if rank else None, int(status[1][1]) if status else None, shown)
     for line, match in log.find(compiled(_FAILED), 1):
-        return Failure(int(match[2]), int(match[1]), line)
+        return Failure(None, int(match[1]), line, local=int(match[2]))
     return _troubled(log)
 
 

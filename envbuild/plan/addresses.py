@@ -16,9 +16,13 @@ def checked(text: str) -> str:
 
 
 def shown(address: str) -> str:
-    """Without user, password, query and fragment; a password with a slash in it does not show either."""
-    scheme, separator, rest = re.split(r"[?#]", address, maxsplit=1)[0].rpartition("://")
-    return f"{scheme}{separator}{host(rest) if separator else rest}"
+    """Without user, password, query and fragment. Nothing at all of one whose password may end behind a / ? or #."""
+    scheme, separator, rest = address.rpartition("://")
+    middle = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if separator and ":" in middle and "@" in rest and "@" not in middle:
+        return f"{scheme}://***"
+    path = re.split(r"[?#]", rest[len(middle) :], maxsplit=1)[0]
+    return f"{scheme}{separator}{host(middle) if separator else middle}{path}"
 
 
 def host(place: str) -> str:

@@ -181,7 +181,7 @@ def _clone(wanted: Wanted, commit: str) -> None:
             if every.code:
                 raise NetworkError(
                     f"the source of {wanted.extension.name} cannot be fetched from {addresses.shown(address)}",
-                    hint=f"{every.stderr.strip()[-600:].replace(address, addresses.shown(address))}\n{_elsewhere()}",
+                    hint=f"{every.stderr.replace(address, addresses.shown(address)).strip()[-600:]}\n{_elsewhere()}",
                     faults=[replace(wanted.at, message="it is named here")],
                 )
         found = _git(made, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").stdout.strip()

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 FOLDER = "envbuild-script-"  # what begins the name of the temporary folder in which a script lies
 
-_SCRIPT = re.compile(rf"[^\s\"']*/{FOLDER}[^\s\"'/]+/")
+_SCRIPT = re.compile(rf"[^\s\"']{{0,300}}/{FOLDER}[^\s\"'/]{{1,100}}/")
 _OURS = re.compile(r'  File "(<frozen runpy>|.*/runpy\.py|.*envbuild/selftest/.*)", line ')
 _TRACEBACK = "Traceback (most recent call last):"
 _STACK = re.compile(r"(Current thread|Thread|Stack) .*\(most recent call first\):")
@@ -26,7 +26,7 @@ def without_modules(dump: str) -> str:
 
 def renamed(text: str) -> str:
     """The script by its name, not by the place where it lay."""
-    return _SCRIPT.sub("", text)
+    return _SCRIPT.sub("", text) if FOLDER in text else text
 
 
 def own(text: str) -> str:

@@ -301,6 +301,7 @@ def test_one_job_without_memory_is_the_end(locked: Lock, compiler: Compiler) -> 
         ("greater than the maximum required version by CUDA 12.1. Please", ("older g++", "12.1")),
         ("#9 4.2   error: option --fmha not recognized", ("--fmha", "setup.py", "build.settings")),
         ("#9 1.0 a line\n#9 2.0 x.cu(3): error: expected a ;\n#9 ERROR: failed", ("x.cu(3): error: expected a ;",)),
+        ("k.cpp:7: error: bad\n  catch (const std::bad_alloc& e) {}", ("k.cpp:7: error: bad",)),
         ("nothing that anybody knows", ("nothing that anybody knows",)),
     ],
 )

@@ -233,6 +233,8 @@ def test_the_rank_that_failed_first_is_found() -> None:
     found = told(TIMEOUT + root.format(-11))
     assert found.read.first and (found.read.first.rank, found.read.first.exit) == (3, -11)
     assert [match.id for match in found.matches] == ["rank-died"]
+    by_node = told("E0000 torch.distributed.elastic failed (exitcode: -9) local_rank: 3 (pid: 7) of binary: python\n")
+    assert by_node.read.first and (by_node.read.first.rank, by_node.read.first.local) == (None, 3)
     # a rank that its own watchdog aborted did not fail first
     assert causes(TIMEOUT + root.format(-6)) == ["collective-timeout"]
 

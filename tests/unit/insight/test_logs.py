@@ -73,6 +73,14 @@ def test_of_a_giant_only_begin_and_end_are_kept(monkeypatch: pytest.MonkeyPatch)
     assert log.find(re.compile("torch==2"))[0][0].number == 1
 
 
+@pytest.mark.parametrize("size", [1_310_720, 2_000_003, 5_000_000])
+def test_of_many_logs_each_keeps_its_share_of_the_end(size: int) -> None:
+    end = b"RuntimeError: CUDA error: an illegal memory access was encountered\n" + b"step 1 of 9\n" * 1000
+    log = logs.read(io.BytesIO(b"x" * 99 + b"\n" + b"step\n" * ((size - len(end)) // 5) + end), share=32)
+    assert log.find(re.compile("illegal memory access"))
+    assert sum(len(line.text) + 1 for line in log.lines) <= (logs.HEAD + 2 * logs.TAIL) // 32
+
+
 def test_a_pattern_finds_no_less_by_its_anchors() -> None:
     """Against trying every pattern on every line of every log."""
     for case in corpus.cases():

@@ -1,0 +1,25 @@
+"""What of an address is shown: never a password, and no other host than it names."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild.plan import addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://u:p@host:80/x?y#z", "https://host:80/x"),
+        ("https://u:p@x@host/a", "https://host/a"),
+        ("https://mirror.example/cuda@12/x.tar", "https://mirror.example/cuda@12/x.tar"),
+        ("http://mirror.example:8080/x", "http://mirror.example:8080/x"),
+        ("file:///a/b@c", "file:///a/b@c"),
+        # where a password ends is not known: nothing is shown
+        ("https://u:pa#ss@host/x", "https://***"),
+        ("https://u:pa/ss@host/x", "https://***"),
+        ("https://u:pa?ss@host/x", "https://***"),
+    ],
+)
+def test_no_password_and_the_right_host(address: str, shown: str) -> None:
+    assert addresses.shown(address) == shown
