@@ -36,9 +36,9 @@ def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
             asked=Asked(probes=tuple(dict.fromkeys((*([_CARD] if gpus else []), hunt.probe)))),
             script=own.given(hunt.script, plan.python) if hunt.script else None,
         )
+        distribution = done.distribution = resolve.distribution(plan, hunt.pin)
         if gpus:
             session.look_for_card()
-        distribution = done.distribution = resolve.distribution(plan, hunt.pin)
         versions = done.versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
 
         def passes(index: int) -> bool | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from envbuild.errors import DiskError, EnvbuildError, Interrupted, SystemFault, UsageError, printable
+from envbuild.errors import DiskError, EnvbuildError, Interrupted, SystemFault, UsageError, near, printable
 
 # Short help stands here so that `--help` imports nothing else; a test holds it against each command's own.
 COMMANDS: Mapping[str, Mapping[str, str]] = {
@@ -65,6 +65,16 @@ class _Lazy(click.Group):
         command = importlib.import_module(f"envbuild.commands.{name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, args)
+        except click.UsageError as error:
+            meant = near(args[0], self.list_commands(context))
+            error.message = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
+            raise
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, group in COMMANDS.items():

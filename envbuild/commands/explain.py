@@ -84,7 +84,7 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
             notes.append(f"{_called(file)} is large: {part.skipped} lines in its middle were not read")
         parts[file] = part
     log = logs.joined(parts) if len(parts) != 1 or len(files) > 1 else next(iter(parts.values()))
-    if log.empty:
+    if log.empty and not any(part.note for part in parts.values()):
         told = _called(files[0]) if len(files) == 1 else "each of these files"
         notes.append(
             f"{told} is empty: there is nothing to explain. Keep what a run says: COMMAND 2>&1 | tee train.log"
@@ -173,7 +173,8 @@ def _ranks(found: Explanation) -> Iterator[str]:
     elif len(works.told) > 1:
         yield "  these ranks are level"
     if works.silent:
-        yield f"  nothing is told of rank {', '.join(map(str, works.silent[:MOST_RANKS]))}: look at its own log"
+        silent = ", ".join(map(str, works.silent[:MOST_RANKS]))
+        yield f"  of rank {silent} no last work is told here: see what it wrote itself"
 
 
 def _heard(log: Log, found: Explanation) -> Iterator[str]:

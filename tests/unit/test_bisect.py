@@ -210,6 +210,8 @@ def test_without_a_card_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project
     monkeypatch.setattr(local, "look_for_gpu", nowhere)
     monkeypatch.setattr(bisecting, "releases", lambda *_: pytest.fail("the index was asked first"))
     assert (hunted().code, made.made) == (4, [])
+    mistyped = envbuild("bisect", "sample", "--pin", "nosuch", "--probe", "gemm.crash")
+    assert (mistyped.code, "nosuch is neither" in mistyped.stderr) == (2, True), "told where there is no card, too"
 
 
 def test_on_another_card_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:

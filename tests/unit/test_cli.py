@@ -548,3 +548,9 @@ def test_a_fault_reads_as_file_line_field_message(fault: errors.Fault, text: str
 
 def test_yaml_of_the_tests_is_yaml() -> None:
     assert as_yaml({"a": "\x85"}) == '{\n "a": "\\u0085"\n}'
+
+
+def test_a_mistyped_command_is_named() -> None:
+    done = envbuild("mkae", "cpu")
+    assert (done.code, "did you mean make?" in done.stderr) == (2, True)
+    assert "did you mean" not in envbuild("zzzzzz").stderr

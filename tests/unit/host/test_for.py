@@ -61,8 +61,8 @@ def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str
 @pytest.mark.parametrize(
     ("cards", "driver", "profile", "remedy"),
     [
-        ([], "550.54.15", "h20", "run it where the card is: envbuild doctor --for h20"),
-        ([H200], "580.65.06", "h20", "run it where the card is"),
+        ([], "550.54.15", "h20", "on the machine that has the card: envbuild doctor --for h20"),
+        ([H200], "580.65.06", "h20", "on the machine that has the card"),
         ([H200], "550.54.15", "h200", "update the driver"),
         ([f"{H20},mig=1,slices=3"], "550.54.15", "h20", "turn MIG off: nvidia-smi -mig 0"),
         ([H20], "550.54.15", "step-video", "are together, or lower gpu_count"),
