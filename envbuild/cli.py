@@ -73,8 +73,8 @@ class _Lazy(click.Group):
             return super().resolve_command(context, args)
         except click.UsageError as error:
             meant = near(args[0], self.list_commands(context))
-            error.message = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
-            raise
+            said = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
+            raise click.UsageError(said, context) from None
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, group in COMMANDS.items():
