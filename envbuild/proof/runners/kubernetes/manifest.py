@@ -20,6 +20,9 @@ GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"  # a label that NVIDIA's GPU feature discovery gives nodes
 LABEL = "app.kubernetes.io/managed-by"
 _STDERR = "/dev/termination-log"  # the end of it is in the pod's status; its log has stdout alone
+_MAX_STDERR = 4096  # bytes of it that a kubelet takes
+_DISK = 256 << 20  # bytes of a node's disk: for the log alone, the rest is memory
+LATE = 124  # what it ends with where the self-test had its time, as timeout(1) has it
 _FETCHING = 900  # seconds to fetch the image, beside the self-test's own time
 _QUEUE = 24 * 60  # minutes
 _KEPT = 3600  # seconds that a finished Job stays where nobody is left to remove it
@@ -27,9 +30,29 @@ _MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap takes
 _NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")  # a pod's name is longer by 6, and a label of 63 holds it
 _IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
 # With shareProcessNamespace the pause container is PID 1, and not the self-test: PID 1 survives its own SIGFPE.
-_AROUND = (
-    f"import os, sys\nos.dup2(os.open({_STDERR!r}, os.O_WRONLY | os.O_APPEND), 2)\nos.execvp(sys.argv[1], sys.argv[1:])"
-)
+# The pod's own deadline counts the fetching of the image too, so the self-test has its time from here. Its stderr goes
+# to a file of the node's disk that nothing else bounds.
+_AROUND = """import os, subprocess, sys, threading
+log = os.open({stderr!r}, os.O_WRONLY)
+child = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)
+late = threading.Event()
+def end():
+    late.set()
+    child.kill()
+def keep():
+    tail = b""
+    while block := os.read(child.stderr.fileno(), 65536):
+        tail = (tail + block)[-{most}:]
+        os.ftruncate(log, 0)
+        os.pwrite(log, tail, 0)
+alarm, reader = threading.Timer({seconds}, end), threading.Thread(target=keep)
+for thread in alarm, reader:
+    thread.daemon = True
+    thread.start()
+code = child.wait()
+reader.join(5)
+os._exit({late} if late.is_set() else code if code >= 0 else 128 - code)
+"""
 # What is not as in the local runner's container; the evidence says so.
 UNCONFINED = ("the network is the pod's, and open unless the cluster closes it",
               "processes are bounded by the node alone")  # fmt: skip
@@ -73,7 +96,7 @@ def render(job: Job, site: Site, name: str, image: str) -> tuple[Object, Object]
 
 def _pod(job: Job, site: Site, name: str, image: str, seconds: int) -> Object:
     limits = job.limits
-    command = ("python", "-I", "-c", _AROUND, *job.argv, "/envbuild/payload")
+    command = ("python", "-I", "-c", around(limits.timeout), *job.argv, "/envbuild/payload")
     optional = {
         "runtimeClassName": site.runtime_class,
         "priorityClassName": site.priority_class,
@@ -123,10 +146,16 @@ def _pod(job: Job, site: Site, name: str, image: str, seconds: int) -> Object:
     }
 
 
+def around(seconds: float, stderr: str = _STDERR) -> str:
+    """A program that runs its arguments for so long, and keeps the end of what they write to stderr in that file."""
+    return _AROUND.format(stderr=stderr, most=_MAX_STDERR, seconds=seconds, late=LATE)
+
+
 def _resources(job: Job) -> Object:
     """A request that is not given is the limit."""
     gpus = {GPU: str(job.count)} if job.gpus else {}
-    return {"limits": {"memory": str(job.limits.memory), **gpus}, "requests": {"cpu": "1"}}
+    limits = {"memory": str(job.limits.memory), "ephemeral-storage": str(_DISK), **gpus}
+    return {"limits": limits, "requests": {"cpu": "1"}}
 
 
 def _placed(job: Job, site: Site) -> Object:

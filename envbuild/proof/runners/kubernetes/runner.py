@@ -25,6 +25,7 @@ FOLLOW = 10.0  # without a line, before the pod is looked at again
 PULLING = 60.0  # for an image that a node cannot fetch to be fetched all the same
 GRACE = 30.0  # for what the cluster's own parts tell each other
 PATIENCE = 900.0  # for an API server that does not answer
+CLOCK = 2.0  # a cluster's stamps are whole seconds
 
 
 class Kubernetes:
@@ -226,7 +227,15 @@ class _Run:
         return bytes(found)
 
     def _ended(self, pod: Pod) -> RawOutput | None:
-        expired = pod.ended is None or (pod.reason == states.DEADLINE and pod.ended.code not in (0, 5))
+        ended = pod.ended
+        if ended is None:  # its node has yet to say how
+            if self._lasts("expired", True) < GRACE:
+                return None
+            raise self._late(pod)
+        had = ended.seconds + CLOCK >= self._job.limits.timeout  # the time that it is to have
+        if pod.reason == states.DEADLINE and ended.code not in (0, 5) and not had:
+            raise self._late(pod)
+        expired = had and (ended.code == manifest.LATE or (pod.reason == states.DEADLINE and ended.code not in (0, 5)))
         try:
             stdout = self._log(pod)
         except Refused as refused:
@@ -234,19 +243,18 @@ class _Run:
         for line in stdout.split(b"\n")[self._given : -1]:
             self._given += 1
             self._watch.line(line)
-        if pod.ended and pod.ended.code in (0, 5) and not self._whole(stdout):
+        if ended.code in (0, 5) and not self._whole(stdout):
             if self._lasts("cut", True) < GRACE / 3:  # its last lines may be on their way
                 return None
             raise self._truncated(pod, "it lacks the end of what the self-test wrote")
         for lack in manifest.UNCONFINED:
             self._watch.say(f"not as confined as here: {lack}")
-        ended = pod.ended
         return RawOutput(
             stdout=stdout[: MAX_STDOUT + 1],
-            stderr=ended.message if ended else "",
-            exit_code=None if expired or ended is None else ended.code,
-            seconds=ended.seconds if ended else self._job.limits.timeout,
-            out_of_memory=bool(ended and ended.reason == "OOMKilled"),
+            stderr=ended.message,
+            exit_code=None if expired else ended.code,
+            seconds=ended.seconds,
+            out_of_memory=ended.reason == "OOMKilled",
             timed_out=expired,
             too_long=len(stdout) > MAX_STDOUT,
             where={
@@ -269,6 +277,10 @@ class _Run:
         frames = (reading.frame(line, self._job.nonce) for line in stdout.splitlines()[-50:])
         lost = stdout.count(b"\n") < self._given
         return not lost and any(frame and frame[1].get("kind") == "end" for frame in frames)
+
+    def _late(self, pod: Pod) -> EnvbuildError:
+        return RunnerError("the pod was ended at its deadline, and the self-test had not had its time", ending="time-out",
+                           hint=f"does {pod.node or 'the node'} fetch the image slowly? it may have it now: run it again")  # fmt: skip
 
     def _truncated(self, pod: Pod, why: str) -> EnvbuildError:
         return RunnerError(f"the log of pod {pod.name} is not all of it: {why}", ending="truncated",

@@ -302,11 +302,26 @@ def test_too_little_memory_is_told(place: Place) -> None:
 
 
 def test_a_self_test_that_does_not_end_is_stopped(place: Place) -> None:
+    """By what is around it in the pod; where that does not, by the node, if it had its time."""
+    job = dataclasses.replace(JOB, limits=Limits(1 << 30, 12))
     late = ended(137)
     late["status"]["reason"] = "DeadlineExceeded"
-    place.server.pods = [running(), late]
+    for seen in (ended(124), late):
+        place.server.pods = [running(), seen]
+        output = place.run(job)
+        assert (output.timed_out, output.exit_code) == (True, None)
+    place.server.pods = [running(), ended(124)]  # its own, before its time
     output = place.run()
-    assert (output.timed_out, output.exit_code) == (True, None)
+    assert (output.timed_out, output.exit_code) == (False, 124)
+
+
+@pytest.mark.parametrize("seen", [ended(137), running()], ids=["ended", "unknown"])
+def test_a_self_test_that_had_not_its_time_did_not_fail(place: Place, seen: Object) -> None:
+    """A pod's deadline counts the fetching of its image, which took most of it."""
+    seen["status"]["reason"] = "DeadlineExceeded"
+    place.server.pods = [running(), seen]
+    error = place.fails()
+    assert error.ending == "time-out" and "fetch the image slowly" in error.hint
 
 
 def test_too_much_output_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import dataclasses
 import re
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.errors import UsageError
 from envbuild.plan import facts
+from envbuild.process import run
 from envbuild.proof.runners.kubernetes import manifest, site
 from envbuild.proof.runners.kubernetes.site import Site
 from unit.proof.runners.manifests import CASES, objects, rendered
@@ -94,6 +98,28 @@ def test_what_the_container_runs_is_what_was_asked_for() -> None:
     (one,) = manifest.render(job, Site(), "envbuild-x-1", ID)[1]["spec"]["template"]["spec"]["containers"]
     assert re.fullmatch(r"(\$\$|[^$])*", "".join(one["command"]))
     assert tuple(part.replace("$$", "$") for part in one["command"][4:-1]) == job.argv
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("", 0), ("sys.exit(5)", 5), ("os.kill(os.getpid(), 8)", 136), ("time.sleep(60)", 124)]
+)
+def test_what_is_around_the_self_test_bounds_it_and_its_last_words(tmp_path: Path, code: str, status: int) -> None:
+    words = tmp_path / "words"
+    words.write_text("of an earlier one", encoding="utf-8")
+    text = f"import os, sys, time; sys.stderr.write('x' * 100000 + 'end'); sys.stderr.flush(); print('out'); {code}"
+    argv = [sys.executable, "-I", "-c", manifest.around(2.0, str(words)), sys.executable, "-I", "-u", "-c", text]
+    done = run(argv, timeout=60)
+    assert (done.code, done.stdout, done.stderr) == (status, "out\n", "")
+    assert words.read_bytes() == b"x" * 4093 + b"end"
+
+
+def test_what_a_self_test_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+    """It holds stderr open; the container ends with its first process."""
+    (words := tmp_path / "words").touch()
+    text = "import subprocess, sys; subprocess.Popen(['sleep', '60'])"
+    begin = time.monotonic()
+    assert run([sys.executable, "-I", "-c", manifest.around(50, str(words)), sys.executable, "-c", text]).code == 0
+    assert time.monotonic() - begin < 30
 
 
 def test_one_of_several_gpus_must_be_named() -> None:
