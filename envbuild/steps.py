@@ -296,7 +296,7 @@ class Session:
             wanted = proved.wanted(source.name, source.profile, locked)
             here = asdict(machine.read()) if self.connected().data_folder and not run.where else None
             record = evidence.run_record(image, wanted, run, engine, now, here)
-            self.made.evidence = evidence.save(record)
+            self.made.evidence = evidence.save(record, run.where)
             self.made.proofs = self._proofs(source, image, locked)
             if signer is None:
                 return None, False, f"{self.made.evidence.name[:12]} unsigned: no signing_key is set"

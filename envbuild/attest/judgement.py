@@ -25,16 +25,16 @@ Records = Sequence[tuple[Path, dict[str, Any]]]
 _AHEAD = datetime.timedelta(hours=24)  # clocks differ, and by no more
 
 
-def of_build(build: Build, records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[str], list[Reason]]:
-    """(models that it is proved on, why that is not enough) for an image and all that its profile asks for."""
+def of_build(build: Build, records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[Proof], list[Reason]]:
+    """(for each model that it is proved on the proof, why that is not enough) for an image and all that its profile asks for."""
     asked = _stricter(proved.wanted(build.name, build.profile, build.lock), policy)
     named = policy.gpus or proved.models(build.profile)
     return _each(named, asked, records, policy, now, build.profile)
 
 
-def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[str], list[Reason]]:
+def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[Proof], list[Reason]]:
     """The same for run records alone: is each enough for what it was made for?"""
-    on: list[str] = []
+    on: list[Proof] = []
     reasons: list[Reason] = []
     for item in records:
         asked = _stricter(counting.as_recorded(item[1]), policy)
@@ -57,8 +57,8 @@ def _each(
     policy: Policy,
     now: datetime.datetime,
     profile: Profile | None,
-) -> tuple[list[str], list[Reason]]:
-    on: list[str] = []
+) -> tuple[list[Proof], list[Reason]]:
+    on: list[Proof] = []
     reasons: list[Reason] = []
     by_name = dict(records)
     for model in models:
@@ -66,7 +66,7 @@ def _each(
         if proof.state != "proved" or proof.evidence is None:
             reasons.append(Reason(_kind(proof), f"{model}: {proof.reason}"))
             continue
-        on.append(model)
+        on.append(proof)
         record = by_name[proof.evidence]
         reasons += [Reason(reason.id, f"{model}: {reason.detail}") for reason in _record(record, policy, now, profile)]
     return on, reasons

@@ -19,6 +19,7 @@ from envbuild.attest.trust import Build, Trusted
 from envbuild.errors import CheckFailed, NetworkError, UsageError
 from envbuild.image.names import LOCK_LABEL, VERIFIED
 from envbuild.proof import untrusted
+from envbuild.proof.counting import Proof
 from envbuild.proof.reasons import Reason, Refusal
 
 PLATFORM = ("linux", "amd64")
@@ -30,7 +31,8 @@ Envelopes = Sequence[Envelope]
 
 @dataclass
 class Verdict:
-    """The answer. `digest` is what the reference means now; `gpus` are the models that it is proved on.
+    """The answer. `digest` is what the reference means now; `gpus` are the models that it is proved on; `unconfined`:
+    what the containers of these proofs lacked of the confinement that an engine's has.
 
     `image`: what the reference names; `build`: the build statement it was judged by, `proved` what that is about, and
     where: the image itself, or its base.
@@ -39,6 +41,7 @@ class Verdict:
     ref: str | None
     digest: str | None = None
     gpus: list[str] = field(default_factory=list)
+    unconfined: list[str] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     image: Config | None = None
     build: Build | None = None
@@ -54,8 +57,13 @@ class Verdict:
             "digest": self.digest,
             "verified": self.verified,
             "gpus": self.gpus,
+            "unconfined": self.unconfined,
             "reasons": [dataclasses.asdict(reason) for reason in self.reasons],
         }
+
+    def take(self, proofs: Sequence[Proof]) -> None:
+        self.gpus = list(dict.fromkeys(proof.model for proof in proofs))
+        self.unconfined = list(dict.fromkeys(lack for proof in proofs for lack in proof.unconfined))
 
     def require(self) -> None:
         """Raises CheckFailed with every reason, carrying the document."""
@@ -86,7 +94,8 @@ def statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdi
     """Judge evidence alone, as others send it: who says so, and does it say what its run record says?"""
     believed = trust.believe(given, policy.keys, None)
     verdict = Verdict(None)
-    verdict.gpus, verdict.reasons = judgement.of_records(believed.records, policy, now)
+    proofs, verdict.reasons = judgement.of_records(believed.records, policy, now)
+    verdict.take(proofs)
     verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons]
     if not believed.records and not verdict.reasons:
         verdict.reasons.append(Reason("no-evidence", "there is no test result in it"))
@@ -155,11 +164,12 @@ def _judge(verdict: Verdict, believed: Trusted, config: Config, policy: Policy, 
         return
     answers = []
     for build in believed.builds:
-        gpus, reasons = judgement.of_build(build, believed.records, policy, now)
+        proofs, reasons = judgement.of_build(build, believed.records, policy, now)
         if config.labels.get(LOCK_LABEL) != build.lock.id:
             reasons = [Reason("lock", f"the image says its lock is another than {build.lock.id}"), *reasons]
-        answers.append((len(reasons), build, gpus, reasons))
-    _, verdict.build, verdict.gpus, reasons = min(answers, key=lambda answer: answer[0])
+        answers.append((len(reasons), build, proofs, reasons))
+    _, verdict.build, proofs, reasons = min(answers, key=lambda answer: answer[0])
+    verdict.take(proofs)
     verdict.reasons += [*reasons, *(believed.refused if reasons else ())]
 
 

@@ -6,7 +6,16 @@ from typing import Any
 import click
 
 from envbuild.commands.console import emit, json_option, profile_argument, table
-from envbuild.errors import BuildError, CheckFailed, EnvbuildError, LockError, NotProved, OutOfDate, ProfileError
+from envbuild.errors import (
+    BuildError,
+    CheckFailed,
+    EnvbuildError,
+    LockError,
+    NotProved,
+    OutOfDate,
+    ProfileError,
+    printable,
+)
 from envbuild.image.engine import Engine
 from envbuild.image.names import VERIFIED
 from envbuild.plan import index, lock, outdated, resolve, sources
@@ -47,7 +56,8 @@ def command(name: str | None, asks_index: bool, as_json: bool) -> None:
             emit(found.document())
         else:
             assert found.image is not None
-            click.echo(f"{found.name}: verified {found.image.id} ({'; '.join(p.reason for p in found.proofs)})")
+            reasons = "; ".join(proof.reason for proof in found.proofs)
+            click.echo(printable(f"{found.name}: verified {found.image.id} ({reasons})"))
         return
     if not as_json:
         click.echo(f"{found.name}: {found.state}")
@@ -63,9 +73,14 @@ def _all(as_json: bool) -> None:
     if as_json:
         emit({"profiles": rows})
         return
-    cells = [(row["profile"], row["status"], "; ".join(row["reasons"]) or row["image"]["id"]) for row in rows]
+    cells = [(row["profile"], row["status"], "; ".join(row["reasons"]) or _image(row)) for row in rows]
     for line in table(cells):
         click.echo(line)
+
+
+def _image(row: dict[str, Any]) -> str:
+    lacks = dict.fromkeys(lack for proof in row["proofs"] for lack in proof["unconfined"])
+    return f"{row['image']['id']}{', proved less confined: ' if lacks else ''}{'; '.join(lacks)}"
 
 
 def _row(engine: Engine, name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from envbuild.attest import policy, verify
 from envbuild.attest.oci import Reference
 from envbuild.attest.verify import Verdict
 from envbuild.commands.console import Console, emit, json_option
-from envbuild.errors import UsageError
+from envbuild.errors import UsageError, printable
 from envbuild.plan import probes
 from envbuild.proof.reasons import Refusal
 
@@ -69,3 +69,5 @@ def command(
     else:
         click.echo(done.digest)
         click.echo(f"verified on {', '.join(done.gpus)}", err=True)
+        if done.unconfined:
+            click.echo(printable(f"less confined than in an engine's container: {'; '.join(done.unconfined)}"), err=True)

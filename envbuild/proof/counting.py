@@ -19,7 +19,8 @@ class Proof:
     """What the evidence says of one GPU model ("cpu" where the profile names none).
 
     `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or says no), or missing.
-    `failed`: the self-test said no, and nothing since then said yes.
+    `failed`: the self-test said no, and nothing since then said yes. `unconfined`: what the container lacked of the
+    confinement that this engine's has, where it was run elsewhere.
     """
 
     model: str
@@ -27,6 +28,7 @@ class Proof:
     evidence: Path | None
     reason: str
     failed: bool = False
+    unconfined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def judge(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]
         reason = _objection(record, wanted)
         later = [denials[digest] for digest in denials if digest not in record["before"]]
         if reason is None and not later:
-            return Proof(model, "proved", path, f"proved on {_device(record)}, {record['finished'][:10]}")
+            return _proof(model, path, record)
         if reason is None:
             path, said = later[0]
             denied = denied or Proof(
@@ -93,6 +95,13 @@ def judge(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]
         else:
             stale = stale or Proof(model, "stale", path, reason, failed=bool(failures(record)))
     return denied or stale or never(model)
+
+
+def _proof(model: str, path: Path, record: Mapping[str, Any]) -> Proof:
+    lacks = tuple(" ".join(lack.split()) for lack in (record.get("where") or {}).get("unconfined", ()))
+    less = f", less confined than here: {'; '.join(lacks)}" if lacks else ""
+    reason = f"proved on {_device(record)}, {record['finished'][:10]}{less}"
+    return Proof(model, "proved", path, reason, unconfined=lacks)
 
 
 def never(model: str) -> Proof:

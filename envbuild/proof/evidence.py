@@ -30,6 +30,9 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 
 
+_PUBLISHED = ("runner", "engine", "unconfined")
+
+
 def run_record(
     image: Image,
     wanted: Wanted,
@@ -41,8 +44,9 @@ def run_record(
     """Everything that was measured, in one document; named by the sha256 of its bytes.
 
     `before`: the records of this image that were there already. A later pass outweighs a failure that it names there;
-    no clock decides. `machine`: the engine's (processor, cores, memory, system), where it is this one. `where`: what
-    the runner says of another place (runner, job, node, ...); empty here.
+    no clock decides. `machine`: the engine's (processor, cores, memory, system), where it is this one. `where`: which
+    runner had it in another place, by what engine, and how less confined; empty here. What else the runner says (node,
+    job, ...) names a site's machines: `save` keeps it beside the record, which is published.
     """
     return {
         "version": 1,
@@ -63,7 +67,7 @@ def run_record(
         "gpu": gpu_of(run),
         "engine": engine,
         "machine": dict(machine) if machine else None,
-        "where": dict(run.where),
+        "where": {key: run.where[key] for key in _PUBLISHED if key in run.where},
         "finished": finished.strftime(FINISHED),
         "seconds": round(run.seconds, 3),
         "start": dict(run.start),
@@ -122,12 +126,15 @@ def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
     }
 
 
-def save(record: Mapping[str, Any]) -> Path:
-    """Write the record, then the statement that points at it; returns the statement's path."""
+def save(record: Mapping[str, Any], where: Mapping[str, Any] | None = None) -> Path:
+    """Write the record, then the statement that points at it; returns the statement's path. `where`: all that the
+    runner says of another place; it is kept beside them, and nothing is computed from it."""
     text = json.dumps(record, indent=1, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     folder = _folder(record["image"]["id"])
     write_atomically(folder / f"{digest}.record.json", text)
+    if where:
+        write_atomically(folder / f"{digest}.where.json", json.dumps(dict(where), indent=1, sort_keys=True))
     made = statement(record, digest)
     path = folder / f"{digest}.statement.json"
     write_atomically(path, json.dumps(made, indent=1, sort_keys=True))

@@ -63,4 +63,12 @@ def sentence(name: str, proofs: Iterable[Proof]) -> str:
 
 
 def document(proofs: Iterable[Proof]) -> list[dict[str, Any]]:
-    return [{"model": p.model, "state": p.state, "evidence": str(p.evidence) if p.evidence else None} for p in proofs]
+    return [
+        {
+            "model": proof.model,
+            "state": proof.state,
+            "evidence": str(proof.evidence) if proof.evidence else None,
+            "unconfined": list(proof.unconfined),
+        }
+        for proof in proofs
+    ]

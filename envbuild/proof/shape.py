@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from envbuild.plan.probes import Level
 
@@ -45,6 +45,10 @@ class _Gpu(_Part):
     driver: str | None = None
 
 
+class _Where(_Part):
+    unconfined: Annotated[list[Annotated[str, StringConstraints(max_length=200)]], Field(max_length=20)] = []
+
+
 def _time(text: str) -> str:
     datetime.datetime.strptime(text, FINISHED)
     return text
@@ -57,6 +61,7 @@ class _Record(_Part):
     lock: str
     finished: Annotated[str, StringConstraints(max_length=20), AfterValidator(_time)]
     gpu: _Gpu | None
+    where: _Where | None = None
     environment: dict[str, Any]
     seconds: float
     selftest: _Selftest

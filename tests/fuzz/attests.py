@@ -158,7 +158,7 @@ def _statements(value: tuple[list[dict[str, Any]], Policy]) -> None:
     for build in believed.builds:
         judgement.of_build(build, believed.records, asked, NOW)
     on, reasons = judgement.of_records(believed.records, asked, NOW)
-    json.dumps([on, [str(reason) for reason in reasons]])
+    json.dumps([[proof.reason for proof in on], [str(reason) for reason in reasons]])
     for envelope in envelopes:
         try:
             community.rows([("x.dsse.json", envelope)], {"who": signer().public}, NOW)

@@ -111,10 +111,21 @@ def test_a_pushed_image_is_verified(pushed: Site) -> None:
         "digest": oci.digest_of(raw),
         "verified": True,
         "gpus": ["cpu"],
+        "unconfined": [],
         "reasons": [],
     }
     plain = envbuild("verify", f"{pushed.registry.host}/team/sample@{oci.digest_of(raw)}", "--key", "team.pub")
     assert plain.stdout == f"{oci.digest_of(raw)}\n"
+
+
+def test_what_a_clusters_container_lacked_is_told(site: Site, key: Path) -> None:
+    where = {"runner": "kubernetes", "node": "gpu-7", "unconfined": ["the network is \x1b[2Jopen"]}
+    site.prove(dataclasses.replace(passed_run(), where=where), day=1)
+    assert site.push().code == 0
+    assert verify(site, "--key", "team.pub").document["unconfined"] == where["unconfined"]
+    plain = envbuild("verify", f"{site.registry.host}/team/sample:verified", "--key", "team.pub")
+    assert plain.code == 0 and "less confined" in plain.stderr and "the network is" in plain.stderr
+    assert "\x1b" not in plain.stderr and "gpu-7" not in plain.stderr
 
 
 def test_the_older_form_is_enough(pushed: Site) -> None:

@@ -57,6 +57,42 @@ def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -
     assert record_of(locked)["machine"] is None
 
 
+PLACE = {"runner": "kubernetes", "engine": "containerd", "job": "team/job-1", "node": "gpu-7.internal", "restarts": 0,
+         "image": f"registry.internal/x@sha256:{'1' * 64}", "unconfined": ["the network is open"]}  # fmt: skip
+
+
+def test_where_it_ran_is_kept_here_and_names_no_machine_in_what_is_published(locked: Lock) -> None:
+    made = evidence.run_record(IMAGE, asked(locked), dataclasses.replace(passed_run(), where=PLACE), "containerd", DAY)
+    assert made["where"] == {key: PLACE[key] for key in ("runner", "engine", "unconfined")}
+    path = evidence.save(made, PLACE)
+    assert b"internal" not in evidence.record_text(path) + path.read_bytes()
+    beside = path.with_name(path.name.replace(".statement.", ".where."))
+    assert json.loads(beside.read_text(encoding="utf-8")) == PLACE
+    assert state(locked)[0] == "proved"
+
+
+@pytest.mark.parametrize(
+    ("where", "lacks"),
+    [
+        (PLACE, ("the network is open",)),
+        ({"runner": "slurm", "unconfined": []}, ()),
+        ({}, ()),
+        (None, ()),
+    ],
+)
+def test_a_proof_says_what_its_container_lacked(locked: Lock, where: Any, lacks: tuple[str, ...]) -> None:
+    evidence.save(record_of(locked, where=where))
+    (proof,) = evidence.prove(IMAGE.id, wanted(locked))
+    assert (proof.state, proof.unconfined) == ("proved", lacks)
+    assert ("less confined than here: the network is open" in proof.reason) == bool(lacks)
+
+
+@pytest.mark.parametrize("lacks", ["x", [1], ["x" * 201], ["x"] * 21, None])
+def test_what_a_container_lacked_has_its_shape(locked: Lock, lacks: Any) -> None:
+    evidence.save(record_of(locked, where={"unconfined": lacks}))
+    assert state(locked)[0] == "missing"
+
+
 # the statement
 
 

@@ -95,6 +95,18 @@ def test_built_proved_and_tagged_is_verified(world: World) -> None:
     assert [proof["state"] for proof in document["proofs"]] == ["proved"]
 
 
+def test_what_a_clusters_container_lacked_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = world.built(image_of())
+    world.proved(image, where={"runner": "slurm", "unconfined": ["the network is open"]})
+    world.verified(image)
+    assert world.status().document()["proofs"][0]["unconfined"] == ["the network is open"]
+    monkeypatch.setattr(command, "Engine", lambda: None)
+    monkeypatch.setattr(status, "compute", lambda engine, source: world.status())
+    for arguments in ((), ("sample",)):
+        said = envbuild("status", *arguments)
+        assert (said.code, "less confined" in said.stdout, "the network is open" in said.stdout) == (0, True, True)
+
+
 def test_never_locked_is_missing(world: World) -> None:
     found = status.judge(cast(Engine, world.engine), "sample", world.source.profile, None, [], "")
     assert (found.state, found.lock) == ("missing", None)
