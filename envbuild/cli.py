@@ -13,7 +13,16 @@ from typing import Any
 
 import click
 
-from envbuild.errors import DiskError, EnvbuildError, Interrupted, SystemFault, UsageError, near, printable
+from envbuild.errors import (
+    DiskError,
+    EnvbuildError,
+    HungUp,
+    Interrupted,
+    SystemFault,
+    UsageError,
+    near,
+    printable,
+)
 
 # Short help stands here so that `--help` imports nothing else; a test holds it against each command's own.
 COMMANDS: Mapping[str, Mapping[str, str]] = {
@@ -97,7 +106,7 @@ def main() -> None:
     """Run the command line; the process' only exit."""
     signal.signal(signal.SIGTERM, _interrupted)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; under nohup it is ignored
-        signal.signal(signal.SIGHUP, _interrupted)
+        signal.signal(signal.SIGHUP, _hung_up)
     wants_json = "--json" in sys.argv[1:]
     try:
         cli.main(standalone_mode=False)
@@ -128,6 +137,10 @@ def _system_error(error: OSError) -> EnvbuildError:
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _hung_up(number: int, frame: FrameType | None) -> None:
+    raise HungUp
 
 
 def _usage_hint(error: click.ClickException) -> str | None:

@@ -140,5 +140,9 @@ class SomeFailed(EnvbuildError):
         self.code = code
 
 
+class HungUp(KeyboardInterrupt):
+    """The terminal is gone, as where ssh lost its connection; nobody asked for an end."""
+
+
 class Interrupted(EnvbuildError):
     code, kind = 130, "interrupted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,18 @@ _SECTIONS = {
 }
 
 
+class _Loader(yaml.SafeLoader):
+    """Whole numbers are decimal, as in YAML 1.2: 1:30:00 and 0012 are texts, no numbers of base 60 and 8."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [known for known in every if known[0] != "tag:yaml.org,2002:int"]
+        for first, every in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"-?(0|[1-9][0-9]*)\Z"), list("-0123456789"))
+
+
 @cache
 def _settings() -> dict[str, Any]:
     file = config_file()
@@ -61,7 +74,7 @@ def _settings() -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
     try:
-        data = yaml.safe_load(text) or {}
+        data = yaml.load(text, _Loader) or {}  # noqa: S506 (of the safe one)
     except (
         yaml.YAMLError,
         ValueError,

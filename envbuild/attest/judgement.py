@@ -25,7 +25,9 @@ Records = Sequence[tuple[Path, dict[str, Any]]]
 _AHEAD = datetime.timedelta(hours=24)  # clocks differ, and by no more
 
 
-def of_build(build: Build, records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[Proof], list[Reason]]:
+def of_build(
+    build: Build, records: Records, policy: Policy, now: datetime.datetime
+) -> tuple[list[Proof], list[Reason]]:
     """(for each model that it is proved on the proof, why that is not enough) for an image and all that its profile asks for."""
     asked = _stricter(proved.wanted(build.name, build.profile, build.lock), policy)
     named = policy.gpus or proved.models(build.profile)

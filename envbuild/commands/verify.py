@@ -70,4 +70,6 @@ def command(
         click.echo(done.digest)
         click.echo(f"verified on {', '.join(done.gpus)}", err=True)
         if done.unconfined:
-            click.echo(printable(f"less confined than in an engine's container: {'; '.join(done.unconfined)}"), err=True)
+            click.echo(
+                printable(f"less confined than in an engine's container: {'; '.join(done.unconfined)}"), err=True
+            )

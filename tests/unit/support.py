@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from envbuild import cli
+from envbuild import cli, settings
 from envbuild.image.engine import Image
 from envbuild.plan import index, lock, resolve, sources
 from envbuild.plan.archive import COMPAT, TOOLKIT, Archive, Wanted
@@ -341,3 +341,11 @@ def envbuild(*arguments: str) -> Said:
         sys.argv = before
         signal.signal(signal.SIGTERM, handler)
     return Said(int(code or 0), out.getvalue(), err.getvalue())
+
+
+def configure(text: str) -> None:
+    """Write the site's settings."""
+    file = settings.config_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    settings._settings.cache_clear()

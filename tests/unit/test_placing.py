@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from envbuild import pipeline, placing, settings
+from envbuild import pipeline, placing
 from envbuild.errors import UsageError
 from envbuild.image.engine import Engine
 from envbuild.making import On, Options
@@ -16,19 +16,12 @@ from envbuild.proof.job import Asked
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
 from envbuild.proof.runners.slurm.runner import Slurm
-from unit.support import Said, envbuild, image_of
+from unit.support import Said, configure, envbuild, image_of
 
 
 def runner(on: On, asked: Asked | None = None) -> Any:
     options = Options(on=on, asked=asked or Asked())
     return placing.runner(options, cast(Engine, object()), image_of(), "sample", lambda line: None)
-
-
-def configure(text: str) -> None:
-    file = settings.config_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
-    settings._settings.cache_clear()
 
 
 def test_the_command_line_goes_before_the_settings() -> None:

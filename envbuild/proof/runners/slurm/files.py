@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -53,8 +54,9 @@ def forget(name: str, folder: Path) -> None:
     """Remove what there is of a job, here."""
     shutil.rmtree(folder, ignore_errors=True)
     for file in settings.state_folder("slurm").glob("*.ticket.json"):
-        if f'"{name}"' in file.read_text(encoding="utf-8", errors="replace"):
-            file.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process forgets its own
+            if f'"{name}"' in file.read_text(encoding="utf-8", errors="replace"):
+                file.unlink()
 
 
 class Tail:

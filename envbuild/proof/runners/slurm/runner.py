@@ -13,7 +13,16 @@ import time
 from pathlib import Path, PurePosixPath
 
 from envbuild import settings
-from envbuild.errors import EngineError, EnvbuildError, NetworkError, NotProved, UsageError, printable
+from envbuild.errors import (
+    EngineError,
+    EnvbuildError,
+    HungUp,
+    Interrupted,
+    NetworkError,
+    NotProved,
+    UsageError,
+    printable,
+)
 from envbuild.image.engine import Image
 from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
 from envbuild.proof.job import Job
@@ -60,8 +69,14 @@ class Slurm:
     def run(self, job: Job, watch: Watch) -> RawOutput:
         ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
         try:
+            if not self._ticket:
+                watch.say(f"job {ticket.job} is submitted; if this process is lost: --resume {ticket.job}")
             attempt, outcome = self._wait(ticket, watch)
             output = self._output(job, attempt, outcome, watch)
+        except HungUp:
+            raise Interrupted(
+                f"the terminal is gone; job {ticket.job} goes on", hint=f"to wait for it: --resume {ticket.job}"
+            ) from None
         except KeyboardInterrupt:
             self._cancel(ticket.name, watch)
             files.forget(ticket.name, Path(ticket.folder))
@@ -82,11 +97,10 @@ class Slurm:
         try:
             ticket = self._handed_over(job, text, folder)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):  # Slurm may have it already
+            if not isinstance(error, ProcessMissing):  # Slurm may have it already, whatever sbatch said
                 self._cancel(self._token, watch)
             files.forget(self._token, folder)
             raise
-        watch.say(f"job {ticket.job} is submitted; if this process is lost: --resume {ticket.job}")
         return ticket
 
     def _handed_over(self, job: Job, text: str, folder: Path) -> Ticket:
@@ -199,6 +213,11 @@ class Slurm:
     def _started(self, outcome: Outcome, words: str) -> None:
         """Raises where the self-test never began, which says nothing of the image."""
         node, said = outcome.node or "the node", printable(words.strip()[-600:])
+        if outcome.stage == "gpu" and outcome.gpus:
+            raise NotProved(
+                f"Slurm handed out {outcome.gpus} on {node}, which is no whole card",
+                hint="slurm: {gres: ...} names one",
+            )
         if outcome.stage == "gpu":
             raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")
         if outcome.stage == "image" and self._site.registry:
@@ -220,18 +239,17 @@ class Slurm:
         """By its name, which is known before its id is. Its container is removed by its own script."""
         try:
             done = run(["scancel", f"--name={name}"], timeout=_ANSWER)
-        except EnvbuildError as error:
-            watch.say(f"the job could not be cancelled: {error.message}; scancel --name={name}")
-            return
-        if done.code != 0:
-            watch.say(f"the job could not be cancelled: {_words(done)}; scancel --name={name}")
-            return
-        end = time.monotonic() + LEAVING
-        while time.monotonic() < end:
-            done = run(["squeue", "--noheader", f"--name={name}"], timeout=_ANSWER)
-            if done.code != 0 or not done.stdout.strip():
+            if done.code != 0:
+                watch.say(f"the job could not be cancelled: {_words(done)}; scancel --name={name}")
                 return
-            time.sleep(POLL / 4)
+            end = time.monotonic() + LEAVING
+            while time.monotonic() < end:
+                done = run(["squeue", "--noheader", f"--name={name}"], timeout=_ANSWER)
+                if done.code != 0 or not done.stdout.strip():
+                    return
+                time.sleep(POLL / 4)
+        except EnvbuildError as error:
+            watch.say(f"whether the job is cancelled is not known: {error.message}; scancel --name={name}")
 
 
 class _Unknown(RunnerError):

@@ -57,6 +57,7 @@ _SHAPES = {
     "requeue": ("yes|no", "yes or no"),
     "grace": ("[0-9]{1,3}", "seconds"),
 }
+_NUMBERS = ("grace", "time", "account")
 _GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,60})?")
 
 
@@ -87,7 +88,7 @@ def _as_text(key: str, value: object) -> object:
     """What YAML takes for something else."""
     if key == "requeue" and isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value) if key == "grace" and type(value) is int else value
+    return str(value) if key in _NUMBERS and type(value) is int else value
 
 
 def _fault(key: str, value: object) -> Fault | None:

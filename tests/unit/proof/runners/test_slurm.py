@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from envbuild import settings
-from envbuild.errors import EngineError, EnvbuildError, NetworkError, NotProved, UsageError
+from envbuild.errors import EngineError, EnvbuildError, HungUp, Interrupted, NetworkError, NotProved, UsageError
 from envbuild.image.engine import Image
-from envbuild.process import run
+from envbuild.process import ProcessTimeout, run
 from envbuild.proof import reading
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import RunnerError, Watch
@@ -124,6 +124,18 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
 def fails(stub: Stub, kind: type[EnvbuildError] = RunnerError, **how: str) -> EnvbuildError:
     with pytest.raises(kind) as caught:
         stub.run(**how)  # type: ignore[arg-type]
+    return caught.value
+
+
+def interrupted(stub: Stub, by: BaseException) -> BaseException:
+    """What comes out where that happens at the first line."""
+
+    def line(_: bytes) -> None:
+        raise by
+
+    site = Site(folder=str(stub.shared), grace=1)
+    with pytest.raises((KeyboardInterrupt, EnvbuildError)) as caught:
+        Slurm(site, IMAGE, None, "sample").run(JOB, Watch(line, stub.said.append))
     return caught.value
 
 
@@ -282,6 +294,12 @@ def test_a_node_that_hands_out_no_gpu_is_no_proof(stub: Stub) -> None:
         stub.run(dataclasses.replace(JOB, gpus=True, models=("h20",)))
 
 
+def test_a_part_of_a_card_is_no_proof(stub: Stub) -> None:
+    stub.say(gpus="MIG-aa0ee3a9-7d4f-5a6c-b2a0-5a1c7a3f0e11")
+    with pytest.raises(NotProved, match="MIG-aa0ee3a9.* on node-7, which is no whole card"):
+        stub.run(dataclasses.replace(JOB, gpus=True, models=("h20",)))
+
+
 def test_an_image_that_is_not_there_is_no_fault_of_it(stub: Stub) -> None:
     stub.say(no_image="")
     assert fails(stub, EngineError).message.startswith("node-7 has no image")
@@ -317,17 +335,41 @@ def test_too_little_memory_and_too_much_output_are_told(stub: Stub, monkeypatch:
 def test_what_slurm_does_not_take_is_said_in_its_words(stub: Stub) -> None:
     stub.say(refuse="")
     assert "Invalid account" in fails(stub, UsageError).message
-    assert stub.left() == []
+    assert stub.left() == [] and stub.told("cancelled")
 
 
-def test_an_interruption_cancels_the_job_and_removes_its_container(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_sbatch_may_have_queued_is_cancelled(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not hear of it in time; the controller took it."""
+    monkeypatch.setattr(module, "_ANSWER", 1.0)
+    (stub.folder / "sbatch").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    with pytest.raises(ProcessTimeout):
+        stub.run()
+    assert stub.told("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
+
+
+def test_a_controller_that_is_silent_hides_no_interruption(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ANSWER", 1.0)
+    (stub.folder / "squeue").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     stub.say(hang="")
+    assert isinstance(interrupted(stub, KeyboardInterrupt()), KeyboardInterrupt)
+    assert any("is not known" in said and "scancel --name=" in said for said in stub.said) and stub.left() == []
 
-    def interrupted(line: bytes) -> None:
-        raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        Slurm(Site(folder=str(stub.shared), grace=1), IMAGE, None, "sample").run(JOB, Watch(interrupted))
+def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed(stub: Stub) -> None:
+    error = interrupted(stub, HungUp())
+    assert isinstance(error, Interrupted) and error.code == 130 and "--resume 42" in str(error.hint)
+    assert not stub.told("cancelled")
+    assert stub.run(resume="42").exit_code == 0 and stub.left() == []
+
+
+def test_tickets_that_others_remove_meanwhile_are_no_fault(stub: Stub) -> None:
+    (settings.state_folder("slurm") / "9.ticket.json").symlink_to("gone")
+    assert stub.run().exit_code == 0
+
+
+def test_an_interruption_cancels_the_job_and_removes_its_container(stub: Stub) -> None:
+    stub.say(hang="")
+    assert isinstance(interrupted(stub, KeyboardInterrupt()), KeyboardInterrupt)
     assert stub.told("cancelled").startswith("--name=envbuild-sample-")
     assert stub.left() == []
     end = time.monotonic() + 30

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from envbuild import settings
 from envbuild.errors import UsageError
 from envbuild.plan import facts
 from envbuild.proof.runners.slurm import script, site
 from envbuild.proof.runners.slurm.site import Site
 from unit.proof.runners.scripts import CASES, CPU, FOLDER, ID, JOB, rendered
 from unit.regenerate import GOLDEN
+from unit.support import configure
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -41,7 +43,7 @@ def parsed(**values: Any) -> Site:
     return site.parse(values, {}, facts.gpus().__contains__)
 
 
-HOSTILE = ["x\n#SBATCH --uid=0", "$(id)", "a b", '"', "'", "x#y", "-x", "é", "", "%j", "`id`", "x;y", "\x1b[2J", 7]
+HOSTILE = ["x\n#SBATCH --uid=0", "$(id)", "a b", '"', "'", "x#y", "-x", "é", "", "%j", "`id`", "x;y", "\x1b[2J", 7.5]
 
 
 @pytest.mark.parametrize("key", ["partition", "account", "constraint", "time", "container", "program", "registry",
@@ -54,10 +56,31 @@ def test_a_hostile_setting_is_refused(key: str, value: object) -> None:
     assert "\x1b" not in str(caught.value.faults)
 
 
-@pytest.mark.parametrize("value", [*(value for value in HOSTILE if value != 7), -1, 1000, True], ids=repr)
+@pytest.mark.parametrize("value", [*(value for value in HOSTILE), -1, 1000, True], ids=repr)
 def test_a_hostile_grace_is_refused(value: object) -> None:
     with pytest.raises(UsageError):
         parsed(grace=value)
+
+
+@pytest.mark.parametrize(
+    ("text", "time", "account"),
+    [
+        ("{time: 30, account: 12345}", "30", "12345"),
+        ("{time: 1:30:00, account: 0123}", "1:30:00", "0123"),
+        ('{time: "30:00", account: team}', "30:00", "team"),
+    ],
+)
+def test_numbers_need_no_quotes(text: str, time: str, account: str) -> None:
+    """YAML 1.1 has 1:30:00 for 5400, which would be minutes, and 0123 for 83."""
+    configure(f"slurm: {text}\n")
+    found = site.parse(settings.section("slurm"), {}, facts.gpus().__contains__)
+    assert (found.time, found.account) == (time, account)
+
+
+@pytest.mark.parametrize("value", [100000, -1, True], ids=repr)
+def test_a_time_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(UsageError):
+        parsed(time=value)
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
