@@ -28,7 +28,8 @@ _AHEAD = datetime.timedelta(hours=24)  # clocks differ, and by no more
 def of_build(
     build: Build, records: Records, policy: Policy, now: datetime.datetime
 ) -> tuple[list[Proof], list[Reason]]:
-    """(for each model that it is proved on the proof, why that is not enough) for an image and all that its profile asks for."""
+    """(a proof for each model that it is proved on, why that is not enough) for an image and all that its profile asks
+    for."""
     asked = _stricter(proved.wanted(build.name, build.profile, build.lock), policy)
     named = policy.gpus or proved.models(build.profile)
     return _each(named, asked, records, policy, now, build.profile)

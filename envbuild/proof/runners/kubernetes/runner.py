@@ -279,8 +279,11 @@ class _Run:
         return not lost and any(frame and frame[1].get("kind") == "end" for frame in frames)
 
     def _late(self, pod: Pod) -> EnvbuildError:
-        return RunnerError("the pod was ended at its deadline, and the self-test had not had its time", ending="time-out",
-                           hint=f"does {pod.node or 'the node'} fetch the image slowly? it may have it now: run it again")  # fmt: skip
+        return RunnerError(
+            "the pod was ended at its deadline, before the self-test had its time",
+            ending="time-out",
+            hint=f"does {pod.node or 'the node'} fetch the image slowly? it may have it now: run it again",
+        )
 
     def _truncated(self, pod: Pod, why: str) -> EnvbuildError:
         return RunnerError(f"the log of pod {pod.name} is not all of it: {why}", ending="truncated",
