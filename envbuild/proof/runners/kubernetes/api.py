@@ -15,6 +15,7 @@ from envbuild.proof.runners.kubernetes.manifest import Object
 _SECONDS = (5.0, 30.0)  # for a connection, and for an answer
 _INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX = 16 << 20  # bytes of an answer that is no log
+_PAGE = 200  # nodes; one is tens of kB
 
 
 class Silent(Exception):
@@ -51,13 +52,13 @@ class Cluster:
         self._core, self._batch = client.CoreV1Api(api), client.BatchV1Api(api)
 
     def create(self, config: Object, work: Object) -> None:
-        """The ConfigMap, and the Job that owns it: it goes when the Job goes."""
-        self._ask(self._core.create_namespaced_config_map, self.namespace, config)
+        """The Job, and the ConfigMap that it owns: that goes when the Job goes, whoever is lost in between. Its pod
+        waits for the ConfigMap, as for any that is not there yet."""
         made = self._ask(self._batch.create_namespaced_job, self.namespace, work)
         meta = made["metadata"]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
-        patch = {"metadata": {"ownerReferences": [owner]}}
-        self._ask(self._core.patch_namespaced_config_map, meta["name"], self.namespace, patch)
+        owned = {**config, "metadata": {**config["metadata"], "ownerReferences": [owner]}}
+        self._ask(self._core.create_namespaced_config_map, self.namespace, owned)
 
     def job(self, name: str) -> Object | None:
         return self._found(self._batch.read_namespaced_job, name, self.namespace)
@@ -73,7 +74,16 @@ class Cluster:
         )
 
     def nodes(self) -> list[Object]:
-        return self._items(self._core.list_node)
+        """All of them, by pages: a node lists its images, and a cluster of thousands is more than an answer holds."""
+        found: list[Object] = []
+        more: dict[str, Any] = {}
+        while True:
+            page = self._ask(self._core.list_node, limit=_PAGE, **more)
+            found += _objects(page)
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return found
+            more = {"_continue": token}
 
     @contextlib.contextmanager
     def log(self, pod: str, seconds: float, *, follow: bool) -> Iterator[Iterator[bytes]]:
@@ -109,8 +119,7 @@ class Cluster:
             raise
 
     def _items(self, call: Any, *arguments: Any, **options: Any) -> list[Object]:
-        listed = self._ask(call, *arguments, **options).get("items") or []
-        return [item for item in listed if isinstance(item, dict)]
+        return _objects(self._ask(call, *arguments, **options))
 
     def _ask(self, call: Any, *arguments: Any, **options: Any) -> Object:
         with _asking():
@@ -122,6 +131,10 @@ class Cluster:
             finally:
                 response.close()
             return found if isinstance(found, dict) else {}
+
+
+def _objects(page: Object) -> list[Object]:
+    return [item for item in page.get("items") or [] if isinstance(item, dict)]
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from envbuild.proof.runners.kubernetes import manifest, states
 from envbuild.proof.runners.kubernetes.api import Cluster, Refused, Silent
 from envbuild.proof.runners.kubernetes.manifest import Object
 from envbuild.proof.runners.kubernetes.site import Site
-from envbuild.proof.runners.kubernetes.states import Pod
+from envbuild.proof.runners.kubernetes.states import Lacks, Pod
 from envbuild.proof.runners.protocol import RunnerError, Watch
 from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
@@ -171,18 +171,19 @@ class _Run:
             raise RunnerError("the cluster makes no pod for the job", ending="refused",
                               hint="\n".join(said) or "kubectl describe job tells more")  # fmt: skip
 
-    def _nodes(self) -> dict[str, list[str]] | None:
-        """None where this account may not list them."""
+    def _nodes(self) -> dict[str, Lacks] | None:
+        """None where this account may not list them, or they do not come."""
         try:
             nodes = self._cluster.nodes()
-        except Refused:
+        except (Refused, Silent):
             return None
         wanted = manifest.products(self._job, self._site)
         return states.by_node(nodes, self._spec, wanted, self._job.count if self._job.gpus else 0)
 
     def _node(self, name: str) -> str:
         found = self._nodes() or {}
-        return states.reasons({name: found[name]}) if found.get(name) else "run it again"
+        lacks = found.get(name)
+        return states.reasons({name: lacks}) if lacks and (lacks.ever or lacks.now) else "run it again"
 
     def _placeable(self, pod: Pod) -> None:
         """Raises NotProved where no node could ever take the pod; RunnerError where none did for long enough."""
@@ -192,7 +193,7 @@ class _Run:
         found = self._nodes()
         why = states.reasons(found) if found is not None else pod.unplaced
         queue = self._site.queue
-        if queue is None and found is not None and all(found.values()):
+        if queue is None and found is not None and all(lacks.ever for lacks in found.values()):
             raise NotProved("no node of the cluster can take the job", hint=why)
         if queue is not None and self._lasts("unplaced", True) >= queue * 60:
             raise RunnerError(f"the job waited {queue} min for a node", ending="unschedulable", hint=why)

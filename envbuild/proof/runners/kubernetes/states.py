@@ -187,16 +187,29 @@ def unpulled(seen: Pod) -> EnvbuildError | None:
     )
 
 
-def lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) -> list[str]:
+@dataclass(frozen=True)
+class Lacks:
+    """What keeps a pod from a node: `ever`, or for as long as the node is `now` as it is."""
+
+    ever: tuple[str, ...]
+    now: tuple[str, ...]
+
+
+# Kubernetes' own taints say how a node is: not ready, cordoned, short of memory.
+_PASSING = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+
+
+def lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) -> Lacks:
     """What keeps a pod of this `spec` from a node, by what the node says; `wanted`: values of the product label."""
     meta, status = _dict(node.get("metadata")), _dict(node.get("status"))
     labels = _dict(meta.get("labels"))
-    found = []
+    found: list[str] = []
+    now: list[str] = []
     ready = next((item for item in _list(status.get("conditions")) if item.get("type") == "Ready"), {})
     if ready.get("status") != "True":
-        found.append(f"is not ready ({_text(ready.get('reason'), 100) or 'it says nothing'})")
+        now.append(f"is not ready ({_text(ready.get('reason'), 100) or 'it says nothing'})")
     if _dict(node.get("spec")).get("unschedulable") is True:
-        found.append("is cordoned")
+        now.append("is cordoned")
     if wanted and labels.get(PRODUCT) not in wanted:
         found.append(f"{PRODUCT} is {_text(labels.get(PRODUCT), 100) or 'not set'}")
     for key, value in _dict(spec.get("nodeSelector")).items():
@@ -204,10 +217,12 @@ def lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) -> list
             found.append(f"{key} is {_text(labels.get(key), 100) or 'not set'}, not {value}")
     free = _text(_dict(status.get("allocatable")).get(GPU), 20)
     if count and (int(free) if free.isascii() and free.isdigit() else 0) < count:
-        found.append(f"{GPU}: {free or 'none'} of {count}")
+        # A node that comes back says so before its device plugin does.
+        (found if ready.get("status") == "True" else now).append(f"{GPU}: {free or 'none'} of {count}")
     taints = [taint for taint in _list(_dict(node.get("spec")).get("taints")) if not _tolerated(taint, spec)]
-    found += [f"taint {_text(taint.get('key'), 100)}" for taint in taints]
-    return found
+    keys = [_text(taint.get("key"), 100) for taint in taints]
+    found += [f"taint {key}" for key in keys if not key.startswith(_PASSING)]
+    return Lacks(tuple(found), tuple(now or [f"taint {key}" for key in keys if key.startswith(_PASSING)]))
 
 
 def _tolerated(taint: Mapping[str, Any], spec: Object) -> bool:
@@ -221,14 +236,15 @@ def _tolerated(taint: Mapping[str, Any], spec: Object) -> bool:
     )
 
 
-def by_node(nodes: Iterable[Object], spec: Object, wanted: Sequence[str], count: int) -> dict[str, list[str]]:
+def by_node(nodes: Iterable[Object], spec: Object, wanted: Sequence[str], count: int) -> dict[str, Lacks]:
     """Node -> what it lacks; nothing where only what runs there now is in the way."""
     return {_text(_dict(node.get("metadata")).get("name"), 253): lacks(node, spec, wanted, count) for node in nodes}
 
 
-def reasons(found: Mapping[str, Sequence[str]], most: int = 20) -> str:
+def reasons(found: Mapping[str, Lacks], most: int = 20) -> str:
     """A line for each node, of which there may be many."""
-    lines = [f"{name}: {', '.join(what) or 'in use, or too little memory left'}" for name, what in found.items()]
+    said = {name: ", ".join([*what.now, *what.ever]) for name, what in found.items()}
+    lines = [f"{name}: {words or 'in use, or too little memory left'}" for name, words in said.items()]
     more = [f"and {len(lines) - most} more"] if len(lines) > most else []
     return "\n".join([*lines[:most], *more]) or "the cluster has no nodes"
 

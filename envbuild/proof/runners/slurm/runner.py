@@ -216,7 +216,7 @@ class Slurm:
         if outcome.stage == "gpu" and outcome.gpus:
             raise NotProved(
                 f"Slurm handed out {outcome.gpus} on {node}, which is no whole card",
-                hint="slurm: {gres: ...} names one",
+                hint="slurm: {gres: {MODEL: NAME}} says what a whole one is called",
             )
         if outcome.stage == "gpu":
             raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")

@@ -97,7 +97,8 @@ class Outcome:
 
 _SHAPE = {
     "stage": "image|gpu|run", "exit": "[0-9]{1,3}", "seconds": "[0-9]{1,7}", "oom": "true|false",
-    "job": "[0-9]{1,12}", "node": "[A-Za-z0-9._-]{0,253}", "gpus": "[A-Za-z0-9,:/_.-]{0,1000}", "engine": "[A-Za-z0-9._ -]{0,80}",
+    "job": "[0-9]{1,12}", "node": "[A-Za-z0-9._-]{0,253}",
+    "gpus": "[A-Za-z0-9,:/_.-]{0,1000}", "engine": "[A-Za-z0-9._ -]{0,80}",
     "image": "[ -~]{0,500}", "bytes": "[0-9]{1,12}", "sha256": "[0-9a-f]{64}",
 }  # fmt: skip
 

@@ -79,7 +79,9 @@ class Server:
                 return status, {"kind": "Status", "message": message, "code": status}
         kind, _, name = path.partition("/namespaces/")[2].partition("/")[2].partition("/")
         if method == "GET" and path.endswith("/nodes"):
-            return 200, {"items": self.nodes}
+            begin, size = int(query.get("continue", ["0"])[0]), int(query["limit"][0])
+            more = {"continue": str(begin + size)} if begin + size < len(self.nodes) else {}
+            return 200, {"metadata": more, "items": self.nodes[begin : begin + size]}
         if method == "GET" and kind == "events":
             return 200, {"items": self.events}
         if method == "GET" and name.endswith("/log"):

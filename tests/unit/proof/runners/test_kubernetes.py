@@ -81,7 +81,7 @@ def test_the_output_comes_back_and_nothing_stays(place: Place) -> None:
     assert (output.where["node"], output.where["engine"], output.where["image"]) == ("gpu-7", "containerd", REFERENCE)
     assert output.where["queued_seconds"] == 7.0 and output.where["unconfined"]
     assert reading.judge(output, NONCE, ()).errors == () or output.exit_code == 5
-    config, work = place.server.created
+    work, config = place.server.created
     assert (config["kind"], work["kind"]) == ("ConfigMap", "Job")
     assert place.server.stored == {}
     assert any("running on gpu-7, after 7 s" in said for said in place.said)
@@ -95,12 +95,15 @@ def test_the_namespace_is_the_contexts_unless_the_site_names_one(place: Place) -
 
 
 def test_the_config_map_belongs_to_the_job(place: Place) -> None:
-    """So that the cluster removes both where nobody is left to."""
+    """From its beginning, so that the cluster removes both where nobody is left to: the Job removes itself."""
     place.server.refuse = {("DELETE", "/"): (403, "may not delete")}
     place.run()
     (config,) = [one for key, one in place.server.stored.items() if key.startswith("configmaps")]
     assert config["metadata"]["ownerReferences"][0]["uid"] == "uid-of-jobs"
     assert any("could not be removed" in said and "kubectl" in said for said in place.said)
+    work, created = place.server.created
+    assert created["metadata"]["ownerReferences"] == config["metadata"]["ownerReferences"]
+    assert work["spec"]["ttlSecondsAfterFinished"] and work["spec"]["activeDeadlineSeconds"]
 
 
 @pytest.mark.parametrize(
@@ -157,17 +160,55 @@ def test_an_image_that_does_not_start_is_no_failed_test(place: Place, seen: Obje
 def test_no_node_that_could_ever_take_it_is_no_proof_and_says_why_by_node(place: Place) -> None:
     place.server.pods = [unplaced()]
     place.server.nodes = [
-        node("a", "NVIDIA-A100-SXM4-80GB"), node("b", gpus="0"), node("c", unschedulable=True),
+        node("a", "NVIDIA-A100-SXM4-80GB"), node("b", gpus="0"), node("c", "NVIDIA-L4", unschedulable=True),
         node("d", taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}]), {"metadata": {"name": "e"}},
     ]  # fmt: skip
     error = place.fails(NotProved, GPU_JOB)
     assert error.hint.splitlines()[:4] == [
         "a: nvidia.com/gpu.product is NVIDIA-A100-SXM4-80GB",
         "b: nvidia.com/gpu: 0 of 1",
-        "c: is cordoned",
+        "c: is cordoned, nvidia.com/gpu.product is NVIDIA-L4",
         "d: taint team",
     ]
     assert "e: is not ready" in error.hint
+
+
+NOT_READY = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "words"),
+    [
+        ({"unschedulable": True, "taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}, {},
+         "gpu-7: is cordoned"),
+        ({"taints": [UNREACHABLE]}, {"conditions": NOT_READY, "allocatable": {}},
+         "gpu-7: is not ready (NodeStatusUnknown), nvidia.com/gpu: none of 1"),
+        ({"taints": [{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}]}, {},
+         "gpu-7: taint node.kubernetes.io/memory-pressure"),
+    ],
+)  # fmt: skip
+def test_a_node_that_may_come_back_is_waited_for(place: Place, spec: Object, status: Object, words: str) -> None:
+    away = node(**spec)
+    away["status"] |= status
+    place.server.nodes = [away]
+    place.server.pods = [*[unplaced()] * 40, running(), ended(0)]
+    assert place.run(GPU_JOB).exit_code == 0
+    assert words in place.said
+
+
+def test_every_node_of_a_large_cluster_is_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envbuild.proof.runners.kubernetes.api._PAGE", 2)
+    place.server.pods = [unplaced()]
+    place.server.nodes = [node(f"n{number}", gpus="0") for number in range(5)]
+    assert len(place.fails(NotProved, GPU_JOB).hint.splitlines()) == 5
+
+
+def test_nodes_that_are_too_long_an_answer_are_no_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envbuild.proof.runners.kubernetes.api._MAX", 20_000)
+    place.server.nodes = [node(f"n{number}", gpus="0") for number in range(200)]
+    place.server.pods = [*[unplaced()] * 40, running(), ended(0)]
+    assert place.run(GPU_JOB).exit_code == 0
 
 
 def test_cards_that_are_in_use_are_waited_for(place: Place) -> None:

@@ -296,7 +296,7 @@ def test_a_node_that_hands_out_no_gpu_is_no_proof(stub: Stub) -> None:
 
 def test_a_part_of_a_card_is_no_proof(stub: Stub) -> None:
     stub.say(gpus="MIG-aa0ee3a9-7d4f-5a6c-b2a0-5a1c7a3f0e11")
-    with pytest.raises(NotProved, match="MIG-aa0ee3a9.* on node-7, which is no whole card"):
+    with pytest.raises(NotProved, match=r"MIG-aa0ee3a9.* on node-7, which is no whole card"):
         stub.run(dataclasses.replace(JOB, gpus=True, models=("h20",)))
 
 
