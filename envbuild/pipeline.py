@@ -90,7 +90,7 @@ def script(name: str, reference: str | None, progress: Progress, on: On, asked: 
     """What `test` or `prove` would hand to a cluster. Raises UsageError where the runner is none."""
     session = Session(name, Options(locked=True, asked=asked, on=on), progress)
     source, locked, image = existing(session, reference)
-    runner = session.runner(source, image)
+    runner = session.runner(source, image, dry=True)
     if not isinstance(runner, Slurm | Kubernetes):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
     return runner.script(session.job(source, runner, locked.versions, locked.python))

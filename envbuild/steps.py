@@ -249,9 +249,10 @@ class Session:
 
         return self.step("self-test", work)
 
-    def runner(self, source: Source, image: Image) -> Runner:
-        """Of the place that the self-test is to run in."""
-        return placing.runner(self.options, self.connected(), image, source.name, self.progress.line)
+    def runner(self, source: Source, image: Image, *, dry: bool = False) -> Runner:
+        """Of the place that the self-test is to run in. `dry`: it is only asked what it would do."""
+        say = self.progress.say if dry else self.progress.line
+        return placing.runner(self.options, self.connected(), image, source.name, say, dry=dry)
 
     def job(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str) -> Job:
         """What the runner is handed."""

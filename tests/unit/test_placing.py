@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +11,7 @@ import pytest
 import yaml
 
 from envbuild import pipeline, placing
+from envbuild.attest import oci
 from envbuild.errors import UsageError
 from envbuild.image.engine import Engine
 from envbuild.making import On, Options
@@ -16,6 +19,7 @@ from envbuild.proof.job import Asked
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
 from envbuild.proof.runners.slurm.runner import Slurm
+from unit.registries import Registry, serving
 from unit.support import Said, configure, envbuild, image_of
 
 
@@ -70,6 +74,38 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"kubernetes": {"namespace": "x", "nodes.pool": "gpu"}, "slurm": {"partition": "p"}}
     assert [on.given for on in found] == [given] * 2
     assert envbuild("prove", "sample", "--kubernetes", "namespace").code == 2
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serving(Registry()) as found:
+        yield found
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", ["kubernetes", "slurm"])
+def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, there: bool) -> None:
+    image = image_of()
+    told: list[str] = []
+    document = {"schemaVersion": 2, "mediaType": oci.MANIFEST, "config": {"digest": image.id}, "layers": []}
+    raw = json.dumps(document).encode()
+    if there:
+        registry.manifests[f"id-{image.id[7:]}"] = (oci.MANIFEST, raw)
+    options = Options(on=On(name, {name: {"registry": f"{registry.host}/team/x"}}))
+    made = placing.runner(options, cast(Engine, object()), image, "sample", told.append, dry=True)
+    digest = oci.digest_of(raw) if there else f"sha256:{'0' * 64}"
+    assert made.image == f"{registry.host}/team/x@{digest}"
+    assert any("zeros stand for its digest" in text for text in told) != there
+    if not there:
+        with pytest.raises(AttributeError):  # otherwise the engine is asked to push
+            placing.runner(options, cast(Engine, object()), image, "sample", told.append)
+
+
+def test_what_would_run_is_shown_without_a_registry() -> None:
+    told: list[str] = []
+    options = Options(on=On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
+    made = placing.runner(options, cast(Engine, object()), image_of(), "sample", told.append, dry=True)
+    assert "@sha256:000" in made.image and "could not be asked" in told[0]
 
 
 def test_the_manifests_are_shown_as_yaml(tmp_path: Path) -> None:
