@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import threading
 import time
@@ -28,7 +29,8 @@ from envbuild.process import Stop, run
 _CPUS_EACH = 2
 # What was found wrong in an image, then what could not be done here, what is yours to mend, what is only unproved.
 _WORST_FIRST = (130, 5, 6, 7, 3, 8, 2, 4, 0)
-_STEP_WIDTH = 15  # of a line of progress: where the name of its step stands
+# A step that ended, as commands/console.py tells it: its name, and its seconds or that it is up to date.
+_STEP = re.compile(r"  (\S[^:]{0,12}?) +(up to date|[0-9.]+ s)  ")
 
 Say = Callable[[str, str], None]
 
@@ -100,7 +102,7 @@ class Crowd:
     builds: Turns
     tests: Turns  # on the CPU
     cards: Turns
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)  # of those that sign
     stop: Stop = field(default_factory=Stop)
 
     def make(self, name: str, source: Source) -> Outcome:
@@ -137,7 +139,8 @@ class Crowd:
         options += [f"--gpus={','.join(gpus)}"] if gpus else []
         # -P: no module of the working folder is taken for one of ours
         argv = [sys.executable, "-P", "-m", "envbuild", verb, "--json", *options, "--", name]
-        done = run(argv, env=self.environment, on_line=told, stop=self.stop)
+        environment = self.environment if verb == "make" else {}  # who signs
+        done = run(argv, env=environment, on_line=told, stop=self.stop)
         document = _document(done.stdout)
         if document is None or (done.code and "error" not in document):
             last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
@@ -155,18 +158,18 @@ def _document(text: str) -> dict[str, Any] | None:
 
 
 class _Told:
-    """What a profile's two processes say, a step once: the second repeats those that are up to date."""
+    """What a profile's two processes say, each step once: the second repeats those that are up to date."""
 
     def __init__(self, name: str, say: Say) -> None:
         self._name, self._say = name, say
         self._steps: set[str] = set()
 
     def __call__(self, line: str) -> None:
-        step = line[:_STEP_WIDTH].strip()
-        if step not in self._steps:
+        step = _STEP.match(line)
+        if step is None or step[1] not in self._steps:
             self._say(self._name, line)
         if step:
-            self._steps.add(step)
+            self._steps.add(step[1])
 
 
 def _joined(built: Sequence[Mapping[str, Any]], made: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

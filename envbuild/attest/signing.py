@@ -28,6 +28,7 @@ NO_KEY = "no public key is given: nothing tells who proved it (--key, keys in th
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 KEY = "ENVBUILD_SIGNING_KEY"
 PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
+_TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # from one envbuild to another, which takes it out when it is used
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def configured() -> Signer | None:
 
 
 def for_children() -> dict[str, str]:
-    """The environment in which processes without a terminal can use the key: its passphrase, asked for here, once.
+    """The environment in which a process without a terminal can use the key, one time: its passphrase, asked for here.
 
     Raises UsageError if the key cannot be used.
     """
@@ -80,7 +81,7 @@ def for_children() -> dict[str, str]:
         return {}
     secret = passphrase(_PROMPT)
     private(*found, secret)
-    return {PASSPHRASE: secret}
+    return {_TYPED: secret}
 
 
 def _configured() -> tuple[bytes, str] | None:
@@ -170,6 +171,8 @@ def passphrase(prompt: str, confirm: bool = False) -> str:
 
     `confirm`: at a terminal it must be typed twice.
     """
+    if _TYPED in os.environ:
+        return os.environ.pop(_TYPED)
     if PASSPHRASE in os.environ:
         return os.environ[PASSPHRASE]
     if os.environ.get(PASSPHRASE_FILE):

@@ -65,7 +65,8 @@ class Children:
     def __init__(self) -> None:
         self.told: list[list[str]] = []
         self.answers: dict[tuple[str, str], Completed] = {}
-        self.environment: Mapping[str, str] = {}
+        self.environments: dict[str, Mapping[str, str]] = {}
+        self.words: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._testing = 0
         self.most = 0
@@ -76,7 +77,7 @@ class Children:
         assert words[0] == "envbuild" and words[-2] == "--" and "--json" in words
         with self._lock:
             self.told.append(words[1:])
-            self.environment = env
+            self.environments[words[1]] = env
             self._testing += words[1] == "make"
             self.most = max(self.most, self._testing)
         threading.Event().wait(0.05)
@@ -84,6 +85,8 @@ class Children:
             self._testing -= words[1] == "make"
         on_line(f"  {'lock':<13} {'up to date':>10}  x")
         on_line(f"  {words[1]:<13}     1.00 s  x")
+        for line in self.words:
+            on_line(line)
         steps = [{"name": name, "seconds": 1.0, "cached": words[1] == "make"} for name in ("lock", words[1])]
         document = {"profile": words[-1], "status": "built" if words[1] == "build" else "verified", "steps": steps}
         return self.answers.get((words[-1], words[1]), Completed(0, json.dumps(document), ""))
@@ -119,6 +122,27 @@ def test_each_is_built_then_proved_and_told_in_a_table(children: Children) -> No
     assert children.options("a", "build") == ["--json", "--no-cache", "--locked", "--builder=farm"]
     assert children.options("b", "make") == ["--json", "--allow-unproved", "--locked", "--builder=farm"]
     assert said.stderr.count("lock ") == 2  # the second process' repetition is not shown
+
+
+def test_what_is_no_step_is_told_whole(children: Children) -> None:
+    """A traceback has lines that begin alike."""
+    frame = '  File "/a/very/long/path/{}.py", line {}, in work'
+    children.words = (
+        "Traceback (most recent call last):",
+        frame.format("a", 1),
+        frame.format("b", 2),
+        "    x()",
+        "    x()",
+    )
+    said = envbuild("make", "a", "b")
+    told = [line for line in said.stderr.splitlines() if "File " in line or "x()" in line]
+    assert len(told) == 4 * 4, said.stderr  # of two profiles with two processes each
+
+
+def test_only_who_signs_gets_the_passphrase(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envbuild.attest.signing.for_children", lambda: {"TYPED": "a secret"})
+    assert envbuild("make", "a", "b").code == 0
+    assert children.environments == {"build": {}, "make": {"TYPED": "a secret"}}
 
 
 def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Children) -> None:

@@ -196,9 +196,14 @@ def test_children_get_the_passphrase_that_was_asked_for_once(tmp_path: Path, mon
         asked.append(prompt)
         return SECRET
 
-    monkeypatch.setattr(signing, "passphrase", ask)
-    assert signing.for_children() == {"ENVBUILD_KEY_PASSPHRASE": SECRET}
-    assert len(asked) == 1
+    with monkeypatch.context() as here:
+        here.setattr(signing, "passphrase", ask)
+        given = signing.for_children()
+    assert (list(given.values()), len(asked)) == ([SECRET], 1)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert signing.configured()
+    assert SECRET not in os.environ.values()  # no process that it starts has it
     monkeypatch.setattr(signing, "passphrase", lambda prompt: "wrong")
     with pytest.raises(UsageError, match="cannot be opened"):
         signing.for_children()
