@@ -67,6 +67,7 @@ class Slurm:
         return base / self._token
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
+        """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
         ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
         try:
             if not self._ticket:

@@ -209,6 +209,7 @@ def test_nodes_that_are_too_long_an_answer_are_no_fault(place: Place, monkeypatc
     place.server.nodes = [node(f"n{number}", gpus="0") for number in range(200)]
     place.server.pods = [*[unplaced()] * 40, running(), ended(0)]
     assert place.run(GPU_JOB).exit_code == 0
+    assert not any("does not answer" in said for said in place.said)
 
 
 def test_cards_that_are_in_use_are_waited_for(place: Place) -> None:
