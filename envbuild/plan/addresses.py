@@ -16,13 +16,16 @@ def checked(text: str) -> str:
 
 
 def shown(address: str) -> str:
-    """Without user, password, query and fragment. Nothing at all of one whose password may end behind a / ? or #."""
+    """Without user, password, query and fragment; `***` where it is not sure at which @ a password ends."""
     scheme, separator, rest = address.rpartition("://")
-    middle = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if separator and ":" in middle and "@" in rest and "@" not in middle:
-        return f"{scheme}://***"
-    path = re.split(r"[?#]", rest[len(middle) :], maxsplit=1)[0]
-    return f"{scheme}{separator}{host(middle) if separator else middle}{path}"
+    middle = re.split(r"[/?#]", rest, maxsplit=1)[0] if separator else rest
+    later = rest.count("@", len(middle))  # of the path, or of a password with a / ? or # in it
+    if separator and not later:
+        rest = host(rest)
+    elif later and re.search("[:@]", middle):
+        password = later == 1 and "@" not in middle and not re.fullmatch(r"[^:]*:[0-9]+", middle)
+        rest = host(rest) if password else "***"
+    return scheme + separator + re.split(r"[?#]", rest, maxsplit=1)[0]
 
 
 def host(place: str) -> str:

@@ -15,10 +15,12 @@ from envbuild.plan import addresses
         ("https://mirror.example/cuda@12/x.tar", "https://mirror.example/cuda@12/x.tar"),
         ("http://mirror.example:8080/x", "http://mirror.example:8080/x"),
         ("file:///a/b@c", "file:///a/b@c"),
-        # where a password ends is not known: nothing is shown
-        ("https://u:pa#ss@host/x", "https://***"),
-        ("https://u:pa/ss@host/x", "https://***"),
-        ("https://u:pa?ss@host/x", "https://***"),
+        ("https://u:pa#ss@host/x", "https://host/x"),
+        ("https://u:pa/ss@host/x", "https://host/x"),
+        ("https://u:pa?ss@host/x", "https://host/x"),
+        ("https://u:p@ss/w@host/x", "https://***"),
+        ("https://u:p@host/cuda@12/x", "https://***"),
+        ("https://u:12/34@host/x", "https://***"),
     ],
 )
 def test_no_password_and_the_right_host(address: str, shown: str) -> None:
