@@ -360,3 +360,10 @@ def in_layers(reference: str, secrets_: list[bytes]) -> bool:
             kept = text[-longest:]
     assert process.returncode == 0
     return found
+
+
+def recorded(statement: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The run record of a statement, and what was kept beside it of the place where the self-test ran."""
+    read = (statement.with_name(statement.name.replace(".statement.", f".{kind}.")) for kind in ("record", "where"))
+    record, where = (json.loads(file.read_text(encoding="utf-8")) for file in read)
+    return record, where

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import yaml
 
 from .broken import Workshop
 from .onenode import NAMESPACE, NODE, OneNode
-from .support import Proved, Running, docker, until
+from .support import Proved, Running, docker, recorded, until
 
 pytestmark = pytest.mark.kubernetes
 
@@ -67,9 +66,8 @@ def test_an_image_is_verified_through_kubernetes(place: Place) -> None:
     done = place.start("prove").finish(300)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     assert done.document["status"] == "verified"
-    statement = Path(done.document["evidence"])
-    record = json.loads(statement.with_name(statement.name.replace(".statement.", ".record.")).read_text("utf-8"))
-    where = record["where"]
+    record, where = recorded(Path(done.document["evidence"]))
+    assert record["where"] == {key: where[key] for key in ("runner", "engine", "unconfined")}
     assert (where["runner"], where["node"], where["engine"]) == ("kubernetes", NODE, "docker")
     assert where["image"] == place.quick.id and record["machine"] is None
     until("nothing to be left", lambda: place.left() == [], 60)
