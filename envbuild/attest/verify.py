@@ -52,13 +52,14 @@ class Verdict:
         return not self.reasons
 
     def document(self) -> dict[str, Any]:
+        """`unconfined` only where there is something to say."""
         return {
             "ref": self.ref,
             "digest": self.digest,
             "verified": self.verified,
             "gpus": self.gpus,
-            "unconfined": self.unconfined,
             "reasons": [dataclasses.asdict(reason) for reason in self.reasons],
+            **({"unconfined": self.unconfined} if self.unconfined else {}),
         }
 
     def take(self, proofs: Sequence[Proof]) -> None:

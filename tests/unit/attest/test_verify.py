@@ -111,7 +111,6 @@ def test_a_pushed_image_is_verified(pushed: Site) -> None:
         "digest": oci.digest_of(raw),
         "verified": True,
         "gpus": ["cpu"],
-        "unconfined": [],
         "reasons": [],
     }
     plain = envbuild("verify", f"{pushed.registry.host}/team/sample@{oci.digest_of(raw)}", "--key", "team.pub")
