@@ -79,7 +79,7 @@ def _all(as_json: bool) -> None:
 
 
 def _image(row: dict[str, Any]) -> str:
-    lacks = dict.fromkeys(lack for proof in row["proofs"] for lack in proof["unconfined"])
+    lacks = dict.fromkeys(lack for proof in row["proofs"] for lack in proof.get("unconfined", ()))
     return f"{row['image']['id']}{', proved less confined: ' if lacks else ''}{'; '.join(lacks)}"
 
 

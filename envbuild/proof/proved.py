@@ -63,12 +63,13 @@ def sentence(name: str, proofs: Iterable[Proof]) -> str:
 
 
 def document(proofs: Iterable[Proof]) -> list[dict[str, Any]]:
+    """For `--json`; `unconfined` only where there is something to say."""
     return [
         {
             "model": proof.model,
             "state": proof.state,
             "evidence": str(proof.evidence) if proof.evidence else None,
-            "unconfined": list(proof.unconfined),
+            **({"unconfined": list(proof.unconfined)} if proof.unconfined else {}),
         }
         for proof in proofs
     ]
