@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -39,6 +40,13 @@ class FakeEngine:
 
     def remove(self, reference: str) -> None:
         self.removed.append(reference)
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What killed processes left on this machine is not this test's."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
 
 @pytest.fixture
