@@ -43,7 +43,7 @@ class Team:
     def rebuild(self, ref: str) -> Result:
         """Where there is one."""
         wanted = ("verify", ref, "--key", str(self.public), "--rebuild", "--json")
-        return self.project.start(*wanted, **self.login).finish(900)
+        return self.project.start(*wanted, **self.login).finish(1800)
 
     def reasons(self, ref: str, *arguments: str) -> list[str]:
         return reasons(self.verify(ref, *arguments))

@@ -293,7 +293,7 @@ def command(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,  # the push of a GPU image packs 5.5 GB: three minutes, and more on a busy machine
     )
     assert done.returncode == 0, f"{' '.join(map(str, argv))}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
