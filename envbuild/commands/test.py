@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,8 @@ def command(
 def _list(as_json: bool) -> None:
     rows = probes.known().values()
     if as_json:
-        emit({"probes": [asdict(row) for row in rows]})
+        keys = ("name", "level", "needs", "does")
+        emit({"probes": [{key: getattr(row, key) for key in keys} for row in rows]})
         return
     for row in rows:
         click.echo(f"{row.name:<20} {row.level:<9} {'GPU' if row.needs == 'cuda' else 'any':<4} {row.does}")

@@ -104,6 +104,7 @@ def _refuse_aliases(text: str, name: str, error: type[EnvbuildError]) -> None:
 
 
 _SCALARS = yaml.constructor.SafeConstructor()
+_AS_WRITTEN = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp"}  # a date stays the text that was written
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq")}
 
 
@@ -117,8 +118,8 @@ def _value(node: yaml.Node, path: Path, document: Document, faults: list[Fault])
         return _mapping(node, path, document, faults)
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, (*path, i), document, faults) for i, item in enumerate(node.value)]
-    if node.tag.endswith(":timestamp"):
-        return node.value  # a date stays the text that was written
+    if node.tag in _AS_WRITTEN:
+        return node.value
     try:
         return _SCALARS.construct_object(node)
     except (ValueError, KeyError, IndexError, yaml.YAMLError):

@@ -20,7 +20,8 @@ _SELFTEST = Path(__file__).parent.parent / "selftest"
 
 @dataclass(frozen=True)
 class Known:
-    """A probe's name, the lowest level that runs it ("asked": none does), what it needs, and what it does.
+    """A probe's name, the lowest level that runs it ("asked": none does), what it needs, and the module and function
+    that it is.
 
     `needs`: "cpu" is any device, "cuda" a GPU, "script" a script of the profile's own.
     """
@@ -28,7 +29,17 @@ class Known:
     name: str
     level: str
     needs: str
-    does: str
+    function: tuple[str, str]
+
+    @property
+    def does(self) -> str:
+        """The first line of its docstring, after its name."""
+        module, function = self.function
+        # read when it is asked for: every command knows the names, one of them shows what they do
+        tree = ast.parse((_SELFTEST / "probes" / f"{module}.py").read_text(encoding="utf-8"))
+        named = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+        said = next(map(ast.get_docstring, named), None) or ""
+        return said.partition("\n")[0].partition(": ")[2]
 
     def within(self, level: str) -> bool:
         """Whether a run at this level has it."""
@@ -43,17 +54,13 @@ def known() -> Mapping[str, Known]:
     rows = [
         ([str(arg.value) for arg in call.args[:3] if isinstance(arg, ast.Constant)], call.args[-1]) for call in calls
     ]
-    return {row[0]: Known(row[0], row[1], row[2], _does(function)) for row, function in rows}
+    return {row[0]: Known(row[0], row[1], row[2], _named(function)) for row, function in rows}
 
 
-def _does(function: ast.expr) -> str:
-    """The sentence of `module.function`: the first line of its docstring, after the probe's name."""
-    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
-        return ""
-    module = ast.parse((_SELFTEST / "probes" / f"{function.value.id}.py").read_text(encoding="utf-8"))
-    named = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function.attr)
-    said = next(map(ast.get_docstring, named), None) or ""
-    return said.partition("\n")[0].partition(": ")[2]
+def _named(function: ast.expr) -> tuple[str, str]:
+    """`module.function` as two words."""
+    assert isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+    return function.value.id, function.attr
 
 
 def unknown(name: str) -> str:
