@@ -105,7 +105,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; the process' only exit."""
-    gc.set_threshold(100_000, 50, 50)  # what start-up makes stays: looking through it again and again takes a tenth of it
+    gc.set_threshold(100_000, 50, 50)  # what start-up makes stays: to look through it often takes a tenth of the time
     signal.signal(signal.SIGTERM, _interrupted)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; under nohup it is ignored
         signal.signal(signal.SIGHUP, _hung_up)

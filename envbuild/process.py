@@ -56,15 +56,22 @@ class Stop:
         self._lock = threading.Lock()
         self._children: set[subprocess.Popen[str]] = set()
         self._stopped = False
+        self._killer: threading.Timer | None = None
 
     def __call__(self) -> None:
         """SIGTERM, and SIGKILL for what is left after 30 s; does not wait."""
         with self._lock:
             self._stopped = True
             self._signal(signal.SIGTERM)
-        killer = threading.Timer(_LONG_GRACE_SECONDS, self._kill)
-        killer.daemon = True
-        killer.start()
+        self._killer = threading.Timer(_LONG_GRACE_SECONDS, self._kill)
+        self._killer.daemon = True
+        self._killer.start()
+
+    def lift(self) -> None:
+        """Programs may be started again; to be called once those that were stopped have ended."""
+        if self._killer:
+            self._killer.cancel()
+        self._stopped = False
 
     @contextlib.contextmanager
     def watching(self, child: subprocess.Popen[str]) -> Iterator[None]:
@@ -92,6 +99,10 @@ class Stop:
                 os.killpg(child.pid, number)
 
 
+# Of all programs that no other Stop ends: for a command whose threads run them.
+stop_all = Stop()
+
+
 def run(
     argv: Sequence[str | Path],
     *,
@@ -102,7 +113,7 @@ def run(
     on_line: Callable[[str], None] | None = None,
     on_output: Callable[[str], None] | None = None,
     limit: int | None = None,
-    stop: Stop | None = None,
+    stop: Stop = stop_all,
 ) -> Completed:
     """Run a program to its end; the exit code is the caller's to judge.
 
@@ -113,8 +124,7 @@ def run(
     Raises ProcessMissing if the program is not there, ProcessTimeout after `timeout` seconds.
     """
     arguments = [str(part) for part in argv]
-    if stop:
-        stop.check()
+    stop.check()
     try:
         child = subprocess.Popen(
             arguments,
@@ -141,7 +151,7 @@ def run(
     try:
         for thread in threads:
             thread.start()
-        with stop.watching(child) if stop else contextlib.nullcontext():
+        with stop.watching(child):
             child.wait(timeout)
     except subprocess.TimeoutExpired:
         expired = True

@@ -1,11 +1,26 @@
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
+from envbuild import process
 from envbuild.commands.console import emit, json_option, pin_option, profile_argument, requirements_option
 from envbuild.errors import Fault, OutOfDate, ProfileError, UsageError
 from envbuild.plan import lock, locking, resolve, sources
 from envbuild.plan.document import display
+from envbuild.plan.lock import Lock
+from envbuild.plan.resolve import Plan
+from envbuild.plan.sources import Source
+
+PARALLEL = 16  # mostly it is uv, apt and an index that are waited for
+
+
+class _Wanted(NamedTuple):
+    source: Source
+    plan: Plan
+    before: Lock | None
 
 
 @click.command("lock", short_help="Pin every file by version and hash.")
@@ -39,7 +54,9 @@ def command(
         raise UsageError(
             "--requirements needs a profile whose pins hold", hint="envbuild lock NAME --requirements FILE"
         )
-    found, stale, refused = [], [], []
+    found: list[dict[str, Any]] = []
+    wanted: list[_Wanted] = []
+    stale, refused = [], []
     for name in names or sources.own_names():
         try:
             source = sources.load(name, pins, requirements)
@@ -50,20 +67,19 @@ def command(
             refused.append(error)
             continue
         before = lock.read(source.known_lock)
-        if check:
-            try:
-                after, changes = lock.current(before, plan, source.lock_file), []
-            except OutOfDate as error:
-                stale.append(error)
-                continue
-        else:
-            after = locking.make(plan, before, frozenset(upgrades))
-            changes = list(locking.differences(before, after)) if after is not before else []
-            here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
-            if (after is not before or not here) and (write or not pins):
-                lock.write(after, source.lock_file, source.name, source.origin)
-        file = display(source.known_lock)
-        found.append({"profile": source.name, "lock": after.id, "file": file, "changes": changes})
+        if not check:
+            wanted.append(_Wanted(source, plan, before))
+            continue
+        try:
+            found.append(_row(source, lock.current(before, plan, source.lock_file), []))
+        except OutOfDate as error:
+            stale.append(error)
+    for (source, _, before), after in zip(wanted, _made(wanted, frozenset(upgrades)), strict=False):
+        changes = list(locking.differences(before, after)) if after is not before else []
+        here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
+        if (after is not before or not here) and (write or not pins):
+            lock.write(after, source.lock_file, source.name, source.origin)
+        found.append(_row(source, after, changes))
     if refused:
         faults = [fault for error in refused for fault in error.faults or [Fault(error.message)]]
         raise ProfileError(f"profiles at fault: {len(refused)}", faults=[*faults, *(Fault(e.message) for e in stale)])
@@ -83,3 +99,21 @@ def command(
         )
         for change in row["changes"]:
             click.echo(f"  {change}")
+
+
+def _made(wanted: Sequence[_Wanted], upgrade: frozenset[str]) -> Iterator[Lock]:
+    """The locks, in the order that they are asked for, several being made at a time. One that fails ends all."""
+    try:
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            try:
+                yield from pool.map(lambda one: locking.make(one.plan, one.before, upgrade), wanted)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                process.stop_all()
+                raise
+    finally:
+        process.stop_all.lift()
+
+
+def _row(source: Source, made: Lock, changes: list[str]) -> dict[str, Any]:
+    return {"profile": source.name, "lock": made.id, "file": display(source.known_lock), "changes": changes}

@@ -9,11 +9,11 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from envbuild import scratch, settings
 from envbuild.errors import NetworkError, ProfileError
+from envbuild.once import once
 from envbuild.plan import addresses
 from envbuild.plan.store import Store
 from envbuild.process import Completed, ProcessMissing, run
@@ -108,7 +108,7 @@ def resolve(
     return list(_resolve(suite, tuple(packages), tuple(keep), tuple(components)))
 
 
-@cache
+@once
 def _resolve(
     suite: str, packages: tuple[str, ...], keep: tuple[Deb, ...], components: tuple[str, ...]
 ) -> tuple[Deb, ...]:

@@ -9,7 +9,6 @@ import sys
 import tomllib
 import urllib.parse
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
+from envbuild.once import once
 from envbuild.plan.addresses import host
 from envbuild.process import run
 
@@ -24,7 +24,7 @@ PARALLEL = 8
 PIP_SECONDS = 30.0
 
 
-@cache
+@once
 def _pip() -> Mapping[str, str]:
     """pip's own settings for installing, as `pip config list` names them: environment over [install] over [global].
 
@@ -41,7 +41,7 @@ def _pip() -> Mapping[str, str]:
     return {name: value for name, (_, value) in found.items()}
 
 
-@cache
+@once
 def uv_environment() -> dict[str, str]:
     """pip's indexes, find-links and certificate as uv's variables; what uv itself is configured with stays in force.
 
@@ -72,7 +72,7 @@ def uv_options() -> list[str]:
     return ["--no-index"] if _pip().get("no-index", "").lower() in ("1", "true", "yes", "on") else []
 
 
-@cache
+@once
 def credentials() -> dict[str, tuple[str, str]]:
     """User and password by host and port, from the configured indexes' own addresses."""
     settings = {**os.environ, **uv_environment()}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import ProfileError, UsageError, near
+from envbuild.once import once
 from envbuild.plan import archives, debs, lock, tooling, wheels
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
@@ -20,6 +24,8 @@ from envbuild.plan.wheels import Resolved
 # A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
 OWN_LAYER_BYTES = 20_000_000
 EVERYTHING = "*"
+# Locks are made several at a time; sources of extensions, and archives, are fetched one after the other.
+_SOURCES = threading.Lock()
 BASE = "base"
 
 
@@ -41,8 +47,10 @@ def make(
     everything = EVERYTHING in upgrade
     stale = frozenset(lock.PARTS if previous is None or everything else previous.stale(plan))
     try:
-        base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
-        locked = _locked_wheels(plan, previous, stale, upgrade)
+        with ThreadPoolExecutor(1) as beside:
+            choosing = beside.submit(_locked_wheels, plan, previous, stale, upgrade)
+            base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
+            locked = choosing.result()
     except ProfileError as error:
         said = f"{error.message} {error.hint}"
         raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
@@ -50,7 +58,8 @@ def make(
     there = (*base, *apt)
     debian = plan.workshop is not None and plan.workshop.toolchain.debian is not None
     again = stale | {"extensions"} if debian and BASE in upgrade else stale
-    extensions, builder = tooling.lock(plan, None if everything else previous, again, locked, there, progress)
+    with _SOURCES:
+        extensions, builder = tooling.lock(plan, None if everything else previous, again, locked, there, progress)
     made = Lock(
         made=_made(previous, base, (*apt, *(builder.debs if builder else ()))),
         inputs=lock.inputs(plan),
@@ -76,7 +85,8 @@ def _archives(
 ) -> tuple[Archive, ...]:
     if previous is not None and "archives" not in stale:
         return previous.archives
-    return tuple(archives.take(wanted, progress) for wanted in plan.archives)
+    with _SOURCES:
+        return tuple(archives.take(wanted, progress) for wanted in plan.archives)
 
 
 def _made(previous: Lock | None, base: tuple[Deb, ...], more: tuple[Deb, ...]) -> str:
@@ -141,20 +151,48 @@ def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ..
         return wanted
 
 
+@dataclass(frozen=True)
+class _Wishes:
+    """All that decides which wheels are chosen; many profiles have the same. `keep`: (name, version)."""
+
+    core: tuple[str, ...]
+    packages: tuple[str, ...]
+    tools: tuple[str, ...]
+    python: str
+    glibc: str
+    constraints: tuple[str, ...]
+    overrides: tuple[str, ...]
+    overridden: frozenset[str]
+    keep: frozenset[tuple[str, str]]
+
+
 def _wheels(plan: Plan, keep: dict[str, str]) -> tuple[LockedWheel, ...]:
+    tools = tuple(plan.toolchain.requirements) if plan.toolchain else ()
+    overridden = frozenset(override.distribution for override in plan.choice.overrides)
+    return _chosen(
+        _Wishes(
+            plan.core, plan.packages, tools, plan.python, plan.glibc, plan.constraints, plan.overrides, overridden,
+            frozenset(keep.items()),
+        )
+    )  # fmt: skip
+
+
+@once
+def _chosen(wishes: _Wishes) -> tuple[LockedWheel, ...]:
+    keep, overridden = dict(sorted(wishes.keep)), wishes.overridden
+
     def resolved_with(requirements: Iterable[str], keep: dict[str, str]) -> Resolved:
-        wanted = [*plan.core, *plan.packages, *requirements]
-        return wheels.resolve(wanted, plan.python, plan.glibc, keep, plan.constraints, plan.overrides)
+        wanted = [*wishes.core, *wishes.packages, *requirements]
+        return wheels.resolve(wanted, wishes.python, wishes.glibc, keep, wishes.constraints, wishes.overrides)
 
     resolved = resolved_with((), keep)
     # What torch needs is shared by every profile with that torch; what the user added comes after it.
-    core = resolved.closure(Requirement(wish).name for wish in plan.core)
+    core = resolved.closure(Requirement(wish).name for wish in wishes.core)
     kinds = {name: SMALL if name in core else PACKAGES for name in resolved.versions}
-    if plan.toolchain and plan.toolchain.requirements:
+    if wishes.tools:
         # a second time, so that the wheels of a runtime image stay as they are, in layers of their own
-        resolved = resolved_with(plan.toolchain.requirements, {**keep, **resolved.versions})
-    located = wheels.locate(resolved.versions, plan.python, plan.glibc)
-    overridden = {override.distribution for override in plan.choice.overrides}
+        resolved = resolved_with(wishes.tools, {**keep, **resolved.versions})
+    located = wheels.locate(resolved.versions, wishes.python, wishes.glibc)
     locked = [
         LockedWheel(wheel, size, _layer(wheel.name, kinds.get(wheel.name, TOOLCHAIN), size, wheel.name in overridden))
         for wheel, size in wheels.sizes(located).items()

@@ -21,6 +21,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from envbuild import scratch
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError
+from envbuild.once import once
 from envbuild.plan import download, index, unrelated
 from envbuild.plan.locked import LockedWheel, Wheel
 from envbuild.plan.store import Store
@@ -232,14 +233,17 @@ def _file_name(address: str) -> str:
 
 def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
     """Bytes of each file, by asking for its head. Raises NetworkError."""
-    session = index.session()
-
-    def size(item: tuple[Wheel, str]) -> int:
-        wheel, address = item
-        return download.size(session, address, wheel.file)
-
+    files = [wheel.file for wheel in addresses]
     with ThreadPoolExecutor(index.PARALLEL) as pool:
-        return dict(zip(addresses, pool.map(size, addresses.items()), strict=True))
+        return dict(zip(addresses, pool.map(_size, addresses.values(), files), strict=True))
+
+
+@once
+def _size(address: str, file: str) -> int:
+    return download.size(_session(), address, file)
+
+
+_session = once(index.session)
 
 
 def fetch(
