@@ -64,8 +64,8 @@ format: .venv/.dev ## let ruff format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev ## measure, side by side; results go to benchmarks/results
-	for one in startup forking; do PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/$$one.py || exit; done
+bench: .venv/.dev engine ## measure, side by side, 25 min; results go to benchmarks/results
+	for one in startup forking build; do PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/$$one.py || exit; done
 
 faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; result in benchmarks/results
 	$(BIN)/python benchmarks/faults.py

@@ -6,30 +6,33 @@ import functools
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-def once(work: Callable[..., T]) -> Callable[..., T]:
+class once(Generic[T]):
     """functools.cache among threads: who asks for what another is finding waits for that one's answer. What failed is
     tried again by whoever asks next."""
-    found: dict[Hashable, Future[T]] = {}
-    lock = threading.Lock()
 
-    @functools.wraps(work)
-    def ask(*key: Hashable) -> T:
-        with lock:
-            first = key not in found
-            answer = found.setdefault(key, Future())
+    def __init__(self, work: Callable[..., T]) -> None:
+        functools.update_wrapper(self, work)
+        self._work = work
+        self._found: dict[Hashable, Future[T]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *key: Hashable) -> T:
+        with self._lock:
+            first = key not in self._found
+            answer = self._found.setdefault(key, Future())
         if first:
             try:
-                answer.set_result(work(*key))
+                answer.set_result(self._work(*key))
             except BaseException as error:
-                with lock:
-                    del found[key]
+                with self._lock:
+                    self._found.pop(key, None)
                 answer.set_exception(error)
         return answer.result()
 
-    ask.cache_clear = found.clear  # type: ignore[attr-defined]
-    return ask
+    def cache_clear(self) -> None:
+        self._found.clear()

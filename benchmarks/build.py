@@ -1,0 +1,133 @@
+"""How long an image takes and what it costs, by ways of others and by envbuild, on one engine in one run.
+
+python benchmarks/build.py [--runs N] [--only CASE ...]   writes benchmarks/results/build.{md,json,svg}
+
+Needs Debian, root and dockerd (make engine): it starts an engine of its own, and empties that one alone. Every way
+fetches from an index on this machine, which holds wheels that are fetched once into --folder and stay there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import rest
+import stock as stocks
+import table
+from arena import Arena
+from machine import described
+from mirror import Mirror
+from registry import Registry
+from rounds import Rounds
+from stock import PINS, Stock
+from ways import Ours, Way, ways
+
+CASES = ("builds", "here", "push", "link", "lock", "commands", "proved", "cores")
+_DISK = 4 << 30
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3, help="of each case; a way slower than a minute runs once")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--folder", type=Path, default=Path("/var/tmp/envbuild-bench"), help="wheels stay there")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, _interrupted)
+    begin = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begin:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+    loads = [os.getloadavg()[0]]
+    found, facts = _measured(asked.folder, asked.runs, asked.only, say)
+    loads.append(os.getloadavg()[0])
+    before = json.loads((RESULTS / "build.json").read_text(encoding="utf-8")) if set(asked.only) < set(CASES) else {}
+    document = {
+        "machine": described(), "load": loads, "runs": asked.runs, "minutes": (time.monotonic() - begin) / 60, **facts,
+        "cases": {**before.get("cases", {}), **found},
+    }  # fmt: skip
+    table.write(document, RESULTS)
+
+
+def _measured(folder: Path, runs: int, only: list[str], say: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The figures by case, and what they were taken of."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _clean(folder)
+    locked, cublas = stocks.kept(folder, say)
+    for part in ("project", "registry"):
+        (folder / part).mkdir()
+    try:
+        with (
+            Mirror(folder / "wheels") as mirror,
+            Registry(folder / "registry") as registry,
+            Arena(folder / "engine") as arena,
+        ):
+            stock = Stock(folder, locked, cublas, mirror, "", "")
+            stocks.profiles(stock, say)
+            tar = stocks.bases(stock, say)
+            pip = next(item.wheel for item in locked if item.wheel.name == "pip")
+            base, uv = stocks.images(folder, tar, folder / "wheels" / pip.sha256 / pip.file, arena, registry)
+            stock = Stock(folder, locked, cublas, mirror, base, uv)
+            rounds = Rounds(arena, stock, registry, say)
+            facts = {
+                "engine": arena.docker("version", "--format", "{{.Server.Version}}").strip(),
+                "wheels": len(locked), "fetched": sum(item.bytes for item in locked), "base": tar.stat().st_size,
+                "disk": rest.disk(folder, _DISK), "pins": PINS,
+            }  # fmt: skip
+            _cases(rounds, ways(arena, stock), runs, only)
+            return rounds.found, facts
+    finally:
+        _clean(folder)
+
+
+def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> None:
+    ours = next(way for way in all_ways if isinstance(way, Ours))
+    for number in range(runs):
+        for way in all_ways:
+            if "builds" in only and (number == 0 or not way.slow):
+                rounds.one(way, first=number == 0)
+        if "here" in only:
+            if number == 0 and "builds" not in only:
+                ours.build(PINS[0])
+            rounds.here(ours)
+    if "link" in only:
+        rest.slow_link(rounds, ours)
+    if "commands" in only:
+        if not {"builds", "here"} & set(only):
+            ours.build(PINS[0])
+        rest.audit(rounds, ours)
+        for _ in range(runs):
+            rest.commands(rounds)
+    if "push" in only:
+        rounds.pushed([way for way in all_ways if way.name in ("uv", "envbuild")])
+    if "lock" in only:
+        rest.locks(rounds, rounds.stock.folder / "locks")
+    if "cores" in only:
+        rest.cores(rounds, ours)
+    if "proved" in only:
+        rounds.arena.empty()
+        rest.proved(rounds)
+
+
+def _clean(folder: Path) -> None:
+    """All but the wheels."""
+    for part in folder.iterdir():
+        if part.name != "wheels":
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Shared libraries that an image carries more than once, its lower layers included: what a pull brings for nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+_LIBRARY = re.compile(r"lib[A-Za-z_]+\.so(\.[0-9]+)*")
+_PACKAGED = "site-packages/nvidia"
+
+
+def twice(inspected: dict[str, Any]) -> tuple[int, int]:
+    """How many libraries of NVIDIA's wheels are there again, and their bytes.
+
+    `inspected`: what the engine says of an image; its layers must be folders (overlay2).
+    """
+    data = inspected["GraphDriver"]["Data"]
+    folders = [data["UpperDir"], *filter(None, data.get("LowerDir", "").split(":"))]
+    seen: set[str] = set()
+    count = size = 0
+    for folder in reversed(folders):  # from the lowest up
+        for above, _, names in os.walk(folder):
+            if _PACKAGED not in above:
+                continue
+            for name in filter(_LIBRARY.fullmatch, names):
+                file = Path(above) / name
+                if file.is_symlink() or not file.is_file() or not file.stat().st_size:
+                    continue  # a whiteout is a device, no file
+                if name in seen:
+                    count, size = count + 1, size + file.stat().st_size
+                seen.add(name)
+    return count, size

@@ -1,0 +1,149 @@
+"""A package index on this machine: the wheels of a folder as PEP 503 and 658 have it, at a bounded rate if asked.
+
+Both ways of a comparison fetch from it, so that neither is lucky with the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+import socketserver
+import threading
+import time
+import zipfile
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import unquote
+
+from packaging.utils import canonicalize_name
+
+_BLOCK = 1 << 20
+
+
+class Link:
+    """A line of `rate` bytes a second (None: as fast as it goes), shared by all that use it."""
+
+    def __init__(self, rate: float | None = None) -> None:
+        self.rate = rate
+        self.sent = 0
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> None:
+        """Returns when `count` bytes have gone through the line."""
+        with self._lock:
+            self.sent += count
+            if self.rate is None:
+                return
+            self._free = max(self._free, time.monotonic()) + count / self.rate
+            wait = self._free - time.monotonic()
+        time.sleep(max(0.0, wait))
+
+
+class Mirror:
+    """Used as a context: it serves inside. `address` is the index's, as pip and uv take it."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: wheels, at any depth."""
+        self.link = Link()
+        self._files = {file.name: file for file in sorted(folder.rglob("*.whl"))}
+        self._hashes = {name: file.parent.name for name, file in self._files.items()}
+        mirror = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                mirror._answer(self)
+
+            def do_HEAD(self) -> None:
+                mirror._answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        class Server(socketserver.ThreadingTCPServer):
+            allow_reuse_address = True
+            daemon_threads = True
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}/simple"
+
+    def __enter__(self) -> Mirror:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Makes pip and uv ask this index and nothing else, whatever they are configured with."""
+        nothing = dict.fromkeys(("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_INDEX", "UV_FIND_LINKS"), "")
+        return {**nothing, "PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": self.address,
+                "UV_DEFAULT_INDEX": self.address, "UV_NO_CONFIG": "1"}  # fmt: skip
+
+    def _answer(self, request: BaseHTTPRequestHandler) -> None:
+        parts = unquote(request.path.partition("?")[0]).strip("/").split("/")
+        name = parts[-1]
+        if parts[0] == "simple" and len(parts) == 2:
+            self._send(request, self._page(canonicalize_name(name)), "text/html")
+        elif name.endswith(".whl.metadata") and name.removesuffix(".metadata") in self._files:
+            self._send(request, _metadata(self._files[name.removesuffix(".metadata")]), "text/plain")
+        elif name in self._files:
+            self._file(request, self._files[name])
+        else:
+            request.send_error(404)
+
+    def _page(self, project: str) -> bytes:
+        rows = []
+        for name, sha256 in self._hashes.items():
+            if canonicalize_name(name.partition("-")[0]) == project:
+                digest = hashlib.sha256(_metadata(self._files[name])).hexdigest()
+                rows.append(
+                    f'<a href="/files/{html.escape(name)}#sha256={sha256}" '
+                    f'data-core-metadata="sha256={digest}">{html.escape(name)}</a>'
+                )
+        return f"<!DOCTYPE html><html><body>{'<br>'.join(rows)}</body></html>".encode()
+
+    def _send(self, request: BaseHTTPRequestHandler, content: bytes, kind: str) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", kind)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        if request.command == "GET":
+            self.link.take(len(content))
+            request.wfile.write(content)
+
+    def _file(self, request: BaseHTTPRequestHandler, file: Path) -> None:
+        size = file.stat().st_size
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
+        first, last = 0, size - 1
+        if asked and (asked[1] or asked[2]):
+            first = int(asked[1]) if asked[1] else max(0, size - int(asked[2]))
+            last = min(size - 1, int(asked[2])) if asked[1] and asked[2] else size - 1
+        request.send_response(206 if asked else 200)
+        request.send_header("Content-Type", "application/octet-stream")
+        request.send_header("Accept-Ranges", "bytes")
+        request.send_header("Content-Length", str(last - first + 1))
+        if asked:
+            request.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        request.end_headers()
+        if request.command != "GET":
+            return
+        block = _BLOCK if self.link.rate is None else 1 << 16
+        with file.open("rb") as stream:
+            while first <= last:
+                count = min(block, last - first + 1)
+                self.link.take(count)
+                request.wfile.flush()
+                sent = request.connection.sendfile(stream, first, count)
+                first += sent
+
+
+def _metadata(wheel: Path) -> bytes:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(item for item in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", item))
+        return archive.read(name)

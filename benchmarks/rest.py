@@ -1,0 +1,137 @@
+"""What else the benchmark of builds measures: the disk, a slow link, locks, commands, the self-test's own frame."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rounds import Rounds
+from stock import CHECKOUT, PINS, profile
+from ways import Ours
+
+_BLOCK = bytes(1 << 22)
+_REPEATED = 5
+ENVBUILD = (sys.executable, "-m", "envbuild")
+LINK = 100e6 / 8  # bytes a second: 100 Mbit/s
+
+
+def seconds(argv: Sequence[str | Path], env: dict[str, str], cwd: Path) -> float:
+    begin = time.perf_counter()
+    done = subprocess.run(argv, env=env, cwd=cwd, capture_output=True, text=True)
+    took = time.perf_counter() - begin
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, argv))} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return took
+
+
+def disk(folder: Path, size: int) -> float:
+    """Bytes a second that the disk takes, in one file of `size` bytes written through and flushed."""
+    file = folder / "disk"
+    os.sync()
+    begin = time.perf_counter()
+    with file.open("wb") as stream:
+        for _ in range(size // len(_BLOCK)):
+            stream.write(_BLOCK)
+        stream.flush()
+        os.fsync(stream.fileno())
+    took = time.perf_counter() - begin
+    file.unlink()
+    return size / took
+
+
+def slow_link(rounds: Rounds, ours: Ours) -> None:
+    """One wheel is missing, and comes over a link of 100 Mbit/s: the fetch beside the link's own time."""
+    stock = rounds.stock
+    wheel = stock.cublas[PINS[1]].wheel
+    shutil.rmtree(stock.cache / "envbuild" / "wheels" / wheel.sha256, ignore_errors=True)
+    stock.forget_builds()
+    link = stock.mirror.link
+    link.rate, link.sent = LINK, 0
+    script = (
+        "import sys, time; from envbuild.plan import lock, resolve, sources, store, wheels; "
+        "plan = resolve.resolve(sources.load(sys.argv[1])); locked = lock.read(sources.load(sys.argv[1]).known_lock); "
+        "begin = time.perf_counter(); "
+        "wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), lambda name, count: None); "
+        "print(time.perf_counter() - begin)"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script, profile(PINS[1])], cwd=stock.project, env=stock.environment,
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    finally:
+        link.rate = None
+    rounds.note("100 Mbit/s", ours.name, seconds=float(done.stdout), link=link.sent / LINK, bytes=link.sent)
+
+
+def lockable() -> list[str]:
+    """The shipped profiles that have no extension: the sources of those need git, and their archives hosts."""
+    files = [f for f in sorted((CHECKOUT / "profiles").rglob("*.yaml")) if not f.name.endswith(".lock.yaml")]
+    return [f.stem for f in files if "git:" not in f.read_text(encoding="utf-8")]
+
+
+def locks(rounds: Rounds, folder: Path) -> None:
+    """`lock` of all shipped profiles, nothing changed; and of those without extensions, every version chosen anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(CHECKOUT / "profiles", folder / "profiles")
+    env, names = rounds.stock.outside, lockable()
+    seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)  # warm: uv's cache has what indexes say
+    rounds.note("lock", "nothing changed", seconds=seconds([*ENVBUILD, "lock"], env, folder))
+    took = seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)
+    rounds.note("lock", "every version anew", seconds=took, profiles=len(names))
+
+
+def commands(rounds: Rounds) -> None:
+    """Those that ask neither an index nor an engine."""
+    env, folder = rounds.stock.outside, rounds.stock.project
+    asked = (("--help",), ("show", "cpu"), ("show", profile(PINS[0])), ("render", profile(PINS[0])))
+    seconds([*ENVBUILD, "show"], env, folder)  # warm: compiled modules
+    for arguments in asked:
+        rounds.note("commands", " ".join(arguments), seconds=seconds([*ENVBUILD, *arguments], env, folder))
+
+
+def audit(rounds: Rounds, ours: Ours) -> None:
+    """Of the image with the first pin, which is built."""
+    env = {**rounds.stock.environment, "DOCKER_HOST": rounds.arena.host}
+    argv = [*ENVBUILD, "audit", ours.tag(PINS[0])]
+    rounds.note("commands", "audit", seconds=seconds(argv, env, rounds.stock.project))
+
+
+def proved(rounds: Rounds) -> None:
+    """The shipped profile cpu, made and proved: the self-test's own frame, then `make` where nothing changed."""
+    arena, stock = rounds.arena, rounds.stock
+    folder = stock.folder / "proved"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    env = {**stock.outside, "DOCKER_HOST": arena.host}
+    seconds([*ENVBUILD, "make", "cpu"], env, folder)
+    begin = time.perf_counter()
+    argv = [*ENVBUILD, "test", "cpu", "--json"]
+    said = subprocess.run(argv, cwd=folder, env=env, check=True, capture_output=True, text=True).stdout
+    whole = time.perf_counter() - begin
+    probes = sum(probe["seconds"] for probe in json.loads(said)["probes"])
+    rounds.note("self-test", "cpu, standard", seconds=whole, probes=probes)
+    for _ in range(_REPEATED):
+        rounds.note("nothing changed", "make", seconds=seconds([*ENVBUILD, "make", "cpu"], env, folder))
+        inspect = seconds(["docker", "image", "inspect", "envbuild/cpu:verified"], env, folder)
+        rounds.note("nothing changed", "docker image inspect", seconds=inspect)
+
+
+def cores(rounds: Rounds, ours: Ours) -> None:
+    """A build with the wheels here, by an engine and a client that may use only so many of the machine's processors."""
+    whole = os.sched_getaffinity(0)
+    ours.build(PINS[0])
+    try:
+        for count in sorted({1, 2, len(whole)}):
+            os.sched_setaffinity(0, sorted(whole)[:count])  # the engine that is started next has it too
+            rounds.stock.forget_builds()
+            rounds.arena.empty()
+            rounds.timed(f"{count} processors", ours, lambda: ours.build(PINS[0]))
+    finally:
+        os.sched_setaffinity(0, whole)

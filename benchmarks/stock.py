@@ -1,0 +1,211 @@
+"""What the benchmark of builds needs at hand before anything is timed: wheels, the base, locks, the peers' images."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from arena import Arena
+from mirror import Mirror
+from registry import Registry
+
+from envbuild.image import base
+from envbuild.plan import debs, lock, store, wheels
+from envbuild.plan.facts import suites
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedWheel
+from envbuild.plan.store import Store
+
+CHECKOUT = Path(__file__).parents[1]
+PROFILE = "step-video"
+CUBLAS = "nvidia-cublas-cu12"
+# The profile's own pin; one that is changed to and fetched; one that is changed to and here already. None is refused.
+PINS = ("12.5.2.13", "12.5.3.2", "12.6.4.1")
+# Another card, on the same torch.
+SECOND = "second"
+
+
+@dataclass(frozen=True)
+class Stock:
+    """`folder` holds all; `project` is where envbuild runs, with a profile for each pin.
+
+    `wheels`: those of the profile; `cublas`: its wheel by version; `base`, `uv`: references of the peers' images.
+    """
+
+    folder: Path
+    wheels: tuple[LockedWheel, ...]
+    cublas: Mapping[str, LockedWheel]
+    mirror: Mirror
+    base: str
+    uv: str
+
+    @property
+    def project(self) -> Path:
+        return self.folder / "project"
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of envbuild: folders of its own, the mirror as its only index, its modules compiled as once installed."""
+        return {**self.outside, **self.mirror.environment}
+
+    @property
+    def outside(self) -> dict[str, str]:
+        """The same with the indexes that this machine is configured with."""
+        found = {
+            **os.environ, "PYTHONPATH": str(CHECKOUT),
+            "PYTHONPYCACHEPREFIX": f"{self.folder}/compiled", "XDG_CACHE_HOME": str(self.cache),
+            "XDG_STATE_HOME": f"{self.folder}/state", "XDG_CONFIG_HOME": f"{self.folder}/config",
+        }  # fmt: skip
+        found.pop("PYTHONDONTWRITEBYTECODE", None)
+        return found
+
+    def requirements(self, pin: str) -> str:
+        """All that the image holds, exactly, a line each."""
+        rest = (item.wheel for item in self.wheels if item.wheel.name != CUBLAS)
+        return "".join(f"{wheel.name}=={wheel.version}\n" for wheel in rest) + f"{CUBLAS}=={pin}\n"
+
+    def forget(self) -> None:
+        """Nothing is fetched and nothing built, as far as envbuild knows; its base is made."""
+        shutil.rmtree(self.cache / "envbuild" / "wheels", ignore_errors=True)
+        shutil.rmtree(self.cache / "uv", ignore_errors=True)
+        self.forget_builds()
+
+    def forget_builds(self) -> None:
+        """Nothing is built, as far as envbuild knows."""
+        shutil.rmtree(self.cache / "envbuild" / "contexts", ignore_errors=True)
+        shutil.rmtree(self.folder / "state", ignore_errors=True)
+
+    def bring(self, pin: str) -> None:
+        """A cuBLAS wheel, as if another profile had fetched it."""
+        sha256 = self.cublas[pin].wheel.sha256
+        shutil.copytree(
+            self.folder / "wheels" / sha256, self.cache / "envbuild" / "wheels" / sha256, dirs_exist_ok=True
+        )
+
+
+def profile(pin: str) -> str:
+    """The name of the profile with this cuBLAS."""
+    return f"bench-{pin.replace('.', '-')}"
+
+
+def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, ...], dict[str, LockedWheel]]:
+    """The wheels of all ways, fetched from the machine's own indexes into `folder`/wheels, once."""
+    locked = _lock(CHECKOUT / "profiles" / "projects" / f"{PROFILE}.lock.yaml")
+    kept = Store(folder / "wheels")
+    glibc = suites()[locked.suite or ""].glibc
+    own = next(item for item in locked.wheels if item.wheel.name == CUBLAS)
+    cublas = {own.wheel.version: own}
+    for version in (*PINS[1:], _torchs_own(locked)):
+        addresses = wheels.locate({CUBLAS: version}, locked.python, glibc)
+        ((wheel, size),) = wheels.sizes(addresses).items()
+        cublas[version] = LockedWheel(wheel, size, CUBLAS)
+    wanted = {item.wheel.sha256: item for item in (*locked.wheels, *cublas.values())}
+    for item in wanted.values():  # each alone: several versions of one distribution are wanted
+        if not kept.holds(item.wheel.sha256, item.wheel.file):
+            say(f"fetching {item.wheel.file}, {item.bytes / 1e6:.0f} MB")
+            wheels.fetch([item], locked.python, glibc, kept, lambda name, count: None)
+    return locked.wheels, cublas
+
+
+def _torchs_own(locked: Lock) -> str:
+    """The cuBLAS that torch asks for, which pip fetches before it is overridden."""
+    (override,) = (one for one in locked.overrides if one.name == CUBLAS)
+    return override.replaces.removeprefix("==")
+
+
+def _lock(file: Path) -> Lock:
+    found = lock.read(file)
+    assert found, file
+    return found
+
+
+def profiles(stock: Stock, say: Callable[[str], None]) -> None:
+    """A project with a profile and a lock for each pin, and for a second card, on the shipped Debian packages."""
+    folder = stock.project / "profiles"
+    folder.mkdir(parents=True, exist_ok=True)
+    source = yaml.safe_load((CHECKOUT / "profiles" / "projects" / f"{PROFILE}.yaml").read_text(encoding="utf-8"))
+    for pin in PINS:
+        changed = {**source, "pins": {"cublas": {"version": pin, "reason": "to be measured"}}}
+        _write(folder, profile(pin), changed)
+    _write(folder, SECOND, {**source, "gpus": ["h100"], "description": "the same torch on another card"})
+    shipped = CHECKOUT / "profiles" / "projects" / f"{PROFILE}.lock.yaml"
+    for name in (*map(profile, PINS), SECOND):
+        target = folder / f"{name}.lock.yaml"
+        if not target.exists():
+            shutil.copy(shipped, target)
+            say(f"locking {name}")
+            run(stock, "lock", name)
+        run(stock, "render", name)
+
+
+def _write(folder: Path, name: str, keys: Mapping[str, object]) -> None:
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
+
+
+def run(stock: Stock, *arguments: str, engine: Arena | None = None) -> str:
+    """stdout of an envbuild, which must succeed."""
+    env = {**stock.environment, **({"DOCKER_HOST": engine.host} if engine else {})}
+    done = subprocess.run(
+        [sys.executable, "-m", "envbuild", *arguments], cwd=stock.project, env=env, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(
+            f"envbuild {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-3000:]}{done.stdout[-2000:]}"
+        )
+    return done.stdout
+
+
+def bases(stock: Stock, say: Callable[[str], None]) -> Path:
+    """The root file system that all ways stand on, made by envbuild in its own cache."""
+    locked = _lock(stock.project / "profiles" / f"{profile(PINS[0])}.lock.yaml")
+    assert locked.suite
+    cached = stock.cache / "envbuild"
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(stock.cache)
+    try:
+        if not base.tar_file(locked).is_file():
+            say("making the base")
+            debs.fetch(locked.base, locked.suite, store.debs(), locked.made)
+            base.make(locked, store.debs(), lambda line: None)
+        return base.tar_file(locked)
+    finally:
+        os.environ.pop("XDG_CACHE_HOME")
+        if before is not None:
+            os.environ["XDG_CACHE_HOME"] = before
+        assert cached.is_dir()
+
+
+def images(stock_folder: Path, tar: Path, pip: Path, arena: Arena, registry: Registry) -> tuple[str, str]:
+    """The peers' base, and uv alone as its own image has it, in the registry that every run pulls them from."""
+    from envbuild.plan.wheels import uv_binary
+
+    folder = stock_folder / "base"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "pip").mkdir(parents=True)
+    shutil.copy(tar, folder / "base.tar")
+    shutil.copy(pip, folder / "pip" / pip.name)
+    shutil.copy(uv_binary(), folder / "uv")
+    (folder / "Dockerfile").write_text("FROM scratch\nCOPY uv /uv\n", encoding="utf-8")
+    references = (f"{registry.host}/base:1", f"{registry.host}/uv:1")
+    recipes = (Path(__file__).parent / "peers" / "base.Dockerfile", folder / "Dockerfile")
+    for reference, recipe in zip(references, recipes, strict=True):
+        arena.docker("buildx", "build", "--network=none", "--provenance=false", "-f", recipe, "-t", reference, folder)
+        arena.docker("push", "--quiet", reference)
+    shutil.rmtree(folder)
+    return references
+
+
+def steps(document: str) -> dict[str, float]:
+    """Seconds of each step of `envbuild build --json`."""
+    return {step["name"]: step["seconds"] for step in json.loads(document)["steps"]}

@@ -1,0 +1,215 @@
+"""The figures of benchmarks/build.py as JSON, as Markdown with the targets, and as a plot."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+TITLES = {
+    "hpccm": "HPCCM, pip in two steps", "pip": "pip, one layer, cache mount", "uv": "uv, one layer, cache mount",
+    "envbuild": "envbuild build",
+}  # fmt: skip
+BUILDS = ("cold", "wheels here", "pin, wheel to fetch", "pin, wheel here", "second GPU", "nothing changed")
+
+_ABOUT = """
+Machine: {machine}. Docker {engine}, an engine of its own. Load average (1 min) {before:.1f} before, {after:.1f} after,
+partly its own. {runs} runs, of ways slower than a minute one; {minutes:.0f} min in all. {wheels} wheels, {gb} GB, from
+an index on the machine; base {root} GB unpacked. The disk took {speed:.0f} MB/s in the same run. cuBLAS {cublas}.
+Made by `make bench`.
+"""
+_TIMED = """
+Timed is from the command to the image id in the engine, loaded: of envbuild its whole process, Python's start and the
+labels included, the audit (which peers do not have) left out; locks and requirements are made before. Cold: the
+engine's data is removed, and of envbuild the wheels and uv's cache; every way takes its root file system from this
+machine (peers by pulling it from a registry, envbuild from its cache). Before each case the disk is synced.
+"""
+_TAKEN = """
+Peak of anonymous memory of the engine and the client; bytes that the disk was given, whoever wrote them; what the
+engine keeps, cache included; libraries of NVIDIA's that are there again in another layer.
+"""
+_FLOOR = """
+Bytes over the disk's speed, were there nothing else to wait for. A build may be faster while the machine's memory takes
+what the disk has not.
+"""
+
+
+class Figures:
+    """Reads one value of a document's cases; None where it was not measured."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.cases = document["cases"]
+
+    def all(self, case: str, way: str, figure: str = "seconds") -> list[float]:
+        return list(self.cases.get(case, {}).get(way, {}).get(figure, ()))
+
+    def median(self, case: str, way: str, figure: str = "seconds") -> float | None:
+        values = self.all(case, way, figure)
+        return statistics.median(values) if values else None
+
+    def ratio(self, one: tuple[str, ...], other: tuple[str, ...]) -> float | None:
+        a, b = self.median(*one), self.median(*other)
+        return a / b if a is not None and b else None
+
+
+def write(document: Mapping[str, Any], folder: Path) -> None:
+    (folder / "build.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (folder / "build.svg").write_text(plot(document), encoding="utf-8")
+    text = "\n".join(markdown(document)) + "\n"
+    (folder / "build.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    middle = statistics.median(values)
+    return f"{middle:.1f}" + (f" ({min(values):.1f} - {max(values):.1f})" if len(values) > 1 else "")
+
+
+def _gb(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e9:.2f}"
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def targets(document: Mapping[str, Any]) -> Iterator[tuple[str, float | None, float, str]]:
+    """(what, measured, the most that it may be, unit)."""
+    f = Figures(document)
+    ours = "envbuild"
+    yield "cold, over uv's", f.ratio(("cold", ours), ("cold", "uv")), 1.0, ""
+    yield "cold, over HPCCM's", f.ratio(("cold", ours), ("cold", "hpccm")), 0.45, ""
+    yield "wheels on the host, over uv's cold", f.ratio(("wheels here", ours), ("cold", "uv")), 0.75, ""
+    for case, most in (("pin, wheel to fetch", 0.30), ("pin, wheel here", 0.15)):
+        yield f"{case}, over uv's", f.ratio((case, ours), (case, "uv")), most, ""
+    pushed, link = ("push", ours, "image"), ("100 Mbit/s", ours)
+    yield "pushed after a pin changed, of the image", f.ratio(("push", ours, "change"), pushed), 0.12, ""
+    yield "second GPU, over cold", f.ratio(("second GPU", ours), ("cold", ours)), 0.25, ""
+    more = f.ratio(("second GPU", ours, "engine"), ("size", ours, "engine"))
+    yield "second GPU, more disk in the engine", more, 0.15, ""
+    yield "second GPU, more in the registry", f.ratio(("push", ours, "second"), pushed), 0.15, ""
+    yield "fetch at 100 Mbit/s, over the link's own time", f.ratio(link, (*link, "link")), 1.1, ""
+    yield "nothing changed, make", f.median("nothing changed", "make"), 0.5, " s"
+    yield "lock of all profiles, nothing changed", f.median("lock", "nothing changed"), 10, " s"
+    yield "lock, every version anew", f.median("lock", "every version anew"), 10, " s"
+    for command, seconds in (("--help", 0.15), ("show cpu", 0.4), ("audit", 15.0)):
+        yield command, f.median("commands", command), seconds, " s"
+    for name in sorted(f.cases.get("commands", {})):
+        if name.startswith(("render", "show bench")):
+            yield name, f.median("commands", name), 0.4, " s"
+    frame = f.ratio(("self-test", "cpu, standard"), ("self-test", "cpu, standard", "probes"))
+    yield "self-test, what is not the probes' own work", None if frame is None else 1 - 1 / frame, 0.10, ""
+
+
+def markdown(document: Mapping[str, Any]) -> Iterator[str]:
+    f = Figures(document)
+    yield "# Building an image, side by side"
+    yield from _paragraph(
+        _ABOUT.format(
+            **document, before=document["load"][0], after=document["load"][1], gb=_gb(document["fetched"]),
+            root=_gb(document["base"]), speed=document["disk"] / 1e6, cublas=", then ".join(document["pins"]),
+        )
+    )  # fmt: skip
+    yield from _paragraph(_TIMED)
+    cases = [case for case in BUILDS if case in f.cases]
+    yield from _table(
+        "Seconds, median (least - most)",
+        ["way", *cases],
+        [[title, *(_spread(f.all(case, way)) for case in cases)] for way, title in TITLES.items()],
+    )
+    yield from ("", "![seconds by way](build.svg)")
+    yield from _table(
+        "Memory and disk",
+        ["way", "peak MB, cold", "GB written, cold", "image GB", "layers", "engine GB", "libraries twice", "GB of them",
+         "pushed GB", "pushed after a pin"],
+        [_sizes(f, way, title) for way, title in TITLES.items()],
+        _TAKEN,
+    )  # fmt: skip
+    yield from _table("Targets", ["what", "measured", "at most", ""], [_judged(*row) for row in targets(document)])
+    yield from floors(document)
+
+
+def _judged(what: str, measured: float | None, most: float, unit: str) -> list[str]:
+    if measured is None:
+        return [what, "not measured", f"{most:g}{unit}", ""]
+    return [what, f"{measured:.2f}{unit}", f"{most:g}{unit}", "met" if measured <= most else "missed"]
+
+
+def _sizes(f: Figures, way: str, title: str) -> list[str]:
+    memory = f.median("cold", way, "memory")
+    layers, twice = (f.median("size", way, figure) for figure in ("layers", "twice"))
+    return [
+        title, _whole(None if memory is None else memory / 1e6), _gb(f.median("cold", way, "written")),
+        _gb(f.median("size", way, "image")), _whole(layers), _gb(f.median("size", way, "engine")), _whole(twice),
+        _gb(f.median("size", way, "twice bytes")),
+        *(_gb(f.median("push", way, figure)) for figure in ("image", "change")),
+    ]  # fmt: skip
+
+
+def floors(document: Mapping[str, Any]) -> Iterator[str]:
+    """What cannot be undercut: bytes over the disk's speed of the same run."""
+    f, speed = Figures(document), document["disk"]
+    fetched, unpacked = document["fetched"], f.median("size", "envbuild", "image")
+    if unpacked is not None:
+        rows = {
+            "the image alone": unpacked,
+            "envbuild, cold: wheels in its store, in the engine's context, and unpacked": 2 * fetched + unpacked,
+            "envbuild, wheels here: in the engine's context, and unpacked": fetched + unpacked,
+            "uv: unpacked into its cache, and copied from there": 2 * unpacked,
+        }
+        yield from _table(
+            "Floors",
+            ["what", "GB", "s"],
+            [[what, _gb(size), f"{size / speed:.1f}"] for what, size in rows.items()],
+            _FLOOR,
+        )
+    bound = sorted(case for case in f.cases if case.endswith("processors"))
+    if bound:
+        yield from _table(
+            "Processors",
+            ["engine and client bound to", "s"],
+            [[case, _spread(f.all(case, "envbuild"))] for case in bound],
+            "Simulated: both were bound to so many of this machine's processors (sched_setaffinity); wheels here.",
+        )
+
+
+def _table(title: str, head: list[str], rows: list[list[str]], text: str = "") -> Iterator[str]:
+    yield from ("", f"## {title}")
+    yield from _paragraph(text) if text else ()
+    yield from ("", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}")
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def _paragraph(text: str) -> Iterator[str]:
+    yield from ("", *textwrap.wrap(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False))
+
+
+_COLOURS = {"hpccm": "#b0b7c3", "pip": "#8d99ae", "uv": "#457b9d", "envbuild": "#e07a1f"}
+
+
+def plot(document: Mapping[str, Any]) -> str:
+    """Bars, a group for each case: median seconds."""
+    f = Figures(document)
+    rows = [(case, way, f.median(case, way)) for case in BUILDS for way in TITLES]
+    shown = [(case, way, value) for case, way, value in rows if value is not None]
+    longest = max((value for _, _, value in shown), default=1.0)
+    parts, y, last = [], 10, ""
+    for case, way, value in shown:
+        y += 14 if case != last else 0
+        if case != last:
+            parts.append(f'<text x="10" y="{y + 12}" font-weight="bold">{case}</text>')
+            y += 20
+        last = case
+        width = max(1.0, 420 * value / longest)
+        parts.append(f'<text x="200" y="{y + 12}" text-anchor="end">{TITLES[way]}</text>')
+        parts.append(f'<rect x="210" y="{y}" width="{width:.1f}" height="15" fill="{_COLOURS[way]}"/>')
+        parts.append(f'<text x="{216 + width:.1f}" y="{y + 12}">{value:.1f} s</text>')
+        y += 19
+    size = f'width="720" height="{y + 16}" font-family="sans-serif" font-size="12"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>"]) + "\n"

@@ -1,0 +1,141 @@
+"""The ways to the same image that are compared: three of peers, written as their best users would, and ours."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from arena import Arena
+from stock import CUBLAS, SECOND, Stock, profile, run, steps
+
+PEERS = Path(__file__).parent / "peers"
+
+
+class Way(Protocol):
+    """How an image is made. `slow`: a cold run takes so long that one is enough. Where `keeps`, wheels once fetched are
+    at hand for the next build."""
+
+    name: str
+    title: str
+    slow: bool
+
+    @property
+    def keeps(self) -> bool: ...
+
+    def forget(self) -> None:
+        """As before the first build, the engine apart."""
+
+    def build(self, pin: str) -> float:
+        """Makes the image with this cuBLAS, and tags it; returns seconds of what was done that is not counted."""
+
+    def bring(self, pin: str) -> None:
+        """Brings that cuBLAS wheel to where it lies once it was fetched."""
+
+    def tag(self, pin: str) -> str: ...
+
+
+@dataclass
+class Dockerfile:
+    """A peer's: `text` makes its Dockerfile for a pin, `fetch` names the one that only fetches."""
+
+    name: str
+    title: str
+    index: str
+    text: Callable[[str], str]
+    arena: Arena
+    stock: Stock
+    fetch: str | None = None
+    slow: bool = False
+
+    @property
+    def keeps(self) -> bool:
+        return self.fetch is not None
+
+    def forget(self) -> None:
+        """All that it keeps lies in the engine."""
+
+    def tag(self, pin: str) -> str:
+        return f"bench-{self.name}:{pin}"
+
+    def build(self, pin: str) -> float:
+        self._build(self.text(pin), pin, "--tag", self.tag(pin), "--load")
+        return 0.0
+
+    def bring(self, pin: str) -> None:
+        assert self.fetch
+        text = (PEERS / self.fetch).read_text(encoding="utf-8")
+        self._build(text, pin, "--build-arg", f"WHEEL={CUBLAS}=={pin}", "--output=type=cacheonly")
+
+    def _build(self, text: str, pin: str, *options: str) -> None:
+        context = self.stock.folder / "contexts" / self.name
+        shutil.rmtree(context, ignore_errors=True)
+        context.mkdir(parents=True)
+        (context / "requirements.txt").write_text(self.stock.requirements(pin), encoding="utf-8")
+        (context / "Dockerfile").write_text(text, encoding="utf-8")
+        arguments = {"BASE": self.stock.base, "UV": self.stock.uv, self.index: self.stock.mirror.address}
+        given = [f"--build-arg={key}={value}" for key, value in arguments.items()]
+        self.arena.docker("buildx", "build", "--network=host", "--provenance=false", *given, *options, context)
+
+
+class Ours:
+    """`envbuild build`, from its start to the image id; the audit's seconds are not counted."""
+
+    keeps = True
+
+    def __init__(self, arena: Arena, stock: Stock) -> None:
+        self.name, self.title, self.slow = "envbuild", "envbuild build", False
+        self.arena, self.stock = arena, stock
+        self.steps: dict[str, float] = {}
+
+    def forget(self) -> None:
+        self.stock.forget()
+
+    def tag(self, pin: str) -> str:
+        return self.tag_of(profile(pin))
+
+    def tag_of(self, name: str) -> str:
+        """The one that carries the lock's id."""
+        (found,) = self.arena.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}").split()
+        return found
+
+    def build(self, pin: str) -> float:
+        return self.build_profile(profile(pin))
+
+    def build_second(self) -> float:
+        return self.build_profile(SECOND)
+
+    def build_profile(self, name: str) -> float:
+        self.steps = steps(run(self.stock, "build", name, "--locked", "--json", engine=self.arena))
+        return self.steps.get("audit", 0.0)
+
+    def bring(self, pin: str) -> None:
+        self.stock.bring(pin)
+
+
+def ways(arena: Arena, stock: Stock) -> list[Way]:
+    """All of them, ours last."""
+    torch, numpy = (
+        next(f"{i.wheel.name}=={i.wheel.version}" for i in stock.wheels if i.wheel.name == name)
+        for name in ("torch", "numpy")
+    )
+
+    def hpccm(pin: str) -> str:
+        command = [sys.executable, str(PEERS / "hpccm_recipe.py"), stock.base, torch, numpy, f"{CUBLAS}=={pin}"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def written(file: str) -> Callable[[str], str]:
+        return lambda pin: (PEERS / file).read_text(encoding="utf-8")
+
+    return [
+        Dockerfile("hpccm", "HPCCM's Dockerfile, pip in two steps", "PIP_INDEX_URL", hpccm, arena, stock, slow=True),
+        Dockerfile("pip", "pip, one layer, cache mount", "PIP_INDEX_URL", written("pip.Dockerfile"), arena, stock,
+                   "pip.fetch.Dockerfile", slow=True),
+        Dockerfile("uv", "uv, one layer, cache mount, by hand", "UV_DEFAULT_INDEX", written("uv.Dockerfile"), arena,
+                   stock, "uv.fetch.Dockerfile"),
+        Ours(arena, stock),
+    ]  # fmt: skip
