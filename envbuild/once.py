@@ -20,6 +20,7 @@ class once(Generic[T]):
         self._work = work
         self._found: dict[Hashable, Future[T]] = {}
         self._lock = threading.Lock()
+        self.cache_clear = self._found.clear
 
     def __call__(self, *key: Hashable) -> T:
         with self._lock:
@@ -33,6 +34,3 @@ class once(Generic[T]):
                     self._found.pop(key, None)
                 answer.set_exception(error)
         return answer.result()
-
-    def cache_clear(self) -> None:
-        self._found.clear()

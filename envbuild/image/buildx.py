@@ -47,6 +47,7 @@ def build(
         done = run(
             [client_binary(), "--host", engine.host, "buildx", "build", *_builder(engine),
              "--file", rendered, "--metadata-file", metadata,
+             *(f"--build-context={key}={path}" for key, path in context.of_wheels(name).items()),
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
              *options, context.folder(name)],
             env={"SOURCE_DATE_EPOCH": str(base.SOURCE_DATE_EPOCH)},

@@ -22,6 +22,11 @@ def folder(name: str) -> Path:
     return settings.cache_folder("contexts") / name
 
 
+def of_wheels(name: str) -> dict[str, Path]:
+    """The build contexts beside that folder: by name, the folders of each layer's wheels."""
+    return {dockerfile.wheels_context(layer.name): layer for layer in sorted(folder(name).glob("wheels/*"))}
+
+
 def discard(name: str) -> None:
     """What the next build of that name would fill anew."""
     shutil.rmtree(folder(name), ignore_errors=True)

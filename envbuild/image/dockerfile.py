@@ -37,7 +37,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 @dataclass(frozen=True)
 class Layer:
-    """One RUN of the installer: its arguments, and the folder of the build context that it gets as `target`."""
+    """One RUN of the installer: its arguments, and what it gets as `target`: a folder of the build context
+    ("source=debs"), or a context of its own ("from=wheels-torch")."""
 
     title: str
     arguments: tuple[str, ...]
@@ -83,6 +84,11 @@ def parts(lock: Lock) -> Parts:
     return Parts(tuple(shared), tuple(last), _tools(lock), tuple(_stages(lock)))
 
 
+def wheels_context(layer: str) -> str:
+    """The name of the build context that holds a layer's wheels."""
+    return f"wheels-{layer}"
+
+
 def layers(lock: Lock) -> list[Layer]:
     """Those of the image."""
     found = parts(lock)
@@ -96,7 +102,9 @@ def _nvcc(nvcc: Nvcc) -> Layer:
 def _extension(one: LockedExtension, arch: str) -> Layer:
     """It takes the one wheel that is there; the other words only say which that is."""
     arguments = ("extension", str(SOURCE_DATE_EPOCH), one.name, one.digest, arch)
-    return Layer(f"{one.name}, compiled from {one.digest[:12]}", arguments, f"extensions/{one.name}", "/mnt/wheels")
+    return Layer(
+        f"{one.name}, compiled from {one.digest[:12]}", arguments, f"source=extensions/{one.name}", "/mnt/wheels"
+    )
 
 
 def _tools(lock: Lock) -> tuple[Layer, ...]:
@@ -115,7 +123,7 @@ def _stages(lock: Lock) -> Iterator[Stage]:
         command = compiling(one, lock.builder)
         title = f"{one.name} from {one.kind} {one.digest}"
         arguments = ("compile", str(SOURCE_DATE_EPOCH), *command)
-        yield Stage(one.name, Layer(title, arguments, f"sources/{one.name}", "/mnt/source"))
+        yield Stage(one.name, Layer(title, arguments, f"source=sources/{one.name}", "/mnt/source"))
 
 
 def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
@@ -142,16 +150,16 @@ def _wheels(name: str, wheels: Sequence[LockedWheel], override: str | None) -> L
     """What the installer is to do: for an override also to mend the metadata that asked for another version."""
     task = ("override", str(SOURCE_DATE_EPOCH), override) if override else ("wheels", str(SOURCE_DATE_EPOCH))
     requirements = (f"{w.wheel.name}=={w.wheel.version} --hash=sha256:{w.wheel.sha256}" for w in wheels)
-    return Layer(name, (*task, *requirements), f"wheels/{name}", "/mnt/wheels")
+    return Layer(name, (*task, *requirements), f"from={wheels_context(name)}", "/mnt/wheels")
 
 
 def _debs(title: str, debs: Sequence[Deb], source: str) -> Layer:
-    return Layer(title, ("debs", str(SOURCE_DATE_EPOCH), *(deb.file for deb in debs)), source, "/mnt/debs")
+    return Layer(title, ("debs", str(SOURCE_DATE_EPOCH), *(deb.file for deb in debs)), f"source={source}", "/mnt/debs")
 
 
 def _archive(archive: Archive) -> Layer:
     arguments = ("archive", str(SOURCE_DATE_EPOCH), archive.name, archive.sha256, FOLDERS[archive.name])
-    return Layer(f"{archive.name} {archive.version}", arguments, f"archives/{archive.name}", "/mnt/archive")
+    return Layer(f"{archive.name} {archive.version}", arguments, f"source=archives/{archive.name}", "/mnt/archive")
 
 
 def render(lock: Lock, name: str) -> str:

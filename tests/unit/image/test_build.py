@@ -198,6 +198,8 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
     wanted |= {f"archives/{archive.name}/{archive.name}" for archive in locked.archives}
     assert found == {"bin/uv", "bin/install", "bin/repin", "bin/unpack", "base.tar", *wanted}
     assert not stale.exists()
+    given = dict(word.removeprefix("--build-context=").split("=") for word in builder.words if "build-context" in word)
+    assert given == {f"wheels-{w.layer}": str(folder / "wheels" / w.layer) for w in locked.wheels}
     for tool in dockerfile.TOOLS:
         assert (folder / "bin" / tool.name).read_bytes() == tool.read_bytes()
 

@@ -158,15 +158,16 @@ def test_the_order_is_base_environment_debian_then_layers(sample: Lock) -> None:
     runs = [found for found in rendered(sample) if found.keyword == "RUN"]
     assert [run.arguments[2] for run in runs] == ["venv", "debs", "wheels", "wheels", "wheels"]
     sources = [
-        flag.split("wheels/")[1].partition(",")[0] for run in runs[2:] for flag in run.flags if "wheels/" in flag
+        flag.split("=wheels-")[1].partition(",")[0] for run in runs[2:] for flag in run.flags if "=wheels-" in flag
     ]
     assert sources == ["python", "torch", "packages"]
 
 
 def folders(found: Lock) -> list[str]:
-    """The folder of the build context that each RUN gets beside the installer, in order."""
+    """The folder or context that each RUN gets beside the installer, in order."""
     flags = [flag for run in rendered(found) if run.keyword == "RUN" for flag in run.flags]
-    return [word for flag in flags for word in flag.split(",") if word.startswith("source=") and word != "source=bin"]
+    words = (word for flag in flags for word in flag.split(","))
+    return [word for word in words if word.startswith(("source=", "from=")) and word != "source=bin"]
 
 
 def test_what_the_variant_adds_comes_after_torch_and_before_what_is_the_profiles_own(project: Path) -> None:
@@ -179,8 +180,8 @@ def test_what_the_variant_adds_comes_after_torch_and_before_what_is_the_profiles
     devel = lock_for(plan_of(project, ARCHIVES))
     devel = dataclasses.replace(devel, wheels=pinned, overrides=(cublas,))
     before, after = folders(runtime), folders(devel)
-    assert before == [f"source={name}" for name in ("debs", "wheels/python", "wheels/torch",
-                                                    "wheels/nvidia-cublas-cu12", "wheels/packages")]  # fmt: skip
+    assert before == ["source=debs", *(f"from=wheels-{name}" for name in ("python", "torch", "nvidia-cublas-cu12",
+                                                                           "packages"))]  # fmt: skip
     assert after == [*before[:3], "source=archives/cuda-toolkit", "source=archives/cuda-compat", *before[3:]]
     last = [run for run in rendered(devel) if run.keyword == "RUN"][-1]
     assert last.arguments[2:] == ("nvcc", "1704067200", "/usr/local/cuda", "12.6")
