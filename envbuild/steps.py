@@ -13,6 +13,7 @@ from envbuild import fetching, placing
 from envbuild.attest import signing, statements
 from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Subject
+from envbuild.document import display
 from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError
 from envbuild.host import machine
 from envbuild.image import base, build, context, dockerfile, extensions
@@ -21,7 +22,6 @@ from envbuild.image.extensions import Built, Order
 from envbuild.image.names import VERIFIED, repository
 from envbuild.making import Made, Options, Progress, Step, counts
 from envbuild.plan import debs, facts, lock, locking, resolve, sources, store
-from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import LockedExtension
 from envbuild.plan.resolve import Plan

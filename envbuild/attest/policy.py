@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from envbuild import document
 from envbuild.attest import signing
 from envbuild.attest.oci import Reference
 from envbuild.attest.signing import PublicKey
 from envbuild.errors import UsageError, near
-from envbuild.plan import document, facts
+from envbuild.plan import facts
 from envbuild.plan.kinds import ProbeName, Release
 from envbuild.plan.probes import Level
 from envbuild.proof.counting import CPU

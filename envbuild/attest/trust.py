@@ -11,9 +11,9 @@ from packaging.utils import canonicalize_name
 
 from envbuild.attest import signing, statements
 from envbuild.attest.signing import PublicKey
+from envbuild.document import Document
 from envbuild.errors import EnvbuildError
 from envbuild.plan import lock, profile, sources
-from envbuild.plan.document import Document
 from envbuild.plan.lock import Lock
 from envbuild.plan.own import Script
 from envbuild.plan.profile import Profile

@@ -9,11 +9,11 @@ import click
 
 from envbuild.attest import community
 from envbuild.commands.console import emit, json_option
+from envbuild.document import display
 from envbuild.errors import Fault, OutOfDate, UsageError
 from envbuild.insight import markdown, requirements, tables
 from envbuild.insight.markdown import Block
 from envbuild.plan import lock, resolve, sources
-from envbuild.plan.document import display
 from envbuild.plan.store import write_atomically
 
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import click
 
 from envbuild.commands.console import emit, json_option, pin_option, profile_argument, requirements_option
+from envbuild.document import display
 from envbuild.errors import Fault, OutOfDate, ProfileError, UsageError
 from envbuild.plan import lock, locking, resolve, sources
-from envbuild.plan.document import display
 
 
 @click.command("lock", short_help="Pin every file by version and hash.")

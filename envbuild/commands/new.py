@@ -3,9 +3,9 @@ from pathlib import Path
 import click
 
 from envbuild.commands.console import emit, json_option
+from envbuild.document import display
 from envbuild.errors import UsageError
 from envbuild.plan import draft, sources
-from envbuild.plan.document import display
 from envbuild.plan.store import write_atomically
 
 

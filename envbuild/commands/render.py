@@ -3,10 +3,10 @@ from collections.abc import Iterable
 import click
 
 from envbuild.commands.console import emit, json_option, profile_argument
+from envbuild.document import display
 from envbuild.errors import Fault, LockError, OutOfDate, ProfileError
 from envbuild.image import dockerfile
 from envbuild.plan import lock, sources
-from envbuild.plan.document import display
 from envbuild.plan.sources import Source
 from envbuild.plan.store import holds_text, write_atomically
 

@@ -6,12 +6,12 @@ import click
 
 from envbuild.commands.console import emit, json_option, profile_argument
 from envbuild.commands.output import FILE, STDOUT, prepare, write
+from envbuild.document import display
 from envbuild.errors import LockError
 from envbuild.image import records
 from envbuild.insight import measured, rendering, report
 from envbuild.insight.report import Page
 from envbuild.plan import lock, resolve, sources
-from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
 from envbuild.proof import evidence, fingerprint, proved
 from envbuild.proof.counting import Proof, digest_of

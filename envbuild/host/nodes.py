@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from envbuild import document
 from envbuild.errors import EnvbuildError, UsageError
 from envbuild.host.cluster import MAX_BYTES, Node, parse
 from envbuild.host.model import clean
-from envbuild.plan import document
 from envbuild.process import ProcessMissing, Stop, run
 
 SLURM = "slurm"

@@ -16,8 +16,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from envbuild import document
 from envbuild.errors import Fault, LockError, OutOfDate
-from envbuild.plan import document, lockshape
+from envbuild.plan import lockshape
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
 from envbuild.plan.locked import Builder, LockedExtension, LockedWheel, Nvcc, Overridden, Wheel

@@ -18,8 +18,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, InstanceOf, Tag, WithJsonSchema, model_validator
 
+from envbuild.document import Document, display, home
 from envbuild.errors import Fault, UsageError
-from envbuild.plan.document import Document, display, home
 
 MOST_SHAPES = 200
 MOST_BYTES = 256 << 10  # of a script

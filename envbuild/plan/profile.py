@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from envbuild.document import Document
 from envbuild.errors import Fault, ProfileError, near
 from envbuild.plan import own, wording
-from envbuild.plan.document import Document
 from envbuild.plan.extension import Extension
 from envbuild.plan.kinds import (
     PLATFORM,

@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from envbuild.document import Place, display
 from envbuild.errors import Fault, ProfileError
 from envbuild.plan import unrelated
-from envbuild.plan.document import Place, display
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s--hash[= ]\S+")

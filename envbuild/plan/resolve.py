@@ -10,11 +10,11 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.document import Place
 from envbuild.errors import Fault, ProfileError, UsageError
 from envbuild.plan import cure, facts, probes, toolchain, workshop
 from envbuild.plan.archive import COMPAT, Wanted
 from envbuild.plan.choice import Advice, Choice, choose
-from envbuild.plan.document import Place
 from envbuild.plan.extension import Extension
 from envbuild.plan.profile import Profile
 from envbuild.plan.sources import PIN, Source

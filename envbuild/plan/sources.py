@@ -12,10 +12,10 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild import shipped
+from envbuild import document, shipped
+from envbuild.document import Document
 from envbuild.errors import Fault, LockError, ProfileError, near
-from envbuild.plan import document, requirements
-from envbuild.plan.document import Document
+from envbuild.plan import requirements
 from envbuild.plan.own import Script, read_script
 from envbuild.plan.profile import Accept, Profile, checked
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from envbuild.document import Path
 from envbuild.errors import Fault
 from envbuild.plan import compilers, facts
 from envbuild.plan.archive import FOLDERS, TOOLKIT, Wanted
 from envbuild.plan.compilers import Debian
-from envbuild.plan.document import Path
 from envbuild.plan.kinds import ArchiveFile
 from envbuild.plan.profile import Profile
 from envbuild.plan.sources import Source

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from envbuild import shipped
+from envbuild import document, shipped
 from envbuild.errors import Fault, LockError, ProfileError
-from envbuild.plan import document, kinds, lock, own, profile, resolve, sources
+from envbuild.plan import kinds, lock, own, profile, resolve, sources
 from unit.support import PROFILE, as_yaml, lock_for, source_of, write_profile
 
 DIGEST = "0" * 64

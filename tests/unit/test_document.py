@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from envbuild import document
+from envbuild.document import Document, Place
 from envbuild.errors import FactsError, ProfileError
-from envbuild.plan import document
-from envbuild.plan.document import Document, Place
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(8)
