@@ -72,6 +72,12 @@ class FactsError(EnvbuildError):
     code, kind = 3, "facts"
 
 
+class SettingsError(EnvbuildError):
+    """The site's config.yaml is at fault."""
+
+    code, kind = 3, "settings"
+
+
 class LockError(EnvbuildError):
     code, kind = 3, "lock"
 

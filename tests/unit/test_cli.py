@@ -439,16 +439,6 @@ def test_schema_prints_the_schema() -> None:
     assert envbuild("schema").document["title"] == "envbuild profile"
 
 
-def test_a_site_setting_at_fault_is_a_usage_error(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envbuild import settings
-
-    file = settings.config_file()
-    file.parent.mkdir(parents=True)
-    file.write_text("nosuch: x\n", encoding="utf-8")
-    with pytest.raises(errors.UsageError):
-        settings.setting("debian_mirror")
-
-
 # a process of its own
 
 
