@@ -122,7 +122,7 @@ _SYNTAX = {
     "did not find expected key": f"{_UNFIT}, and a line ends after a quoted value or a bracket",
     "did not find expected '-' indicator": "a list goes on here with a line that does not begin with `- `",
     "did not find expected <document start>": _UNFIT,
-    "found character that cannot start any token": "no value begins with a tab, @, ` or %: indent with blanks, use quotes",
+    "found character that cannot start any token": "no value begins with tab, @, ` or %: use blanks, or quotes",
     "found a tab character that violates indentation": "a tab: indent with blanks",
     "found unexpected end of stream": "the quote that begins here is not closed",
     "found unknown escape character": 'a backslash within "...": write two, or use single quotes',

@@ -23,9 +23,9 @@ from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
 from envbuild.making import Options, Progress
 from envbuild.pipeline import existing, working
-from envbuild.plan import contents, factfiles, resolve, sources, store, wheels
+from envbuild.plan import contents, factfiles, naming, resolve, store, wheels
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved
 from envbuild.proof.reasons import Malformed
 from envbuild.steps import Session
@@ -122,7 +122,7 @@ def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]
     """
     bundle = bundles.Bundle(file)
     name = bundle.file(bundles.PROFILE, 100).decode(errors="replace")
-    if not sources.NAME.fullmatch(name):
+    if not naming.NAME.fullmatch(name):
         raise Malformed("the bundle does not name its profile")
     verdict = verify.at(bundle, Reference("bundle", name, name), policy, (), datetime.datetime.now(datetime.UTC))
     verdict.ref = str(file)

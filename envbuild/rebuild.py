@@ -18,7 +18,7 @@ from envbuild.image.engine import Engine, Image
 from envbuild.making import Options, Progress
 from envbuild.pipeline import alone
 from envbuild.plan import resolve
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof.reasons import Reason, Refusal
 from envbuild.steps import Session
 

@@ -25,7 +25,7 @@ from envbuild.plan import debs, facts, lock, locking, resolve, sources, store
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import LockedExtension
 from envbuild.plan.resolve import Plan
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import audit, collect, evidence, hardware, job, proved, reading
 from envbuild.proof.counting import Proof
 from envbuild.proof.job import Job
@@ -71,9 +71,9 @@ class Session:
         def work() -> tuple[Source, bool, str]:
             source = sources.load(self.made.name, self.options.pins, self.options.requirements)
             if self.options.tolerant:
-                source = sources.accepting(source, (item.id for item in facts.advisories()), "only tried")
+                source = source.accepting((item.id for item in facts.advisories()), "only tried")
             if self.options.script:
-                source = sources.bringing(source, self.options.script)
+                source = source.bringing(self.options.script)
             self.made.name = source.name
             if self.options.asked.gpus and not source.profile.gpus:
                 raise UsageError(f"--gpus: {source.name} is tested on the CPU", hint="its profile names no gpus")

@@ -11,7 +11,7 @@ import click
 from envbuild.commands.console import emit, json_option, table
 from envbuild.errors import EnvbuildError, UsageError
 from envbuild.image.names import LOCK_LABEL
-from envbuild.plan import lock, sources
+from envbuild.plan import lock, naming, sources
 from envbuild.proof import audit, holdings
 from envbuild.proof.audit import Audit, Expected
 
@@ -79,7 +79,7 @@ def _expected(name: str) -> Expected:
 def _labelled(image: Image) -> Expected | None:
     """What the profile says whose lock the image carries as a label; None where no known one has it."""
     label = image.labels.get(LOCK_LABEL)
-    for name in sources.names() if label else ():
+    for name in naming.names() if label else ():
         try:
             source = sources.load(name)
             locked = lock.read(source.known_lock)

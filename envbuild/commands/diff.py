@@ -9,7 +9,7 @@ from envbuild.commands.console import emit, json_option, table
 from envbuild.errors import LockError, printable
 from envbuild.insight import diff
 from envbuild.insight.diff import Change, Diff, Side
-from envbuild.plan import lock, resolve, sources
+from envbuild.plan import lock, naming, resolve, sources
 
 _LOCK = ".lock.yaml"
 
@@ -37,7 +37,7 @@ def command(a: str, b: str, as_json: bool) -> None:
 def _side(name: str) -> Side:
     if name.endswith(_LOCK):
         return diff.of_lock(name, lock.parse(_read(name), name))
-    if ":" in name and name not in sources.names():
+    if ":" in name and name not in naming.names():
         return _image(name)
     source = sources.load(name)
     plan = resolve.resolve(source)

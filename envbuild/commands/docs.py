@@ -14,6 +14,7 @@ from envbuild.errors import Fault, OutOfDate, UsageError
 from envbuild.insight import markdown, requirements, tables
 from envbuild.insight.markdown import Block
 from envbuild.plan import lock, resolve, sources
+from envbuild.plan.source import Source
 from envbuild.plan.store import write_atomically
 
 
@@ -110,7 +111,7 @@ def _row(name: str, published: list[community.Row]) -> tables.Row:
     return tables.Row(source.name, resolve.as_locked(plan, locked.versions), locked, published)
 
 
-def _locked(name: str) -> tuple[sources.Source, resolve.Plan, lock.Lock]:
+def _locked(name: str) -> tuple[Source, resolve.Plan, lock.Lock]:
     """Raises OutOfDate where the lock is missing or no longer fits: a document must not say what is not so."""
     source = sources.load(name)
     plan = resolve.resolve(source)

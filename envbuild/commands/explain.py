@@ -40,11 +40,11 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
     Example: envbuild explain train.log
     """
     from envbuild.insight import explain
-    from envbuild.plan import sources
+    from envbuild.plan import naming
 
     log, notes = _read(files)
     found = explain.explain(log)
-    profiles = sources.names()
+    profiles = naming.names()
     if as_json:
         document = dict(explain.document(found, profiles))
         for match in document["matches"]:

@@ -9,7 +9,7 @@ from envbuild.document import display
 from envbuild.insight import requirements
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import check, job
 
 

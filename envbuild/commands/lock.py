@@ -5,7 +5,7 @@ import click
 from envbuild.commands.console import emit, json_option, pin_option, profile_argument, requirements_option
 from envbuild.document import display
 from envbuild.errors import Fault, OutOfDate, ProfileError, UsageError
-from envbuild.plan import lock, locking, resolve, sources
+from envbuild.plan import lock, locking, naming, resolve, sources
 
 
 @click.command("lock", short_help="Pin every file by version and hash.")
@@ -40,7 +40,7 @@ def command(
             "--requirements needs a profile whose pins hold", hint="envbuild lock NAME --requirements FILE"
         )
     found, stale, refused = [], [], []
-    for name in names or sources.own_names():
+    for name in names or naming.own_names():
         try:
             source = sources.load(name, pins, requirements)
             plan = resolve.resolve(source)

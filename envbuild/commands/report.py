@@ -11,7 +11,7 @@ from envbuild.errors import LockError
 from envbuild.image import records
 from envbuild.insight import measured, rendering, report
 from envbuild.insight.report import Page
-from envbuild.plan import lock, resolve, sources
+from envbuild.plan import lock, naming, resolve, sources
 from envbuild.plan.lock import Lock
 from envbuild.proof import evidence, fingerprint, proved
 from envbuild.proof.counting import Proof, digest_of
@@ -76,7 +76,7 @@ def _run(statement: Path) -> measured.Run:
 def _others(name: str) -> dict[str, Lock]:
     """The locks of all other profiles; one that cannot be read shares nothing."""
     found: dict[str, Lock] = {}
-    for other, file in sources.locks().items():
+    for other, file in naming.locks().items():
         try:
             read = lock.read(file) if other != name else None
         except LockError:

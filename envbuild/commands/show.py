@@ -11,7 +11,7 @@ from envbuild.errors import EnvbuildError, SettingsError, printable
 from envbuild.image import records
 from envbuild.image.records import Record
 from envbuild.insight import pinned
-from envbuild.plan import facts, lock, resolve, sources
+from envbuild.plan import facts, lock, naming, resolve, sources
 from envbuild.plan.archive import COMPAT
 from envbuild.proof import proved
 
@@ -115,7 +115,7 @@ def _lock_state(locked: lock.Lock | None, plan: resolve.Plan) -> str:
 
 def _all(as_json: bool) -> None:
     built = list(records.every())
-    rows = [_row(name, built) for name in sources.names()]
+    rows = [_row(name, built) for name in naming.names()]
     if as_json:
         emit({"profiles": rows})
         return

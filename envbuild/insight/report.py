@@ -17,7 +17,7 @@ from envbuild.insight.measured import Known, Run
 from envbuild.plan.choice import Choice
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import proved
 from envbuild.proof.counting import Proof
 from envbuild.proof.fingerprint import Fingerprint

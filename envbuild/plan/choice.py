@@ -18,7 +18,7 @@ from envbuild.plan import drivers, facts, fleet, unrelated
 from envbuild.plan.advisories import Advisory, Situation
 from envbuild.plan.facts import Gpu, TorchRelease
 from envbuild.plan.profile import Profile
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 
 STATES = {"refuse": "refused", "warn": "warned", "note": "noted"}
 

@@ -17,7 +17,7 @@ from envbuild.plan.archive import COMPAT, Wanted
 from envbuild.plan.choice import Advice, Choice, choose
 from envbuild.plan.extension import Extension
 from envbuild.plan.profile import Profile
-from envbuild.plan.sources import PIN, Source
+from envbuild.plan.source import PIN, Source
 from envbuild.plan.toolchain import Toolchain
 from envbuild.plan.workshop import Workshop
 

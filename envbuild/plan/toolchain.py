@@ -18,7 +18,7 @@ from envbuild.plan.archive import FOLDERS, TOOLKIT, Wanted
 from envbuild.plan.compilers import Debian
 from envbuild.plan.kinds import ArchiveFile
 from envbuild.plan.profile import Profile
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 
 
 @dataclass(frozen=True)

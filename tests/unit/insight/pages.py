@@ -15,7 +15,7 @@ from envbuild.insight import measured
 from envbuild.insight.measured import Run
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved
 from envbuild.proof.counting import digest_of
 from envbuild.proof.testrun import TestRun

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild import document, shipped
 from envbuild.errors import Fault, LockError, ProfileError
-from envbuild.plan import kinds, lock, own, profile, resolve, sources
+from envbuild.plan import kinds, lock, naming, own, profile, resolve, sources
 from unit.support import PROFILE, as_yaml, lock_for, source_of, write_profile
 
 DIGEST = "0" * 64
@@ -158,7 +158,7 @@ def test_a_file_whose_name_cannot_name_an_image_is_refused(project: Path, stem: 
 def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None:
     write_profile(project, {**PROFILE, "description": "mine"}, "cpu")
     assert sources.load("cpu").profile.description == "mine"
-    assert sources.names().count("cpu") == 1
+    assert naming.names().count("cpu") == 1
 
 
 def test_results_lie_beside_the_profile(project: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_shipped_profiles_results_lie_in_the_working_folder(project: Path, ins
 def test_locks_are_found_without_a_profile_of_their_name(project: Path, installed: Path) -> None:
     for file in (installed / "ours-devel.lock.yaml", project / "profiles" / "ours.lock.yaml"):
         file.touch()
-    assert sources.locks() == {
+    assert naming.locks() == {
         "ours": project / "profiles" / "ours.lock.yaml", "ours-devel": installed / "ours-devel.lock.yaml",
     }  # fmt: skip
 
@@ -223,7 +223,7 @@ def test_a_name_with_devel_is_the_profiles_variant(project: Path) -> None:
     assert devel.lock_file == devel.known_lock == project / "profiles" / "sample-devel.lock.yaml"
     assert devel.dockerfile == project / "dockerfiles" / "sample-devel.Dockerfile"
     assert devel.profile.model_copy(update={"variant": "runtime"}) == runtime.profile
-    assert "sample-devel" not in sources.names()
+    assert "sample-devel" not in naming.names()
 
 
 def test_a_profile_of_that_name_comes_before_the_variant_of_another(project: Path) -> None:
@@ -501,7 +501,7 @@ def test_long_names_of_folders_stay_apart(project: Path) -> None:
     write_profile(project, PROFILE)
     folders = [project.parent / ("x" * 80 + end) for end in "ab"]
     names = {sources.load("sample", {}, requiring(folder)).name for folder in folders}
-    assert len(names) == 2 and all(sources.NAME.fullmatch(name) for name in names)
+    assert len(names) == 2 and all(naming.NAME.fullmatch(name) for name in names)
 
 
 @pytest.mark.parametrize("by_path", [True, False])
@@ -517,12 +517,12 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
         file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
     source = sources.load(asked, {}, theirs / "requirements.txt")
     assert source.name == ("sample-their-code" if by_path else "sample-devel-their-code")
-    assert sources.names().count(source.name) == 0
+    assert naming.names().count(source.name) == 0
     lock.write(lock_for(resolve.resolve(source)), source.lock_file, source.name, source.origin)
     again = sources.load(source.name)
     assert (again.name, again.profile, again.lock_file) == (source.name, source.profile, source.lock_file)
     assert (again.profile.packages[-1], again.origin) == ("einops>=0.8", source.origin)
-    assert source.name in sources.names() and source.name in sources.own_names()
+    assert source.name in naming.names() and source.name in naming.own_names()
     assert lock.current(lock.read(again.known_lock), resolve.resolve(again), again.lock_file)
 
 
@@ -546,7 +546,7 @@ def test_a_lock_that_says_nonsense_of_itself_names_nothing(project: Path, of: ob
 def test_a_damaged_lock_hides_no_other_name(project: Path) -> None:
     write_profile(project, PROFILE)
     (project / "profiles" / "other.lock.yaml").write_text("a: [", encoding="utf-8")
-    assert {"sample", "other"} <= set(sources.names())
+    assert {"sample", "other"} <= set(naming.names())
     with pytest.raises(LockError):
         sources.load("other")
 
