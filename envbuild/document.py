@@ -5,9 +5,10 @@ No tags, no aliases (an alias bomb is a few hundred bytes), no duplicate keys, b
 
 from __future__ import annotations
 
+import copy
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -215,6 +216,24 @@ def merge(parent: Document, child: Document) -> Document:
 
     merged.data = combine((), parent.data, child.data)
     return merged
+
+
+def without(doc: Document, paths: Iterable[Path]) -> Document:
+    """A copy that lacks the values at `paths`. Of a list the whole is left out, since what stays would have other
+    numbers; where a value is missing, the mapping that lacks it."""
+    rest = Document(doc.file, copy.deepcopy(doc.data), doc.places)
+    for path in paths:
+        holders: list[tuple[dict[str, Any], str]] = []
+        inner: Any = rest.data
+        for key in path:
+            if not isinstance(key, str) or not isinstance(inner, dict) or key not in inner:
+                break
+            holders.append((inner, key))
+            inner = inner[key]
+        if holders:
+            holder, key = holders[-1]
+            del holder[key]
+    return rest
 
 
 def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:

@@ -12,9 +12,9 @@ from packaging.utils import canonicalize_name
 from envbuild import document
 from envbuild.document import Document
 from envbuild.errors import Fault, ProfileError
-from envbuild.plan import naming, requirements
+from envbuild.plan import naming, remainder, requirements
 from envbuild.plan.own import read_script
-from envbuild.plan.profile import checked
+from envbuild.plan.profile import Profile, refused, tried
 from envbuild.plan.source import PIN, Source
 
 _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
@@ -39,8 +39,13 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     faults = _require(merged, wanted) if wanted else []
     if pins:
         merged = document.merge(merged, _pinned(_repin(merged, pins)))
-    profile = checked(merged, asked.name, [*faults, *read_script(merged)])
-    return Source(asked.name, Path.cwd() / "profiles" / file.name if wanted else file, profile, merged, asked)
+    faults += read_script(merged)
+    found = tried(merged)
+    if faults or not isinstance(found, Profile):
+        malformed = [] if isinstance(found, Profile) else found
+        more, hint = remainder.contradictions(asked, merged, malformed, faults)
+        raise refused(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
+    return Source(asked.name, Path.cwd() / "profiles" / file.name if wanted else file, found, merged, asked)
 
 
 def _require(merged: Document, wanted: Path) -> list[Fault]:

@@ -176,3 +176,10 @@ def test_a_path_is_shown_relative_to_the_working_folder(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert document.display(tmp_path / "profiles" / "a.yaml") == "profiles/a.yaml"
     assert document.display(tmp_path.parent / "a.yaml") == str(tmp_path.parent / "a.yaml")
+
+
+def test_what_is_left_out_takes_its_list_or_the_mapping_that_lacks_it_along() -> None:
+    doc = document.parse("a: {b: 1, c: {d: 2}}\ne: [1, 2]\nf: 3\n", "p.yaml")
+    assert document.without(doc, [("a", "b"), ("e", 1), ("nosuch",)]).data == {"a": {"c": {"d": 2}}, "f": 3}
+    assert document.without(doc, [("a", "c", "missing"), ("e", 0, "x")]).data == {"a": {"b": 1}, "f": 3}
+    assert doc.data["e"] == [1, 2]

@@ -97,6 +97,44 @@ def test_infinite_memory_is_refused(project: Path) -> None:
     assert faults_of(project, GOOD + "selftest: {memory_gb: .inf}\n")
 
 
+WRONG_TWICE = """\
+base: {bootstrap: bookworm}
+python: 3.12
+torch: 2.3.1
+gpus: [h20]
+packages: ["???"]
+pins: {cudnnn: 8.9.2.26}
+selftest:
+  timeout: 0
+  require: [gemm.exakt]
+"""
+
+
+def test_what_contradicts_is_told_beside_what_is_malformed(project: Path) -> None:
+    faults = {fault.field: fault for fault in faults_of(project, WRONG_TWICE)}
+    assert list(faults) == ["python", "torch", "packages[0]", "pins.cudnnn", "selftest.timeout", "selftest.require[0]"]
+    assert "cublas-hopper-fpe" in faults["torch"].message
+    assert faults["selftest.require[0]"].line == 9
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("gpus: [h20]", "gpu: [h20]", set()),  # nobody knows the card
+        ("gpus: [h20]", "cards: [h20]", set()),
+        ("torch: 2.3.1", "torch: newest", set()),
+        ("pins: {cudnnn: 8.9.2.26}", "pins: {cublas: new}", {"selftest.require[0]"}),  # it may be the cure
+        ("pins: {cudnnn: 8.9.2.26}", "accept: [{advisory: cublas-hopper-fpe}]", {"selftest.require[0]"}),
+        ("require: [gemm.exakt]", "require: [own.script]\n  script: nosuch.py", {"torch", "pins.cudnnn"}),
+        ("base: {bootstrap: bookworm}", "base: {bootstrap: sid}", {"torch", "pins.cudnnn", "selftest.require[0]"}),
+        ("bookworm}", "bookworm}\napt: [Less]", {"torch", "pins.cudnnn", "selftest.require[0]"}),
+    ],
+)
+def test_what_hangs_on_a_malformed_value_is_not_judged(project: Path, before: str, after: str, told: set[str]) -> None:
+    found = {fault.field for fault in faults_of(project, WRONG_TWICE.replace(before, after))}
+    assert (found & {"torch", "pins.cudnnn", "selftest.require[0]"}) - {before.partition(":")[0]} == told
+
+
 def test_all_faults_come_at_once_in_the_order_of_the_file(project: Path) -> None:
     text = "torhc: 1\nbase: {}\npython: 3.11\ntorch: new\napt: [Less]\nenv: {'1': x}\nselftest: {timeout: 0}\n"
     assert [fault.line for fault in faults_of(project, text)] == [1, 2, 3, 4, 5, 6, 7]
