@@ -18,13 +18,20 @@ PIN = "--pin"
 
 @dataclass(frozen=True)
 class Source:
-    """A profile's name, the file it was read from, and where each of its values stands."""
+    """A profile's name, the file it was read from, and where each of its values stands. `plain`: as it is without what
+    --pin asks for, where that asks."""
 
     name: str
     file: Path
     profile: Profile
     document: Document
     meant: Meant | None = None
+    plain: Profile | None = None
+
+    @property
+    def unpinned(self) -> Source:
+        """Without what --pin asks for; where it asks for nothing, without the profile's own pins."""
+        return replace(self, profile=self.plain or self.profile.model_copy(update={"pins": {}}))
 
     @property
     def project(self) -> Path:

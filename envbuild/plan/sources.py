@@ -37,6 +37,7 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
         variant = Document(merged.file, {"variant": naming.DEVEL}, {("variant",): document.Place(merged.file, 1)})
         merged = document.merge(merged, variant)
     faults = _require(merged, wanted) if wanted else []
+    plain = tried(document.without(merged, [("selftest", "script")])) if pins else None  # which is not read yet
     if pins:
         merged = document.merge(merged, _pinned(_repin(merged, pins)))
     faults += read_script(merged)
@@ -45,7 +46,14 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
         malformed = [] if isinstance(found, Profile) else found
         more, hint = remainder.contradictions(asked, merged, malformed, faults)
         raise refused(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
-    return Source(asked.name, Path.cwd() / "profiles" / file.name if wanted else file, found, merged, asked)
+    return Source(
+        asked.name,
+        Path.cwd() / "profiles" / file.name if wanted else file,
+        found,
+        merged,
+        asked,
+        plain if isinstance(plain, Profile) else None,
+    )
 
 
 def _require(merged: Document, wanted: Path) -> list[Fault]:
