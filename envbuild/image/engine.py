@@ -33,7 +33,7 @@ _PODMAN = (
     "context at a Docker Engine. A proved image runs in Podman as anywhere: verify, then podman pull by digest"
 )
 _BOUNDS = {"memory": "MemoryLimit", "processes": "PidsLimit"}
-_START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
+START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Engine:
             self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=timeout)
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineError(f"no Docker Engine answers at {self.host}", hint=f"{error}\n{_START}") from error
+            raise EngineError(f"no Docker Engine answers at {self.host}: {_why(error)}", hint=START) from error
         self.version: str = version.get("Version", "")
         self.platform = f"{version.get('Os')}/{version.get('Arch')}"
         if any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ()):
@@ -269,6 +269,24 @@ def _endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
     if context is None:
         raise EngineError("the current docker context does not exist", hint="docker context ls; docker context use")
     return context.Host or "unix:///var/run/docker.sock", context.TLSConfig
+
+
+def _why(error: BaseException) -> str:
+    """What the machine itself said, out of what libraries wrapped around it; else their first line."""
+    told, left = str(error), [error]
+    for depth in range(_DEEPEST):
+        if depth == len(left):
+            break
+        inner = left[depth]
+        if isinstance(inner, OSError) and inner.errno is not None and inner.strerror:
+            return inner.strerror.lower()
+        left += [one for one in (inner.__cause__, inner.__context__, *inner.args) if isinstance(one, BaseException)]
+    if any(isinstance(one, TimeoutError | requests.Timeout) for one in left):
+        return "no answer in time"
+    return told.partition("\n")[0]
+
+
+_DEEPEST = 20
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -46,14 +46,8 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
         malformed = [] if isinstance(found, Profile) else found
         more, hint = remainder.contradictions(asked, merged, malformed, faults)
         raise refused(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
-    return Source(
-        asked.name,
-        Path.cwd() / "profiles" / file.name if wanted else file,
-        found,
-        merged,
-        asked,
-        plain if isinstance(plain, Profile) else None,
-    )
+    file = Path.cwd() / "profiles" / file.name if wanted else file
+    return Source(asked.name, file, found, merged, asked, plain if isinstance(plain, Profile) else None)
 
 
 def _require(merged: Document, wanted: Path) -> list[Fault]:

@@ -146,8 +146,22 @@ def test_no_engine_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch, hos
     with pytest.raises(EngineError, match="no Docker Engine answers at") as caught:
         Engine()
     assert host in caught.value.message
+    assert "Error(" not in caught.value.message and "Error(" not in str(caught.value.hint), "no Python in it"
     assert "DOCKER_HOST" in str(caught.value.hint)
     assert caught.value.code == 6
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("unix:///no/such/docker.sock", "no such file or directory"), ("tcp://127.0.0.1:9", "connection refused")],
+)
+def test_why_no_engine_answers_is_said_in_the_machines_words(
+    monkeypatch: pytest.MonkeyPatch, host: str, why: str
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(EngineError) as caught:
+        Engine()
+    assert caught.value.message == f"no Docker Engine answers at {host}: {why}"
 
 
 def test_certificates_that_are_not_there_are_an_error_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
