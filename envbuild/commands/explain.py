@@ -129,6 +129,10 @@ def _lines(log: Log, found: Explanation, profiles: Sequence[str]) -> Iterator[st
     if found.unknown:
         yield "not known: nothing in this log is the sign of a cause that envbuild knows"
         yield from _own_error(found)
+    for match in found.possible:
+        yield ""
+        yield "possible, for its cards and versions are in the log, though no line names it:"
+        yield from _told(match, match.profile(profiles))
     if found.read.first:
         first = found.read.first
         local = f"local rank {first.local} of its node" if first.local is not None else "one"
@@ -157,8 +161,13 @@ def _own_error(found: Explanation) -> Iterator[str]:
 
 
 def _ranks(found: Explanation) -> Iterator[str]:
-    """How far each rank came in its collectives."""
+    """Which collectives the ranks waited in, and how far each came."""
     works = found.read.works
+    if works.diverged:
+        waits = ", ".join(f"rank {late.rank} in {late.operation} {late.number}" for late in works.diverged)
+        yield ""
+        yield f"the ranks diverged, each waited in another collective: {waits}"
+        yield "  a branch on the rank or on its data around a collective, or another number of steps on one of them"
     if not works.told:
         return
     told = ", ".join(f"rank {work.rank}: {work.enqueued}" for work in works.told[:MOST_RANKS])
@@ -182,12 +191,15 @@ def _heard(log: Log, found: Explanation) -> Iterator[str]:
     from envbuild.plan.advisories import UNLISTED
 
     said = found.read.situation
-    libraries = [f"{name} {said.libraries[name]}" for name in ("cublas", "cudnn", "nccl") if name in said.libraries]
+    named = [name for name in ("cublas", "cudnn", "nccl") if name in said.libraries]
+    libraries = [f"{name} {said.libraries[name]}" for name in named if name in found.read.stated]
+    brought = [f"{name} {said.libraries[name]}" for name in named if name not in found.read.stated]
+    whose = f" (which brings {', '.join(brought)})" if brought else ""
     parts = [
         ", ".join(
             f"compute capability {gpu.compute_capability}" if gpu.id == UNLISTED else gpu.id for gpu in said.gpus
         ),
-        f"torch {said.torch}" if said.torch else "",
+        f"torch {said.torch}{whose}" if said.torch else "",
         *libraries,
         f"driver {said.driver}" if said.driver else "",
         f"{said.gpu_count} GPUs{' or more' if found.read.more_gpus else ''}" if said.gpu_count else "",

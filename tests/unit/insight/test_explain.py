@@ -73,6 +73,11 @@ def test_no_innocent_log_gets_a_cause(case: Case) -> None:
     assert corpus.named(case) == frozenset()
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.kind == "innocent"], ids=lambda case: case.name)
+def test_nothing_is_possible_in_an_innocent_log(case: Case) -> None:
+    assert corpus.explained(case).possible == ()
+
+
 def test_a_wrong_answer_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The score can fall: with one cause named for every log, and with none."""
     monkeypatch.setattr(corpus, "named", lambda case: case.expect | {"disk-full"})
