@@ -82,6 +82,13 @@ class LockError(EnvbuildError):
     code, kind = 3, "lock"
 
 
+class FileError(EnvbuildError):
+    """A file that a command line names is not there, cannot be read, or what it holds is at fault: a policy, a key, a
+    log, a document, hosts. For profiles, locks, facts, fingerprints and settings there are errors of their own."""
+
+    code, kind = 3, "file"
+
+
 class FingerprintError(EnvbuildError):
     """A fingerprint's file is at fault."""
 

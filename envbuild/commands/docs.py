@@ -10,7 +10,7 @@ import click
 from envbuild.attest import community
 from envbuild.commands.console import emit, json_option
 from envbuild.document import display
-from envbuild.errors import Fault, OutOfDate, UsageError
+from envbuild.errors import Fault, FileError, OutOfDate
 from envbuild.insight import markdown, requirements, tables
 from envbuild.insight.markdown import Block
 from envbuild.plan import lock, resolve, sources
@@ -39,7 +39,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     documents = [_read(file) for file in dict.fromkeys(files)]
     faults = [fault for document in documents for fault in document.faults]
     if faults:
-        raise UsageError("blocks cannot be read", faults=faults)
+        raise FileError("blocks cannot be read", faults=faults)
     filled = [(document, *_filled(document)) for document in documents]
     drifted = [fault for document, _, changed in filled for fault in _drift(document, changed)]
     if check and drifted:
@@ -70,9 +70,10 @@ def _read(file: Path) -> _Document:
     try:
         with file.open(encoding="utf-8", newline="") as opened:
             text = opened.read()
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else "is not UTF-8 text"
-        raise UsageError(f"{display(file)}: {why}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = "there is no such file" if missing else getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise FileError(f"{display(file)}: {why}") from None
     return _Document(file, text, *markdown.blocks(text, display(file)))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.commands.console import emit, json_option
-from envbuild.errors import UsageError, printable
+from envbuild.errors import FileError, printable
 
 if TYPE_CHECKING:
     from envbuild.insight.explain import Explanation, Match
@@ -60,21 +60,19 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
 def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
     """All as one log, and what is to be said of files that were not read, or not to their end.
 
-    Raises UsageError for one that cannot be read, or that is named and is no text.
+    Raises FileError for one that cannot be read, or that is named and is no text.
     """
     from envbuild.insight import logs
 
     files = list(dict.fromkeys(file for name in names for file in _files(name)))
     if not files:
-        raise UsageError(f"there is no file in {', '.join(names)}", hint="name a log, or - for standard input")
+        raise FileError(f"there is no file in {', '.join(names)}", hint="name a log, or - for standard input")
     notes = [f"only the first {MOST_FILES} of {len(files)} files are read"] if len(files) > MOST_FILES else []
     parts: dict[str, Log] = {}
     for file in files[:MOST_FILES]:
         part = _one(file, min(len(files), MOST_FILES))
         if part.foreign and file in names:
-            raise UsageError(
-                f"{_called(file)} is no log: it is {part.foreign}", hint="name the text that the run wrote"
-            )
+            raise FileError(f"{_called(file)} is no log: it is {part.foreign}", hint="name the text that the run wrote")
         if part.foreign:
             notes.append(f"{file} is left out: it is {part.foreign.partition(';')[0]}")
             continue
@@ -112,7 +110,7 @@ def _one(file: str, share: int) -> Log:
         with open(file, "rb") as stream:  # noqa: PTH123 - the same for a file and for what is no file, as /dev/fd/63
             return logs.read(stream, share)
     except OSError as error:
-        raise UsageError(
+        raise FileError(
             f"{file} cannot be read: {error.strerror}", hint="name a log, or - for standard input"
         ) from error
 

@@ -435,6 +435,30 @@ def test_render_without_a_lock_says_what_to_do(project: Path) -> None:
     assert "envbuild lock sample" in done.stderr
 
 
+NOT_THERE = [
+    ["show", "nosuch.yaml"], ["lock", "cpu", "--requirements", "nosuch.txt"], ["explain", "nosuch.log"],
+    ["compare", "nosuch.json", "nosuch.json"], ["docs", "nosuch.md"], ["pin", "nosuch"],
+    ["verify", "r.example/a:b", "--policy", "nosuch.yaml"], ["verify", "r.example/a:b", "--key", "nosuch.pub"],
+    ["verify", "--evidence", "nosuch.json", "--key", "nosuch.pub"], ["doctor", "--cluster", "nosuch.yaml"],
+    ["bisect", "cpu", "--pin", "numpy", "--script", "nosuch.py"], ["bundle", "import", "nosuch.tar"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", NOT_THERE, ids=" ".join)
+def test_what_cannot_be_read_is_3_in_every_command(project: Path, arguments: list[str]) -> None:
+    done = envbuild(*arguments)
+    assert (done.code, "nosuch" in done.stderr) == (3, True), done.stderr
+    assert "Errno" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", NOT_THERE, ids=" ".join)
+def test_what_is_no_text_is_3_in_every_command(project: Path, arguments: list[str]) -> None:
+    for name in {argument for argument in arguments if argument.startswith("nosuch")}:
+        (project / name).write_bytes(b"\x7fELF\x02\xff\xfe\x00\x01" * 9)
+    done = envbuild(*arguments)
+    assert done.code == (5 if arguments[0] == "bundle" else 3), done.stderr  # a bundle is verified: the answer is no
+
+
 def test_schema_prints_the_schema() -> None:
     assert envbuild("schema").document["title"] == "envbuild profile"
 
