@@ -22,6 +22,11 @@ def near(name: str, known: Iterable[str], most: int = 1) -> str | None:
     return f"did you mean {' or '.join(found)}?" if found else None
 
 
+def some(number: int, noun: str, many: str = "") -> str:
+    """ "1 block", "2 blocks"; `many`: the plural of a noun that takes more than an s."""
+    return f"{number} {noun if number == 1 else many or f'{noun}s'}"
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong in a file: `file:line: field: message`."""

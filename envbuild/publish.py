@@ -17,7 +17,7 @@ from envbuild.attest.registry import Repository
 from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Built, Subject
 from envbuild.attest.verify import Verdict
-from envbuild.errors import EngineError, NotProved, UsageError
+from envbuild.errors import EngineError, NotProved, UsageError, some
 from envbuild.image import records
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
@@ -112,7 +112,7 @@ def _saved(session: Session, place: bundles.Folder, image: Image) -> tuple[Manif
     layers = tuple(layer["digest"] for layer in manifest.layers)
     if (manifest.config, layers) != (image.id, image.layers):
         raise EngineError(f"the engine saves another image than {image.id}")
-    return manifest, False, f"{len(layers)} layers"
+    return manifest, False, some(len(layers), "layer")
 
 
 def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
@@ -198,7 +198,7 @@ def _evidence(
 ) -> tuple[int, bool, str]:
     new = attestations.publish(place, manifest, wanted, signer)
     by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned: no signing_key is set"
-    return new, new == 0, f"{len(wanted)} statements, {by}"
+    return new, new == 0, f"{some(len(wanted), 'statement')}, {by}"
 
 
 def _tags(place: Repository, manifest: Manifest, locked: Lock, done: Pushed) -> tuple[None, bool, str]:

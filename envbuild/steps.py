@@ -14,7 +14,7 @@ from envbuild.attest import signing, statements
 from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Subject
 from envbuild.document import display
-from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError
+from envbuild.errors import EngineError, NotProved, OutOfDate, UsageError, some
 from envbuild.host import machine
 from envbuild.image import base, build, context, dockerfile, extensions
 from envbuild.image.engine import Engine, Image
@@ -214,7 +214,7 @@ class Session:
             engine, locked, source.name, text, compiled,
             no_cache=self.options.no_cache, say=tell.say, on_line=tell.line,
         )  # fmt: skip
-        return image, False, f"{len(image.layers)} layers, {image.size / 1e6:.0f} MB"
+        return image, False, f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB"
 
     def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
         """What the layers really hold; a defect or a known fault ends the build."""

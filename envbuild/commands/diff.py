@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from envbuild.commands.console import emit, json_option, table
-from envbuild.errors import LockError, printable
+from envbuild.errors import LockError, printable, some
 from envbuild.insight import diff
 from envbuild.insight.diff import Change, Diff, Side
 from envbuild.plan import lock, naming, resolve, sources
@@ -76,7 +76,7 @@ def _lines(found: Diff) -> Iterator[str]:
         yield f"layers of {b.name} that {a.name} does not have: {len(found.layers)} of {len(b.layers)}"
         yield from (f"  {layer.title:<40} {_megabytes(layer.bytes):>10}".rstrip() for layer in found.layers)
     for side in (a, b):
-        yield f"{side.name}: {len(side.layers)} layers, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
+        yield f"{side.name}: {some(len(side.layers), 'layer')}, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
     if found.only_configuration:
         yield "the layers are the same: they differ only in configuration"
     elif found.new_bytes is not None and not found.same:

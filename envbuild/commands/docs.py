@@ -10,7 +10,7 @@ import click
 from envbuild.attest import community
 from envbuild.commands.console import emit, json_option
 from envbuild.document import display
-from envbuild.errors import Fault, FileError, OutOfDate
+from envbuild.errors import Fault, FileError, OutOfDate, some
 from envbuild.insight import markdown, requirements, tables
 from envbuild.insight.markdown import Block
 from envbuild.plan import lock, resolve, sources
@@ -47,15 +47,13 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     for document, text, changed in filled:
         if changed:
             write_atomically(document.file, text)
-    rows = [
-        {"file": display(document.file), "blocks": len(document.blocks), "changed": len(changed)}
-        for document, _, changed in filled
-    ]
     if as_json:
-        emit({"files": rows})
+        rows = [(display(document.file), len(document.blocks), len(changed)) for document, _, changed in filled]
+        emit({"files": [{"file": file, "blocks": blocks, "changed": changed} for file, blocks, changed in rows]})
         return
-    for row in rows:
-        click.echo(f"{row['file']}: {row['blocks']} blocks, {row['changed'] or 'none'} changed")
+    for document, _, changed in filled:
+        blocks = some(len(document.blocks), "block")
+        click.echo(f"{display(document.file)}: {blocks}, {len(changed) or 'none'} changed")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.commands.console import emit, json_option
-from envbuild.errors import FileError, printable
+from envbuild.errors import FileError, printable, some
 
 if TYPE_CHECKING:
     from envbuild.insight.explain import Explanation, Match
@@ -79,7 +79,7 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
         if part.note:
             notes.append(f"{_called(file)}: {part.note}")
         if part.skipped:
-            notes.append(f"{_called(file)} is large: {part.skipped} lines in its middle were not read")
+            notes.append(f"{_called(file)} is large: {some(part.skipped, 'line')} in its middle not read")
         parts[file] = part
     log = logs.joined(parts) if len(parts) != 1 or len(files) > 1 else next(iter(parts.values()))
     if log.empty and not any(part.note for part in parts.values()):

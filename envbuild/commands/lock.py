@@ -4,7 +4,7 @@ import click
 
 from envbuild.commands.console import emit, json_option, pin_option, profile_argument, requirements_option
 from envbuild.document import display
-from envbuild.errors import Fault, OutOfDate, ProfileError, UsageError
+from envbuild.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, some
 from envbuild.plan import lock, locking, naming, resolve, sources
 
 
@@ -39,17 +39,18 @@ def command(
         raise UsageError(
             "--requirements needs a profile whose pins hold", hint="envbuild lock NAME --requirements FILE"
         )
-    found, stale, refused = [], [], []
+    found, stale = [], []
+    refused: list[EnvbuildError] = []
     for name in names or naming.own_names():
         try:
             source = sources.load(name, pins, requirements)
             plan = resolve.resolve(source)
-        except ProfileError as error:
+            before = lock.read(source.known_lock)
+        except (ProfileError, LockError) as error:
             if not check:
                 raise
             refused.append(error)
             continue
-        before = lock.read(source.known_lock)
         if check:
             try:
                 after, changes = lock.current(before, plan, source.lock_file), []
@@ -66,7 +67,12 @@ def command(
         found.append({"profile": source.name, "lock": after.id, "file": file, "changes": changes})
     if refused:
         faults = [fault for error in refused for fault in error.faults or [Fault(error.message)]]
-        raise ProfileError(f"profiles at fault: {len(refused)}", faults=[*faults, *(Fault(e.message) for e in stale)])
+        count = len(refused) + len(stale) + len(found)
+        raise ProfileError(
+            f"at fault: {len(refused)} of {some(count, 'profile')}" + (f"; out of date: {len(stale)}" if stale else ""),
+            hint=f"correct what is named{'; then envbuild lock' if stale else ''}",
+            faults=[*faults, *(Fault(error.message) for error in stale)],
+        )
     if stale:
         faults = [Fault(error.message) for error in stale]
         raise OutOfDate(

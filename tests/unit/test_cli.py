@@ -435,6 +435,32 @@ def test_render_without_a_lock_says_what_to_do(project: Path) -> None:
     assert "envbuild lock sample" in done.stderr
 
 
+def test_lock_check_tells_all_that_is_at_fault_and_out_of_date(locked: Lock, project: Path) -> None:
+    profiles = project / "profiles"
+    (profiles / "broken.yaml").write_text("extends: sample\ntorhc: 2.7.1\n", encoding="utf-8")
+    (profiles / "new.yaml").write_text("extends: sample\n", encoding="utf-8")
+    (profiles / "odd.yaml").write_text("extends: sample\n", encoding="utf-8")
+    (profiles / "odd.lock.yaml").write_text("format: [\n", encoding="utf-8")
+    done = envbuild("lock", "--check")
+    assert done.code == 3, "of several the worst counts: 3 before 8"
+    assert done.stderr.startswith("error: at fault: 2 of 4 profiles; out of date: 1\n")
+    assert "profiles/broken.yaml:2: torhc: unknown key" in done.stderr
+    assert "profiles/odd.lock.yaml:2: " in done.stderr and "new" in done.stderr
+    assert "hint: correct what is named; then envbuild lock" in done.stderr
+
+
+def test_audit_takes_one_thing_at_a_time() -> None:
+    both = envbuild("audit", "--here", "--python", ".venv")
+    assert (both.code, "one thing at a time: --python and --here are given" in both.stderr) == (2, True)
+    assert "say what to audit" in envbuild("audit").stderr
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 tries"), (1, "1 try"), (2, "2 tries")])
+def test_one_thing_is_no_plural(number: int, said: str) -> None:
+    assert errors.some(number, "try", "tries") == said
+    assert errors.some(number, "block") == f"{number} block{'' if number == 1 else 's'}"
+
+
 NOT_THERE = [
     ["show", "nosuch.yaml"], ["lock", "cpu", "--requirements", "nosuch.txt"], ["explain", "nosuch.log"],
     ["compare", "nosuch.json", "nosuch.json"], ["docs", "nosuch.md"], ["pin", "nosuch"],
