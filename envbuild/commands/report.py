@@ -9,7 +9,7 @@ from envbuild.commands.output import FILE, STDOUT, prepare, write
 from envbuild.document import display
 from envbuild.errors import LockError
 from envbuild.image import records
-from envbuild.insight import measured, rendering, report
+from envbuild.insight import measured, recorded, rendering, report
 from envbuild.insight.report import Page
 from envbuild.plan import lock, naming, resolve, sources
 from envbuild.plan.lock import Lock
@@ -70,7 +70,7 @@ def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:
 
 def _run(statement: Path) -> measured.Run:
     record = evidence.record_of(statement)
-    return measured.run(record, digest_of(statement))
+    return recorded.run(record, digest_of(statement))
 
 
 def _others(name: str) -> dict[str, Lock]:

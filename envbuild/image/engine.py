@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import docker
 import docker.context
@@ -24,7 +22,6 @@ from envbuild import settings
 from envbuild.blocks import Blocks
 from envbuild.errors import EngineError, NetworkError
 from envbuild.plan.store import write_atomically
-from envbuild.process import ProcessMissing, ProcessTimeout, run
 
 MINIMUM = (23, 0)
 _BLOCK = 1 << 20
@@ -291,41 +288,3 @@ _DEEPEST = 20
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
-
-
-class Client(NamedTuple):
-    """A docker client, and what `docker buildx version` writes."""
-
-    program: Path
-    buildx: str
-
-
-def client_binary() -> Path:
-    """A docker client with buildx. Raises EngineError if there is none."""
-    return client().program
-
-
-def client(seconds: float = 30.0) -> Client:
-    """A docker client with buildx: beside this Python first (the private engine's is linked there), then on PATH.
-
-    Raises EngineError if none answers within `seconds`.
-    """
-    silent = ""
-    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep)]
-    for folder in dict.fromkeys(folders):
-        program = shutil.which("docker", path=folder)
-        if not program:
-            continue
-        try:
-            asked = run([program, "buildx", "version"], timeout=seconds)
-        except ProcessTimeout:
-            silent = f" ({program} does not answer)"
-            continue
-        except ProcessMissing:
-            continue
-        if asked.code == 0:
-            return Client(Path(program), asked.stdout)
-    raise EngineError(
-        f"no docker client with buildx is on PATH{silent}",
-        hint="install docker-buildx (or docker-buildx-plugin); in a checkout: make engine",
-    )

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EngineError
+from envbuild.image import client
 from envbuild.image import engine as engine_module
 from envbuild.image.engine import Engine
 
@@ -318,7 +319,7 @@ def test_the_first_client_with_buildx_is_taken(tmp_path: Path, monkeypatch: pyte
     wanted = program(tmp_path / "with", 0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'without'}:{tmp_path / 'none'}:{tmp_path / 'with'}:/bin")
-    assert engine_module.client_binary() == wanted
+    assert client.program() == wanted
 
 
 def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,12 +329,12 @@ def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{hangs.parent}:/usr/bin:/bin")
     monkeypatch.setattr("shutil.which", lambda _, path: str(hangs) if path == str(hangs.parent) else None)
     with pytest.raises(EngineError, match="hangs/docker does not answer"):
-        engine_module.client(0.3)
+        client.find(0.3)
 
 
 def test_no_client_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(program(tmp_path / "without", 1).parent))
     with pytest.raises(EngineError, match="no docker client with buildx") as caught:
-        engine_module.client_binary()
+        client.program()
     assert "buildx" in str(caught.value.hint)
