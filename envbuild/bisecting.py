@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from envbuild import pipeline
-from envbuild.errors import CheckFailed, NotProved, ProfileError, UsageError
+from envbuild.errors import CheckFailed, NotProved, ProfileError, UsageError, some
 from envbuild.making import Options, Progress, Step
 from envbuild.plan import own, probes, resolve
 from envbuild.plan.releases import releases
@@ -55,7 +55,7 @@ def _versions(plan: Plan, distribution: str, hunt: Hunt) -> tuple[list[str], boo
     found = releases(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
     if not found:
         raise UsageError(f"no release of {distribution} lies within these bounds", hint="--from and --to are versions")
-    tries = f"at most {most_tries(len(found))} tries if each can be made"
+    tries = f"at most {some(most_tries(len(found)), 'try', 'tries')} if each can be made"
     return found, False, f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}"
 
 

@@ -22,6 +22,11 @@ def near(name: str, known: Iterable[str], most: int = 1) -> str | None:
     return f"did you mean {' or '.join(found)}?" if found else None
 
 
+def some(number: int, noun: str, many: str = "") -> str:
+    """ "1 block", "2 blocks"; `many`: the plural of a noun that takes more than an s."""
+    return f"{number} {noun if number == 1 else many or f'{noun}s'}"
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong in a file: `file:line: field: message`."""
@@ -72,8 +77,21 @@ class FactsError(EnvbuildError):
     code, kind = 3, "facts"
 
 
+class SettingsError(EnvbuildError):
+    """The site's config.yaml is at fault."""
+
+    code, kind = 3, "settings"
+
+
 class LockError(EnvbuildError):
     code, kind = 3, "lock"
+
+
+class FileError(EnvbuildError):
+    """A file that a command line names is not there, cannot be read, or what it holds is at fault: a policy, a key, a
+    log, a document, hosts. For profiles, locks, facts, fingerprints and settings there are errors of their own."""
+
+    code, kind = 3, "file"
 
 
 class FingerprintError(EnvbuildError):

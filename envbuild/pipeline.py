@@ -12,9 +12,9 @@ from envbuild.errors import BuildError, CheckFailed, EnvbuildError, NotProved, U
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Image
 from envbuild.making import HERE, Made, On, Options, Progress
-from envbuild.plan import lock, resolve, sources
+from envbuild.plan import lock, naming, resolve
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners.here import Here
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
@@ -160,7 +160,7 @@ def require_passed(made: Made) -> None:
 @contextlib.contextmanager
 def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator[None]:
     """The profile is this process' own meanwhile. A failure carries what the command has come to so far."""
-    name = sources.meant(session.made.name, session.options.requirements).name
+    name = naming.meant(session.made.name, session.options.requirements).name
     with alone(name, session.progress.say):
         try:
             yield

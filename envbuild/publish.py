@@ -17,15 +17,15 @@ from envbuild.attest.registry import Repository
 from envbuild.attest.signing import Signer
 from envbuild.attest.statements import Built, Subject
 from envbuild.attest.verify import Verdict
-from envbuild.errors import EngineError, NotProved, UsageError
+from envbuild.errors import EngineError, NotProved, UsageError, some
 from envbuild.image import records
 from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
 from envbuild.making import Options, Progress
 from envbuild.pipeline import existing, working
-from envbuild.plan import contents, factfiles, resolve, sources, store, wheels
+from envbuild.plan import contents, factfiles, naming, resolve, store, wheels
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved
 from envbuild.proof.reasons import Malformed
 from envbuild.steps import Session
@@ -112,7 +112,7 @@ def _saved(session: Session, place: bundles.Folder, image: Image) -> tuple[Manif
     layers = tuple(layer["digest"] for layer in manifest.layers)
     if (manifest.config, layers) != (image.id, image.layers):
         raise EngineError(f"the engine saves another image than {image.id}")
-    return manifest, False, f"{len(layers)} layers"
+    return manifest, False, some(len(layers), "layer")
 
 
 def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
@@ -122,7 +122,7 @@ def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]
     """
     bundle = bundles.Bundle(file)
     name = bundle.file(bundles.PROFILE, 100).decode(errors="replace")
-    if not sources.NAME.fullmatch(name):
+    if not naming.NAME.fullmatch(name):
         raise Malformed("the bundle does not name its profile")
     verdict = verify.at(bundle, Reference("bundle", name, name), policy, (), datetime.datetime.now(datetime.UTC))
     verdict.ref = str(file)
@@ -198,7 +198,7 @@ def _evidence(
 ) -> tuple[int, bool, str]:
     new = attestations.publish(place, manifest, wanted, signer)
     by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned: no signing_key is set"
-    return new, new == 0, f"{len(wanted)} statements, {by}"
+    return new, new == 0, f"{some(len(wanted), 'statement')}, {by}"
 
 
 def _tags(place: Repository, manifest: Manifest, locked: Lock, done: Pushed) -> tuple[None, bool, str]:

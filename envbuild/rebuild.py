@@ -13,12 +13,13 @@ from envbuild.attest.layers import Config
 from envbuild.attest.oci import Manifest, Place, digest_in
 from envbuild.attest.trust import Build
 from envbuild.attest.verify import Verdict
+from envbuild.errors import some
 from envbuild.image import dockerfile
 from envbuild.image.engine import Engine, Image
 from envbuild.making import Options, Progress
 from envbuild.pipeline import alone
 from envbuild.plan import resolve
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof.reasons import Reason, Refusal
 from envbuild.steps import Session
 
@@ -52,7 +53,7 @@ def _differences(session: Session, made: Image, place: Place, manifest: Manifest
         return
     for index, (there, here) in enumerate(zip_longest(config.layers, made.layers)):
         if there is None or here is None:
-            yield Reason("rebuild", f"it has {len(config.layers)} layers, the lock gives {len(made.layers)}")
+            yield Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {len(made.layers)}")
             return
         if there != here:
             first = _first(place, digest_in(manifest.layers[index]), there, session.connected(), made, here)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import platformdirs
-import yaml
 
-from envbuild.errors import UsageError
+from envbuild import document
+from envbuild.document import Document
+from envbuild.errors import Fault, SettingsError, near
 
 _APP = "envbuild"
 
@@ -52,61 +54,55 @@ _SECTIONS = {
 }
 
 
-class _Loader(yaml.SafeLoader):
-    """Whole numbers are decimal, as in YAML 1.2: 1:30:00 and 0012 are texts, no numbers of base 60 and 8."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [known for known in every if known[0] != "tag:yaml.org,2002:int"]
-        for first, every in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"-?(0|[1-9][0-9]*)\Z"), list("-0123456789"))
+_HINT = f"known: {', '.join([*_KNOWN, *_SECTIONS])}"
 
 
 @cache
-def _settings() -> dict[str, Any]:
+def _settings() -> Document:
     file = config_file()
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
-    try:
-        data = yaml.load(text, _Loader) or {}  # noqa: S506 (of the safe one)
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-    ) as error:  # !!bool x, !!timestamp x
-        raise UsageError(f"{file} is not valid YAML: {error}") from error
-    if isinstance(data, dict):  # YAML 1.1 takes the word `on` for a truth
-        data = {"on" if key is True else key: value for key, value in data.items()}
-    hint = f"settings: {', '.join([*_KNOWN, *_SECTIONS])}"
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise UsageError(f"{file} must map settings to text", hint=hint)
-    unknown = sorted(set(data) - set(_KNOWN) - set(_SECTIONS))
-    if unknown:
-        raise UsageError(f"{file}: unknown setting {', '.join(unknown)}", hint=hint)
-    for name, value in data.items():
-        wanted, words = (dict, "a mapping") if name in _SECTIONS else (str, "text")
-        if not isinstance(value, wanted):
-            raise UsageError(f"{file}: {name} must be {words}", hint=hint)
-    return data
-
-
-def section(name: str) -> dict[str, Any]:
-    """A site's mapping of that name, empty where there is none. Raises UsageError if the file is at fault."""
-    assert name in _SECTIONS
-    found: dict[str, Any] = _settings().get(name, {})
+    if not file.exists():
+        return Document(str(file), {})
+    found = document.read(file, SettingsError, empty=True)
+    if faults := list(_faults(found)):
+        raise SettingsError(f"the settings in {found.file} are not valid", faults=faults, hint=_HINT)
     return found
 
 
+_RUNNERS = ("local", *_SECTIONS)
+
+
+def _faults(found: Document) -> Iterator[Fault]:
+    for name, value in found.data.items():
+        wanted, words = (dict, "a mapping of keys to values") if name in _SECTIONS else (str, "text: put it in quotes")
+        if name not in _KNOWN and name not in _SECTIONS:
+            meant = near(name, [*_KNOWN, *_SECTIONS])
+            yield found.fault((name,), "unknown setting" + (f" ({meant})" if meant else ""))
+        elif not isinstance(value, wanted):
+            yield found.fault((name,), "has no value" if value is None else f"must be {words}")
+        elif name == "on" and value not in _RUNNERS:
+            yield found.fault((name,), f"must be one of {', '.join(_RUNNERS)}, not {value!r}")
+
+
+def names() -> tuple[str, ...]:
+    """What the site sets. Raises SettingsError with all that is wrong in the file, each with its line."""
+    return tuple(_settings().data)
+
+
+def section(name: str) -> dict[str, Any]:
+    """A site's mapping of that name, empty where there is none. Raises SettingsError if the file is at fault."""
+    assert name in _SECTIONS
+    found: dict[str, Any] = _settings().data.get(name, {})
+    return found
+
+
+def placed(name: str, fault: Fault) -> Fault:
+    """A fault that a section's own reader found, whose field is a key of it, with the file and the line of that key."""
+    path = (name, *(fault.field or "").split("."))
+    return replace(_settings().fault(path, fault.message), field=".".join(filter(None, path)))
+
+
 def setting(name: str) -> str | None:
-    """A site's value for one of the known settings, or None. Raises UsageError if the file is at fault."""
+    """A site's value for one of the known settings, or None. Raises SettingsError if the file is at fault."""
     assert name in _KNOWN
-    value = _settings().get(name)
+    value = _settings().data.get(name)
     return str(value) if value is not None else None

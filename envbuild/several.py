@@ -22,7 +22,7 @@ from envbuild.attest import signing
 from envbuild.errors import EnvbuildError, SystemFault, UsageError
 from envbuild.image.engine import Engine
 from envbuild.plan import sources
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.process import Stop, run
 
 # A self-test on the CPU keeps two processors busy: dist.staged has two ranks.

@@ -16,6 +16,7 @@ from typing import Any
 
 from envbuild.attest import layers, oci
 from envbuild.attest.oci import Manifest
+from envbuild.errors import FileError
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
 
@@ -142,6 +143,8 @@ class Bundle:
         try:
             self._tar = tarfile.open(file, "r:", tarinfo=layers.Member)  # noqa: SIM115 - as long as this object
             members = self._tar.getmembers()
+        except FileNotFoundError as error:
+            raise FileError(f"{file} cannot be read: {error.strerror}") from None
         except layers.DAMAGED:
             raise Malformed(f"{file} is no bundle") from None
         names = [member.name for member in members]

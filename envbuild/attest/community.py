@@ -15,7 +15,7 @@ from envbuild.attest.policy import Policy
 from envbuild.attest.signing import PublicKey
 from envbuild.attest.trust import Trusted
 from envbuild.attest.verify import Envelope
-from envbuild.errors import CheckFailed, Fault, UsageError
+from envbuild.errors import CheckFailed, Fault, FileError
 from envbuild.proof.reasons import Malformed, Reason, Refusal
 
 
@@ -36,9 +36,9 @@ class Row:
 
 
 def read(folder: Path, now: datetime.datetime) -> list[Row]:
-    """The rows of a folder. Raises UsageError where there is none; CheckFailed as `rows` does."""
+    """The rows of a folder. Raises FileError where there is none; CheckFailed as `rows` does."""
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder} with evidence")
+        raise FileError(f"there is no folder {folder} with evidence")
     keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := signing.trusted(file))}
     envelopes: list[tuple[str, Envelope | Refusal]] = []
     for file in sorted(folder.glob("*.json")):

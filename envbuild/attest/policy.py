@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from envbuild import document
 from envbuild.attest import signing
 from envbuild.attest.oci import Reference
 from envbuild.attest.signing import PublicKey
-from envbuild.errors import UsageError, near
-from envbuild.plan import document, facts
+from envbuild.errors import FileError, UsageError, near
+from envbuild.plan import facts
 from envbuild.plan.kinds import ProbeName, Release
 from envbuild.plan.probes import Level
 from envbuild.proof.counting import CPU
@@ -53,15 +54,16 @@ class Policy:
 def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
     """The policy in `file`, each of its keys replaced by one that is `given`; `key` is trusted alone if given.
 
-    Without any key there, the setting `public_key` is. Raises UsageError with every fault.
+    Without any key there, the setting `public_key` is. Raises FileError with every fault of the
+    file, UsageError with those of the command line.
     """
-    doc = document.read(file, UsageError) if file else document.Document("the command line", {})
+    doc = document.read(file, FileError) if file else document.Document("the command line", {})
     try:
         found = _File.model_validate({**doc.data, **{name: value for name, value in given.items() if value}})
     except ValidationError as error:
         faults = [doc.fault(tuple(item["loc"]), _said(item)) for item in error.errors()]
         faults.sort(key=lambda fault: fault.line or 0)
-        raise UsageError(f"{doc.file} asks for what no policy can", faults=faults) from None
+        raise (FileError if file else UsageError)(f"{doc.file} asks for what no policy can", faults=faults) from None
     names = [key] if key else [file.parent / name for name in found.keys if file]
     keys = [signing.trusted(name) for name in names or (None,)]
     return Policy(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild import settings
-from envbuild.errors import UsageError
+from envbuild.errors import FileError, UsageError
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
 
@@ -62,7 +62,8 @@ def generate(passphrase: str) -> tuple[bytes, bytes]:
 def configured() -> Signer | None:
     """The key to sign with: ENVBUILD_SIGNING_KEY (a file, or the PEM text itself), else the setting `signing_key`.
 
-    None where there is none: evidence is then unsigned. Raises UsageError if it cannot be used.
+    None where there is none: evidence is then unsigned. Raises FileError if it cannot be used, UsageError without a
+    passphrase.
     """
     found = _configured()
     return private(*found) if found else None
@@ -71,7 +72,7 @@ def configured() -> Signer | None:
 def for_children() -> dict[str, str]:
     """The environment in which a process without a terminal can use the key, one time: its passphrase, asked for here.
 
-    Raises UsageError if the key cannot be used.
+    Raises FileError if the key cannot be used, UsageError without a passphrase.
     """
     found = _configured()
     if found is None:
@@ -104,13 +105,13 @@ def _read(file: Path, what: str) -> bytes:
         with file.expanduser().open("rb") as stream:
             return stream.read(1 << 16)
     except OSError as error:
-        raise UsageError(f"the {what} {file} cannot be read: {error.strerror}") from None
+        raise FileError(f"the {what} {file} cannot be read: {error.strerror}") from None
     except (ValueError, RuntimeError) as error:  # a NUL in its path; ~ of a user that there is not
-        raise UsageError(f"the {what} {file} cannot be read: {error}") from None
+        raise FileError(f"the {what} {file} cannot be read: {error}") from None
 
 
 def public(pem: bytes, name: str) -> PublicKey:
-    """Raises UsageError unless `pem` is an ECDSA P-256 public key."""
+    """Raises FileError unless `pem` is an ECDSA P-256 public key."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -118,9 +119,9 @@ def public(pem: bytes, name: str) -> PublicKey:
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
-        raise UsageError(f"{name} is no public key in PEM form", hint="envbuild keygen writes one (.pub)") from None
+        raise FileError(f"{name} is no public key in PEM form", hint="envbuild keygen writes one (.pub)") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise UsageError(f"{name} is not an ECDSA P-256 key", hint="envbuild keygen makes one")
+        raise FileError(f"{name} is not an ECDSA P-256 key", hint="envbuild keygen makes one")
     return _public(key)
 
 
@@ -143,7 +144,7 @@ _PROMPT = "passphrase of the signing key: "
 def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
     """`secret`: its passphrase, else that which `passphrase` finds or asks for where it has one.
 
-    Raises UsageError unless `pem` is an ECDSA P-256 private key that the passphrase opens.
+    Raises FileError unless `pem` is an ECDSA P-256 private key that the passphrase opens.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -151,18 +152,18 @@ def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
     from securesystemslib.signer import CryptoSigner
 
     if pem.startswith(b"-----BEGIN ") and b"SIGSTORE PRIVATE KEY" in pem:
-        raise UsageError(f"{name} is a key in cosign's own form, not PKCS #8", hint="envbuild keygen makes one")
+        raise FileError(f"{name} is a key in cosign's own form, not PKCS #8", hint="envbuild keygen makes one")
     if secret is None and b"ENCRYPTED" in pem:
         secret = passphrase(_PROMPT)
     try:
         key = load_pem_private_key(pem, secret.encode() if secret is not None else None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # what they say may hold parts of the key
-        raise UsageError(
+        raise FileError(
             f"{name} cannot be opened: not a private key in PKCS #8 form, or another passphrase",
             hint=f"the passphrase comes from {PASSPHRASE}, {PASSPHRASE_FILE}, or a terminal",
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise UsageError(f"{name} is not an ECDSA P-256 key", hint="envbuild keygen makes one")
+        raise FileError(f"{name} is not an ECDSA P-256 key", hint="envbuild keygen makes one")
     return Signer(_public(key.public_key()), CryptoSigner(key))
 
 

@@ -11,9 +11,9 @@ from packaging.utils import canonicalize_name
 
 from envbuild.attest import signing, statements
 from envbuild.attest.signing import PublicKey
+from envbuild.document import Document
 from envbuild.errors import EnvbuildError
-from envbuild.plan import lock, profile, sources
-from envbuild.plan.document import Document
+from envbuild.plan import lock, naming, profile
 from envbuild.plan.lock import Lock
 from envbuild.plan.own import Script
 from envbuild.plan.profile import Profile
@@ -101,7 +101,7 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
         byproducts = statement["predicate"]["runDetails"].get("byproducts", ())
         made = {item["annotations"]["extension"]: item["annotations"]["roots"] for item in byproducts}
         roots |= {one.name: tuple(str(root) for root in made[one.name]) for one in locked.extensions}
-        if not sources.NAME.fullmatch(name):
+        if not naming.NAME.fullmatch(name):
             raise Malformed("the build statement names no profile")
         if definition["internalParameters"]["lock"] != locked.id:
             raise Malformed("the build statement names another lock than it holds")

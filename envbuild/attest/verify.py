@@ -16,7 +16,7 @@ from envbuild.attest.oci import Manifest, Place, Reference
 from envbuild.attest.policy import Policy
 from envbuild.attest.registry import Repository
 from envbuild.attest.trust import Build, Trusted
-from envbuild.errors import CheckFailed, NetworkError, UsageError
+from envbuild.errors import CheckFailed, FileError, NetworkError
 from envbuild.image.names import LOCK_LABEL, VERIFIED
 from envbuild.proof import untrusted
 from envbuild.proof.counting import Proof
@@ -215,12 +215,12 @@ def _child(
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """An envelope from a file: DSSE as it is, or in a sigstore bundle. Raises UsageError, Malformed."""
+    """An envelope from a file: DSSE as it is, or in a sigstore bundle. Raises FileError, Malformed."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(untrusted.MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+        raise FileError(f"{file} cannot be read: {error.strerror}") from None
     found = untrusted.parse(raw, str(file))
     inner = found.get("dsseEnvelope", found)
     return inner if isinstance(inner, dict) else {}

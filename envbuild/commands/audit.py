@@ -11,7 +11,7 @@ import click
 from envbuild.commands.console import emit, json_option, table
 from envbuild.errors import EnvbuildError, UsageError
 from envbuild.image.names import LOCK_LABEL
-from envbuild.plan import lock, sources
+from envbuild.plan import lock, naming, sources
 from envbuild.proof import audit, holdings
 from envbuild.proof.audit import Audit, Expected
 
@@ -31,8 +31,11 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
     Needs no GPU; --here and --python need no Docker. Exit 5 for a defect or a known fault that envbuild refuses.
     Example: envbuild audit --here
     """
-    if (image is not None) + (python is not None) + here != 1:
-        raise UsageError("name one of IMAGE, --python PATH or --here", hint="envbuild audit --here")
+    given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]
+    if not given:
+        raise UsageError("say what to audit: IMAGE, --python PATH or --here", hint="envbuild audit --here")
+    if len(given) > 1:
+        raise UsageError(f"one thing at a time: {' and '.join(given)} are given", hint=_ONE)
     wanted = _expected(name) if name else None
     done = _image(image, wanted) if image is not None else _environment(python or _nearest(), wanted)
     if as_json and not done.failed:
@@ -40,6 +43,9 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
     elif not as_json:
         _show(done)
     done.require()
+
+
+_ONE = "--here is the environment of this shell, --python PATH another one; give one of them, or an image"
 
 
 def _image(reference: str, wanted: Expected | None) -> Audit:
@@ -79,7 +85,7 @@ def _expected(name: str) -> Expected:
 def _labelled(image: Image) -> Expected | None:
     """What the profile says whose lock the image carries as a label; None where no known one has it."""
     label = image.labels.get(LOCK_LABEL)
-    for name in sources.names() if label else ():
+    for name in naming.names() if label else ():
         try:
             source = sources.load(name)
             locked = lock.read(source.known_lock)

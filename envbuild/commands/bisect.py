@@ -21,7 +21,7 @@ def _release(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--pin", required=True, metavar="NAME", help="What to move: cublas, torch, a package of the profile, ...")
 @click.option("--probe", metavar="NAME", help="What decides: a probe of the self-test.")
 @click.option(
-    "--script", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+    "--script", type=click.Path(path_type=Path), metavar="FILE",
     help="What decides: a Python script, run as the probe own.script; it passes where it ends with 0.",
 )  # fmt: skip
 @click.option(

@@ -27,10 +27,10 @@ def profile_argument(argument: str, **attributes: Any) -> Callable[[F], F]:
 
 
 def _profiles(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    from envbuild.plan import sources  # not for --help
+    from envbuild.plan import naming  # not for --help
 
     paths = [CompletionItem(begun, type="file")] if "/" in begun or "." in begun else []
-    return paths or [CompletionItem(name) for name in sources.names() if name.startswith(begun)]
+    return paths or [CompletionItem(name) for name in naming.names() if name.startswith(begun)]
 
 
 def json_option(function: F) -> F:

@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 
 from envbuild.commands.console import emit, json_option, table
-from envbuild.errors import LockError, printable
+from envbuild.errors import LockError, printable, some
 from envbuild.insight import diff
 from envbuild.insight.diff import Change, Diff, Side
-from envbuild.plan import lock, resolve, sources
+from envbuild.plan import lock, naming, resolve, sources
 
 _LOCK = ".lock.yaml"
 
@@ -37,7 +37,7 @@ def command(a: str, b: str, as_json: bool) -> None:
 def _side(name: str) -> Side:
     if name.endswith(_LOCK):
         return diff.of_lock(name, lock.parse(_read(name), name))
-    if ":" in name and name not in sources.names():
+    if ":" in name and name not in naming.names():
         return _image(name)
     source = sources.load(name)
     plan = resolve.resolve(source)
@@ -76,7 +76,7 @@ def _lines(found: Diff) -> Iterator[str]:
         yield f"layers of {b.name} that {a.name} does not have: {len(found.layers)} of {len(b.layers)}"
         yield from (f"  {layer.title:<40} {_megabytes(layer.bytes):>10}".rstrip() for layer in found.layers)
     for side in (a, b):
-        yield f"{side.name}: {len(side.layers)} layers, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
+        yield f"{side.name}: {some(len(side.layers), 'layer')}, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
     if found.only_configuration:
         yield "the layers are the same: they differ only in configuration"
     elif found.new_bytes is not None and not found.same:

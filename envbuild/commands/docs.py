@@ -9,11 +9,12 @@ import click
 
 from envbuild.attest import community
 from envbuild.commands.console import emit, json_option
-from envbuild.errors import Fault, OutOfDate, UsageError
+from envbuild.document import display
+from envbuild.errors import Fault, FileError, OutOfDate, some
 from envbuild.insight import markdown, requirements, tables
 from envbuild.insight.markdown import Block
 from envbuild.plan import lock, resolve, sources
-from envbuild.plan.document import display
+from envbuild.plan.source import Source
 from envbuild.plan.store import write_atomically
 
 
@@ -38,7 +39,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     documents = [_read(file) for file in dict.fromkeys(files)]
     faults = [fault for document in documents for fault in document.faults]
     if faults:
-        raise UsageError("blocks cannot be read", faults=faults)
+        raise FileError("blocks cannot be read", faults=faults)
     filled = [(document, *_filled(document)) for document in documents]
     drifted = [fault for document, _, changed in filled for fault in _drift(document, changed)]
     if check and drifted:
@@ -46,15 +47,13 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     for document, text, changed in filled:
         if changed:
             write_atomically(document.file, text)
-    rows = [
-        {"file": display(document.file), "blocks": len(document.blocks), "changed": len(changed)}
-        for document, _, changed in filled
-    ]
     if as_json:
-        emit({"files": rows})
+        rows = [(display(document.file), len(document.blocks), len(changed)) for document, _, changed in filled]
+        emit({"files": [{"file": file, "blocks": blocks, "changed": changed} for file, blocks, changed in rows]})
         return
-    for row in rows:
-        click.echo(f"{row['file']}: {row['blocks']} blocks, {row['changed'] or 'none'} changed")
+    for document, _, changed in filled:
+        blocks = some(len(document.blocks), "block")
+        click.echo(f"{display(document.file)}: {blocks}, {len(changed) or 'none'} changed")
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,10 @@ def _read(file: Path) -> _Document:
     try:
         with file.open(encoding="utf-8", newline="") as opened:
             text = opened.read()
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else "is not UTF-8 text"
-        raise UsageError(f"{display(file)}: {why}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = "there is no such file" if missing else getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise FileError(f"{display(file)}: {why}") from None
     return _Document(file, text, *markdown.blocks(text, display(file)))
 
 
@@ -110,7 +110,7 @@ def _row(name: str, published: list[community.Row]) -> tables.Row:
     return tables.Row(source.name, resolve.as_locked(plan, locked.versions), locked, published)
 
 
-def _locked(name: str) -> tuple[sources.Source, resolve.Plan, lock.Lock]:
+def _locked(name: str) -> tuple[Source, resolve.Plan, lock.Lock]:
     """Raises OutOfDate where the lock is missing or no longer fits: a document must not say what is not so."""
     source = sources.load(name)
     plan = resolve.resolve(source)

@@ -50,7 +50,8 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
     elif not as_json and output != STDOUT:
         _show(checks, time.monotonic() - begin)
     if failed:
-        hint = "\n".join(dict.fromkeys(f"{check.id}: {check.remedy}" for check in failed if check.remedy))
+        remedies = dict.fromkeys(f"{check.id}: {check.remedy}" for check in failed if check.remedy)
+        hint = "\n".join(remedies) if as_json or output == STDOUT else None  # else each stands below its check
         error = CheckFailed(f"doctor: {', '.join(check.id for check in failed)}", hint=hint or None)
         error.partial = document
         raise error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.commands.console import emit, json_option
-from envbuild.errors import UsageError, printable
+from envbuild.errors import FileError, printable, some
 
 if TYPE_CHECKING:
     from envbuild.insight.explain import Explanation, Match
@@ -40,11 +40,11 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
     Example: envbuild explain train.log
     """
     from envbuild.insight import explain
-    from envbuild.plan import sources
+    from envbuild.plan import naming
 
     log, notes = _read(files)
     found = explain.explain(log)
-    profiles = sources.names()
+    profiles = naming.names()
     if as_json:
         document = dict(explain.document(found, profiles))
         for match in document["matches"]:
@@ -60,28 +60,26 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
 def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
     """All as one log, and what is to be said of files that were not read, or not to their end.
 
-    Raises UsageError for one that cannot be read, or that is named and is no text.
+    Raises FileError for one that cannot be read, or that is named and is no text.
     """
     from envbuild.insight import logs
 
     files = list(dict.fromkeys(file for name in names for file in _files(name)))
     if not files:
-        raise UsageError(f"there is no file in {', '.join(names)}", hint="name a log, or - for standard input")
+        raise FileError(f"there is no file in {', '.join(names)}", hint="name a log, or - for standard input")
     notes = [f"only the first {MOST_FILES} of {len(files)} files are read"] if len(files) > MOST_FILES else []
     parts: dict[str, Log] = {}
     for file in files[:MOST_FILES]:
         part = _one(file, min(len(files), MOST_FILES))
         if part.foreign and file in names:
-            raise UsageError(
-                f"{_called(file)} is no log: it is {part.foreign}", hint="name the text that the run wrote"
-            )
+            raise FileError(f"{_called(file)} is no log: it is {part.foreign}", hint="name the text that the run wrote")
         if part.foreign:
             notes.append(f"{file} is left out: it is {part.foreign.partition(';')[0]}")
             continue
         if part.note:
             notes.append(f"{_called(file)}: {part.note}")
         if part.skipped:
-            notes.append(f"{_called(file)} is large: {part.skipped} lines in its middle were not read")
+            notes.append(f"{_called(file)} is large: {some(part.skipped, 'line')} in its middle not read")
         parts[file] = part
     log = logs.joined(parts) if len(parts) != 1 or len(files) > 1 else next(iter(parts.values()))
     if log.empty and not any(part.note for part in parts.values()):
@@ -112,7 +110,7 @@ def _one(file: str, share: int) -> Log:
         with open(file, "rb") as stream:  # noqa: PTH123 - the same for a file and for what is no file, as /dev/fd/63
             return logs.read(stream, share)
     except OSError as error:
-        raise UsageError(
+        raise FileError(
             f"{file} cannot be read: {error.strerror}", hint="name a log, or - for standard input"
         ) from error
 
@@ -129,6 +127,10 @@ def _lines(log: Log, found: Explanation, profiles: Sequence[str]) -> Iterator[st
     if found.unknown:
         yield "not known: nothing in this log is the sign of a cause that envbuild knows"
         yield from _own_error(found)
+    for match in found.possible:
+        yield ""
+        yield "possible, for its cards and versions are in the log, though no line names it:"
+        yield from _told(match, match.profile(profiles))
     if found.read.first:
         first = found.read.first
         local = f"local rank {first.local} of its node" if first.local is not None else "one"
@@ -157,8 +159,13 @@ def _own_error(found: Explanation) -> Iterator[str]:
 
 
 def _ranks(found: Explanation) -> Iterator[str]:
-    """How far each rank came in its collectives."""
+    """Which collectives the ranks waited in, and how far each came."""
     works = found.read.works
+    if works.diverged:
+        waits = ", ".join(f"rank {late.rank} in {late.operation} {late.number}" for late in works.diverged)
+        yield ""
+        yield f"the ranks diverged, each waited in another collective: {waits}"
+        yield "  a branch on the rank or on its data around a collective, or another number of steps on one of them"
     if not works.told:
         return
     told = ", ".join(f"rank {work.rank}: {work.enqueued}" for work in works.told[:MOST_RANKS])
@@ -182,12 +189,15 @@ def _heard(log: Log, found: Explanation) -> Iterator[str]:
     from envbuild.plan.advisories import UNLISTED
 
     said = found.read.situation
-    libraries = [f"{name} {said.libraries[name]}" for name in ("cublas", "cudnn", "nccl") if name in said.libraries]
+    named = [name for name in ("cublas", "cudnn", "nccl") if name in said.libraries]
+    libraries = [f"{name} {said.libraries[name]}" for name in named if name in found.read.stated]
+    brought = [f"{name} {said.libraries[name]}" for name in named if name not in found.read.stated]
+    whose = f" (which brings {', '.join(brought)})" if brought else ""
     parts = [
         ", ".join(
             f"compute capability {gpu.compute_capability}" if gpu.id == UNLISTED else gpu.id for gpu in said.gpus
         ),
-        f"torch {said.torch}" if said.torch else "",
+        f"torch {said.torch}{whose}" if said.torch else "",
         *libraries,
         f"driver {said.driver}" if said.driver else "",
         f"{said.gpu_count} GPUs{' or more' if found.read.more_gpus else ''}" if said.gpu_count else "",

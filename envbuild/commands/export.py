@@ -5,11 +5,11 @@ import click
 
 from envbuild.commands import output
 from envbuild.commands.console import emit, json_option, profile_argument
+from envbuild.document import display
 from envbuild.insight import requirements
 from envbuild.plan import lock, resolve, sources
-from envbuild.plan.document import display
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import check, job
 
 

@@ -7,12 +7,12 @@ import click
 
 from envbuild import process
 from envbuild.commands.console import emit, json_option, pin_option, profile_argument, requirements_option
-from envbuild.errors import Fault, OutOfDate, ProfileError, UsageError
-from envbuild.plan import lock, locking, resolve, sources
-from envbuild.plan.document import display
+from envbuild.document import display
+from envbuild.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, some
+from envbuild.plan import lock, locking, naming, resolve, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 
 PARALLEL = 16  # mostly it is uv, apt and an index that are waited for
 
@@ -56,17 +56,18 @@ def command(
         )
     found: list[dict[str, Any]] = []
     wanted: list[_Wanted] = []
-    stale, refused = [], []
-    for name in names or sources.own_names():
+    stale: list[OutOfDate] = []
+    refused: list[EnvbuildError] = []
+    for name in names or naming.own_names():
         try:
             source = sources.load(name, pins, requirements)
             plan = resolve.resolve(source)
-        except ProfileError as error:
+            before = lock.read(source.known_lock)
+        except (ProfileError, LockError) as error:
             if not check:
                 raise
             refused.append(error)
             continue
-        before = lock.read(source.known_lock)
         if not check:
             wanted.append(_Wanted(source, plan, before))
             continue
@@ -82,7 +83,12 @@ def command(
         found.append(_row(source, after, changes))
     if refused:
         faults = [fault for error in refused for fault in error.faults or [Fault(error.message)]]
-        raise ProfileError(f"profiles at fault: {len(refused)}", faults=[*faults, *(Fault(e.message) for e in stale)])
+        count = len(refused) + len(stale) + len(found)
+        raise ProfileError(
+            f"at fault: {len(refused)} of {some(count, 'profile')}" + (f"; out of date: {len(stale)}" if stale else ""),
+            hint=f"correct what is named{'; then envbuild lock' if stale else ''}",
+            faults=[*faults, *(Fault(error.message) for error in stale)],
+        )
     if stale:
         faults = [Fault(error.message) for error in stale]
         raise OutOfDate(

@@ -59,11 +59,11 @@ def command(
     if every or len(names) > 1:
         if pins or write:
             raise UsageError("--pin and --write are for one profile")
-        from envbuild.plan import sources  # not for --help
+        from envbuild.plan import naming  # not for --help
         from envbuild.several import Wanted
 
         wanted = Wanted(locked, no_cache, allow_unproved, requirements, builder, gpus)
-        _several(names or tuple(sources.own_names()), wanted, as_json)
+        _several(names or tuple(naming.own_names()), wanted, as_json)
         return
     from envbuild.making import Options  # not for --help
     from envbuild.proof.job import Asked

@@ -3,9 +3,9 @@ from pathlib import Path
 import click
 
 from envbuild.commands.console import emit, json_option
+from envbuild.document import display
 from envbuild.errors import UsageError
-from envbuild.plan import draft, sources
-from envbuild.plan.document import display
+from envbuild.plan import draft, naming, sources
 from envbuild.plan.store import write_atomically
 
 
@@ -21,7 +21,7 @@ def command(name: str, parent: str | None, image: str | None, as_json: bool) -> 
     """
     if (parent is None) == (image is None):
         raise UsageError("give one of --from PROFILE or --from-image IMAGE", hint="envbuild new myproject --from h20")
-    if not sources.NAME.fullmatch(name):
+    if not naming.NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot name images: use lower case letters, digits and dashes")
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
+from envbuild.document import display
 from envbuild.errors import UsageError
-from envbuild.plan.document import display
 from envbuild.plan.store import write_atomically
 
 FILE = click.Path(path_type=Path, dir_okay=False)

@@ -8,7 +8,7 @@ from envbuild.attest import pins
 from envbuild.attest.oci import Reference
 from envbuild.attest.registry import Repository
 from envbuild.commands.console import emit, json_option
-from envbuild.errors import Fault, NetworkError, OutOfDate, UsageError
+from envbuild.errors import Fault, FileError, NetworkError, OutOfDate, UsageError
 from envbuild.plan.store import write_atomically
 
 
@@ -54,7 +54,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+        raise FileError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
 
 
 @cache

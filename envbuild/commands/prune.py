@@ -8,7 +8,7 @@ from envbuild.commands.console import emit, json_option
 from envbuild.errors import printable
 from envbuild.image import prune
 from envbuild.image.engine import Engine
-from envbuild.plan import lock, sources
+from envbuild.plan import lock, naming
 from envbuild.proof.runners import local
 
 
@@ -24,8 +24,8 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
     """
     engine = Engine()
     with contextlib.ExitStack() as stack:
-        known = sources.locks()
-        names = sorted({*sources.names(), *known})
+        known = naming.locks()
+        names = sorted({*naming.names(), *known})
         for name in names:
             stack.enter_context(pipeline.alone(name, say))
         locks = [locked for file in known.values() if (locked := lock.read(file))]

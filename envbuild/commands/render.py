@@ -3,11 +3,11 @@ from collections.abc import Iterable
 import click
 
 from envbuild.commands.console import emit, json_option, profile_argument
+from envbuild.document import display
 from envbuild.errors import Fault, LockError, OutOfDate, ProfileError
 from envbuild.image import dockerfile
-from envbuild.plan import lock, sources
-from envbuild.plan.document import display
-from envbuild.plan.sources import Source
+from envbuild.plan import lock, naming, sources
+from envbuild.plan.source import Source
 from envbuild.plan.store import holds_text, write_atomically
 
 
@@ -23,7 +23,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
     Example: envbuild render --check
     """
     rows, drifted = [], []
-    for source, text in _rendered(names or sources.own_names()):
+    for source, text in _rendered(names or naming.own_names()):
         same = holds_text(source.dockerfile, text)
         if not same and check:
             drifted.append(f"{display(source.dockerfile)}{'' if source.dockerfile.exists() else ' (missing)'}")

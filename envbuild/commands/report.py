@@ -6,12 +6,12 @@ import click
 
 from envbuild.commands.console import emit, json_option, profile_argument
 from envbuild.commands.output import FILE, STDOUT, prepare, write
+from envbuild.document import display
 from envbuild.errors import LockError
 from envbuild.image import records
-from envbuild.insight import measured, rendering, report
+from envbuild.insight import measured, recorded, rendering, report
 from envbuild.insight.report import Page
-from envbuild.plan import lock, resolve, sources
-from envbuild.plan.document import display
+from envbuild.plan import lock, naming, resolve, sources
 from envbuild.plan.lock import Lock
 from envbuild.proof import evidence, fingerprint, proved
 from envbuild.proof.counting import Proof, digest_of
@@ -70,13 +70,13 @@ def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:
 
 def _run(statement: Path) -> measured.Run:
     record = evidence.record_of(statement)
-    return measured.run(record, digest_of(statement))
+    return recorded.run(record, digest_of(statement))
 
 
 def _others(name: str) -> dict[str, Lock]:
     """The locks of all other profiles; one that cannot be read shares nothing."""
     found: dict[str, Lock] = {}
-    for other, file in sources.locks().items():
+    for other, file in naming.locks().items():
         try:
             read = lock.read(file) if other != name else None
         except LockError:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from envbuild.errors import some
+
 if TYPE_CHECKING:  # loaded where there is a terminal
     from rich.console import Console as Rich
     from rich.table import Table
@@ -24,7 +26,8 @@ def _note(result: Mapping[str, Any]) -> str:
     from envbuild.proof.testrun import worst  # not for --help
 
     ratio = worst(result)
-    error = f"{len(result['figures'])} figures, error at most {ratio:.3g} of its bound" if ratio is not None else ""
+    figures = some(len(result["figures"]), "figure")
+    error = f"{figures}, error at most {ratio:.3g} of its bound" if ratio is not None else ""
     reason, at = result["reason"] or error, result["at"] if result["status"] == "failed" else None
     where = f"at {at}: " if at and at not in reason else ""
     return " ".join(f"{where}{reason}".split())

@@ -5,12 +5,13 @@ from typing import Any
 import click
 from packaging.utils import canonicalize_name
 
+from envbuild import settings
 from envbuild.commands.console import emit, json_option, pin_option, profile_argument, table
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, SettingsError, printable
 from envbuild.image import records
 from envbuild.image.records import Record
 from envbuild.insight import pinned
-from envbuild.plan import facts, lock, resolve, sources
+from envbuild.plan import facts, lock, naming, resolve, sources
 from envbuild.plan.archive import COMPAT
 from envbuild.proof import proved
 
@@ -24,6 +25,7 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
 
     Example: envbuild show h20 --pin cublas=12.1.3.1
     """
+    _settings()
     if name is None:
         _all(as_json)
         return
@@ -47,6 +49,15 @@ def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
             click.echo(f"    way out: {item['remedy']}")
     click.echo(f"  lock: {document['lock']['state']}")
     click.echo(f"  {document['proof']}")
+
+
+def _settings() -> None:
+    """Nothing here needs them, and what comes next does: their faults are a warning."""
+    try:
+        settings.names()
+    except SettingsError as error:
+        for text in (error.message, *(f"  {fault}" for fault in error.faults)):
+            click.echo(printable(f"warning: {text}"), err=True)
 
 
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -104,7 +115,7 @@ def _lock_state(locked: lock.Lock | None, plan: resolve.Plan) -> str:
 
 def _all(as_json: bool) -> None:
     built = list(records.every())
-    rows = [_row(name, built) for name in sources.names()]
+    rows = [_row(name, built) for name in naming.names()]
     if as_json:
         emit({"profiles": rows})
         return

@@ -18,7 +18,7 @@ from envbuild.errors import (
 )
 from envbuild.image.engine import Engine
 from envbuild.image.names import VERIFIED
-from envbuild.plan import index, lock, outdated, resolve, sources
+from envbuild.plan import index, lock, naming, outdated, resolve, sources
 from envbuild.proof import status
 
 _KINDS: dict[str, type[EnvbuildError]] = {
@@ -69,7 +69,7 @@ def command(name: str | None, asks_index: bool, as_json: bool) -> None:
 
 def _all(as_json: bool) -> None:
     engine = Engine()
-    rows = [_row(engine, name) for name in sources.names()]
+    rows = [_row(engine, name) for name in naming.names()]
     if as_json:
         emit({"profiles": rows})
         return
@@ -93,7 +93,7 @@ def _row(engine: Engine, name: str) -> dict[str, Any]:
 def _outdated(name: str | None, as_json: bool) -> None:
     if name is None:
         with ThreadPoolExecutor(index.PARALLEL) as pool:
-            rows = list(pool.map(_pins_or_fault, sources.names()))
+            rows = list(pool.map(_pins_or_fault, naming.names()))
     else:
         rows = [_pins(name)]
     if as_json:

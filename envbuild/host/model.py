@@ -176,6 +176,16 @@ class Authorities:
 
 
 @dataclass(frozen=True)
+class Site:
+    """The site's settings: their file, what they set, what is wrong in them with file and line, and what is known."""
+
+    file: str
+    names: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
 class Host:
     """All of a machine. `pci`: NVIDIA's cards on its bus. `switches`: it has NVSwitches. `fabric_manager`: whether that
     runs, None where the host's processes are not seen. `shm`: 0 where there is no /dev/shm. `software`: toolkit, nccl,
@@ -199,5 +209,6 @@ class Host:
     mirrors: tuple[Answer, ...] = ()
     proxies: tuple[Proxy, ...] = ()
     authorities: tuple[Authorities, ...] | None = None
+    site: Site | None = None
     software: Mapping[str, str] = field(default_factory=dict)
     late: tuple[str, ...] = ()

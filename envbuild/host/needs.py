@@ -10,9 +10,9 @@ from packaging.version import Version
 
 from envbuild.errors import EnvbuildError
 from envbuild.image import build
-from envbuild.plan import drivers, facts, lock, sources
+from envbuild.plan import drivers, facts, lock, naming, sources
 from envbuild.plan.advisories import Gpu
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def of(source: Source) -> Need:
 
 def every() -> Iterator[Need]:
     """Of all profiles that can be read; what is wrong with another one is told by the commands that use it."""
-    for name in sources.names():
+    for name in naming.names():
         try:
             yield of(sources.load(name))
         except EnvbuildError:

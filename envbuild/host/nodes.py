@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, UsageError
+from envbuild import document
+from envbuild.errors import EnvbuildError, FileError, UsageError
 from envbuild.host.cluster import MAX_BYTES, Node, parse
 from envbuild.host.model import clean
-from envbuild.plan import document
 from envbuild.process import ProcessMissing, Stop, run
 
 SLURM = "slurm"
@@ -27,7 +27,8 @@ _PROGRAM = re.compile(r"[A-Za-z0-9_~./][A-Za-z0-9_./+-]{0,500}")
 
 def gather(source: str) -> list[Node]:
     """The nodes of `slurm` (of the allocation that we are in), of a YAML file (`hosts: [...]`, and `envbuild:`, the
-    program's path there), or of a folder of JSON files. Raises UsageError for a source that is none of these."""
+    program's path there), or of a folder of JSON files. Raises FileError for a
+    source that is none of these, UsageError outside of an allocation."""
     if source == SLURM:
         return _run(_slurm())
     path = Path(source)
@@ -35,13 +36,13 @@ def gather(source: str) -> list[Node]:
         return _read(path)
     if not path.is_file():
         hint = "name a YAML file with hosts: [...], a folder of what doctor -o wrote, or slurm"
-        raise UsageError(f"there is no cluster {source!r}", hint=hint)
+        raise FileError(f"there is no cluster {source!r}", hint=hint)
     return _run(_ssh(path))
 
 
 def _ssh(file: Path) -> dict[str, list[str]]:
     """Name -> command line."""
-    found = document.read(file, UsageError)
+    found = document.read(file, FileError)
     hosts, program = found.data.get("hosts"), found.data.get("envbuild", "envbuild")
     faults = [found.fault((key,), "unknown key (known: hosts, envbuild)") for key in sorted(set(found.data) - _KEYS)]
     listed = hosts if isinstance(hosts, list) and hosts else []
@@ -53,7 +54,7 @@ def _ssh(file: Path) -> dict[str, list[str]]:
     if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
         faults.append(found.fault(("envbuild",), "must be the path of the program there, without blanks"))
     if faults:
-        raise UsageError(f"{found.file} does not name a cluster", faults=faults)
+        raise FileError(f"{found.file} does not name a cluster", faults=faults)
     before = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T", "--"]
     return {host: [*before, host, f"{program} doctor --json"] for host in dict.fromkeys(listed)}
 
@@ -109,11 +110,11 @@ def _read(folder: Path) -> list[Node]:
     """A node of each JSON file, named after the file: names that machines give themselves may be equal."""
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise UsageError(
+        raise FileError(
             f"there is no JSON file in {folder}", hint="on each node: envbuild doctor -o FOLDER/$(hostname).json"
         )
     if len(files) > MAX_NODES:
-        raise UsageError(f"{folder} holds {len(files)} JSON files, more than {MAX_NODES}")
+        raise FileError(f"{folder} holds {len(files)} JSON files, more than {MAX_NODES}")
     return [_file(file) for file in files]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from envbuild.host import machine, nvml, services, system
+from envbuild.host import machine, nvml, services, site, system
 from envbuild.host.model import Host, clean
 from envbuild.host.together import together
 
@@ -22,7 +22,7 @@ MARGIN = 0.2
 def read(root: Path = Path("/")) -> Host:
     """`root`: where the machine's own /proc, /sys, /dev and /usr are, "/" unless this is a container.
 
-    Never raises for what a machine lacks; FactsError and UsageError for a site's own files.
+    Never raises for what a machine lacks; FactsError for a site's own facts.
     """
     end = time.monotonic() + SECONDS - MARGIN
 
@@ -54,6 +54,7 @@ def read(root: Path = Path("/")) -> Host:
         "the registries": lambda: {"registries": services.registries()},
         "the package indexes": packages,
         "the proxies": lambda: {"proxies": services.proxies()},
+        "the settings": lambda: {"site": site.read()},
         "the kernel": kernel,
     }
     found = together(list(tasks.values()), SECONDS)

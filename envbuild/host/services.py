@@ -26,6 +26,7 @@ from envbuild.attest import access
 from envbuild.errors import EnvbuildError
 from envbuild.host.model import Answer, Authorities, Engine, Proxy, clean, shown
 from envbuild.host.together import together
+from envbuild.image import client
 from envbuild.image import engine as docker
 from envbuild.plan import addresses, index
 
@@ -39,13 +40,13 @@ _HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
 def engine() -> Engine:
     """The engine that docker's client finds, and whether a client with buildx is here."""
     late = f"no answer within {ENGINE_SECONDS} s"
-    answering, client = together([_engine, _buildx], ENGINE_SECONDS)
-    return Engine(**{"fault": late} if answering is None else answering, **client or {"buildx_fault": late})
+    answering, found = together([_engine, _buildx], ENGINE_SECONDS)
+    return Engine(**{"fault": late} if answering is None else answering, **found or {"buildx_fault": late})
 
 
 def _buildx() -> dict[str, Any]:
     try:
-        words = docker.client(ENGINE_SECONDS).buildx.split()
+        words = client.find(ENGINE_SECONDS).buildx.split()
     except EnvbuildError as error:
         return {"buildx_fault": clean(error.message)}
     return {"buildx": clean(words[1]) if len(words) > 1 else "unknown"}
@@ -56,7 +57,7 @@ def _engine() -> dict[str, Any]:
         found = docker.Engine(timeout=ENGINE_SECONDS)
         host, info = found.host, found.info
     except EnvbuildError as error:
-        why = (error.hint or "").partition("\n")[0]
+        why = (error.hint or "").partition("\n")[0] if error.hint != docker.START else ""  # doctor's own remedy
         return {"fault": clean(f"{error.message} ({why})" if why else error.message, 400)}
     devices = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
     mirrors = (info.get("RegistryConfig") or {}).get("Mirrors") or ()

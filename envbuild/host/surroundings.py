@@ -32,6 +32,7 @@ def judge(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
     yield proxy(host)
     yield ca(host)
     yield clock(host)
+    yield settings(host)
 
 
 _INDEX = "is the network up, and what `pip config list` and uv are told right?"
@@ -196,3 +197,14 @@ def clock(host: Host) -> Check:
         remedy = "set it, and keep it set: timedatectl set-ntp true"
         return Check("clock", status, f"{said}: certificates, tokens and signatures come out invalid", remedy)
     return ok("clock", f"as servers say, within {DRIFT:.0f} s")
+
+
+def settings(host: Host) -> Check:
+    """Of the site, every fault at once."""
+    site = host.site
+    if site is None:
+        return skipped("settings", LATE)
+    if site.faults:
+        remedy = f"correct the lines named{f'; {site.hint}' if site.hint else ''}"
+        return Check("settings", "fail", "; ".join(site.faults), remedy)
+    return ok("settings", f"{site.file}: {', '.join(site.names)}" if site.names else f"none ({site.file})")

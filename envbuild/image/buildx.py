@@ -8,8 +8,8 @@ from typing import Any
 
 from envbuild import scratch, turns
 from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
-from envbuild.image import base, complaints, context
-from envbuild.image.engine import Engine, client_binary
+from envbuild.image import base, client, complaints, context
+from envbuild.image.engine import Engine
 from envbuild.plan import store
 from envbuild.plan.lock import Lock, canonical_digest
 from envbuild.plan.store import Store
@@ -45,7 +45,7 @@ def build(
         rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
         rendered.write_text(text, encoding="utf-8")
         done = run(
-            [client_binary(), "--host", engine.host, "buildx", "build", *_builder(engine),
+            [client.program(), "--host", engine.host, "buildx", "build", *_builder(engine),
              "--file", rendered, "--metadata-file", metadata,
              *(f"--build-context={key}={path}" for key, path in context.of_wheels(name).items()),
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import docker
 import docker.context
@@ -24,7 +22,6 @@ from envbuild import settings
 from envbuild.blocks import Blocks
 from envbuild.errors import EngineError, NetworkError
 from envbuild.plan.store import write_atomically
-from envbuild.process import ProcessMissing, ProcessTimeout, run
 
 MINIMUM = (23, 0)
 _BLOCK = 1 << 20
@@ -33,7 +30,7 @@ _PODMAN = (
     "context at a Docker Engine. A proved image runs in Podman as anywhere: verify, then podman pull by digest"
 )
 _BOUNDS = {"memory": "MemoryLimit", "processes": "PidsLimit"}
-_START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
+START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Engine:
             self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=timeout)
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineError(f"no Docker Engine answers at {self.host}", hint=f"{error}\n{_START}") from error
+            raise EngineError(f"no Docker Engine answers at {self.host}: {_why(error)}", hint=START) from error
         self.version: str = version.get("Version", "")
         self.platform = f"{version.get('Os')}/{version.get('Arch')}"
         if any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ()):
@@ -271,43 +268,23 @@ def _endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
     return context.Host or "unix:///var/run/docker.sock", context.TLSConfig
 
 
+def _why(error: BaseException) -> str:
+    """What the machine itself said, out of what libraries wrapped around it; else their first line."""
+    told, left = str(error), [error]
+    for depth in range(_DEEPEST):
+        if depth == len(left):
+            break
+        inner = left[depth]
+        if isinstance(inner, OSError) and inner.errno is not None and inner.strerror:
+            return inner.strerror.lower()
+        left += [one for one in (inner.__cause__, inner.__context__, *inner.args) if isinstance(one, BaseException)]
+    if any(isinstance(one, TimeoutError | requests.Timeout) for one in left):
+        return "no answer in time"
+    return told.partition("\n")[0]
+
+
+_DEEPEST = 20
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
-
-
-class Client(NamedTuple):
-    """A docker client, and what `docker buildx version` writes."""
-
-    program: Path
-    buildx: str
-
-
-def client_binary() -> Path:
-    """A docker client with buildx. Raises EngineError if there is none."""
-    return client().program
-
-
-def client(seconds: float = 30.0) -> Client:
-    """A docker client with buildx: beside this Python first (the private engine's is linked there), then on PATH.
-
-    Raises EngineError if none answers within `seconds`.
-    """
-    silent = ""
-    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep)]
-    for folder in dict.fromkeys(folders):
-        program = shutil.which("docker", path=folder)
-        if not program:
-            continue
-        try:
-            asked = run([program, "buildx", "version"], timeout=seconds)
-        except ProcessTimeout:
-            silent = f" ({program} does not answer)"
-            continue
-        except ProcessMissing:
-            continue
-        if asked.code == 0:
-            return Client(Path(program), asked.stdout)
-    raise EngineError(
-        f"no docker client with buildx is on PATH{silent}",
-        hint="install docker-buildx (or docker-buildx-plugin); in a checkout: make engine",
-    )

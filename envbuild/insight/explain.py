@@ -61,9 +61,11 @@ class Ruled:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`matches`: the surest first; none: not known. `advice`: what to turn on before the next run."""
+    """`matches`: the surest first; none: not known. `possible`: then, advisories that hold for what the log says of
+    cards and versions, and may show as it does; each below NAMED. `advice`: what to turn on before the next run."""
 
     matches: tuple[Match, ...]
+    possible: tuple[Match, ...]
     ruled_out: tuple[Ruled, ...]
     advice: tuple[str, ...]
     read: Reading
@@ -95,7 +97,25 @@ def explain(log: Log) -> Explanation:
     found.sort(key=lambda match: -match.confidence)
     heard = signatures.hearsay()
     said = [row.say for row in signatures.advice() if log.has(row.lines, heard) and not log.has(row.unless)]
-    return Explanation(tuple(found), tuple(ruled), tuple(said), known)
+    possible = () if found else tuple(_possible(log, known.situation, advisories))
+    return Explanation(tuple(found), possible, tuple(ruled), tuple(said), known)
+
+
+def _possible(log: Log, known: Situation, advisories: Mapping[str, Advisory]) -> list[Match]:
+    """The surest first."""
+    found: dict[str, Match] = {}
+    rows, heard = signatures.signatures(), signatures.hearsay()
+    for row in signatures.possible():
+        matches = [match for pattern in row.lines for match in log.find(pattern, LINES, (), heard)]
+        lines = sorted({line for line, _ in matches}, key=lambda line: (log.files.index(line.file), line.number))
+        for name, confidence in row.advisories.items() if lines and not log.has(row.unless) else ():
+            if _standing(advisories[name], known) == "holds" and confidence > _sure(found.get(name)):
+                found[name] = _match(rows[name], advisories[name], confidence, "holds", lines[:LINES], known)
+    return sorted(found.values(), key=lambda match: -match.confidence)
+
+
+def _sure(match: Match | None) -> float:
+    return match.confidence if match else 0.0
 
 
 def _lines(log: Log, signature: Signature, advisory: Advisory | None) -> tuple[Line, ...]:
@@ -178,7 +198,8 @@ def of_profile(text: str, name: str) -> str:
 
 
 def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, Any]:
-    """For `--json`: {"matches", "unknown", "ruled_out", "advice", "first_failure", "last_work", "error", "read"}.
+    """For `--json`: {"matches", "possible", "unknown", "ruled_out", "advice", "first_failure", "last_work", "error",
+    "read"}.
 
     `profiles`: the names of those that are known. The commands of a match name its `profile`, NAME where that is None;
     `write` is what a profile takes to have its `change`.
@@ -186,6 +207,7 @@ def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, 
     first, said, error = found.read.first, found.read.situation, found.read.error
     return {
         "matches": [_told(match, match.profile(profiles)) for match in found.matches],
+        "possible": [_told(match, match.profile(profiles)) for match in found.possible],
         "unknown": found.unknown,
         "ruled_out": [{"advisory": ruled.advisory.id, **_place(ruled.line)} for ruled in found.ruled_out],
         "advice": list(found.advice),
@@ -200,6 +222,7 @@ def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, 
             "cuda": said.cuda,
             "driver": said.driver,
             "libraries": dict(said.libraries),
+            "inferred": sorted(set(said.libraries) - found.read.stated),
             "gpu_count": said.gpu_count,
         },
     }

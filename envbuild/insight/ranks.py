@@ -34,14 +34,26 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Late:
+    """The collective in which a rank ran into its time limit: the number that it has in its process group, and which
+    one it is, as NCCL's watchdog names it (ALLREDUCE)."""
+
+    rank: int
+    number: int
+    operation: str
+
+
+@dataclass(frozen=True)
 class Works:
     """Of the ranks that told theirs, in order. `behind`: those that the others wait for, which enqueued less, or
     completed less of as much; none where all are level. `silent`: ranks of the job that told nothing, where the group
-    is of them all."""
+    is of them all. `diverged`: where ranks of one group waited in different collectives, each by its first
+    rank."""
 
     told: tuple[Work, ...] = ()
     behind: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
+    diverged: tuple[Late, ...] = ()
 
 
 _TOLD = "ast enqueued"
@@ -76,7 +88,33 @@ def works(log: Log, count: int | None) -> Works:
     )
     whole = name in _WORLD or "default_pg" in name
     known = count if whole and count and told and max(found) < count <= MOST else 0
-    return Works(told, behind, tuple(rank for rank in range(known) if rank not in found))
+    return Works(told, behind, tuple(rank for rank in range(known) if rank not in found), _diverged(log))
+
+
+_TIMED_OUT = "ollective operation timeout"
+_LATE_WORK = (
+    r"(?:\[rank ?(?P<job>\d{1,5})\].{0,120}?)?"
+    r"(?:\[pg (?:id )?(?P<id>\d{1,6})\b(?: pg guid (?P<guid>[^\] ]{1,80}))?.{0,200}?)?\[rank (?P<own>\d{1,5})\] {0,2}"
+    r"watchdog caught collective operation timeout: work[a-z]{0,10}"
+    r"\(seqnum=(?P<number>\d{1,9}), {0,2}optype=(?P<operation>\w{1,40})"
+)
+
+
+def _diverged(log: Log) -> tuple[Late, ...]:
+    """Of the first group whose ranks waited in collectives of different kinds, one rank of each; of one kind and
+    different numbers, a rank is behind, or ran another number of steps."""
+    groups: dict[str, dict[int, Late]] = {}
+    for line in log.lines:
+        place = line.text.find(_TIMED_OUT)
+        near = line.text[max(0, place - 2 * _BEFORE) : place + _AFTER] if place >= 0 else ""
+        if match := compiled(_LATE_WORK).search(near):
+            late = Late(int(match["job"] or match["own"]), int(match["number"]), match["operation"])
+            groups.setdefault(match["guid"] or match["id"] or "", {}).setdefault(late.rank, late)
+    for group in groups.values():
+        first = {late.operation: late for late in sorted(group.values(), key=lambda late: -late.rank)}
+        if len(first) > 1:
+            return tuple(sorted(first.values(), key=lambda late: late.rank))
+    return ()
 
 
 def _least(counts: Mapping[int, int]) -> tuple[int, ...]:

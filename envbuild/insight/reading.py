@@ -59,7 +59,7 @@ _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 class Reading:
     """`told`: words of signatures.py that hold; `first`: who failed first, None where nobody is named; `works`: how
     far the ranks came; `error`: what Python ended with, None where no exception is in the log; `more_gpus`: there may
-    be more than those that are seen."""
+    be more than those that are seen; `stated`: the libraries whose versions the log names itself, and not its torch."""
 
     situation: Situation
     told: frozenset[str]
@@ -67,19 +67,21 @@ class Reading:
     works: Works
     error: Line | None
     more_gpus: bool
+    stated: frozenset[str]
 
 
 def read(log: Log) -> Reading:
-    first, situation = ranks.first(log), _situation(log)
+    first, (situation, stated) = ranks.first(log), _situation(log)
     told = {*_memory(log), *(["rank-failed-first"] if first and ranks.by_itself(log, first) else [])}
     if _below(log, situation):
         told.add("card-below-torch")
     return Reading(
-        situation, frozenset(told), first, ranks.works(log, situation.gpu_count), _error(log), _count(log)[1]
+        situation, frozenset(told), first, ranks.works(log, situation.gpu_count), _error(log), _count(log)[1], stated
     )
 
 
-def _situation(log: Log) -> Situation:
+def _situation(log: Log) -> tuple[Situation, frozenset[str]]:
+    """With the libraries of its torch, and which of all its libraries the log names itself."""
     said = {"torch": _value(log, _TORCH), "cuda": _value(log, _CUDA)}
     torch, cuda = _torch(said["torch"], said["cuda"])
     release = facts.torch_release(torch) if torch else None
@@ -89,7 +91,7 @@ def _situation(log: Log) -> Situation:
     for word in signatures.words():
         if log.has(word.lines) and not log.has(word.unless):
             words[word.kind].add(word.word)
-    return Situation(
+    found = Situation(
         gpus=_gpus(log),
         torch=torch,
         cuda=cuda or (release.cuda if release else None),
@@ -97,8 +99,9 @@ def _situation(log: Log) -> Situation:
         distributions=distributions,
         driver=_value(log, _DRIVER),
         gpu_count=_count(log)[0],
-        **{kind: frozenset(found) for kind, found in words.items()},
+        **{kind: frozenset(told) for kind, told in words.items()},
     )
+    return found, frozenset(stated)
 
 
 def _torch(said: str | None, cuda: str | None) -> tuple[str | None, str | None]:

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.insight import compare, diff, measured, pinned
+from envbuild.insight import compare, diff, pinned, recorded
 from envbuild.insight.compare import Comparison
 from envbuild.insight.measured import Known, Run
 from envbuild.plan.choice import Choice
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import proved
 from envbuild.proof.counting import Proof
 from envbuild.proof.fingerprint import Fingerprint
@@ -171,7 +171,7 @@ def page(
         status=status(plan, lock, proofs, images, source.profile.gpus),
         runs=tuple(runs),
         layers=layers(source.name, lock, others) if lock else None,
-        advice=tuple(Advice(item.state, item.reason, measured.known(item.advisory)) for item in choice.advice),
+        advice=tuple(Advice(item.state, item.reason, recorded.known(item.advisory)) for item in choice.advice),
         pins=tuple(
             Pin(name, version, reasons.get(name, ""))
             for name, version in pinned.versions(plan, choice, versions).items()

@@ -12,13 +12,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from envbuild.document import Path
 from envbuild.errors import Fault, near
 from envbuild.plan import drivers, facts, fleet, unrelated
 from envbuild.plan.advisories import Advisory, Situation
-from envbuild.plan.document import Path
 from envbuild.plan.facts import Gpu, TorchRelease
 from envbuild.plan.profile import Profile
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 
 STATES = {"refuse": "refused", "warn": "warned", "note": "noted"}
 

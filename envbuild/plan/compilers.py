@@ -65,9 +65,14 @@ def wheels() -> Mapping[int, Wheels]:
     return {row.major: row for row in factfiles.rows("compilers", "wheels", Wheels)}
 
 
+def debians() -> tuple[Debian, ...]:
+    """Every CUDA release that Debian has."""
+    return factfiles.rows("compilers", "debian", Debian)
+
+
 def debian(cuda: str) -> tuple[Debian, ...]:
     """Of a CUDA release, as in "12.4"."""
-    return tuple(row for row in factfiles.rows("compilers", "debian", Debian) if row.cuda == cuda)
+    return tuple(row for row in debians() if row.cuda == cuda)
 
 
 @cache

@@ -13,17 +13,22 @@ from envbuild.plan.advisories import Change, Situation
 from envbuild.plan.fields import Versions, is_version
 
 
-def written(change: Change, known: Situation) -> dict[str, Any]:
+def written(change: Change, known: Situation, there: Situation | None = None) -> dict[str, Any]:
     """Keys of a profile and their values: {"pins": {"cublas": "12.4.5.8"}}; what is as it should be already, or what no
-    version known for this CUDA satisfies, is left out. `known`: the nearest version to what it has is taken."""
+    version known for this CUDA satisfies, is left out. `known`: the nearest version to what it has is taken, but none
+    older than what is `there` without what is asked for, where that will do."""
     found: dict[str, Any] = {}
-    torch = _torch(change.torch, known) if change.torch else None
+    torch = _torch(change.torch, known, there.torch if there else None) if change.torch else None
     release = facts.torch_release(torch) if torch else None
     if release:
         found |= {"torch": release.version, "cuda": release.cuda}
     cuda = release.cuda if release else known.cuda
     libraries = {name: versions for name, versions in change.pins.items() if name in facts.libraries()}
-    pins = {name: _version(name, cuda, wanted, known.libraries.get(name)) for name, wanted in libraries.items()}
+    before = there.libraries if there and there.cuda == cuda else {}
+    pins = {
+        name: _version(name, cuda, wanted, known.libraries.get(name), before.get(name))
+        for name, wanted in libraries.items()
+    }
     if any(pins.values()):
         found["pins"] = {name: version for name, version in pins.items() if version}
     packages = [f"{name}{wanted.any_of[-1]}" for name, wanted in change.pins.items() if name not in libraries]
@@ -42,21 +47,21 @@ def lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key}: {inline[1:-1]}"
 
 
-def _torch(wanted: Versions, known: Situation) -> str | None:
+def _torch(wanted: Versions, known: Situation, there: str | None) -> str | None:
     """A release that has code for the cards."""
     fits = [
         release.version
         for release in facts.torch_releases().values()
         if all(release.kernels(gpu.compute_capability) for gpu in known.gpus)
     ]
-    return _nearest(fits, wanted, known.torch)
+    return _nearest(fits, wanted, known.torch, there)
 
 
-def _version(library: str, cuda: str | None, wanted: Versions, now: str | None) -> str | None:
+def _version(library: str, cuda: str | None, wanted: Versions, now: str | None, there: str | None) -> str | None:
     """Of those for this CUDA; where it is not known, of CUDA 12's, else of another's."""
     distributions = facts.libraries()[library].distributions
     majors = [cuda.partition(".")[0]] if cuda else sorted(distributions, key=lambda major: (major != "12", major))
-    found = (_nearest(_versions(distributions.get(major, "")), wanted, now) for major in majors)
+    found = (_nearest(_versions(distributions.get(major, "")), wanted, now, there) for major in majors)
     return next(filter(None, found), None)
 
 
@@ -65,10 +70,18 @@ def _versions(distribution: str) -> list[str]:
     return [*facts.known_versions(distribution), *(text.removeprefix("==") for text in asked)]
 
 
-def _nearest(versions: Iterable[str], wanted: Versions, now: str | None) -> str | None:
-    """The next one up, else the next one down; where `now` is unknown, the oldest above a floor, else the newest."""
+def _nearest(versions: Iterable[str], wanted: Versions, now: str | None, there: str | None) -> str | None:
+    """The next one up, else the next one down; where `now` is unknown, the oldest above a floor, else the newest. Not
+    older than `there`, where that fits."""
     if now is not None and now in wanted:
         return None
+    found = _next(versions, wanted, now)
+    if found and there and is_version(there) and there in wanted and Version(found) < Version(there):
+        return there
+    return found
+
+
+def _next(versions: Iterable[str], wanted: Versions, now: str | None) -> str | None:
     fits = sorted({text for text in versions if text and is_version(text) and text in wanted}, key=Version)
     if now is None or not is_version(now):
         return (fits[0] if any(_floors(wanted)) else fits[-1]) if fits else None

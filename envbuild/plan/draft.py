@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 
 
 def draft(name: str, parent: Source) -> str:

@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from envbuild import settings
+from envbuild import document, settings
+from envbuild.document import Document
 from envbuild.errors import FactsError, Fault, near
-from envbuild.plan import document
 from envbuild.plan.advisories import Advisory, Gpu
 from envbuild.plan.advisories import Situation as Situation
-from envbuild.plan.document import Document
 from envbuild.plan.fields import Row
 
 _FOLDER = Path(__file__).parent / "facts"

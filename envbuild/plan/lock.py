@@ -16,13 +16,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from envbuild import document
 from envbuild.errors import Fault, LockError, OutOfDate
-from envbuild.plan import document, lockshape
+from envbuild.plan import lockshape
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
 from envbuild.plan.locked import Builder, LockedExtension, LockedWheel, Nvcc, Overridden, Wheel
 from envbuild.plan.resolve import Plan, as_locked
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.plan.store import write_atomically
 
 FORMAT = 1

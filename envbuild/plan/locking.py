@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import ProfileError, UsageError, near
+from envbuild.errors import ProfileError, UsageError, near, some
 from envbuild.once import once
 from envbuild.plan import archives, debs, lock, tooling, wheels
 from envbuild.plan.archive import Archive
@@ -221,7 +221,7 @@ def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = (), late
 def differences(before: Lock | None, after: Lock) -> Iterator[str]:
     """What moved, a line each: `numpy 2.4.5 -> 2.4.6`."""
     if before is None:
-        yield f"{len(after.wheels)} wheels, {len(after.base) + len(after.apt)} Debian packages"
+        yield f"{some(len(after.wheels), 'wheel')}, {some(len(after.base) + len(after.apt), 'Debian package')}"
         return
     yield from _moves(before.versions, after.versions)
     yield from _moves(_versions(before), _versions(after))

@@ -18,8 +18,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, InstanceOf, Tag, WithJsonSchema, model_validator
 
-from envbuild.errors import Fault, UsageError
-from envbuild.plan.document import Document, display, home
+from envbuild.document import Document, display, home
+from envbuild.errors import Fault, FileError
 
 MOST_SHAPES = 200
 MOST_BYTES = 256 << 10  # of a script
@@ -158,17 +158,17 @@ def _text(file: Path, path: str) -> str:
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8") from None
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def given(file: Path, python: str) -> Script:
-    """A script that a command line names, for that Python ("3.11"). Raises UsageError, saying what is wrong with it."""
+    """A script that a command line names, for that Python ("3.11"). Raises FileError, saying what is wrong with it."""
     try:
         text = _text(file, display(file))
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise FileError(str(error)) from None
     faults = list(syntax(text, display(file), python))
     if faults:
-        raise UsageError(f"{display(file)} is no script", faults=faults)
+        raise FileError(f"{display(file)} is no script", faults=faults)
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem).lstrip(".-")
     return Script(f"{stem or 'script'}.py", text)

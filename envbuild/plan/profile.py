@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from packaging.version import Version
@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from envbuild.document import Document, Path
 from envbuild.errors import Fault, ProfileError, near
 from envbuild.plan import own, wording
-from envbuild.plan.document import Document
 from envbuild.plan.extension import Extension
 from envbuild.plan.kinds import (
     PLATFORM,
@@ -202,24 +202,38 @@ def checked(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile
 
     Raises ProfileError with all faults, each with its file and line.
     """
-    faults = list(known)
+    found = tried(merged)
+    if known or not isinstance(found, Profile):
+        malformed = [] if isinstance(found, Profile) else found
+        raise refused(name, [*known, *(fault for _, fault in malformed)])
+    return found
+
+
+def refused(name: str, faults: Iterable[Fault], hint: str | None = None) -> ProfileError:
+    """Faults in the order of the file."""
+    ordered = sorted(faults, key=lambda fault: (fault.file or "", fault.line or 0))
+    return ProfileError(f"profile {name} is not valid", faults=ordered, hint=hint)
+
+
+Malformed = tuple[Path, Fault]
+"""Where a value is none, and what is wrong with it."""
+
+
+def tried(merged: Document) -> Profile | list[Malformed]:
+    """The model, or all that is malformed."""
     try:
-        profile = Profile.model_validate(merged.data)
+        return Profile.model_validate(merged.data)
     except ValidationError as error:
-        faults += _faults(error, merged)
-    if faults:
-        faults.sort(key=lambda fault: (fault.file or "", fault.line or 0))
-        raise ProfileError(f"profile {name} is not valid", faults=faults)
-    return profile
+        return list(_malformed(error, merged))
 
 
-def _faults(error: ValidationError, merged: Document) -> Iterator[Fault]:
+def _malformed(error: ValidationError, merged: Document) -> Iterator[Malformed]:
     for item in error.errors():
         # pydantic's "[key]" and our tags are left out; an unknown key, the last part, may be written so itself
         own = item["loc"][-1:] if item["type"] == "extra_forbidden" else ()
         outer = item["loc"][: len(item["loc"]) - len(own)]
         path = (*(part for part in outer if not str(part).startswith("[")), *own)
-        yield merged.fault(path, _message(item, path))
+        yield path, merged.fault(path, _message(item, path))
 
 
 def _message(item: Any, path: tuple[str | int, ...]) -> str:

@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from envbuild.document import Place, display
 from envbuild.errors import Fault, ProfileError
 from envbuild.plan import unrelated
-from envbuild.plan.document import Place, display
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s--hash[= ]\S+")
@@ -39,7 +39,8 @@ def _text(file: Path) -> str:
             raise ProfileError(f"{display(file)} is larger than {MAX_BYTES} bytes")
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
-        raise ProfileError(f"{display(file)} cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ProfileError(f"{display(file)} cannot be read: {why}") from error
 
 
 def _lines(

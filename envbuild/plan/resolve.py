@@ -10,14 +10,14 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.document import Place
 from envbuild.errors import Fault, ProfileError, UsageError
 from envbuild.plan import cure, facts, probes, toolchain, workshop
 from envbuild.plan.archive import COMPAT, Wanted
 from envbuild.plan.choice import Advice, Choice, choose
-from envbuild.plan.document import Place
 from envbuild.plan.extension import Extension
 from envbuild.plan.profile import Profile
-from envbuild.plan.sources import PIN, Source
+from envbuild.plan.source import PIN, Source
 from envbuild.plan.toolchain import Toolchain
 from envbuild.plan.workshop import Workshop
 
@@ -177,9 +177,10 @@ def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
 def _way_out(source: Source, choice: Choice) -> str | None:
     """The nearest versions that no advisory refuses, as they would be asked for: with --pin where one was."""
     found: dict[str, Any] = {}
+    there = choose(source.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
     for item in choice.advice:
         if item.state == "refused":
-            found |= cure.written(item.advisory.change, choice.situation)
+            found |= cure.written(item.advisory.change, choice.situation, there)
     if not found:
         return None
     if any(place.file == PIN for place in source.document.places.values()):

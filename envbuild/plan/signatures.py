@@ -69,6 +69,15 @@ class Advice(Row):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Possible(Row):
+    """What a crash or NaN may come from that no line names: advisories by id, and how sure that is where they hold."""
+
+    lines: Patterns
+    unless: Patterns = ()
+    advisories: Mapping[Name, Annotated[float, Field(gt=0, lt=0.5)]]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Hearsay(Row):
     """What stands before words that this run did not say: of another run, or in a text about errors."""
 
@@ -129,6 +138,14 @@ def words() -> tuple[Word, ...]:
 @cache
 def advice() -> tuple[Advice, ...]:
     return factfiles.rows("signatures", "advice", Advice)
+
+
+def possible() -> tuple[Possible, ...]:
+    """Raises FactsError where an advisory is named that is not there."""
+    rows, known = factfiles.rows("signatures", "possible", Possible), {advisory.id for advisory in facts.advisories()}
+    for name in sorted({name for row in rows for name in row.advisories} - known):
+        raise FactsError(f"{name!r} is possible, and no advisory", hint=near(name, known))
+    return rows
 
 
 @cache

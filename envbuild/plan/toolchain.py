@@ -6,19 +6,19 @@ matter; extensions are compiled with it either way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
 
+from envbuild.document import Path
 from envbuild.errors import Fault
 from envbuild.plan import compilers, facts
 from envbuild.plan.archive import FOLDERS, TOOLKIT, Wanted
 from envbuild.plan.compilers import Debian
-from envbuild.plan.document import Path
 from envbuild.plan.kinds import ArchiveFile
 from envbuild.plan.profile import Profile
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,35 @@ def _packaged(profile: Profile, cuda: str) -> Debian | str:
         return "Debian packages need a bootstrap base: with an image as base say toolchain: base, or name an archive"
     known = compilers.debian(cuda)
     found = next((row for row in known if row.suite == suite), None)
-    return found or f"Debian {suite} has no nvcc of CUDA {cuda} (known: {_suites(known) or 'none in any suite'})"
+    lacks = f"Debian {suite} has no nvcc of CUDA {cuda} (known: {_suites(known) or 'none in any suite'})"
+    return found or f"{lacks}: {'; '.join(_instead(profile, cuda, known))}"
+
+
+def _instead(profile: Profile, cuda: str, known: Iterable[Debian]) -> Iterator[str]:
+    """What serves where Debian's nvcc does not, the cheapest first."""
+    compiler = compilers.wheels().get(Version(cuda).major)
+    if compiler and not compiler.lacks:
+        yield "leave toolchain out, and nvcc comes as wheels"
+        return
+    for row in known:
+        yield f"take {row.suite} as base.bootstrap, with its Python {facts.suites()[row.suite].python}"
+    yield "an archive of its toolkit (toolchain: {sha256, url}), or a devel image by digest as base (toolchain: base)"
+    for row in compilers.debians():
+        fits = [release.version for release in facts.torch_releases().values() if _serves(release, row, profile)]
+        if row.cuda != cuda and fits:
+            python = facts.suites()[row.suite].python
+            serves = f"which {row.suite} (Python {python}) serves"
+            yield f"or a torch of CUDA {row.cuda}, {serves}: {', '.join(sorted(fits))}"
+
+
+def _serves(release: facts.TorchRelease, row: Debian, profile: Profile) -> bool:
+    """Whether that torch is built for this CUDA, with a wheel for the suite's Python and code for the cards."""
+    cards = [facts.gpus()[name] for name in profile.gpus if name in facts.gpus()]
+    return (
+        release.cuda == row.cuda
+        and facts.suites()[row.suite].python in release.pythons
+        and all(release.kernels(card.compute_capability) for card in cards)
+    )
 
 
 def _or_debian(cuda: str) -> str:

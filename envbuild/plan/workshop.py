@@ -11,7 +11,7 @@ from envbuild.errors import Fault
 from envbuild.plan import compilers, facts, probes
 from envbuild.plan.extension import BUILD_TOOLS, Extension
 from envbuild.plan.facts import Suite
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.plan.toolchain import Toolchain
 
 

@@ -19,7 +19,7 @@ from envbuild.image.names import LABEL
 from envbuild.plan import architectures, choice, facts
 from envbuild.plan.advisories import Advisory, Gpu, Situation
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import extensions, findings
 from envbuild.proof.findings import SEVERITIES, Finding
 from envbuild.proof.holdings import LD_CACHE, LD_PATH, Copy, Holdings

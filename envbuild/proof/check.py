@@ -14,7 +14,7 @@ from typing import Any
 
 from envbuild.plan import facts, resolve
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import hardware, job
 
 # One statement, of which no part is a program that ends with 0: where the code is cut, Python shows its first line.

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
+from envbuild import document
 from envbuild.errors import CheckFailed, EnvbuildError, Fault, FingerprintError
-from envbuild.plan import document
 from envbuild.proof import untrusted
 from envbuild.proof.reading import Said
 from envbuild.proof.testrun import TestRun

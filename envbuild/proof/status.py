@@ -11,7 +11,7 @@ from envbuild.image.names import VERIFIED, repository
 from envbuild.plan import lock, resolve
 from envbuild.plan.lock import Lock
 from envbuild.plan.profile import Profile
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved
 from envbuild.proof.counting import Proof
 

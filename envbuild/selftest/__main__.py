@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import json
@@ -154,7 +155,13 @@ def _unknown(names: list[str]) -> str | None:
 
     known = [probe.name for probe in PROBES]
     wrong = [name for name in names if name not in known]
-    return "there is no probe {}; known: {}".format(", ".join(map(repr, wrong)), ", ".join(known)) if wrong else None
+    return "; ".join(f"there is no probe {name!r} ({_meant(name, known)})" for name in wrong) or None
+
+
+def _meant(name: str, known: list[str]) -> str:
+    """The words of `envbuild test`."""
+    found = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {found[0]}?" if found else f"known: {', '.join(known)}"
 
 
 def _list() -> int:

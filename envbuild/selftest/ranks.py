@@ -9,14 +9,13 @@ import contextlib
 import dataclasses
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from envbuild.selftest import apart, transport
+from envbuild.selftest import apart, leftovers, transport
 from envbuild.selftest.apart import Ending, Tell, Work
 from envbuild.selftest.collectives import DONE, STEP, WRONG, Place, Rank
 from envbuild.selftest.topology import Fault, Stage
@@ -51,8 +50,8 @@ class Tried:
 
 def run(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
     """Run worlds that share no member, all at once, `limit` seconds at most."""
-    with tempfile.TemporaryDirectory(prefix="envbuild-ranks-") as folder:
-        places = [Path(folder) / str(number) for number in range(len(worlds))]
+    with leftovers.folder("envbuild-ranks-") as folder:
+        places = [folder / str(number) for number in range(len(worlds))]
         groups = []
         for world, place in zip(worlds, places):
             place.mkdir()

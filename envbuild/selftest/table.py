@@ -61,7 +61,8 @@ def _probe(document: Mapping[str, Any]) -> str:
 
 def _note(document: Mapping[str, Any]) -> str:
     ratio, count = _worst(document["figures"]), len(document["figures"])
-    error = f"{count} figures, error at most {ratio:.3g} of its bound" if ratio is not None else ""
+    figures = f"{count} figure{'' if count == 1 else 's'}"  # as envbuild.errors.some writes it
+    error = f"{figures}, error at most {ratio:.3g} of its bound" if ratio is not None else ""
     reason, at = document["reason"] or error, document["at"] if document["status"] == "failed" else None
     where = f"at {at}: " if at and at not in reason else ""
     return " ".join(f"{where}{reason}".split())

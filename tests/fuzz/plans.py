@@ -12,11 +12,11 @@ import yaml
 from hypothesis import strategies as st
 from unit.support import PROFILE, lock_for
 
-from envbuild import settings, shipped
+from envbuild import document, settings, shipped
 from envbuild.attest import sbom, signing
+from envbuild.document import Document
 from envbuild.errors import EnvbuildError, FactsError
-from envbuild.plan import document, factfiles, lock, resolve, sources
-from envbuild.plan.document import Document
+from envbuild.plan import factfiles, lock, resolve, sources
 from fuzz.renderers import judged
 from fuzz.strategies import BYTES, ENCODED, Draw, as_yaml, files, spoiled, trees, yaml_files
 from fuzz.target import Target

@@ -179,10 +179,12 @@ def test_a_bare_run_as_json_is_one_document() -> None:
     assert document["end"]["passed"] == 1
 
 
-def test_a_probe_that_nobody_knows_is_a_usage_error_with_the_known_names() -> None:
-    done = module("--probe", "nope", "--probe", "gemm.exact", "--probe", "nix")
+def test_a_probe_that_nobody_knows_is_a_usage_error_with_the_nearest_name_or_all() -> None:
+    done = module("--probe", "gemm.exakt", "--probe", "gemm.exact", "--probe", "nix")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("there is no probe 'nope', 'nix'; known: env.identity, ")
+    assert done.stderr.startswith(
+        "there is no probe 'gemm.exakt' (did you mean gemm.exact?); there is no probe 'nix' (known: env.id"
+    )
 
 
 def test_the_list_names_every_probe() -> None:

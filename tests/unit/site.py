@@ -23,7 +23,7 @@ from envbuild.image.engine import Image
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan import lock, store
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import evidence
 from envbuild.proof import proved as required
 from envbuild.steps import Session

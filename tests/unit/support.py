@@ -32,7 +32,7 @@ from envbuild.plan.extension import Extension
 from envbuild.plan.lock import Lock, inputs
 from envbuild.plan.locked import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
 from envbuild.plan.resolve import Plan
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.plan.workshop import Workshop
 from envbuild.process import Completed
 

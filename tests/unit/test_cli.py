@@ -435,18 +435,58 @@ def test_render_without_a_lock_says_what_to_do(project: Path) -> None:
     assert "envbuild lock sample" in done.stderr
 
 
+def test_lock_check_tells_all_that_is_at_fault_and_out_of_date(locked: Lock, project: Path) -> None:
+    profiles = project / "profiles"
+    (profiles / "broken.yaml").write_text("extends: sample\ntorhc: 2.7.1\n", encoding="utf-8")
+    (profiles / "new.yaml").write_text("extends: sample\n", encoding="utf-8")
+    (profiles / "odd.yaml").write_text("extends: sample\n", encoding="utf-8")
+    (profiles / "odd.lock.yaml").write_text("format: [\n", encoding="utf-8")
+    done = envbuild("lock", "--check")
+    assert done.code == 3, "of several the worst counts: 3 before 8"
+    assert done.stderr.startswith("error: at fault: 2 of 4 profiles; out of date: 1\n")
+    assert "profiles/broken.yaml:2: torhc: unknown key" in done.stderr
+    assert "profiles/odd.lock.yaml:2: " in done.stderr and "new" in done.stderr
+    assert "hint: correct what is named; then envbuild lock" in done.stderr
+
+
+def test_audit_takes_one_thing_at_a_time() -> None:
+    both = envbuild("audit", "--here", "--python", ".venv")
+    assert (both.code, "one thing at a time: --python and --here are given" in both.stderr) == (2, True)
+    assert "say what to audit" in envbuild("audit").stderr
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 tries"), (1, "1 try"), (2, "2 tries")])
+def test_one_thing_is_no_plural(number: int, said: str) -> None:
+    assert errors.some(number, "try", "tries") == said
+    assert errors.some(number, "block") == f"{number} block{'' if number == 1 else 's'}"
+
+
+NOT_THERE = [
+    ["show", "nosuch.yaml"], ["lock", "cpu", "--requirements", "nosuch.txt"], ["explain", "nosuch.log"],
+    ["compare", "nosuch.json", "nosuch.json"], ["docs", "nosuch.md"], ["pin", "nosuch"],
+    ["verify", "r.example/a:b", "--policy", "nosuch.yaml"], ["verify", "r.example/a:b", "--key", "nosuch.pub"],
+    ["verify", "--evidence", "nosuch.json", "--key", "nosuch.pub"], ["doctor", "--cluster", "nosuch.yaml"],
+    ["bisect", "cpu", "--pin", "numpy", "--script", "nosuch.py"], ["bundle", "import", "nosuch.tar"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", NOT_THERE, ids=" ".join)
+def test_what_cannot_be_read_is_3_in_every_command(project: Path, arguments: list[str]) -> None:
+    done = envbuild(*arguments)
+    assert (done.code, "nosuch" in done.stderr) == (3, True), done.stderr
+    assert "Errno" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", NOT_THERE, ids=" ".join)
+def test_what_is_no_text_is_3_in_every_command(project: Path, arguments: list[str]) -> None:
+    for name in {argument for argument in arguments if argument.startswith("nosuch")}:
+        (project / name).write_bytes(b"\x7fELF\x02\xff\xfe\x00\x01" * 9)
+    done = envbuild(*arguments)
+    assert done.code == (5 if arguments[0] == "bundle" else 3), done.stderr  # a bundle is verified: the answer is no
+
+
 def test_schema_prints_the_schema() -> None:
     assert envbuild("schema").document["title"] == "envbuild profile"
-
-
-def test_a_site_setting_at_fault_is_a_usage_error(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envbuild import settings
-
-    file = settings.config_file()
-    file.parent.mkdir(parents=True)
-    file.write_text("nosuch: x\n", encoding="utf-8")
-    with pytest.raises(errors.UsageError):
-        settings.setting("debian_mirror")
 
 
 # a process of its own

@@ -198,7 +198,7 @@ def test_a_terminal_keeps_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> No
     last = shown(terminal.getvalue().rpartition("\x1b[2K")[2])
     assert [text.split()[:2] for text in last if text.startswith("passed")] == [["passed", name] for name in NAMES]
     assert last[-2].startswith("self-test")
-    assert "1 figures, error at most 0.5 of its bound" in last[0]
+    assert "1 figure, error at most 0.5 of its bound" in last[0]
 
 
 def test_a_table_longer_than_the_terminal_shows_its_end_and_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_what_an_image_says_is_neither_markup_nor_lines(monkeypatch: pytest.Monk
         ([{"ratio": 0.25}, {"ratio": 0.5}], "2 figures, error at most 0.5 of its bound"),
         ([{"ratio": 0.25}, {"ratio": "inf"}], "2 figures, error at most inf of its bound"),
         ([{"ratio": "nan"}, {"ratio": 0.5}], "2 figures, error at most inf of its bound"),
-        ([{"ratio": ["x"]}], "1 figures, error at most inf of its bound"),
+        ([{"ratio": ["x"]}], "1 figure, error at most inf of its bound"),
     ],
 )
 def test_a_line_tells_the_worst_figure(figures: list[dict[str, Any]], said: str) -> None:

@@ -19,7 +19,7 @@ from envbuild.errors import CheckFailed, NotProved
 from envbuild.image import build
 from envbuild.making import Made, On, Options, Progress
 from envbuild.plan import probes
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import audit, collect, job, testrun
 from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.counting import Proof

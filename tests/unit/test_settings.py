@@ -1,25 +1,43 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from envbuild import settings
-from envbuild.errors import UsageError
+from envbuild.errors import SettingsError
+from envbuild.host import site
+from unit.support import configure, envbuild
 
 
-def write(text: str | bytes) -> None:
-    file = settings.config_file()
-    file.parent.mkdir(parents=True)
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+def refused(text: str) -> SettingsError:
+    configure(text)
+    with pytest.raises(SettingsError, match=r"config\.yaml") as caught:
+        settings.setting("debian_mirror")
+    return caught.value
 
 
 def test_without_a_file_nothing_is_set() -> None:
     assert settings.setting("debian_mirror") is None
+    assert settings.names() == ()
+
+
+@pytest.mark.parametrize("text", ["", "# debian_mirror: http://mirror.example/debian\n", "---\n"])
+def test_an_empty_file_sets_nothing(text: str) -> None:
+    configure(text)
+    assert settings.names() == ()
 
 
 def test_a_setting_is_read() -> None:
-    write("debian_mirror: http://mirror.example/debian\n")
+    configure("debian_mirror: http://mirror.example/debian\n")
     assert settings.setting("debian_mirror") == "http://mirror.example/debian"
     assert settings.setting("debian_snapshot") is None
+
+
+def test_words_and_numbers_of_old_yaml_are_what_was_written() -> None:
+    configure("on: slurm\nslurm:\n  time: 1:30:00\n  account: 0012\n")
+    assert settings.setting("on") == "slurm"
+    assert settings.section("slurm") == {"time": "1:30:00", "account": "0012"}
 
 
 @pytest.mark.parametrize(
@@ -28,23 +46,71 @@ def test_a_setting_is_read() -> None:
         "debian_miror: x\n",
         "debian_mirror: 1\n",
         "debian_mirror: [x]\n",
+        "debian_mirror:\n",
+        "on: condor\n",
+        "slurm: h20\n",
         "- x\n",
         "plain\n",
         "a: [\n",
         "a: !!python/object:os.system x\n",
-        b"a: \xff\n",
         "1: x\n",
-        "debian_mirror: 2024-99-99\n",
         "a: !!bool x\n",
-        "a: !!timestamp x\n",
         "a: !!int ''\n",
         "a: " + "[" * 600,  # deeper than Python goes
     ],
 )
-def test_a_file_at_fault_is_named(text: str | bytes) -> None:
-    write(text)
-    with pytest.raises(UsageError, match=r"config\.yaml"):
-        settings.setting("debian_mirror")
+def test_a_file_at_fault_is_named(text: str) -> None:
+    refused(text)
+
+
+def test_what_is_not_utf8_is_named_with_its_line() -> None:
+    configure("")
+    settings.config_file().write_bytes(b"# a\non: \xff\n")
+    settings._settings.cache_clear()
+    with pytest.raises(SettingsError, match="not UTF-8") as caught:
+        settings.setting("on")
+    assert [fault.line for fault in caught.value.faults] == [2]
+
+
+def test_all_faults_come_at_once_with_their_lines() -> None:
+    error = refused("debian_miror: x\narchives: 1\n\nkubernetes: []\n")
+    file = str(settings.config_file())
+    assert [str(fault) for fault in error.faults] == [
+        f"{file}:1: debian_miror: unknown setting (did you mean debian_mirror?)",
+        f"{file}:2: archives: must be text: put it in quotes",
+        f"{file}:4: kubernetes: must be a mapping of keys to values",
+    ]
+    assert error.code == 3
+
+
+def test_doctor_reads_them_whole() -> None:
+    configure("slurm:\n  partition: a b\n  gres: {nosuch: x}\nsigning_key: /no/such.key\nkubernetes:\n  queue: soon\n")
+    told = site.read().faults
+    assert [text.removeprefix(f"{settings.config_file()}:").split(": ")[:2] for text in told] == [
+        ["4", "signing_key"],
+        ["2", "slurm.partition"],
+        ["3", "slurm.gres"],
+        ["6", "kubernetes.queue"],
+    ]
+
+
+def test_doctor_tells_a_file_at_fault_and_fails(project: Path) -> None:
+    configure("debian_miror: x\narchives: 1\n")
+    done = envbuild("doctor", "--json")
+    assert done.code == 5
+    (check,) = (check for check in done.document["checks"] if check["id"] == "settings")
+    assert check["status"] == "fail"
+    assert ":1: debian_miror" in check["detail"] and ":2: archives" in check["detail"]
+    assert "known: on, archives" in check["remedy"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["cpu"]])
+def test_show_answers_and_tells_that_the_settings_are_at_fault(arguments: list[str]) -> None:
+    configure("debian_miror: x\n")
+    done = envbuild("show", *arguments)
+    assert (done.code, "cpu" in done.stdout) == (0, True)
+    assert ":1: debian_miror: unknown setting" in done.stderr
+    assert envbuild("show", *arguments, "--json").document
 
 
 def test_folders_are_made_where_the_platform_wants_them() -> None:

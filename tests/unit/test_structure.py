@@ -20,14 +20,14 @@ ROOT = Path(package.__file__).parent
 # Each line may import the lines below it and its own, never those above.
 LAYERS = (
     ("cli", "commands", "__main__"),
-    ("several", "pipeline", "bisecting", "publish", "rebuild", "steps", "fetching", "placing", "making"),
+    ("several", "pipeline", "bisecting", "publish", "rebuild", "steps", "building", "fetching", "placing", "making"),
     ("insight",),
     ("host",),
     ("attest",),
     ("proof",),
     ("image",),
     ("plan",),
-    ("turns", "settings", "shipped", "process", "scratch", "blocks", "once", "errors"),
+    ("turns", "settings", "shipped", "process", "scratch", "blocks", "once", "document", "errors"),
     ("selftest",),  # its readers of files
 )
 READERS = {f"envbuild.selftest.{name}" for name in ("architectures", "compiled", "elf", "fatbin")}

@@ -14,7 +14,7 @@ import pytest
 from envbuild.attest import community, signing, statements
 from envbuild.attest.community import Row
 from envbuild.attest.statements import Subject
-from envbuild.errors import CheckFailed, OutOfDate, UsageError
+from envbuild.errors import CheckFailed, FileError, OutOfDate
 from envbuild.insight import tables
 from envbuild.proof import evidence
 from unit.proof.runs import passed_run, probe, run_on
@@ -133,7 +133,7 @@ def test_it_fills_a_document(site: Site, folder: Path, monkeypatch: pytest.Monke
     refused = envbuild("docs", str(page))
     assert (refused.code, "sample-alice.dsse.json: signature" in refused.stderr) == (CheckFailed.code, True)
     page.write_text("<!-- envbuild:evidence elsewhere -->\n<!-- envbuild:end -->\n", encoding="utf-8")
-    assert envbuild("docs", str(page)).code == UsageError.code
+    assert envbuild("docs", str(page)).code == FileError.code
 
 
 def test_the_readme_has_the_table_of_what_is_in_the_folder() -> None:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from envbuild.attest import oci, pins
-from envbuild.errors import NetworkError, OutOfDate, UsageError
+from envbuild.errors import FileError, NetworkError, OutOfDate, UsageError
 from unit.registries import Registry, serving
 from unit.support import PROFILE, envbuild, sha, write_profile
 
@@ -67,7 +67,7 @@ def test_pin_writes_and_check_tells(registry: Registry, project: Path) -> None:
 def test_pin_says_what_it_cannot_do(registry: Registry, project: Path) -> None:
     Path("a").write_text("FROM scratch\n", encoding="utf-8")
     assert envbuild("pin", "a").code == UsageError.code
-    assert envbuild("pin", "nowhere").code == UsageError.code
+    assert envbuild("pin", "nowhere").code == FileError.code
     Path("a").write_text(f"FROM {registry.host}/gone:verified\n", encoding="utf-8")
     assert envbuild("pin", "a").code == NetworkError.code
 

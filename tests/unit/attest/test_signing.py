@@ -13,7 +13,7 @@ import pytest
 from envbuild import settings
 from envbuild.attest import signing
 from envbuild.attest.signing import Signer
-from envbuild.errors import UsageError
+from envbuild.errors import FileError, UsageError
 from envbuild.proof.reasons import Refusal
 from unit.support import envbuild
 
@@ -138,10 +138,10 @@ def test_the_key_comes_from_the_environment_or_the_settings(tmp_path: Path, monk
     assert signing.trusted() == signer.public
 
 
-def test_a_wrong_passphrase_is_a_usage_error_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_passphrase_is_an_error_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     private, _ = signing.generate(SECRET)
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "hunter2")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(FileError) as caught:
         signing.private(private, "team.key")
     told = f"{caught.value.message} {caught.value.hint}"
     assert "hunter2" not in told
@@ -160,23 +160,23 @@ def test_other_kinds_of_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
     for key in (ec.generate_private_key(ec.SECP384R1()), ed25519.Ed25519PrivateKey.generate()):
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        with pytest.raises(UsageError, match="not an ECDSA P-256 key"):
+        with pytest.raises(FileError, match="not an ECDSA P-256 key"):
             signing.private(pem, "key")
         pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        with pytest.raises(UsageError, match="not an ECDSA P-256 key"):
+        with pytest.raises(FileError, match="not an ECDSA P-256 key"):
             signing.public(pem, "key")
     for text in (b"", b"junk", b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n"):
-        with pytest.raises(UsageError):
+        with pytest.raises(FileError):
             signing.private(text, "key")
-        with pytest.raises(UsageError, match="no public key"):
+        with pytest.raises(FileError, match="no public key"):
             signing.public(text, "key")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(FileError, match="cannot be read"):
         signing.trusted(Path("nowhere.pub"))
 
 
 @pytest.mark.parametrize("path", ["~nobody-is-called-that/team.pub", "team\0.pub", "nosuch.pub"])
 def test_a_path_that_names_no_file_is_a_usage_error(path: str) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(FileError, match="cannot be read"):
         signing.trusted(Path(path))
 
 
@@ -205,5 +205,5 @@ def test_children_get_the_passphrase_that_was_asked_for_once(tmp_path: Path, mon
     assert signing.configured()
     assert SECRET not in os.environ.values()  # no process that it starts has it
     monkeypatch.setattr(signing, "passphrase", lambda prompt: "wrong")
-    with pytest.raises(UsageError, match="cannot be opened"):
+    with pytest.raises(FileError, match="cannot be opened"):
         signing.for_children()

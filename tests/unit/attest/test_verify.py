@@ -18,7 +18,7 @@ import pytest
 from envbuild.attest import attestations, layers, oci, signing, statements
 from envbuild.attest.layers import Config
 from envbuild.attest.statements import Subject
-from envbuild.errors import CheckFailed, NetworkError, UsageError
+from envbuild.errors import CheckFailed, FileError, NetworkError, UsageError
 from envbuild.image.names import LOCK_LABEL
 from envbuild.proof import evidence
 from unit.proof.runs import passed_run, probe, run_on
@@ -331,7 +331,7 @@ def test_a_policy_is_a_file(pushed: Site) -> None:
 def test_a_policys_faults_come_all_at_once(pushed: Site) -> None:
     Path("policy.yaml").write_text("max_age: long\nlevle: quick\ngpus: h20\n", encoding="utf-8")
     said = verify(pushed, "--policy", "policy.yaml")
-    assert said.code == UsageError.code
+    assert said.code == FileError.code
     assert [f"{fault['line']} {fault['field']}: {fault['message']}" for fault in said.document["error"]["faults"]] == [
         "1 max_age: not this: how old the newest proof may be: 90d, 12h",
         "2 levle: unknown key (did you mean level?)",

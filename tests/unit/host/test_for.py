@@ -76,6 +76,19 @@ def test_a_no_says_what_to_do(machine: Bench, cards: list[str], driver: str, pro
     assert "tells what it is for" not in check["remedy"]
 
 
+def test_what_is_missing_is_told_once_with_its_remedy(machine: Bench) -> None:
+    machine.cards()
+    machine.environment["DOCKER_HOST"] = "unix:///no/such.sock"
+    said = machine.doctor()
+    whole = said.stdout + said.stderr
+    assert said.code == 5
+    assert whole.count("no Docker Engine answers at unix:///no/such.sock: no such file or directory") == 1
+    assert whole.count("start a Docker Engine") == 1
+    assert "Error(" not in whole
+    asked = machine.doctor("--for", "cpu", "--json").document
+    assert "start a Docker Engine" in asked["error"]["hint"], "who reads JSON sees no lines"
+
+
 def test_what_is_skipped_for_one_reason_is_one_line_in_a_terminal(machine: Bench) -> None:
     machine.cards()
     shown, document = machine.doctor().stdout, machine.doctor("--json").document

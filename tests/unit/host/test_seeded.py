@@ -77,6 +77,16 @@ def small(path: str) -> Callable[[Bench], None]:
     return seed
 
 
+def settings(text: str) -> Callable[[Bench], None]:
+    def seed(machine: Bench) -> None:
+        file = machine.folder / "config" / "envbuild" / "config.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        machine.environment["XDG_CONFIG_HOME"] = str(machine.folder / "config")
+
+    return seed
+
+
 def index(path: str) -> Callable[[Bench], None]:
     return lambda machine: machine.environment.update(PIP_INDEX_URL=f"{machine.index}{path}")
 
@@ -144,6 +154,7 @@ CASES: dict[str, Case] = {
     "CA missing": Case("ca", "fail", "SSL_CERT_FILE: /nowhere.pem is not there", env(SSL_CERT_FILE="/nowhere.pem")),
     "CA empty": Case("ca", "fail", "holds no certificate", file("empty.pem", "nothing\n", "CURL_CA_BUNDLE")),
     "clock skewed": Case("clock", "fail", "s ahead of what servers say", index("/late/simple")),
+    "settings": Case("settings", "fail", "config.yaml:2: debian_miror: unknown", settings("on: local\ndebian_miror:")),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from envbuild import settings
 from envbuild.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
-from envbuild.image import base, build, buildx, context, dockerfile, records
+from envbuild.image import base, build, buildx, client, context, dockerfile, records
 from envbuild.image.engine import Engine, Image
 from envbuild.plan import store, wheels
 from envbuild.plan.archive import COMPAT, TOOLKIT, Archive
@@ -111,7 +111,7 @@ def archive_files(made: Lock) -> list[tuple[Path, Archive]]:
 def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     found = Builder()
     monkeypatch.setattr(buildx, "run", found)
-    monkeypatch.setattr(buildx, "client_binary", lambda: Path("/fake/docker"))
+    monkeypatch.setattr(client, "program", lambda: Path("/fake/docker"))
     return found
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EngineError
+from envbuild.image import client
 from envbuild.image import engine as engine_module
 from envbuild.image.engine import Engine
 
@@ -146,8 +147,22 @@ def test_no_engine_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch, hos
     with pytest.raises(EngineError, match="no Docker Engine answers at") as caught:
         Engine()
     assert host in caught.value.message
+    assert "Error(" not in caught.value.message and "Error(" not in str(caught.value.hint), "no Python in it"
     assert "DOCKER_HOST" in str(caught.value.hint)
     assert caught.value.code == 6
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("unix:///no/such/docker.sock", "no such file or directory"), ("tcp://127.0.0.1:9", "connection refused")],
+)
+def test_why_no_engine_answers_is_said_in_the_machines_words(
+    monkeypatch: pytest.MonkeyPatch, host: str, why: str
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(EngineError) as caught:
+        Engine()
+    assert caught.value.message == f"no Docker Engine answers at {host}: {why}"
 
 
 def test_certificates_that_are_not_there_are_an_error_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +319,7 @@ def test_the_first_client_with_buildx_is_taken(tmp_path: Path, monkeypatch: pyte
     wanted = program(tmp_path / "with", 0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'without'}:{tmp_path / 'none'}:{tmp_path / 'with'}:/bin")
-    assert engine_module.client_binary() == wanted
+    assert client.program() == wanted
 
 
 def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,12 +329,12 @@ def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{hangs.parent}:/usr/bin:/bin")
     monkeypatch.setattr("shutil.which", lambda _, path: str(hangs) if path == str(hangs.parent) else None)
     with pytest.raises(EngineError, match="hangs/docker does not answer"):
-        engine_module.client(0.3)
+        client.find(0.3)
 
 
 def test_no_client_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(program(tmp_path / "without", 1).parent))
     with pytest.raises(EngineError, match="no docker client with buildx") as caught:
-        engine_module.client_binary()
+        client.program()
     assert "buildx" in str(caught.value.hint)

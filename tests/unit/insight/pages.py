@@ -11,11 +11,11 @@ from typing import Any
 from envbuild import settings
 from envbuild.image import records
 from envbuild.image.records import Record
-from envbuild.insight import measured
+from envbuild.insight import recorded
 from envbuild.insight.measured import Run
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved
 from envbuild.proof.counting import digest_of
 from envbuild.proof.testrun import TestRun
@@ -130,4 +130,4 @@ def prove(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str,
 
 
 def run_of(statement: Path) -> Run:
-    return measured.run(evidence.record_of(statement), digest_of(statement))
+    return recorded.run(evidence.record_of(statement), digest_of(statement))

@@ -83,7 +83,7 @@ def test_one_faulty_file_keeps_all_as_they_are(locked: Lock, project: Path) -> N
     file, broken = page(project, "table"), page(project, "tabel", name="broken.md")
     before = file.read_text(), broken.read_text()
     done = envbuild("docs", "page.md", "broken.md")
-    assert done.code == 2
+    assert done.code == 3
     assert "broken.md:2: there is no block 'tabel'" in done.stderr
     assert (file.read_text(), broken.read_text()) == before
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_said(project: Path, name: str, content: bytes | 
     if content:
         (project / name).write_bytes(content)
     done = envbuild("docs", name)
-    assert done.code == 2
+    assert done.code == 3
     assert name in done.stderr
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from envbuild.cli import cli
 from envbuild.commands.explain import shown
-from envbuild.errors import FactsError, UsageError
+from envbuild.errors import FactsError, FileError
 from envbuild.insight import explain, logs
 from envbuild.plan import facts, signatures
 from envbuild.plan.probes import known
@@ -71,6 +71,11 @@ def test_precision_and_recall(part: str) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case.kind == "innocent"], ids=lambda case: case.name)
 def test_no_innocent_log_gets_a_cause(case: Case) -> None:
     assert corpus.named(case) == frozenset()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.kind == "innocent"], ids=lambda case: case.name)
+def test_nothing_is_possible_in_an_innocent_log(case: Case) -> None:
+    assert corpus.explained(case).possible == ()
 
 
 def test_a_wrong_answer_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +300,7 @@ def test_not_known_is_said() -> None:
 
 def test_a_file_that_is_not_there() -> None:
     done = CliRunner().invoke(cli, ["explain", "/no/such.log"])
-    assert isinstance(done.exception, UsageError)
+    assert isinstance(done.exception, FileError)
 
 
 def test_nothing_of_a_log_reaches_the_terminal_but_its_lines() -> None:

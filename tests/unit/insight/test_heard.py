@@ -226,6 +226,90 @@ def test_the_rank_that_lags_is_named() -> None:
     assert json.loads(piped(text, "--json"))["last_work"]["behind"] == [2]
 
 
+def late(rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID 0(default_pg) Rank {0}] ") -> str:
+    said = f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=65536, NumelOut=524288, Timeout(ms)=600000)"
+    head = f"[rank{rank}]:[E126 01:18:04.730034097 ProcessGroupNCCL.cpp:629] {group.format(rank)}[Rank {rank}]"
+    return f"{head} Watchdog caught collective operation timeout: {said} ran for 600002 milliseconds\n"
+
+
+@pytest.mark.parametrize("group", ["", "[PG 0 Rank {0}] ", "[PG ID 0 PG GUID 0(default_pg) Rank {0}] "])
+def test_ranks_that_wait_in_different_collectives_diverged(group: str) -> None:
+    text = late(0, 4411, "ALLREDUCE", group) + late(1, 4411, "ALLREDUCE", group) + late(2, 4410, "ALLGATHER", group)
+    said = piped(text)
+    assert "the ranks diverged, each waited in another collective: rank 0 in ALLREDUCE 4411, rank 2 in ALLG" in said
+    told = json.loads(piped(text, "--json"))["last_work"]["diverged"]
+    assert told == [
+        {"rank": 0, "number": 4411, "operation": "ALLREDUCE"},
+        {"rank": 2, "number": 4410, "operation": "ALLGATHER"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        late(0, 4411, "ALLREDUCE") + late(1, 4411, "ALLREDUCE"),
+        late(0, 4411, "ALLREDUCE") + late(1, 4399, "ALLREDUCE"),
+        late(0, 4411, "ALLREDUCE") + late(1, 7, "ALLGATHER", "[PG ID 2 PG GUID 5 Rank {0}] "),
+        late(0, 4411, "ALLREDUCE"),
+    ],
+)
+def test_ranks_that_wait_in_one_kind_or_in_groups_of_their_own_did_not_diverge(text: str) -> None:
+    assert told(text).read.works.diverged == ()
+
+
+# ---- what is only possible ----
+
+
+@pytest.mark.parametrize(
+    ("text", "confidence"),
+    [(f"{H20}step 3 loss: nan\n", 0.2), (f"{H20}Segmentation fault (core dumped)\n", 0.2)],
+)
+def test_an_advisory_that_holds_is_possible_where_no_line_names_it(text: str, confidence: float) -> None:
+    found = told(text)
+    assert found.unknown
+    assert [(match.id, match.confidence) for match in found.possible] == [("cublas-hopper-fpe", confidence)]
+    assert "possible, for its cards and versions are in the log" in piped(text)
+    assert [match["cause"] for match in json.loads(piped(text, "--json"))["possible"]] == ["cublas-hopper-fpe"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch 2.7.1, NVIDIA H20, python train.py\nstep 3 loss: nan\n",  # its cuBLAS is mended
+        "NVIDIA H20, python train.py\nstep 3 loss: nan\n",
+        "torch 2.3.0, python train.py\nstep 3 loss: nan\n",
+        f"{H20}step 3 loss: 0.4\n",
+        f"{H20}step 3 loss: nan\ntorch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n",
+    ],
+)
+def test_nothing_is_possible_that_does_not_hold_or_need_not(text: str) -> None:
+    assert told(text).possible == ()
+
+
+def test_libraries_that_torch_brings_are_told_as_that() -> None:
+    said = piped(f"{H20}nccl version: 2.21.5\n").splitlines()[0]
+    assert "torch 2.3.0 (which brings cublas 12.1.3.1, cudnn 8.9.2.26), nccl 2.21.5" in said
+    read = json.loads(piped(f"{H20}nccl version: 2.21.5\n", "--json"))["read"]
+    assert "cublas" in read["inferred"] and "nccl" not in read["inferred"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "cause"),
+    [
+        (13, "Graphics Exception: ESR 0x504648=0xa000008", "program-stopped-by-gpu"),
+        (31, "pid=1, name=python, Ch 0000003b, MMU Fault", "program-stopped-by-gpu"),
+        (43, "pid=1, name=python, Ch 00000010", "program-stopped-by-gpu"),
+        (63, "pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.", "gpu-row-remap"),
+        (119, "pid=1, Timeout after 45s of waiting for RPC response from GPU5 GSP!", "gpu-firmware"),
+        (120, "pid=1, GSP task exception", "gpu-firmware"),
+        (145, "RLW_RXPIPE Fatal XC0 i0 Link 13", "nvlink-fault"),
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00", "nvlink-fault"),
+    ],
+)
+def test_an_xid_alone_says_what_it_is(number: int, words: str, cause: str) -> None:
+    assert causes(f"[ 79.4] NVRM: Xid (PCI:0000:81:00): {number}, {words}\n") == [cause]
+
+
 def test_ranks_that_are_level_are_not_blamed() -> None:
     assert told("".join(work(rank, 21, 20) for rank in range(4))).read.works.behind == ()
     assert told(work(0, 21, 20) + work(1, 21, 19)).read.works.behind == (1,)

@@ -57,7 +57,7 @@ def test_a_folder_is_read_however_deep_and_without_what_is_no_log(tmp_path: Path
 
 def test_an_empty_folder_is_told(tmp_path: Path) -> None:
     done = envbuild("explain", str(tmp_path))
-    assert done.code == 2 and "there is no file in" in done.stderr
+    assert done.code == 3 and "there is no file in" in done.stderr
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -103,7 +103,7 @@ def test_what_is_no_text_gets_plain_words(raw: bytes, words: str, tmp_path: Path
     file = tmp_path / "train.log"
     file.write_bytes(raw)
     done = envbuild("explain", str(file))
-    assert done.code == 2 and f"{file} is no log: it is " in done.stderr and words in done.stderr
+    assert done.code == 3 and f"{file} is no log: it is " in done.stderr and words in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -130,4 +130,4 @@ def test_an_empty_log_is_told(raw: str) -> None:
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     done = envbuild("explain", os.fspath(tmp_path / "none.log"))
-    assert done.code == 2 and "none.log cannot be read: No such file or directory" in done.stderr
+    assert done.code == 3 and "none.log cannot be read: No such file or directory" in done.stderr

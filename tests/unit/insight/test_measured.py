@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.insight import measured
+from envbuild.insight import measured, recorded
 from envbuild.insight.measured import Run
 from unit.insight import pages
 
@@ -37,7 +37,7 @@ def probe(run: Run, name: str) -> measured.Probe:
 
 
 def test_the_worst_figure_is_the_one_with_the_largest_ratio(record: dict[str, Any]) -> None:
-    run = measured.run(record, "e" * 64)
+    run = recorded.run(record, "e" * 64)
     accuracy = probe(run, "gemm.accuracy")
     assert (accuracy.ratios[-1], accuracy.worst and accuracy.worst.dtype) == (1.62, "float16")
     assert len(accuracy.ratios) == len(result(record, "gemm.accuracy")["figures"])
@@ -47,18 +47,18 @@ def test_the_worst_figure_is_the_one_with_the_largest_ratio(record: dict[str, An
 @pytest.mark.parametrize("ratio", ["nan", "inf", "x", None, True, math.nan, math.inf, [1]])
 def test_a_ratio_that_is_no_number_is_infinite_never_within_its_bound(record: dict[str, Any], ratio: Any) -> None:
     result(record, "conv")["figures"][3]["ratio"] = ratio
-    assert probe(measured.run(record, ""), "conv").ratios[-1] == math.inf
+    assert probe(recorded.run(record, ""), "conv").ratios[-1] == math.inf
 
 
 def test_a_failure_names_the_advisory_that_it_is_the_signature_of(record: dict[str, Any]) -> None:
-    run = measured.run(record, "")
+    run = recorded.run(record, "")
     crash = probe(run, "gemm.crash")
     assert (crash.known and crash.known.id, crash.signal) == ("cublas-hopper-fpe", "SIGFPE")
     assert probe(run, "gemm.exact").known is None
 
 
 def test_speeds_stand_beside_the_datasheet_of_their_card(record: dict[str, Any]) -> None:
-    speeds = {(item.index, item.name): item for item in measured.run(record, "").speeds}
+    speeds = {(item.index, item.name): item for item in recorded.run(record, "").speeds}
     slow = speeds[2, "fp16"]
     assert (slow.reached, slow.promised, slow.floor) == (62.3, 148.0, 0.7)
     assert slow.part == pytest.approx(0.421, abs=1e-3)
@@ -69,13 +69,13 @@ def test_speeds_stand_beside_the_datasheet_of_their_card(record: dict[str, Any])
 def test_a_card_that_the_facts_do_not_know_has_no_datasheet(record: dict[str, Any]) -> None:
     for card in result(record, "perf.gemm")["traits"]["TFLOP/s"]:
         card["card"] = "another card"
-    speeds = [item for item in measured.run(record, "").speeds if item.unit == "TFLOP/s"]
+    speeds = [item for item in recorded.run(record, "").speeds if item.unit == "TFLOP/s"]
     assert {item.promised for item in speeds} == {None}
     assert len(speeds) == 16
 
 
 def test_a_stage_says_of_each_member_whether_it_is_to_blame(record: dict[str, Any]) -> None:
-    run = measured.run(record, "")
+    run = recorded.run(record, "")
     stages = {stage.name: stage for stage in run.stages}
     assert [stages["nccl 1+3"].mark(member) for member in run.members] == ["absent", "failed", "absent", "blamed"]
     assert [stages["nccl 0+1"].mark(member) for member in run.members] == ["passed", "passed", "absent", "absent"]
@@ -86,7 +86,7 @@ def test_a_stage_says_of_each_member_whether_it_is_to_blame(record: dict[str, An
 def test_a_record_from_before_stages_named_the_ranks_blames_nobody(record: dict[str, Any]) -> None:
     for stage in result(record, "dist.staged")["traits"]["stages"]:
         del stage["faults"]
-    stage = next(item for item in measured.run(record, "").stages if item.name == "nccl 1+3")
+    stage = next(item for item in recorded.run(record, "").stages if item.name == "nccl 1+3")
     assert [stage.mark(member) for member in (1, 3)] == ["failed", "failed"]
 
 
@@ -96,7 +96,7 @@ def test_a_record_from_before_stages_named_the_ranks_blames_nobody(record: dict[
 def test_a_stage_whose_name_is_not_the_self_tests_is_left_out(record: dict[str, Any], name: str) -> None:
     stages = result(record, "dist.staged")["traits"]["stages"]
     stages[0]["stage"] = name
-    assert len(measured.run(record, "").stages) == len(stages) - 1
+    assert len(recorded.run(record, "").stages) == len(stages) - 1
 
 
 JUNK: tuple[Any, ...] = (None, 7, -1.5, "text", [], {}, [[]], [{}], ["x"], {"x": [None]}, True)
@@ -129,12 +129,12 @@ def test_nothing_that_a_container_can_write_breaks_it(record: dict[str, Any], pa
                 target = target[key]
             target[trail[-1]] = junk
             if trail != ("environment",):  # a mapping, says proof.shape
-                measured.run({**record, **spoiled}, "")
+                recorded.run({**record, **spoiled}, "")
 
 
 def test_the_real_run_comes_to_what_it_was_judged_to_be(project: Path) -> None:
     told = pages.outcome("cpu")
-    run = measured.run(pages.record(*pages.cpu(project), told), "")
+    run = recorded.run(pages.record(*pages.cpu(project), told), "")
     assert [len(run.by_status(status)) for status in ("passed", "failed", "skipped")] == [14, 0, 9]
     assert (run.card, run.unit, run.members) == ("the CPU", "process", (0, 1, 2, 3))
     assert all(stage.passed for stage in run.stages)

@@ -10,8 +10,9 @@ import pytest
 from packaging.version import Version
 from selftest.named import RECORDED
 
+from envbuild import document
 from envbuild.errors import FactsError
-from envbuild.plan import document, factfiles, facts, fleet
+from envbuild.plan import factfiles, facts, fleet
 from envbuild.plan.advisories import Change, Shows
 from envbuild.plan.facts import Advisory, Situation
 from envbuild.plan.fields import Versions

@@ -130,7 +130,7 @@ def test_an_index_that_does_not_answer_is_an_error(project: Path, monkeypatch: p
 
 def test_the_command_tells_one_profile_or_all(served: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
-    monkeypatch.setattr("envbuild.plan.sources.names", lambda: ["never", "sample"])
+    monkeypatch.setattr("envbuild.plan.naming.names", lambda: ["never", "sample"])
     offer(served, alpha="1.0.0 1.0.1")
     plan = plan_of(project, PROFILE)
     lock.write(holding(plan, alpha="1.0.0"), project / "profiles" / "sample.lock.yaml", "sample")

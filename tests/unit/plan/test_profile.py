@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from envbuild import shipped
+from envbuild import document, shipped
 from envbuild.errors import Fault, LockError, ProfileError
-from envbuild.plan import document, kinds, lock, own, profile, resolve, sources
+from envbuild.plan import kinds, lock, naming, own, profile, resolve, sources
 from unit.support import PROFILE, as_yaml, lock_for, source_of, write_profile
 
 DIGEST = "0" * 64
@@ -97,6 +97,44 @@ def test_infinite_memory_is_refused(project: Path) -> None:
     assert faults_of(project, GOOD + "selftest: {memory_gb: .inf}\n")
 
 
+WRONG_TWICE = """\
+base: {bootstrap: bookworm}
+python: 3.12
+torch: 2.3.1
+gpus: [h20]
+packages: ["???"]
+pins: {cudnnn: 8.9.2.26}
+selftest:
+  timeout: 0
+  require: [gemm.exakt]
+"""
+
+
+def test_what_contradicts_is_told_beside_what_is_malformed(project: Path) -> None:
+    faults = {fault.field: fault for fault in faults_of(project, WRONG_TWICE)}
+    assert list(faults) == ["python", "torch", "packages[0]", "pins.cudnnn", "selftest.timeout", "selftest.require[0]"]
+    assert "cublas-hopper-fpe" in faults["torch"].message
+    assert faults["selftest.require[0]"].line == 9
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("gpus: [h20]", "gpu: [h20]", set()),  # nobody knows the card
+        ("gpus: [h20]", "cards: [h20]", set()),
+        ("torch: 2.3.1", "torch: newest", set()),
+        ("pins: {cudnnn: 8.9.2.26}", "pins: {cublas: new}", {"selftest.require[0]"}),  # it may be the cure
+        ("pins: {cudnnn: 8.9.2.26}", "accept: [{advisory: cublas-hopper-fpe}]", {"selftest.require[0]"}),
+        ("require: [gemm.exakt]", "require: [own.script]\n  script: nosuch.py", {"torch", "pins.cudnnn"}),
+        ("base: {bootstrap: bookworm}", "base: {bootstrap: sid}", {"torch", "pins.cudnnn", "selftest.require[0]"}),
+        ("bookworm}", "bookworm}\napt: [Less]", {"torch", "pins.cudnnn", "selftest.require[0]"}),
+    ],
+)
+def test_what_hangs_on_a_malformed_value_is_not_judged(project: Path, before: str, after: str, told: set[str]) -> None:
+    found = {fault.field for fault in faults_of(project, WRONG_TWICE.replace(before, after))}
+    assert (found & {"torch", "pins.cudnnn", "selftest.require[0]"}) - {before.partition(":")[0]} == told
+
+
 def test_all_faults_come_at_once_in_the_order_of_the_file(project: Path) -> None:
     text = "torhc: 1\nbase: {}\npython: 3.11\ntorch: new\napt: [Less]\nenv: {'1': x}\nselftest: {timeout: 0}\n"
     assert [fault.line for fault in faults_of(project, text)] == [1, 2, 3, 4, 5, 6, 7]
@@ -158,7 +196,7 @@ def test_a_file_whose_name_cannot_name_an_image_is_refused(project: Path, stem: 
 def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None:
     write_profile(project, {**PROFILE, "description": "mine"}, "cpu")
     assert sources.load("cpu").profile.description == "mine"
-    assert sources.names().count("cpu") == 1
+    assert naming.names().count("cpu") == 1
 
 
 def test_results_lie_beside_the_profile(project: Path) -> None:
@@ -195,7 +233,7 @@ def test_a_shipped_profiles_results_lie_in_the_working_folder(project: Path, ins
 def test_locks_are_found_without_a_profile_of_their_name(project: Path, installed: Path) -> None:
     for file in (installed / "ours-devel.lock.yaml", project / "profiles" / "ours.lock.yaml"):
         file.touch()
-    assert sources.locks() == {
+    assert naming.locks() == {
         "ours": project / "profiles" / "ours.lock.yaml", "ours-devel": installed / "ours-devel.lock.yaml",
     }  # fmt: skip
 
@@ -223,7 +261,7 @@ def test_a_name_with_devel_is_the_profiles_variant(project: Path) -> None:
     assert devel.lock_file == devel.known_lock == project / "profiles" / "sample-devel.lock.yaml"
     assert devel.dockerfile == project / "dockerfiles" / "sample-devel.Dockerfile"
     assert devel.profile.model_copy(update={"variant": "runtime"}) == runtime.profile
-    assert "sample-devel" not in sources.names()
+    assert "sample-devel" not in naming.names()
 
 
 def test_a_profile_of_that_name_comes_before_the_variant_of_another(project: Path) -> None:
@@ -501,7 +539,7 @@ def test_long_names_of_folders_stay_apart(project: Path) -> None:
     write_profile(project, PROFILE)
     folders = [project.parent / ("x" * 80 + end) for end in "ab"]
     names = {sources.load("sample", {}, requiring(folder)).name for folder in folders}
-    assert len(names) == 2 and all(sources.NAME.fullmatch(name) for name in names)
+    assert len(names) == 2 and all(naming.NAME.fullmatch(name) for name in names)
 
 
 @pytest.mark.parametrize("by_path", [True, False])
@@ -517,12 +555,12 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
         file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
     source = sources.load(asked, {}, theirs / "requirements.txt")
     assert source.name == ("sample-their-code" if by_path else "sample-devel-their-code")
-    assert sources.names().count(source.name) == 0
+    assert naming.names().count(source.name) == 0
     lock.write(lock_for(resolve.resolve(source)), source.lock_file, source.name, source.origin)
     again = sources.load(source.name)
     assert (again.name, again.profile, again.lock_file) == (source.name, source.profile, source.lock_file)
     assert (again.profile.packages[-1], again.origin) == ("einops>=0.8", source.origin)
-    assert source.name in sources.names() and source.name in sources.own_names()
+    assert source.name in naming.names() and source.name in naming.own_names()
     assert lock.current(lock.read(again.known_lock), resolve.resolve(again), again.lock_file)
 
 
@@ -546,7 +584,7 @@ def test_a_lock_that_says_nonsense_of_itself_names_nothing(project: Path, of: ob
 def test_a_damaged_lock_hides_no_other_name(project: Path) -> None:
     write_profile(project, PROFILE)
     (project / "profiles" / "other.lock.yaml").write_text("a: [", encoding="utf-8")
-    assert {"sample", "other"} <= set(sources.names())
+    assert {"sample", "other"} <= set(naming.names())
     with pytest.raises(LockError):
         sources.load("other")
 

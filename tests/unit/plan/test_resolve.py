@@ -59,7 +59,8 @@ def test_contradictions_name_their_place(project: Path, change: dict[str, Any], 
 @pytest.mark.parametrize(
     ("profile", "pin", "hint"),
     [
-        ("h20", "cublas=12.3.4.1", "--pin cublas=12.4.5.8"),
+        ("h20", "cublas=12.3.4.1", "--pin cublas=12.6.4.1"),  # no older than torch's own
+        ("step-video", "cublas=12.1.3.1", "--pin cublas=12.5.2.13"),  # nor than the profile's pin
         ("v100", "cudnn=9.12.0.46", "--pin cudnn=9.10.2.21"),
         ("v100", "torch=2.13.0", "--pin torch=2.10.0 --pin cuda=12.8 --pin cudnn=9.10.2.21"),
     ],
@@ -76,6 +77,13 @@ def test_a_version_that_is_refused_comes_with_a_line_for_the_profile(project: Pa
     with pytest.raises(ProfileError) as caught:
         resolve.resolve(source)
     assert caught.value.hint == "in the profile: pins: {cublas: 12.4.5.8}"
+
+
+def test_a_pin_of_the_profile_that_is_refused_gives_way_to_what_torch_brings(project: Path) -> None:
+    source = source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1", "pins": {"cublas": "12.1.3.1"}})
+    with pytest.raises(ProfileError) as caught:
+        resolve.resolve(source)
+    assert caught.value.hint == "in the profile: pins: {cublas: 12.6.4.1}"
 
 
 def test_a_profiles_own_environment_wins(project: Path) -> None:

@@ -281,6 +281,24 @@ def test_where_debian_has_none_the_way_out_is_said(project: Path, change: dict[s
     assert [field for field, said in refused(project, {**PACKAGED, **change}) if words in said] == ["toolchain"]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"torch": "2.7.1"}, "an archive of its toolkit (toolchain: {sha256, url}), or a devel image"),
+        ({"torch": "2.7.1"}, "or a torch of CUDA 12.4, which trixie (Python 3.13) serves: 2.5.0, 2.5.1, 2.6.0"),
+        ({"base": {"bootstrap": "bookworm"}, "python": "3.11"}, "take trixie as base.bootstrap, with its Python 3.13"),
+        ({"torch": "2.11.0"}, ": leave toolchain out, and nvcc comes as wheels"),
+    ],
+)
+def test_where_debian_has_none_other_ways_are_named(project: Path, change: dict[str, Any], words: str) -> None:
+    assert [field for field, said in refused(project, {**PACKAGED, **change}) if words in said] == ["toolchain"]
+
+
+def test_no_torch_is_offered_that_has_no_code_for_the_card(project: Path) -> None:
+    found = refused(project, {**PACKAGED, "torch": "2.7.1", "gpus": ["rtx5090"]})
+    assert not any("a torch of CUDA 12.4" in said for _, said in found)
+
+
 def test_who_names_no_toolchain_is_told_of_debians(project: Path) -> None:
     without = {key: value for key, value in PACKAGED.items() if key != "toolchain"}
     assert any("toolchain: debian, on trixie" in said for _, said in refused(project, without))

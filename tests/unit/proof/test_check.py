@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.plan import facts, sources
+from envbuild.plan import facts, naming
 from envbuild.process import Completed, run
 from envbuild.proof import check, job
 from unit.support import PROFILE, envbuild, lock_for, lock_of_this_python, plan_of, source_of
@@ -198,4 +198,4 @@ def test_what_cannot_be_exported(project: Path, arguments: list[str], code: int)
 
 
 def test_no_profile_is_named_what_could_break_the_script() -> None:
-    assert sources.NAME.fullmatch("a-b-1") and not sources.NAME.fullmatch('x"""')
+    assert naming.NAME.fullmatch("a-b-1") and not naming.NAME.fullmatch('x"""')

@@ -11,7 +11,7 @@ import pytest
 from envbuild.errors import CheckFailed
 from envbuild.plan import resolve, sources
 from envbuild.plan.resolve import Plan
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import draft
 from envbuild.proof.holdings import Holdings
 from unit.support import envbuild

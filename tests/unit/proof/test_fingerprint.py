@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from envbuild import document
 from envbuild.errors import CheckFailed, FingerprintError
-from envbuild.plan import document
 from envbuild.proof import fingerprint
 from unit.proof.prints import NEW, OLD, Document, changed, load, op
 from unit.proof.runs import documents, judged, lines, probe

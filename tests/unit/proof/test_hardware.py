@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from envbuild.plan import facts, sources
+from envbuild.plan import facts, naming, sources
 from envbuild.plan.advisories import Datasheet
 from envbuild.proof import hardware
 
@@ -27,7 +27,7 @@ def test_a_datasheet_goes_by_the_cards_names_and_what_has_no_source_is_absent(mo
     assert found == {name: {"fp16": 2.0, "bf16": 3.0, "copy": 4.0} for name in card.all_names}
 
 
-@pytest.mark.parametrize("name", sources.names())
+@pytest.mark.parametrize("name", naming.names())
 def test_every_shipped_profile_gives_releases_of_numbers(name: str) -> None:
     for release in hardware.expected(sources.load(name).profile)["driver"].values():
         assert all(part.isdecimal() for part in release.split("."))

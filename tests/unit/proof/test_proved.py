@@ -12,7 +12,7 @@ from envbuild.image import records
 from envbuild.image.records import Record
 from envbuild.plan import lock
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved
 from unit.proof.runs import passed_run, probe
 from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of

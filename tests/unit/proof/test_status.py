@@ -16,7 +16,7 @@ from envbuild.image.engine import Engine, Image
 from envbuild.image.records import Record
 from envbuild.plan import lock, sources
 from envbuild.plan.lock import Lock
-from envbuild.plan.sources import Source
+from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved, status, testrun
 from envbuild.proof.job import selftest_id
 from envbuild.proof.status import Status

@@ -5,8 +5,10 @@ No tags, no aliases (an alias bomb is a few hundred bytes), no duplicate keys, b
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -54,8 +56,8 @@ def field_name(path: Path) -> str | None:
     return text or None
 
 
-def read(file: FilePath, error: type[EnvbuildError] = ProfileError) -> Document:
-    """Read one YAML mapping.
+def read(file: FilePath, error: type[EnvbuildError] = ProfileError, *, empty: bool = False) -> Document:
+    """Read one YAML mapping; `empty`: a file that holds nothing, or comments alone, is one without keys.
 
     Raises `error` with the file and line for anything unreadable.
     """
@@ -67,20 +69,27 @@ def read(file: FilePath, error: type[EnvbuildError] = ProfileError) -> Document:
     if len(raw) > MAX_BYTES:
         raise error(f"{name} is larger than {MAX_BYTES} bytes")
     try:
-        return parse(raw.decode("utf-8"), name, error)
+        return parse(raw.decode("utf-8"), name, error, empty=empty)
     except UnicodeDecodeError as problem:
-        raise error(f"{name} is not UTF-8", faults=[Fault(str(problem), name)]) from problem
+        line = raw.count(b"\n", 0, problem.start) + 1
+        fault = Fault(f"the byte 0x{raw[problem.start]:02x} is none of UTF-8", name, line)
+        raise error(f"{name} is not UTF-8", hint="save it as UTF-8", faults=[fault]) from problem
 
 
-def parse(text: str, name: str, error: type[EnvbuildError] = ProfileError) -> Document:
+def parse(text: str, name: str, error: type[EnvbuildError] = ProfileError, *, empty: bool = False) -> Document:
+    """The same of a text; `name`: what faults call it."""
     try:
         _refuse_aliases(text, name, error)
-        node = yaml.compose(text, Loader=yaml.CSafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as problem:
-        line = problem.problem_mark.line + 1 if problem.problem_mark else None
-        raise error(f"{name} is not valid YAML", faults=[Fault(problem.problem or "syntax", name, line)]) from problem
+        raise error(f"{name} is not valid YAML", faults=[_syntax(problem, name)]) from problem
     except yaml.YAMLError as problem:
         raise error(f"{name} is not valid YAML", faults=[Fault(str(problem).splitlines()[0], name)]) from problem
+    nothing = node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null") and not node.value)
+    if nothing and empty:
+        return Document(name, {})
+    if nothing:
+        raise error(f"{name} is empty", hint="it must hold `key: value` lines")
     if not isinstance(node, yaml.MappingNode):
         raise error(f"{name} is not a mapping of keys to values", hint="it must hold `key: value` lines")
     document = Document(name, {})
@@ -89,6 +98,46 @@ def parse(text: str, name: str, error: type[EnvbuildError] = ProfileError) -> Do
     if faults:
         raise error(f"{name} is not a usable document", faults=faults)
     return document
+
+
+class _Loader(yaml.CSafeLoader):
+    """Whole numbers are decimal, as in YAML 1.2: 1:30:00 and 0012 are texts, no numbers of base 60 and 8."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [known for known in every if known[0] != "tag:yaml.org,2002:int"]
+        for first, every in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)\Z"), list("-+0123456789"))
+
+_UNFIT = "this fits nothing above: lines that belong together are set equally far in"
+_AT_BEGIN = ("found unexpected end of stream", "could not find expected ':'")
+# By what libyaml says; {line}: where the value that it was at begins.
+_SYNTAX = {
+    "mapping values are not allowed in this context": "a colon that belongs to no key: put a value that holds `: ` in "
+    "quotes, and set the lines of one mapping equally far in",
+    "could not find expected ':'": "a line that is no `key: value`",
+    "did not find expected ',' or ']'": "the list [...] of line {line} is not closed, or lacks a comma",
+    "did not find expected ',' or '}'": "the mapping {{...}} of line {line} is not closed, or lacks a comma",
+    "did not find expected key": f"{_UNFIT}, and a line ends after a quoted value or a bracket",
+    "did not find expected '-' indicator": "a list goes on here with a line that does not begin with `- `",
+    "did not find expected <document start>": _UNFIT,
+    "found character that cannot start any token": "no value begins with tab, @, ` or %: use blanks, or quotes",
+    "found a tab character that violates indentation": "a tab: indent with blanks",
+    "found unexpected end of stream": "the quote that begins here is not closed",
+    "found unknown escape character": 'a backslash within "...": write two, or use single quotes',
+    "but found another document": "a second document begins here: a file holds one",
+}
+
+
+def _syntax(problem: yaml.MarkedYAMLError, name: str) -> Fault:
+    """What the parser met, in a person's words where we have them."""
+    line = problem.problem_mark.line + 1 if problem.problem_mark else None
+    begin = problem.context_mark.line + 1 if problem.context_mark else line
+    said = problem.problem or "syntax"
+    words = _SYNTAX[said].format(line=begin) if said in _SYNTAX else said
+    return Fault(words, name, begin if said in _AT_BEGIN else line)
 
 
 def _refuse_aliases(text: str, name: str, error: type[EnvbuildError]) -> None:
@@ -168,6 +217,24 @@ def merge(parent: Document, child: Document) -> Document:
 
     merged.data = combine((), parent.data, child.data)
     return merged
+
+
+def without(doc: Document, paths: Iterable[Path]) -> Document:
+    """A copy that lacks the values at `paths`. Of a list the whole is left out, since what stays would have other
+    numbers; where a value is missing, the mapping that lacks it."""
+    rest = Document(doc.file, copy.deepcopy(doc.data), doc.places)
+    for path in paths:
+        holders: list[tuple[dict[str, Any], str]] = []
+        inner: Any = rest.data
+        for key in path:
+            if not isinstance(key, str) or not isinstance(inner, dict) or key not in inner:
+                break
+            holders.append((inner, key))
+            inner = inner[key]
+        if holders:
+            holder, key = holders[-1]
+            del holder[key]
+    return rest
 
 
 def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from envbuild import document
+from envbuild.document import Document, Place
 from envbuild.errors import FactsError, ProfileError
-from envbuild.plan import document
-from envbuild.plan.document import Document, Place
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(8)
@@ -34,8 +34,18 @@ def refused(text: str) -> ProfileError:
         ("a: " + "[" * 40 + "]" * 40, 1, "deeper than"),
         ("a: 1\n? [x, y]\n: 2\n", 2, "plain word"),
         ("a: 1\n<<: {b: 2}\n", 2, "plain word"),
-        ("a: [1, 2\nb: 3\n", 2, ""),
-        ("a: 'open\n", 2, ""),
+        ("a: [1, 2\nb: 3\n", 2, "the list [...] of line 1 is not closed"),
+        ("b: 1\na: 'open\n\n", 2, "the quote that begins here is not closed"),
+        ("a: {x: 1\nb: 2\n", 2, "the mapping {...} of line 1 is not closed"),
+        ("a: 1\nb: c: d\n", 2, "quotes"),
+        ("a:\n  b: 1\n c: 2\n", 3, "equally far in"),
+        ("  a: 1\nb: 2\n", 2, "equally far in"),
+        ("a: 1\n\tb: 2\n", 2, "a tab: indent with blanks"),
+        ("a: 1\nb: @x\n", 2, "quotes"),
+        ('a: "C:\\q"\n', 1, "single quotes"),
+        ("a: 1\n---\nb: 2\n", 2, "a second document"),
+        ("a: 1\nb\n\n", 2, "`key: value`"),
+        ("- a\nb: 1\n", 2, "`- `"),
         ("a: !!int x\n", 1, "is not a int"),
         ("a: !!int " + "9" * 5000, 1, "is not a int"),
         ("\t a: 1\n", 1, ""),
@@ -52,9 +62,20 @@ def test_a_value_that_does_not_fit_its_tag_is_a_fault(text: str) -> None:
     assert refused(text).faults
 
 
-@pytest.mark.parametrize("text", ["", "- a\n- b\n", "plain\n", "42\n", "# only a comment\n", "null\n", "[{a: 1}]\n"])
+@pytest.mark.parametrize("text", ["- a\n- b\n", "plain\n", "42\n", "null\n", "[{a: 1}]\n"])
 def test_what_is_not_a_mapping_is_refused(text: str) -> None:
     assert "not a mapping" in refused(text).message
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# only a comment\n", "---\n"])
+def test_an_empty_file_is_told_as_one(text: str) -> None:
+    assert refused(text).message == "p.yaml is empty"
+    assert document.parse(text, "p.yaml", empty=True).data == {}
+
+
+def test_whole_numbers_are_decimal() -> None:
+    found = document.parse("a: 12\nb: 0012\nc: 1:30:00\nd: -3\ne: 0x10\nf: 1_000\n", "p.yaml").data
+    assert found == {"a": 12, "b": "0012", "c": "1:30:00", "d": -3, "e": "0x10", "f": "1_000"}
 
 
 @pytest.mark.parametrize(
@@ -155,3 +176,10 @@ def test_a_path_is_shown_relative_to_the_working_folder(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert document.display(tmp_path / "profiles" / "a.yaml") == "profiles/a.yaml"
     assert document.display(tmp_path.parent / "a.yaml") == str(tmp_path.parent / "a.yaml")
+
+
+def test_what_is_left_out_takes_its_list_or_the_mapping_that_lacks_it_along() -> None:
+    doc = document.parse("a: {b: 1, c: {d: 2}}\ne: [1, 2]\nf: 3\n", "p.yaml")
+    assert document.without(doc, [("a", "b"), ("e", 1), ("nosuch",)]).data == {"a": {"c": {"d": 2}}, "f": 3}
+    assert document.without(doc, [("a", "c", "missing"), ("e", 0, "x")]).data == {"a": {"b": 1}, "f": 3}
+    assert doc.data["e"] == [1, 2]

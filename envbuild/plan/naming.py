@@ -1,0 +1,175 @@
+"""What a profile's name stands for: a file, its variant devel, or what a lock was made for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from envbuild import document, shipped
+from envbuild.errors import LockError, ProfileError, near
+
+_LONGEST = 63
+NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_LONGEST - 1}}}")
+DEVEL = "devel"
+LOCK = ".lock.yaml"
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a name stands for: the file of a profile, with a project's requirements, and what is made of them.
+
+    `profile` is how the profile itself is asked for: its name or its variant's, or a path.
+    """
+
+    name: str
+    file: Path
+    profile: str
+    requirements: Path | None = None
+
+
+def _folders() -> Iterator[Path]:
+    """A user's own profiles come first."""
+    for root in dict.fromkeys((Path.cwd() / "profiles", shipped.PROFILES)):
+        yield root
+        yield root / "projects"
+
+
+def names() -> list[str]:
+    """Every profile that can be named, the shadowed ones once; with a project's requirements, once they are locked."""
+    return _names(_folders())
+
+
+def own_names() -> list[str]:
+    """The profiles of the working folder, for commands that write; all where it has none."""
+    return _names([Path.cwd() / "profiles", Path.cwd() / "profiles" / "projects"]) or names()
+
+
+def _names(folders: Iterable[Path]) -> list[str]:
+    folders = list(folders)
+    profiles = _profiles(folders)
+    return sorted({*profiles, *(name for name in locks(folders) if name not in profiles and _is_named(name))})
+
+
+def _profiles(folders: Iterable[Path]) -> set[str]:
+    files = {file.stem for folder in folders for file in folder.glob("*.yaml")}
+    return {name for name in files if not name.endswith(".lock")}
+
+
+def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
+    """Every lock that stands beside profiles, by name, also one of a variant or of a project's requirements, which has
+    no profile file of its name; a user's own shadows a shipped one."""
+    found: dict[str, Path] = {}
+    for folder in _folders() if folders is None else folders:
+        for file in sorted(folder.glob(f"*{LOCK}")):
+            found.setdefault(file.name.removesuffix(LOCK), file)
+    return found
+
+
+def find(name: str, beside: Path | None = None) -> Path:
+    """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
+    if is_path(name):
+        file = (beside or Path.cwd()) / name
+        try:
+            there = file.is_file()
+        except OSError as error:  # longer than any name can be
+            raise ProfileError(f"{name[:60]}... names no file: {error.strerror}") from error
+        if not there:
+            raise ProfileError(f"there is no file {name}")
+        if not NAME.fullmatch(file.stem):
+            raise ProfileError(f"{file.stem!r} cannot name images: use lower case letters, digits and dashes")
+        return file
+    for folder in _folders():
+        if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    known = names()
+    hint = near(name, known) or f"known profiles: {', '.join(known) or 'none'}"
+    raise ProfileError(f"there is no profile {name!r}", hint=hint)
+
+
+def is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def meant(name: str, wanted: Path | None = None) -> Meant:
+    """What `name` stands for, with the requirements `wanted`.
+
+    A profile of that name comes before the variant of another, and that before what a lock of that name was made for.
+    Raises ProfileError where there is none of them, and where the name that is made is that of another project's lock.
+    """
+    try:
+        asked = _profile(name)
+    except ProfileError:
+        origin = _origin(name) if wanted is None else None
+        if origin is None:
+            raise
+        made_for, wanted, folder = origin
+        return replace(_profile(made_for, folder), name=name, requirements=wanted)
+    if wanted is None:
+        return asked
+    folder_name = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
+    made = replace(asked, name=_shortened(f"{asked.name}-{folder_name or 'project'}"), requirements=wanted)
+    _refuse_another(made, wanted)
+    return made
+
+
+def _shortened(name: str) -> str:
+    """At most 63 characters; what is cut off goes into a hash, so that long names stay apart."""
+    if len(name) <= _LONGEST:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST - 9].rstrip('-')}-{mark}"
+
+
+def _refuse_another(made: Meant, wanted: Path) -> None:
+    """Folders of different names, or of the same in different places, can make the same name."""
+    try:
+        origin = _origin(made.name)
+    except LockError:  # it is damaged: whoever locks mends it
+        return
+    if origin and origin[1].resolve() != wanted.resolve():
+        raise ProfileError(
+            f"{locks()[made.name]} is the lock of {origin[1]}, not of {wanted}",
+            hint="rename the folder of one of the two, or delete that lock",
+        )
+
+
+def _profile(name: str, beside: Path | None = None) -> Meant:
+    """A profile or its variant."""
+    try:
+        file = find(name, beside)
+        return Meant(file.stem, file, name)
+    except ProfileError:
+        plain = name.removesuffix(f"-{DEVEL}")
+        if plain == name or plain not in _profiles(_folders()):
+            raise
+        return Meant(name, find(plain), name)
+
+
+def _origin(name: str) -> tuple[str, Path, Path] | None:
+    """The profile and the requirements that the lock of a name says it was made for, and its folder; None where it says
+    nothing, or there is no such lock."""
+    file = locks().get(name)
+    if file is None or not NAME.fullmatch(name):
+        return None
+    found = document.read(file, LockError).data.get("of")
+    profile, wanted = (found.get("profile"), found.get("requirements")) if isinstance(found, dict) else (None, None)
+    if not isinstance(profile, str) or not isinstance(wanted, str):
+        return None
+    return profile, Path(relative(file.parent / wanted, Path.cwd())), file.parent
+
+
+def _is_named(name: str) -> bool:
+    """Whether a lock's name can be asked for; that it is damaged is told then."""
+    try:
+        return _origin(name) is not None
+    except LockError:
+        return True
+
+
+def relative(file: Path, folder: Path) -> str:
+    """The path of a file as seen from a folder; links are left as they are."""
+    return os.path.relpath(file, folder)
