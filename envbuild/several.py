@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.attest import signing
-from envbuild.errors import EnvbuildError, SystemFault, UsageError
+from envbuild.errors import EnvbuildError, ProfileError, SystemFault, UsageError
 from envbuild.image.engine import Engine
 from envbuild.plan import sources
 from envbuild.plan.sources import Source
@@ -70,7 +70,7 @@ def worst(codes: Sequence[int]) -> int:
     return min(codes, key=lambda code: _WORST_FIRST.index(code) if code in _WORST_FIRST else -1)
 
 
-class Turns:
+class Pool:
     """Units of something, each in one pair of hands at a time."""
 
     def __init__(self, units: Sequence[str]) -> None:
@@ -99,9 +99,9 @@ class Crowd:
 
     wanted: Wanted
     say: Say
-    builds: Turns
-    tests: Turns  # on the CPU
-    cards: Turns
+    builds: Pool
+    tests: Pool  # on the CPU
+    cards: Pool
     environment: Mapping[str, str] = field(default_factory=dict)  # of those that sign
     stop: Stop = field(default_factory=Stop)
 
@@ -185,8 +185,10 @@ def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome
     """Make every profile; one that fails stops no other. `say` gets a profile's name and what it says, `done` each
     outcome as it comes; both from several threads.
 
-    Raises EngineError where no engine answers, UsageError where the signing key cannot be used.
+    Raises ProfileError, before anything is made, where one of them names no profile; EngineError where no engine
+    answers, UsageError where the signing key cannot be used.
     """
+    _require_known(names, wanted.requirements)
     engine = Engine()
     found: dict[str, tuple[str, Source]] = {}
     outcomes = []
@@ -206,12 +208,24 @@ def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome
         done(outcome)
         return outcome
 
-    with ThreadPoolExecutor(max(1, len(found))) as pool:
+    with ThreadPoolExecutor(max(1, len(found))) as threads:
         try:
-            return [*outcomes, *pool.map(one, found.values())]
+            return [*outcomes, *threads.map(one, found.values())]
         except BaseException:
             crowd.stop()
             raise
+
+
+def _require_known(names: Sequence[str], requirements: Path | None) -> None:
+    faults = []
+    for name in names:
+        try:
+            sources.meant(name, requirements)
+        except ProfileError as error:
+            faults.append(error)
+    if faults:
+        hints = dict.fromkeys(error.hint for error in faults if error.hint)
+        raise ProfileError("; ".join(error.message for error in faults), hint="\n".join(hints) or None)
 
 
 def _outcome(error: EnvbuildError) -> tuple[int, float, dict[str, Any]]:
@@ -225,12 +239,12 @@ def _crowd(engine: Engine, profiles: Sequence[Source], wanted: Wanted, say: Say)
     return Crowd(
         wanted,
         say,
-        builds=_units(1),  # side by side, the engine wrote a layer's tar in another order: another image id
-        tests=_units(min(cpus // _CPUS_EACH, int(memory / (most * (1 << 30))))),
-        cards=Turns(wanted.gpus) if wanted.gpus else _units(1),
+        builds=_pool(1),  # side by side, the engine wrote a layer's tar in another order: another image id
+        tests=_pool(min(cpus // _CPUS_EACH, int(memory / (most * (1 << 30))))),
+        cards=Pool(wanted.gpus) if wanted.gpus else _pool(1),
         environment=signing.for_children(),
     )
 
 
-def _units(count: int) -> Turns:
-    return Turns([str(number) for number in range(max(1, count))])
+def _pool(count: int) -> Pool:
+    return Pool([str(number) for number in range(max(1, count))])

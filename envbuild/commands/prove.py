@@ -29,7 +29,7 @@ def command(
 
     where = On(on, given or {}, resume, gpu)
     if dry_run:
-        script = pipeline.script(name, reference, Console(), where)
+        script = pipeline.script(name, reference, Console(), where, brief=not as_json)
         emit({"script": script}) if as_json else click.echo(script, nl=False)
         return
     made = pipeline.prove(name, reference, Console(), gpus, where)

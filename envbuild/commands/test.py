@@ -81,7 +81,7 @@ def command(
     wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
     where = On(on, given or {}, resume, gpu)
     if dry_run:
-        script = pipeline.script(name, reference, console, where, wanted)
+        script = pipeline.script(name, reference, console, where, wanted, brief=not as_json)
         emit({"script": script}) if as_json else click.echo(script, nl=False)
         return
     if python:

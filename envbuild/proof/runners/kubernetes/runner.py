@@ -1,5 +1,5 @@
-"""Hands a job to Kubernetes, follows its pod, and reads its log back. Whatever happens, its objects are removed; where
-this process is lost, the cluster does so an hour after the job's end."""
+"""Hands a job to Kubernetes, follows its pod, and reads its log back. However that ends, its objects are removed; where
+this process is lost, it can be resumed, until the cluster removes them an hour after the job's end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import contextlib
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
-from envbuild.errors import EnvbuildError, NetworkError, NotProved, UsageError
+from envbuild.errors import EnvbuildError, HungUp, Interrupted, NetworkError, NotProved, UsageError
 from envbuild.image.engine import Image
 from envbuild.proof import reading
 from envbuild.proof.job import Job
+from envbuild.proof.runners import tickets
 from envbuild.proof.runners.kubernetes import manifest, states
 from envbuild.proof.runners.kubernetes.api import Cluster, Refused, Silent
 from envbuild.proof.runners.kubernetes.manifest import Object
 from envbuild.proof.runners.kubernetes.site import Site
 from envbuild.proof.runners.kubernetes.states import Lacks, Pod
 from envbuild.proof.runners.protocol import RunnerError, Watch
+from envbuild.proof.runners.tickets import Ticket
 from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
 POLL = 1.0  # seconds between two questions
@@ -25,52 +28,103 @@ FOLLOW = 10.0  # without a line, before the pod is looked at again
 PULLING = 60.0  # for an image that a node cannot fetch to be fetched all the same
 GRACE = 30.0  # for what the cluster's own parts tell each other
 PATIENCE = 900.0  # for an API server that does not answer
+_RUNNER = "kubernetes"
 CLOCK = 2.0  # a cluster's stamps are whole seconds
 
 
 class Kubernetes:
     """The runner. `reference`: by which a registry has the image, with its digest; None: the nodes have it.
+    `resume`: the name of a job whose waiting process was lost.
 
-    Raises UsageError where no cluster is configured, once it is asked for anything but its manifests.
+    Raises UsageError where that is not known here; where no cluster is configured, once it is asked for more than its
+    manifests.
     """
 
-    nonce: str | None = None
-
-    def __init__(self, site: Site, image: Image, reference: str | None, profile: str) -> None:
+    def __init__(
+        self, site: Site, image: Image, reference: str | None, profile: str, resume: str | None = None
+    ) -> None:
         self._site = site
         self.image = reference or image.id
         short = re.sub("[^a-z0-9-]", "-", profile.lower())[:30]
-        self._name = f"envbuild-{short}-{secrets.token_hex(6)}"
+        self._ticket = tickets.read(_RUNNER, resume) if resume else None
+        self.nonce = self._ticket.nonce if self._ticket else None
+        self._name = self._ticket.name if self._ticket else f"envbuild-{short}-{secrets.token_hex(6)}"
 
-    def script(self, job: Job) -> str:
-        """What the API server would be given, as YAML."""
+    def script(self, job: Job, *, brief: bool = False) -> str:
+        """What the API server would be given, as YAML; `brief`: without the self-test, 200 kB in base64."""
         import yaml
 
-        return str(yaml.safe_dump_all(manifest.render(job, self._site, self._name, self.image), sort_keys=False))
+        config, work = manifest.render(job, self._site, self._name, self.image)
+        if brief:
+            size = len(config["binaryData"]["payload"])
+            config = {**config, "binaryData": {"payload": f"<{size} characters, the self-test: --json has them>"}}
+        return str(yaml.safe_dump_all((config, work), sort_keys=False))
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
+        """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
         config, work = manifest.render(job, self._site, self._name, self.image)
         cluster = Cluster(self._site.context, self._site.namespace)
+        if self._ticket:
+            self._resumed(self._ticket, cluster, job)
         try:
-            try:
-                cluster.create(config, work)
-            except Silent as silent:
-                raise NetworkError(f"the cluster's API server does not answer: {silent}") from silent
-            except Refused as refused:
-                raise UsageError(
-                    f"the cluster does not take the job: {refused}", hint="--dry-run shows it"
-                ) from refused
-            watch.say(f"job {cluster.namespace}/{self._name} is submitted")
-            return _Run(cluster, self._site, self._name, job, work, watch).output()
-        finally:
+            if not self._ticket:
+                self._submit(cluster, job, config, work, watch)
+            output = _Run(cluster, self._site, self._name, job, work, watch).output()
+        except HungUp:
+            raise Interrupted(
+                f"the terminal is gone; job {self._name} goes on", hint=f"to wait for it: --resume {self._name}"
+            ) from None
+        except states.Unknown:  # of a job that may well go on
+            raise
+        except BaseException:
             self._remove(cluster, watch)
+            raise
+        self._remove(cluster, watch)
+        return output
+
+    def _submit(self, cluster: Cluster, job: Job, config: Object, work: Object, watch: Watch) -> None:
+        try:
+            uid = cluster.create(config, work)
+        except Silent as silent:
+            raise NetworkError(f"the cluster's API server does not answer: {silent}") from silent
+        except Refused as refused:
+            raise UsageError(f"the cluster does not take the job: {refused}", hint="--dry-run shows it") from refused
+        tickets.keep(_RUNNER, tickets.made(self._name, self._name, self.image, job, uid))
+        watch.say(f"job {cluster.namespace}/{self._name} is submitted; "
+                  f"if this process is lost: --resume {self._name}")  # fmt: skip
+
+    def _resumed(self, ticket: Ticket, cluster: Cluster, job: Job) -> None:
+        """Raises UsageError where this job was not given what is asked for now, and RunnerError where it is gone."""
+        tickets.require_same(ticket, self.image, job)
+        try:
+            found = cluster.job(self._name)
+        except Silent as silent:
+            raise states.Unknown(f"the API server does not answer: {silent}", self._name) from silent
+        except Refused as refused:
+            raise UsageError(
+                f"the cluster does not show the job: {refused}", hint="is it the same cluster?"
+            ) from refused
+        if found is None or found["metadata"].get("uid") != ticket.place:
+            tickets.forget(_RUNNER, self._name)
+            raise RunnerError(
+                f"job {cluster.namespace}/{self._name} is lost: the cluster has it no longer, nor its output",
+                ending="lost",
+                hint="a cluster forgets a job an hour after its end; run it again",
+            )
 
     def _remove(self, cluster: Cluster, watch: Watch) -> None:
+        """What is left of it where that fails goes an hour after its end."""
+        tickets.forget(_RUNNER, self._name)
         try:
             cluster.remove(self._name)
         except (Silent, Refused) as error:
             watch.say(f"the job could not be removed: {error}; "
                       f"kubectl --namespace {cluster.namespace} delete job,configmap {self._name}")  # fmt: skip
+
+
+def _gone(hint: str) -> RunnerError:
+    return RunnerError("the pod was deleted: by somebody, or because its node was drained or is gone",
+                       ending="cancelled", hint=hint)  # fmt: skip
 
 
 class _Run:
@@ -81,7 +135,7 @@ class _Run:
         self._spec: Object = work["spec"]["template"]["spec"]
         self._image = str(self._spec["containers"][0]["image"])
         self._given = 0  # whole lines of the log that were given on
-        self._told, self._why = "", ""
+        self._pod, self._told, self._why = "", "", ""
         self._next_look = 0.0
         self._since: dict[str, float] = {}
 
@@ -93,9 +147,7 @@ class _Run:
             except Silent as silent:
                 self._tell("the API server does not answer; waiting for it")
                 if self._lasts("silence", True) >= PATIENCE:
-                    raise RunnerError(
-                        f"the API server does not answer any longer: {silent}", ending="unknown"
-                    ) from None
+                    raise states.Unknown(f"the API server does not answer any longer: {silent}", self._name) from None
                 time.sleep(POLL)
                 continue
             except Refused as refused:
@@ -115,7 +167,7 @@ class _Run:
             self._without()
             return None
         self._lasts("no pod", False)
-        pod = states.pod(found[-1])
+        pod = self._same([states.pod(one) for one in found])
         self._tell(pod.told())
         wrong = states.fault(pod)
         if wrong:
@@ -128,8 +180,7 @@ class _Run:
         if not waits:
             self._lasts("pulling", False)
         if self._lasts("deleting", pod.deleting) >= GRACE:
-            raise RunnerError("somebody deleted the pod, or its node is drained or gone", ending="cancelled",
-                              hint=self._node(pod.node))  # fmt: skip
+            raise self._deleted(pod)
         if self._lasts("unplaced", not pod.node) >= GRACE:
             self._placeable(pod)
         if self._lasts("running", pod.running) >= self._spec["activeDeadlineSeconds"] + GRACE:
@@ -138,6 +189,23 @@ class _Run:
         if pod.running:
             self._follow(pod)
         return None
+
+    def _same(self, found: Sequence[Pod]) -> Pod:
+        """The one that was there first: where that is deleted, a cluster before 1.26 may begin the job anew."""
+        self._pod = self._pod or found[-1].name
+        for pod in found:
+            if pod.name == self._pod:
+                return pod
+        raise _gone("another one runs in its place: run it again")
+
+    def _deleted(self, pod: Pod) -> EnvbuildError:
+        """It is to go for long, and its node does not end it."""
+        found = (self._nodes() or {}).get(pod.node)
+        if found and not found.ready:
+            return RunnerError(f"the pod was removed because its node {pod.node} failed, or is cut off",
+                               ending="node-failure", hint=states.reasons({pod.node: found}))  # fmt: skip
+        return RunnerError("somebody deleted the pod, or its node is drained", ending="cancelled",
+                           hint=self._node(pod.node))  # fmt: skip
 
     # waiting
 
@@ -164,8 +232,7 @@ class _Run:
             raise RunnerError("the job was ended at its deadline: it waited too long for a node", ending="time-out",
                               hint=f"{ended[1]}\nkubernetes: {{queue: MINUTES}} gives it more")  # fmt: skip
         if ended:
-            raise RunnerError("the pod was deleted: by somebody, or because its node was drained or is gone",
-                              ending="cancelled", hint=ended[1])  # fmt: skip
+            raise _gone(ended[1])
         if self._lasts("no pod", True) >= GRACE:
             said = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]
             raise RunnerError("the cluster makes no pod for the job", ending="refused",

@@ -6,7 +6,6 @@ where the job is, and why it ended without one.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import time
@@ -26,11 +25,12 @@ from envbuild.errors import (
 from envbuild.image.engine import Image
 from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
 from envbuild.proof.job import Job
+from envbuild.proof.runners import tickets
 from envbuild.proof.runners.protocol import RunnerError, Watch
 from envbuild.proof.runners.slurm import files, script, states
-from envbuild.proof.runners.slurm.files import Ticket
 from envbuild.proof.runners.slurm.site import Site
 from envbuild.proof.runners.slurm.states import Outcome, Seen
+from envbuild.proof.runners.tickets import Ticket
 from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
 POLL = 1.0  # seconds between two looks at the files
@@ -38,6 +38,7 @@ ASK = 3.0  # and between two questions to the controller, which others ask too
 LEAVING = 20.0  # for a job that was cancelled to leave the queue
 PATIENCE = 900.0  # for a controller that does not answer
 _ANSWER = 30.0
+_NAME = "slurm"
 
 
 class Slurm:
@@ -53,17 +54,17 @@ class Slurm:
         self._site = site
         self._names = (reference,) if reference else tuple(dict.fromkeys((image.id, image.handle)))
         self.image = self._names[0]
-        self._ticket = files.read(resume) if resume else None
+        self._ticket = tickets.read(_NAME, resume) if resume else None
         self.nonce = self._ticket.nonce if self._ticket else None
         self._token = f"envbuild-{re.sub('[^A-Za-z0-9._-]', '-', profile)[:60]}-{secrets.token_hex(6)}"
         self._last: Seen | None = None
 
-    def script(self, job: Job) -> str:
-        """What sbatch would be given."""
+    def script(self, job: Job, *, brief: bool = False) -> str:
+        """What sbatch would be given; it reads the self-test from a file."""
         return script.render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
 
     def _folder(self) -> Path:
-        base = Path(self._site.folder) if self._site.folder else settings.state_folder("slurm")
+        base = Path(self._site.folder) if self._site.folder else settings.state_folder(_NAME)
         return base / self._token
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
@@ -80,14 +81,14 @@ class Slurm:
             ) from None
         except KeyboardInterrupt:
             self._cancel(ticket.name, watch)
-            files.forget(ticket.name, Path(ticket.folder))
+            _forget(ticket.name, Path(ticket.place))
             raise
         except (_Unknown, ProcessMissing):
             raise
         except EnvbuildError:
-            files.forget(ticket.name, Path(ticket.folder))
+            _forget(ticket.name, Path(ticket.place))
             raise
-        files.forget(ticket.name, Path(ticket.folder))
+        _forget(ticket.name, Path(ticket.place))
         return output
 
     # submitting
@@ -100,7 +101,7 @@ class Slurm:
         except BaseException as error:
             if not isinstance(error, ProcessMissing):  # Slurm may have it already, whatever sbatch said
                 self._cancel(self._token, watch)
-            files.forget(self._token, folder)
+            _forget(self._token, folder)
             raise
         return ticket
 
@@ -111,18 +112,13 @@ class Slurm:
         found = re.fullmatch(r"([0-9]{1,12})(;\S+)?", done.stdout.strip())
         if done.code != 0 or not found:
             raise UsageError(f"Slurm does not take the job: {_words(done)}", hint="--dry-run shows its script")
-        payload = hashlib.sha256(job.stdin).hexdigest()
-        ticket = Ticket(found[1], self._token, str(folder), self.image, payload, job.nonce)
-        files.keep(ticket)
+        ticket = tickets.made(found[1], self._token, self.image, job, str(folder))
+        tickets.keep(_NAME, ticket)
         return ticket
 
     def _resumed(self, job: Job) -> Ticket:
         assert self._ticket
-        if (self._ticket.image, self._ticket.payload) != (self.image, hashlib.sha256(job.stdin).hexdigest()):
-            raise UsageError(
-                f"job {self._ticket.job} tests something else: its image, profile, lock or self-test is another",
-                hint="give the same options as when it was submitted; or run anew, without --resume",
-            )
+        tickets.require_same(self._ticket, self.image, job)
         return self._ticket
 
     # waiting
@@ -143,7 +139,7 @@ class Slurm:
                     watch.say(f"job {ticket.job}: {text}")
                 over = known and (last is None or last.over)
                 over_since = (over_since or now) if over else None
-            attempt = files.attempt(Path(ticket.folder))
+            attempt = files.attempt(Path(ticket.place))
             if attempt:
                 tail.read(attempt)
                 outcome = files.outcome(attempt)
@@ -174,7 +170,7 @@ class Slurm:
                 hint=f"is the disk of {attempt.parent.parent} full? run it again",
             )
         seen = self._last if self._last and self._last.over else None  # Slurm forgets what is over after MinJobAge
-        return states.ending(ticket.job, seen, files.end(Path(ticket.folder) / "slurm.log"))
+        return states.ending(ticket.job, seen, files.end(Path(ticket.place) / "slurm.log"))
 
     # what it left
 
@@ -269,6 +265,11 @@ def _ask(job: str) -> tuple[bool, Seen | None]:
         found = states.seen(done.stdout)
         return found is not None, found
     return "Invalid job id" in done.stderr + done.stdout, None
+
+
+def _forget(name: str, folder: Path) -> None:
+    files.remove(folder)
+    tickets.forget(_NAME, name)
 
 
 def _private(folder: Path) -> None:

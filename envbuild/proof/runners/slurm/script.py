@@ -14,6 +14,7 @@ from shlex import quote
 
 from envbuild.errors import UsageError
 from envbuild.proof.job import Job
+from envbuild.proof.runners.names import require_digest
 from envbuild.proof.runners.slurm.site import PATH, Site
 from envbuild.proof.testrun import MAX_STDOUT
 
@@ -29,7 +30,6 @@ UNCONFINED = {
               "runs as the job's user", "/tmp is the container's own"),
 }  # fmt: skip
 _JOB_NAME = re.compile(r"envbuild-[A-Za-z0-9._-]{1,100}")
-_IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
 
 
 def render(job: Job, site: Site, folder: PurePosixPath, name: str, names: Sequence[str]) -> str:
@@ -39,8 +39,7 @@ def render(job: Job, site: Site, folder: PurePosixPath, name: str, names: Sequen
     UsageError for a value that does not belong into a script, and for a GPU that is not one of one model.
     """
     for one in names:
-        if not _IMAGE.fullmatch(one):
-            raise UsageError(f"{one[:200]!r} names no image by its digest")
+        require_digest(one)
     if not re.fullmatch(PATH, str(folder)) or not _JOB_NAME.fullmatch(name):
         raise UsageError(f"a job cannot be named {name!r} or leave its output in {str(folder)!r}",
                          hint="slurm: {folder: ...} names another; letters, digits and ._-+@=~ alone")  # fmt: skip

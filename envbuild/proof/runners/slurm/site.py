@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.errors import Fault, UsageError, printable
+from envbuild.proof.runners.names import REGISTRY
 
 CONTAINERS = ("docker", "podman", "apptainer", "pyxis")
 _PULLED = ("apptainer", "pyxis")  # have no store of their own that an image could lie in already
@@ -52,7 +53,7 @@ _SHAPES = {
     "time": (r"[0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2}", "minutes, or [D-]HH:MM:SS"),
     "container": ("|".join(CONTAINERS), " or ".join(CONTAINERS)),
     "program": (PATH, "an absolute path, without blanks"),
-    "registry": (r"[A-Za-z0-9\[][A-Za-z0-9._:/\[\]-]{0,299}", "HOST/REPOSITORY, without a tag"),
+    "registry": REGISTRY,
     "folder": (PATH, "an absolute path, without blanks"),
     "requeue": ("yes|no", "yes or no"),
     "grace": ("[0-9]{1,3}", "seconds"),
