@@ -143,7 +143,7 @@ def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, figures: li
     reference = f"127.0.0.1:9/nowhere@sha256:{'1' * 64}"
     monkey = pytest.MonkeyPatch()
     monkey.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(place.cluster.kubeconfig))
-    monkey.setattr("envbuild.proof.runners.kubernetes.runner.PULLING", 5.0)
+    monkey.setattr("envbuild.proof.runners.kubernetes.attempt.PULLING", 5.0)
     job = Job(reference, ("python",), b"x", "0" * 32, Limits(1 << 28, 30))
     try:
         begin = time.monotonic()

@@ -14,7 +14,7 @@ from envbuild.errors import EngineError, EnvbuildError, HungUp, Interrupted, Net
 from envbuild.image.engine import Image
 from envbuild.proof import reading
 from envbuild.proof.job import Job, Limits
-from envbuild.proof.runners.kubernetes import runner as module
+from envbuild.proof.runners.kubernetes import attempt as module
 from envbuild.proof.runners.kubernetes import states
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.kubernetes.site import Site
