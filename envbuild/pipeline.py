@@ -96,7 +96,8 @@ def script(
     runner = session.runner(source, image, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
-    return runner.script(session.job(source, runner, locked.versions, locked.python), brief=brief)
+    jobs = [session.job(source, runner, locked.versions, locked.python, nodes) for nodes in sorted({1, on.nodes})]
+    return "\n".join(runner.script(job, brief=brief) for job in jobs)
 
 
 def test_environment(name: str, python: str, progress: Progress, asked: Asked = ALL) -> Made:

@@ -39,6 +39,10 @@ def runner(
             raise UsageError(f"--{other} is for --on {other}")
     if on.resume and chosen == "local":
         raise UsageError("--resume is for --on slurm and --on kubernetes")
+    if on.nodes > 1 and chosen != "slurm":
+        raise UsageError("--nodes is for --on slurm", hint="it starts ranks on several nodes by srun")
+    if on.nodes > 1 and on.resume:
+        raise UsageError("--resume takes up one job, and --nodes makes two", hint="leave --nodes out, or run anew")
     if chosen == "local":
         return Local(engine, image)
     if options.asked.gpus:

@@ -67,13 +67,17 @@ def gpus_option(function: F) -> F:
 
 
 def on_options(function: F) -> F:
-    """`on` (a runner's name or None), `given`, `resume`, `gpu` and `dry_run`."""
+    """`on` (a runner's name or None), `given`, `resume`, `gpu`, `nodes` and `dry_run`."""
     for option in (
         click.option(
             "--dry-run", is_flag=True,
             help="Only show the script or objects that a cluster would be given; with --json the self-test too.",
         ),
         click.option("--resume", metavar="JOB", help="Wait for a job that was submitted before: its id, or its name."),
+        click.option(
+            "--nodes", type=click.IntRange(1, 64), default=1, metavar="N",
+            help="Ranks on N nodes together too, in a job of their own (dist.nodes; --on slurm).",
+        ),
         click.option("--gpu", metavar="MODEL", help="On this one of the profile's GPUs, as in h20."),
         click.option(
             "--kubernetes", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,

@@ -19,7 +19,7 @@ from .support import CHECKOUT, until
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 NODES = {"gpu-h20": "h20", "gpu-a100": "a100"}
-CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo")
+CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 
 
 def unpacked(tree: Path) -> Path:

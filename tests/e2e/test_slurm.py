@@ -238,3 +238,19 @@ def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
     done = begun.finish(300)
     assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
     until("the controller to know that it ended", lambda: place.left() == [], 60)
+
+
+def test_ranks_on_two_nodes_work_together(place: Place) -> None:
+    """Over the loopback, which the two nodes of this one machine share; only that job's containers have it."""
+    quiet = place.start("prove", "--nodes", "2").finish(120)
+    assert quiet.code == 2 and "none is declared" in quiet.words
+    done = place.start("prove", "--nodes", "2", "--slurm", "interface=lo").finish(300)
+    assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
+    record, where = recorded(Path(done.document["evidence"]))
+    (across,) = [result for result in record["results"] if result["probe"] == "dist.nodes"]
+    assert [stage["stage"] for stage in across["traits"]["stages"]] == ["gloo nodes 0+1 x1", "gloo nodes 0+1 x2"]
+    assert (across["status"], across["traits"]["interface"]) == ("passed", "lo") and len(across["figures"]) > 10
+    assert record["where"]["unconfined"] == ["dist.nodes: the nodes' network, by lo"]
+    assert sorted(where["nodes"]["node"].split(",")) == sorted(NODES) and where["node"] in NODES
+    assert (where["nodes"]["interface"], where["nodes"]["infiniband"]) == ("lo", [False, False])
+    assert place.left() == []

@@ -13,12 +13,9 @@ from pathlib import Path, PurePosixPath
 
 from envbuild import settings
 from envbuild.errors import (
-    EngineError,
     EnvbuildError,
     HungUp,
     Interrupted,
-    NetworkError,
-    NotProved,
     UsageError,
     printable,
 )
@@ -27,7 +24,7 @@ from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
 from envbuild.proof.job import Job
 from envbuild.proof.runners import tickets
 from envbuild.proof.runners.protocol import RunnerError, Watch
-from envbuild.proof.runners.slurm import files, script, states
+from envbuild.proof.runners.slurm import files, nodes, outcomes, script, states
 from envbuild.proof.runners.slurm.site import Site
 from envbuild.proof.runners.slurm.states import Outcome, Seen
 from envbuild.proof.runners.tickets import Ticket
@@ -56,12 +53,17 @@ class Slurm:
         self.image = self._names[0]
         self._ticket = tickets.read(_NAME, resume) if resume else None
         self.nonce = self._ticket.nonce if self._ticket else None
-        self._token = f"envbuild-{re.sub('[^A-Za-z0-9._-]', '-', profile)[:60]}-{secrets.token_hex(6)}"
+        self._about = f"envbuild-{re.sub('[^A-Za-z0-9._-]', '-', profile)[:60]}"
+        self._token = self._new_name()
         self._last: Seen | None = None
 
     def script(self, job: Job, *, brief: bool = False) -> str:
         """What sbatch would be given; it reads the self-test from a file."""
-        return script.render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
+        render = nodes.render if job.nodes > 1 else script.render
+        return render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
+
+    def _new_name(self) -> str:
+        return f"{self._about}-{secrets.token_hex(6)}"
 
     def _folder(self) -> Path:
         base = Path(self._site.folder) if self._site.folder else settings.state_folder(_NAME)
@@ -71,7 +73,9 @@ class Slurm:
         """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
         ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
         try:
-            if not self._ticket:
+            if job.nodes > 1:
+                watch.say(f"job {ticket.job} is submitted, on {job.nodes} nodes")
+            elif not self._ticket:
                 watch.say(f"job {ticket.job} is submitted; if this process is lost: --resume {ticket.job}")
             attempt, outcome = self._wait(ticket, watch)
             output = self._output(job, attempt, outcome, watch)
@@ -94,6 +98,7 @@ class Slurm:
     # submitting
 
     def _submit(self, job: Job, watch: Watch) -> Ticket:
+        self._token, self._last = self._new_name(), None
         text, folder = self.script(job), self._folder()
         _private(folder)
         try:
@@ -176,22 +181,12 @@ class Slurm:
 
     def _output(self, job: Job, attempt: Path, outcome: Outcome, watch: Watch) -> RawOutput:
         words = files.end(attempt / "stderr", script.MAX_STDERR)
-        self._started(outcome, words)
-        last = self._last
-        queued = last.queued if last else None
-        for lack in script.UNCONFINED[self._site.container]:
+        outcomes.require_started(outcome, self._site, self.image, words)
+        queued, restarts = self._last.queued if self._last else None, int(attempt.name.rpartition("-")[2])
+        where = {"runner": _NAME, **outcomes.where(outcome, self._site, job), "queued_seconds": queued,
+                 "restarts": restarts}  # fmt: skip
+        for lack in where["unconfined"]:
             watch.say(f"not as confined as here: {lack}")
-        where = {
-            "runner": "slurm",
-            "job": outcome.job,
-            "node": outcome.node,
-            "gpus": outcome.gpus,
-            "engine": outcome.engine,
-            "image": outcome.image,
-            "queued_seconds": queued,
-            "restarts": int(attempt.name.rpartition("-")[2]),
-            "unconfined": list(script.UNCONFINED[self._site.container]),
-        }
         with (attempt / "stdout").open("rb") as file:
             stdout = file.read(MAX_STDOUT)
         limit = outcome.size > MAX_STDOUT
@@ -204,31 +199,9 @@ class Slurm:
             out_of_memory=outcome.oom,
             timed_out=timed_out,
             too_long=limit,
+            parts=outcome.parts,
             where=where,
         )
-
-    def _started(self, outcome: Outcome, words: str) -> None:
-        """Raises where the self-test never began, which says nothing of the image."""
-        node, said = outcome.node or "the node", printable(words.strip()[-600:])
-        if outcome.stage == "gpu" and outcome.gpus:
-            raise NotProved(
-                f"Slurm handed out {outcome.gpus} on {node}, which is no whole card",
-                hint="slurm: {gres: {MODEL: NAME}} says what a whole one is called",
-            )
-        if outcome.stage == "gpu":
-            raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")
-        if outcome.stage == "image" and self._site.registry:
-            raise NetworkError(
-                f"{node} cannot fetch {self.image}", hint=f"{said}\nis the registry reachable from there?"
-            )
-        if outcome.stage == "image":
-            raise EngineError(
-                f"{node} has no image {self.image}", hint="slurm: {registry: HOST/NAME} says where to fetch it"
-            )
-        if outcome.exit == 125 or (outcome.size == 0 and outcome.exit not in (0, 5, 124, 137)):
-            if any(sign in said.lower() for sign in ("nvidia", "device driver", "cdi device")):
-                raise NotProved(f"{node} gives containers no GPU", hint=said)
-            raise EngineError(f"{outcome.engine or self._site.container} on {node} does not start the image", hint=said)
 
     # leaving
 

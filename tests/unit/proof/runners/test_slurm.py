@@ -21,10 +21,11 @@ from envbuild.process import ProcessTimeout, run
 from envbuild.proof import reading
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import RunnerError, Watch
+from envbuild.proof.runners.slurm import outcomes, states
 from envbuild.proof.runners.slurm import runner as module
-from envbuild.proof.runners.slurm import states
 from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.proof.runners.slurm.site import Site
+from envbuild.proof.runners.slurm.states import Outcome
 from envbuild.proof.testrun import RawOutput
 from unit.proof.runs import NONCE, documents, lines, probe
 
@@ -414,12 +415,13 @@ def test_what_slurm_does_not_say_so_is_not_believed(text: str) -> None:
 
 
 GOOD = {"stage": "run", "exit": "0", "seconds": "1", "oom": "false", "job": "1", "node": "n", "gpus": "",
-        "engine": "d 1", "image": "x", "bytes": "1", "sha256": "0" * 64}  # fmt: skip
+        "engine": "d 1", "image": "x", "bytes": "1", "sha256": "0" * 64, "parts": "", "fabric": ""}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"stage": "other"}, {"exit": "-1"}, {"exit": "x"}, {"node": "\x1b"}, {"sha256": "0"}, {"more": "1"}, {"oom": ""}],
+    [{"stage": "other"}, {"exit": "-1"}, {"exit": "x"}, {"node": "\x1b"}, {"sha256": "0"}, {"more": "1"}, {"oom": ""},
+     {"parts": "0"}, {"parts": "0:1,5:2"}, {"fabric": "maybe"}],
 )  # fmt: skip
 def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
     def text(values: dict[str, str]) -> str:
@@ -427,6 +429,40 @@ def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
 
     assert states.outcome(text(GOOD))
     assert states.outcome(text({**GOOD, **change})) is None
+
+
+PYXIS = """pyxis: importing docker image: registry.example#team/h20
+slurmstepd: error: pyxis: child 10028 failed with error code: 1
+slurmstepd: error: pyxis: failed to import docker image
+slurmstepd: error: pyxis:     [ERROR] Could not process JSON input
+slurmstepd: error: pyxis: couldn't start container
+"""
+
+
+def test_what_pyxis_cannot_fetch_is_no_fault_of_the_image() -> None:
+    """It fetches as it starts; these are its words."""
+    text = "".join(f"{key}={value}\n" for key, value in {**GOOD, "exit": "1", "bytes": "0"}.items())
+    outcome = states.outcome(text)
+    site = Site(container="pyxis", registry="registry.example/team/h20")
+    assert outcome
+    with pytest.raises(NetworkError, match="n cannot fetch x"):
+        outcomes.require_started(outcome, site, "x", PYXIS)
+    with pytest.raises(EngineError, match="does not start"):
+        outcomes.require_started(outcome, site, "x", "slurmstepd: error: pyxis: container start failed")
+
+
+def test_of_several_nodes_each_must_have_begun() -> None:
+    def left(parts: str) -> Outcome:
+        values = {**GOOD, "node": "a,b", "parts": parts, "fabric": "no yes"}
+        found = states.outcome("".join(f"{key}={value}\n" for key, value in values.items()))
+        assert found
+        return found
+
+    assert (left("0:5 5:7").parts, left("0:5 5:7").fabric) == (((0, 5), (5, 7)), (False, True))
+    outcomes.require_started(left("0:5 5:7"), Site(), "x", "")
+    for parts in ("0:5 125:0", "1:0 0:5"):
+        with pytest.raises(EngineError, match="does not start"):
+            outcomes.require_started(left(parts), Site(), "x", "")
 
 
 def test_a_damaged_ticket_is_none(stub: Stub) -> None:
