@@ -178,8 +178,7 @@ class OneNode:
         until("the node to be ready, see kubelet's log", self.ready, 90)
         self.gpus(1)
 
-    def kubelet(self, evicts: str = "") -> None:
-        """`evicts`: below what it evicts pods, as memory.available<1Gi; never without."""
+    def kubelet(self) -> None:
         at = self.folder
         self._daemon(
             "kubelet", self.programs / "kubelet", f"--kubeconfig={self.kubeconfig}", f"--root-dir={at}/kubelet",
@@ -189,7 +188,7 @@ class OneNode:
             "--cgroup-driver=cgroupfs", "--fail-swap-on=false", "--anonymous-auth=true",
             "--authorization-mode=AlwaysAllow", f"--port={free_port()}", "--read-only-port=0",
             f"--healthz-port={free_port()}", "--node-labels=nvidia.com/gpu.product=NVIDIA-H20",
-            f"--eviction-hard={evicts}", "--eviction-pressure-transition-period=1s",
+            "--eviction-hard=", "--eviction-pressure-transition-period=1s",
             "--image-gc-high-threshold=100", "--cgroups-per-qos=false",
             "--enforce-node-allocatable=", "--node-status-update-frequency=2s",
         )  # fmt: skip

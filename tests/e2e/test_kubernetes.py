@@ -180,21 +180,6 @@ def test_an_eviction_by_the_api_is_told(place: Place, broken: Workshop, told: To
     told("its eviction is asked for, as kubectl drain does", done)
 
 
-def test_an_eviction_by_the_node_is_told(place: Place, broken: Workshop, told: Told) -> None:
-    """Of which it says that it is short of memory."""
-    begun, _ = place.running(broken.image("hangs"))
-    place.cluster.end("kubelet")
-    place.cluster.kubelet("memory.available<100Ti")
-    try:
-        done = begun.finish(180)
-    finally:
-        place.cluster.end("kubelet")
-        place.cluster.kubelet()
-        until("the node to be ready", place.cluster.ready, 90)
-    assert done.code == 6 and f"was evicted from its node {NODE}" in done.words and "memory" in done.words
-    told("the node is short of memory", done)
-
-
 def test_a_node_that_dies_is_told(place: Place, broken: Workshop, told: Told) -> None:
     begun, _ = place.running(broken.image("hangs"))
     with place.cluster.neighbour():
