@@ -188,8 +188,7 @@ class OneNode:
             "--cgroup-driver=cgroupfs", "--fail-swap-on=false", "--anonymous-auth=true",
             "--authorization-mode=AlwaysAllow", f"--port={free_port()}", "--read-only-port=0",
             f"--healthz-port={free_port()}", "--node-labels=nvidia.com/gpu.product=NVIDIA-H20",
-            "--eviction-hard=", "--eviction-pressure-transition-period=1s",
-            "--image-gc-high-threshold=100", "--cgroups-per-qos=false",
+            "--eviction-hard=", "--image-gc-high-threshold=100", "--cgroups-per-qos=false",
             "--enforce-node-allocatable=", "--node-status-update-frequency=2s",
         )  # fmt: skip
 

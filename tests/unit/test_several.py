@@ -196,7 +196,8 @@ def test_profiles_that_are_only_unproved_end_with_4(children: Children) -> None:
     ("names", "cpus", "memory", "most"),
     [
         (("a", "b", "c"), 8, 1 << 40, 3),
-        (("a", "b", "c"), 4, 1 << 40, 2),
+        (("a", "b", "c"), 4, 1 << 40, 3),
+        (("a", "b", "c"), 2, 1 << 40, 1),
         (("a", "b", "c"), 1, 1 << 40, 1),
         (("a", "b", "c"), 8, 1 << 30, 1),
         (("gpu-a", "gpu-b", "gpu-c"), 8, 1 << 40, 1),
