@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
 
-    NAME is a profile's name or a path to a YAML file. Several are built one after the other beside self-tests: as
+    NAME is a profile's name or a path to a YAML file. Several are built in turns at the engine beside self-tests: as
     processors and memory allow, those of GPUs one at a time, or each on its share of --gpus. One that fails stops no
     other; the exit code is the worst: 130, then 5, 6, 7, 3, 8, 2, 4. Example: envbuild make cpu
     """
