@@ -20,7 +20,7 @@ ROOT = Path(package.__file__).parent
 # Each line may import the lines below it and its own, never those above.
 LAYERS = (
     ("cli", "commands", "__main__"),
-    ("several", "pipeline", "bisecting", "publish", "rebuild", "steps", "fetching", "placing", "making"),
+    ("several", "pipeline", "bisecting", "publish", "rebuild", "steps", "building", "fetching", "placing", "making"),
     ("insight",),
     ("host",),
     ("attest",),
