@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from envbuild import fetching, pipeline
+from envbuild import fetching, pipeline, settings
 from envbuild.errors import CheckFailed, NotProved
 from envbuild.image import build
 from envbuild.making import Made, On, Options, Progress
@@ -352,3 +352,34 @@ def test_what_is_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -
     monkeypatch.setattr(pipeline, "test", lambda *_: made(passed_run()))
     said = envbuild("test", "sample", f"--gpus={text}")
     assert said.code == 2 and "gpus" in said.stderr
+
+
+@pytest.mark.parametrize("what", ["image", "builder"])
+def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
+    what: str, monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """Also what an extension is compiled with."""
+    held: list[bool] = []
+
+    def fetch(*_: Any) -> None:
+        from filelock import FileLock, Timeout
+
+        try:
+            FileLock(settings.cache_folder("locks") / "_fetch.lock").acquire(timeout=0)
+            held.append(False)
+        except Timeout:
+            held.append(True)
+
+    monkeypatch.setattr(fetching.wheels, "fetch", fetch)
+    plan = MagicMock()
+    plan.archives, plan.workshop.wanted = (), [MagicMock()]
+    plan.workshop.wanted[0].extension.name = "apex"
+    monkeypatch.setattr(fetching.checkouts, "fetch", fetch)
+    monkeypatch.setattr(fetching.archives, "fetch", fetch)
+    locked, one = MagicMock(suite=None), MagicMock()
+    one.name = "apex"
+    if what == "image":
+        fetching.image(plan, locked, MagicMock())
+    else:
+        fetching.builder(plan, locked, one, MagicMock())
+    assert held and all(held)
