@@ -18,7 +18,7 @@ from envbuild import fetching, pipeline, settings
 from envbuild.errors import CheckFailed, NotProved
 from envbuild.image import build
 from envbuild.making import Made, On, Options, Progress
-from envbuild.plan import probes
+from envbuild.plan import archives, checkouts, probes, wheels
 from envbuild.plan.sources import Source
 from envbuild.proof import audit, collect, job, testrun
 from envbuild.proof.audit import Audit, Expected
@@ -370,12 +370,12 @@ def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
         except Timeout:
             held.append(True)
 
-    monkeypatch.setattr(fetching.wheels, "fetch", fetch)
+    monkeypatch.setattr(wheels, "fetch", fetch)
     plan = MagicMock()
     plan.archives, plan.workshop.wanted = (), [MagicMock()]
     plan.workshop.wanted[0].extension.name = "apex"
-    monkeypatch.setattr(fetching.checkouts, "fetch", fetch)
-    monkeypatch.setattr(fetching.archives, "fetch", fetch)
+    monkeypatch.setattr(checkouts, "fetch", fetch)
+    monkeypatch.setattr(archives, "fetch", fetch)
     locked, one = MagicMock(suite=None), MagicMock()
     one.name = "apex"
     if what == "image":

@@ -39,6 +39,7 @@ stop() {
 part() { # image, or run HOST:PORT
 at="$at/node-$SLURM_NODEID"
 name="$name-$SLURM_NODEID"
+meeting=${2:-}
 SLURM_JOB_GPUS=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}}
 mkdir -p "$at"
 finish() { # STAGE EXIT
@@ -59,7 +60,7 @@ clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {
     timeout --foreground -k 10 "$limit" "$program" run --name "$name" --label io.envbuild.slurm="$SLURM_JOB_ID" \
         --pull never --interactive --init --read-only --network host "${fabric[@]}" --env ENVBUILD_NODE="$SLURM_NODEID" \
-        --env ENVBUILD_MEETING="${2:-}" --env ENVBUILD_INTERFACE="$interface" --cap-drop ALL \
+        --env ENVBUILD_MEETING="$meeting" --env ENVBUILD_INTERFACE="$interface" --cap-drop ALL \
         --security-opt no-new-privileges --memory 8589934592 --memory-swap 8589934592 \
         --shm-size 1073741824 --pids-limit 4096 --tmpfs /tmp:exec,mode=1777,size=2147483648 \
         --log-driver none --user 65534:65534 --workdir /tmp "${gpus[@]}" --entrypoint python \

@@ -50,11 +50,12 @@ def render(job: Job, site: Site, folder: PurePosixPath, name: str, names: Sequen
 
 
 _NETWORK = """host "${fabric[@]}" --env ENVBUILD_NODE="$SLURM_NODEID" \\
-        --env ENVBUILD_MEETING="${2:-}" --env ENVBUILD_INTERFACE="$interface\""""
+        --env ENVBUILD_MEETING="$meeting" --env ENVBUILD_INTERFACE="$interface\""""
 # What srun runs on each node: `image`, then `run HOST:PORT`. What it leaves there is the whole script's to judge.
 _PART_BEGIN = """part() { # image, or run HOST:PORT
 at="$at/node-$SLURM_NODEID"
 name="$name-$SLURM_NODEID"
+meeting=${2:-}
 SLURM_JOB_GPUS=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}}
 mkdir -p "$at"
 finish() { # STAGE EXIT
