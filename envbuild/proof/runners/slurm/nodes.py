@@ -105,7 +105,7 @@ for ((number = 0; number < count; number++)); do
 done
 SLURMD_NODENAME=$nodes engine=$(node 0 engine) image=$(node 0 image)
 begin=$(clock)
-each run "$address:$((20000 + SLURM_JOB_ID * 64 % 12000))" & # a port for each of at most 64 + 2 stages
+each run "$address:$((20000 + SLURM_JOB_ID * 160 % 12000))" & # a port for each stage, 130 at most
 wait $!
 seconds=$(($(clock) - begin))
 worst=0
