@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ from machine import described, write
 
 CHECKOUT = Path(__file__).parents[1]
 PROFILES = {"large": ["numpy", "pandas", "scipy"], "middle": ["numpy", "pandas"], "small": ["numpy"]}
+
+
+@dataclass(frozen=True)
+class Took:
+    """Seconds by the clock; seconds of work, of all processors together; a document of each profile."""
+
+    seconds: float
+    worked: float
+    documents: list[dict[str, Any]]
 
 
 def source(folder: Path) -> Path:
@@ -34,14 +44,31 @@ def source(folder: Path) -> Path:
     return folder
 
 
-def make(folder: Path, checkout: Path, *arguments: str) -> tuple[float, list[dict[str, Any]]]:
-    """Seconds, and a document of each profile."""
-    begin = time.perf_counter()
-    command = [sys.executable, "-m", "envbuild", "make", "--json", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(checkout), "XDG_STATE_HOME": str(folder / "state")}
-    done = subprocess.run(command, cwd=folder, env=env, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    document = json.loads(done.stdout)
-    return time.perf_counter() - begin, document.get("profiles") or [document]
+def environment(folder: Path, checkout: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(checkout), "XDG_STATE_HOME": str(folder / "state")}
+
+
+def busy() -> float:
+    """Seconds that this machine's processors have worked, whoever for: user, nice and system in proc(5)."""
+    found = Path("/proc/stat").read_text(encoding="ascii").split()[1:4]
+    return sum(map(int, found)) / os.sysconf("SC_CLK_TCK")
+
+
+def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> Took:
+    """One command for all of them; `build`, which takes one profile, is as many at once."""
+    begin, worked = time.perf_counter(), busy()
+    command = [sys.executable, "-m", "envbuild", verb, "--json"]
+    env = environment(folder, checkout)
+    commands = [[*command, *names]] if verb == "make" else [[*command, name] for name in names]
+    started = [
+        subprocess.Popen(one, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for one in commands
+    ]
+    said = [json.loads(process.communicate()[0]) for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(json.dumps(said, indent=1))
+    documents = [row for document in said for row in document.get("profiles") or [document]]
+    return Took(time.perf_counter() - begin, busy() - worked, documents)
 
 
 def remove(names: list[str]) -> None:
@@ -54,46 +81,78 @@ def remove(names: list[str]) -> None:
             subprocess.run(["docker", "image", "rm", *tags], check=True, stdout=subprocess.DEVNULL)
 
 
+def measure(folder: Path, names: dict[str, str], verb: str) -> dict[str, Took]:
+    """The largest alone, and all; each time every layer but the base is made anew."""
+    took = {}
+    for what, chosen in (("largest", [names["large"]]), ("all three", list(names.values()))):
+        remove(list(names.values()))
+        shutil.rmtree(folder / "state", ignore_errors=True)
+        took[what] = make(folder, source(folder / f"checkout-{secrets.token_hex(3)}"), chosen, verb)
+    return took
+
+
+def write_profiles(folder: Path, names: dict[str, str], level: str) -> None:
+    for kind, packages in PROFILES.items():
+        text = json.dumps({"extends": "cpu", "packages": packages, "selftest": {"level": level}})
+        (folder / "profiles" / f"{names[kind]}.yaml").write_text(text, encoding="utf-8")
+
+
+def row(what: str, took: dict[str, Took]) -> str:
+    """Of both, seconds by the clock and of work; and what they come to."""
+    one, three = took["largest"], took["all three"]
+    least = three.worked / (os.cpu_count() or 1)
+    cells = [what, f"{one.seconds:.0f}", f"{one.worked:.0f}", f"{three.seconds:.0f}", f"{three.worked:.0f}"]
+    return f"| {' | '.join(cells)} | {three.seconds / one.seconds:.2f} | {least / one.seconds:.2f} |"
+
+
+def steps(what: str, took: Took) -> str:
+    """The longest of each step."""
+    found = [{step["name"]: step["seconds"] for step in document["steps"]} for document in took.documents]
+    names = ("build", "audit", "label", "self-test")
+    return f"| {what} | {' | '.join(f'{max(one.get(name, 0) for one in found):.0f}' for name in names)} |"
+
+
 def main() -> None:
-    """Both after the locks are made and the wheels are here, so that no index and no network is measured."""
+    """After the locks are made and the wheels are here, so that no index and no network is measured."""
     run = secrets.token_hex(3)
     names = {kind: f"bench-{kind}-{run}" for kind in PROFILES}
     folder = Path(tempfile.mkdtemp(prefix="envbuild-bench-"))
+    kinds = {
+        "level standard": ("standard", "make"),
+        "level quick": ("quick", "make"),
+        "builds alone": ("quick", "build"),
+    }
+    before, took = os.getloadavg()[0], {}
     try:
         (folder / "profiles").mkdir()
-        for kind, packages in PROFILES.items():
-            text = json.dumps({"extends": "cpu", "packages": packages})
-            (folder / "profiles" / f"{names[kind]}.yaml").write_text(text, encoding="utf-8")
-        make(folder, CHECKOUT, *names.values())  # locks, wheels and the base come
-        before, took = os.getloadavg()[0], {}
-        for what, chosen in (("the largest alone", [names["large"]]), ("all three", list(names.values()))):
-            remove(list(names.values()))
-            shutil.rmtree(folder / "state")
-            took[what] = make(folder, source(folder / what.replace(" ", "-")), *chosen)
+        write_profiles(folder, names, "quick")
+        make(folder, CHECKOUT, list(names.values()), "build")  # locks, wheels and the base come
+        for what, (level, verb) in kinds.items():
+            write_profiles(folder, names, level)
+            took[what] = measure(folder, names, verb)
         after = os.getloadavg()[0]
     finally:
         remove(list(names.values()))
         shutil.rmtree(folder, ignore_errors=True)
-    rows = []
-    for what, (seconds, documents) in took.items():
-        steps = [{step["name"]: step["seconds"] for step in document["steps"]} for document in documents]
-        parts = (max(step.get(name, 0) for step in steps) for name in ("build", "audit", "self-test"))
-        rows.append(f"| {what} | {seconds:.0f} | {' | '.join(f'{part:.0f}' for part in parts)} |")
-    ratio = took["all three"][0] / took["the largest alone"][0]
     write(
         "several",
         [
             "# Three profiles that share torch, beside the largest alone",
             "",
             f"Machine: {described()}. Load average (1 min) {before:.1f} before, {after:.1f} after, partly its own.",
-            "cpu with numpy; with pandas too; with scipy too. Level standard; every layer but the base is made anew,",
-            "the wheels are at hand. Once each.",
+            "Made by `python benchmarks/several.py`: cpu with numpy; with pandas too; with scipy too. Every layer but",
+            "the base is made anew, the wheels are at hand. Once each. Work: seconds that all of the machine's",
+            "processors were busy, whoever for. Least possible: that work shared by all of them without a pause.",
             "",
-            "| what | s | slowest build s | audit s | self-test s |",
+            "| | largest: s | its work | all three: s | their work | ratio | least possible |",
+            "|---|---|---|---|---|---|---|",
+            *(row(what, found) for what, found in took.items()),
+            "",
+            "Slowest of each step, s:",
+            "",
+            "| | build | audit | label | self-test |",
             "|---|---|---|---|---|",
-            *rows,
-            "",
-            f"Ratio: {ratio:.2f}.",
+            *(steps(f"{what}, {which}", one) for what, found in took.items() for which, one in found.items()),
         ],
     )
 

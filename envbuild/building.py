@@ -111,7 +111,8 @@ class Building:
                 raise
             self.progress.say(f"the base is locked again: {gone.message}")
         again = locking.make(plan, found, frozenset({locking.BASE}))
-        debs.fetch((*again.base, *again.apt), found.suite, store.debs(), again.made)
+        with fetching.alone(self.progress):
+            debs.fetch((*again.base, *again.apt), found.suite, store.debs(), again.made)
         return again
 
     def render(self, source: Source, locked: Lock) -> str:

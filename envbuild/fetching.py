@@ -44,14 +44,16 @@ def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) 
     """What an extension is compiled with and from, as far as it is not in the image."""
     assert locked.builder and plan.workshop
     show = shown(progress)
-    wheels.fetch(locked.builder.wheels, plan.python, plan.glibc, store.wheels(), show)
-    if locked.builder.archives and plan.workshop.toolchain.archive:
-        archives.fetch([plan.workshop.toolchain.archive], show)
-    wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)
-    checkouts.fetch(wanted, show)
-    if locked.suite:
-        try:
-            debs.fetch(locked.builder.debs, locked.suite, store.debs(), locked.made)
-        except debs.Unavailable as gone:
-            gone.hint = f"set debian_snapshot in config.yaml, or lock others: envbuild lock {plan.name} --upgrade base"
-            raise
+    with alone(progress):
+        wheels.fetch(locked.builder.wheels, plan.python, plan.glibc, store.wheels(), show)
+        if locked.builder.archives and plan.workshop.toolchain.archive:
+            archives.fetch([plan.workshop.toolchain.archive], show)
+        wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)
+        checkouts.fetch(wanted, show)
+        if locked.suite:
+            try:
+                debs.fetch(locked.builder.debs, locked.suite, store.debs(), locked.made)
+            except debs.Unavailable as gone:
+                again = f"envbuild lock {plan.name} --upgrade base"
+                gone.hint = f"set debian_snapshot in config.yaml, or lock others: {again}"
+                raise

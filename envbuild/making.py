@@ -42,12 +42,14 @@ class Step:
 class On:
     """Where the self-test runs. `runner` None: as the site's settings say. `given`: a runner's name -> its settings,
     over the site's. `resume`: the id of a job there that was begun before. `gpu`: on which of the profile's GPUs.
+    `nodes`: on as many machines together too.
     """
 
     runner: str | None = None
     given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     resume: str | None = None
     gpu: str | None = None
+    nodes: int = 1
 
 
 HERE = On("local")

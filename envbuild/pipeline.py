@@ -17,13 +17,13 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.source import Source
 from envbuild.proof.job import ALL, Asked
 from envbuild.proof.runners.here import Here
-from envbuild.proof.runners.kubernetes.runner import Kubernetes
-from envbuild.proof.runners.slurm.runner import Slurm
+from envbuild.proof.runners.protocol import Scheduled
 from envbuild.steps import Session
 
 
 def make(name: str, options: Options, progress: Progress) -> Made:
     """From a profile to a verified image. Raises what the steps raise; CheckFailed if the self-test fails."""
+    signing.receive()
     session = Session(name, options, progress)
     with working(session, session.made.document):
         source = session.load()
@@ -86,14 +86,18 @@ def test(name: str, reference: str | None, progress: Progress, asked: Asked = AL
     return session.made
 
 
-def script(name: str, reference: str | None, progress: Progress, on: On, asked: Asked = ALL) -> str:
-    """What `test` or `prove` would hand to a cluster. Raises UsageError where the runner is none."""
+def script(
+    name: str, reference: str | None, progress: Progress, on: On, asked: Asked = ALL, *, brief: bool = False
+) -> str:
+    """What `test` or `prove` would hand to a cluster, `brief` as Scheduled.script has it. Raises UsageError where the
+    runner is none."""
     session = Session(name, Options(locked=True, asked=asked, on=on), progress)
     source, locked, image = existing(session, reference)
     runner = session.runner(source, image, dry=True)
-    if not isinstance(runner, Slurm | Kubernetes):
+    if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
-    return runner.script(session.job(source, runner, locked.versions, locked.python))
+    jobs = [session.job(source, runner, locked.versions, locked.python, nodes) for nodes in sorted({1, on.nodes})]
+    return "\n".join(runner.script(job, brief=brief) for job in jobs)
 
 
 def test_environment(name: str, python: str, progress: Progress, asked: Asked = ALL) -> Made:

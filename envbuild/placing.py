@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from envbuild import settings
-from envbuild.attest.oci import Manifest, Reference
+from envbuild.attest import pushing
 from envbuild.attest.registry import Repository
-from envbuild.errors import CheckFailed, NetworkError, UsageError, near
+from envbuild.errors import NetworkError, UsageError, near
 from envbuild.image.engine import Engine, Image
 from envbuild.making import Options
 from envbuild.plan import facts
@@ -15,11 +15,10 @@ from envbuild.plan.profile import Profile
 from envbuild.proof.runners.kubernetes import site as kubernetes_site
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
+from envbuild.proof.runners.names import RUNNERS
 from envbuild.proof.runners.protocol import Runner
 from envbuild.proof.runners.slurm import site as slurm_site
 from envbuild.proof.runners.slurm.runner import Slurm
-
-RUNNERS = ("local", "slurm", "kubernetes")
 
 
 def runner(
@@ -38,8 +37,12 @@ def runner(
     for other in on.given:
         if other != chosen:
             raise UsageError(f"--{other} is for --on {other}")
-    if on.resume and chosen != "slurm":
-        raise UsageError("--resume is for --on slurm")
+    if on.resume and chosen == "local":
+        raise UsageError("--resume is for --on slurm and --on kubernetes")
+    if on.nodes > 1 and chosen != "slurm":
+        raise UsageError("--nodes is for --on slurm", hint="it starts ranks on several nodes by srun")
+    if on.nodes > 1 and on.resume:
+        raise UsageError("--resume takes up one job, and --nodes makes two", hint="leave --nodes out, or run anew")
     if chosen == "local":
         return Local(engine, image)
     if options.asked.gpus:
@@ -50,25 +53,25 @@ def runner(
         cluster = slurm_site.parse(section, given, known)
         return Slurm(cluster, image, fetched(cluster.registry, engine, image, on_line), name, on.resume)
     place = kubernetes_site.parse(section, given, known)
-    return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name)
+    return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name, on.resume)
 
 
 def _fetched(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
     """By which name a node gets the image from a registry, where it is now; None without one."""
     if not registry:
         return None
-    place = Repository(repository(registry))
-    return f"{place.reference.repository}@{pushed(engine, place, image, on_line)[0].digest}"
+    place = Repository(pushing.repository(registry))
+    return f"{place.reference.repository}@{pushing.pushed(engine, place, image, on_line)[0].digest}"
 
 
 def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
     """The same name where the registry has the image already; nothing is pushed."""
     if not registry:
         return None
-    place = Repository(repository(registry))
+    place = Repository(pushing.repository(registry))
     name = place.reference.repository
     try:
-        found = _there(place, image)
+        found = pushing.there(place, image)
     except NetworkError as error:
         on_line(f"{name} could not be asked: {error.message}")
         found = None
@@ -84,39 +87,3 @@ def models(profile: Profile, gpu: str | None) -> tuple[str, ...]:
     if gpu not in profile.gpus:
         raise UsageError(f"the profile is not for {gpu}", hint=f"its GPUs: {', '.join(profile.gpus) or 'none'}")
     return (gpu,)
-
-
-def repository(text: str) -> Reference:
-    """Raises UsageError for what names an image of it."""
-    reference = Reference.parse(text)
-    if reference.tag or reference.digest:
-        raise UsageError(f"{text} has a tag", hint=f"name the repository: {reference.repository}; tags are made")
-    return reference
-
-
-def pushed(engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None]) -> tuple[Manifest, bool]:
-    """The image in a registry, and whether it was there: under a tag of its own id, for one cannot push by
-    digest. Nothing is believed but the manifest. Raises CheckFailed where that is another's, NetworkError."""
-    tag, found = _tag(image), _there(place, image)
-    if found is not None:
-        return found, True
-    name = place.reference.repository
-    engine.tag(image, name, tag)
-    try:
-        engine.push(name, tag, on_line)
-    finally:
-        engine.remove(f"{name}:{tag}")
-    found = _there(place, image)
-    if found is None:
-        raise CheckFailed(f"{name}:{tag} is not the image that was just pushed", hint="did somebody move the tag?")
-    return found, False
-
-
-def _tag(image: Image) -> str:
-    return f"id-{image.id.removeprefix('sha256:')}"
-
-
-def _there(place: Repository, image: Image) -> Manifest | None:
-    """The image's manifest, where its tag names that."""
-    found = place.manifest(_tag(image))
-    return found if found is not None and not found.is_index and found.config == image.id else None

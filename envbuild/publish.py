@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild import placing
-from envbuild.attest import attestations, bundles, sbom, signing, statements, verify
+from envbuild.attest import attestations, bundles, pushing, sbom, signing, statements, verify
 from envbuild.attest.oci import Manifest, Reference, Target
 from envbuild.attest.policy import Policy
 from envbuild.attest.registry import Repository
@@ -58,7 +57,7 @@ def push(name: str, target: str, progress: Progress) -> Pushed:
 
     Raises NotProved unless all evidence is there, NetworkError, CheckFailed if the registry has something else.
     """
-    reference = placing.repository(target)
+    reference = pushing.repository(target)
     session = Session(name, Options(locked=True), progress)
     signer = signing.configured()
     done = Pushed(name, reference.repository, signer.public.fingerprint if signer else None)
@@ -155,7 +154,7 @@ def _proved(session: Session) -> tuple[Source, Lock, Image]:
 
 
 def _image(session: Session, place: Repository, image: Image) -> tuple[Manifest, bool, str]:
-    found, there = placing.pushed(session.connected(), place, image, session.progress.line)
+    found, there = pushing.pushed(session.connected(), place, image, session.progress.line)
     return found, there, found.digest
 
 

@@ -1,7 +1,7 @@
 """`make` of several profiles: each is an envbuild of its own, so that none stops another; all share BuildKit's cache.
 
-Builds run one after the other beside the self-tests, which take turns at what they need of the machine. Why:
-docs/decisions/0013-several-profiles.md.
+Builds on one base take turns at the engine, by a lock that every envbuild takes; audits run beside the next build, and
+self-tests take turns at what they need of the machine. Why: docs/decisions/0013-several-profiles.md.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.attest import signing
-from envbuild.errors import EnvbuildError, SystemFault, UsageError
+from envbuild.errors import EnvbuildError, ProfileError, SystemFault, UsageError
 from envbuild.image.engine import Engine
-from envbuild.plan import sources
+from envbuild.plan import naming, sources
 from envbuild.plan.source import Source
 from envbuild.process import Stop, run
 
-# A self-test on the CPU keeps two processors busy: dist.staged has two ranks.
-_CPUS_EACH = 2
+# What a self-test on the CPU keeps busy: level standard is 47 s of work, and takes 35 s on two processors.
+_CPUS_EACH = 4 / 3
 # What was found wrong in an image, then what could not be done here, what is yours to mend, what is only unproved.
 _WORST_FIRST = (130, 5, 6, 7, 3, 8, 2, 4, 0)
 # A step that ended, as commands/console.py tells it: its name, and its seconds or that it is up to date.
@@ -70,7 +70,7 @@ def worst(codes: Sequence[int]) -> int:
     return min(codes, key=lambda code: _WORST_FIRST.index(code) if code in _WORST_FIRST else -1)
 
 
-class Turns:
+class Pool:
     """Units of something, each in one pair of hands at a time."""
 
     def __init__(self, units: Sequence[str]) -> None:
@@ -99,9 +99,9 @@ class Crowd:
 
     wanted: Wanted
     say: Say
-    builds: Turns
-    tests: Turns  # on the CPU
-    cards: Turns
+    builds: Pool
+    tests: Pool  # on the CPU
+    cards: Pool
     environment: Mapping[str, str] = field(default_factory=dict)  # of those that sign
     stop: Stop = field(default_factory=Stop)
 
@@ -185,8 +185,10 @@ def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome
     """Make every profile; one that fails stops no other. `say` gets a profile's name and what it says, `done` each
     outcome as it comes; both from several threads.
 
-    Raises EngineError where no engine answers, UsageError where the signing key cannot be used.
+    Raises ProfileError, before anything is made, where one of them names no profile; EngineError where no engine
+    answers, UsageError where the signing key cannot be used.
     """
+    _require_known(names, wanted.requirements)
     engine = Engine()
     found: dict[str, tuple[str, Source]] = {}
     outcomes = []
@@ -206,12 +208,24 @@ def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome
         done(outcome)
         return outcome
 
-    with ThreadPoolExecutor(max(1, len(found))) as pool:
+    with ThreadPoolExecutor(max(1, len(found))) as threads:
         try:
-            return [*outcomes, *pool.map(one, found.values())]
+            return [*outcomes, *threads.map(one, found.values())]
         except BaseException:
             crowd.stop()
             raise
+
+
+def _require_known(names: Sequence[str], requirements: Path | None) -> None:
+    faults = []
+    for name in names:
+        try:
+            naming.meant(name, requirements)
+        except ProfileError as error:
+            faults.append(error)
+    if faults:
+        hints = dict.fromkeys(error.hint for error in faults if error.hint)
+        raise ProfileError("; ".join(error.message for error in faults), hint="\n".join(hints) or None)
 
 
 def _outcome(error: EnvbuildError) -> tuple[int, float, dict[str, Any]]:
@@ -225,12 +239,12 @@ def _crowd(engine: Engine, profiles: Sequence[Source], wanted: Wanted, say: Say)
     return Crowd(
         wanted,
         say,
-        builds=_units(1),  # side by side, the engine wrote a layer's tar in another order: another image id
-        tests=_units(min(cpus // _CPUS_EACH, int(memory / (most * (1 << 30))))),
-        cards=Turns(wanted.gpus) if wanted.gpus else _units(1),
+        builds=_pool(cpus),  # most of them wait for their turn at the engine
+        tests=_pool(min(int(cpus / _CPUS_EACH), int(memory / (most * (1 << 30))))),
+        cards=Pool(wanted.gpus) if wanted.gpus else _pool(1),
         environment=signing.for_children(),
     )
 
 
-def _units(count: int) -> Turns:
-    return Turns([str(number) for number in range(max(1, count))])
+def _pool(count: int) -> Pool:
+    return Pool([str(number) for number in range(max(1, count))])

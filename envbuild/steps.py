@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from envbuild import placing
 from envbuild.attest import signing, statements
@@ -20,7 +20,7 @@ from envbuild.making import counts
 from envbuild.plan import facts
 from envbuild.plan.lock import Lock
 from envbuild.plan.source import Source
-from envbuild.proof import evidence, hardware, job, proved, reading
+from envbuild.proof import evidence, hardware, job, proved, reading, together
 from envbuild.proof.counting import Proof
 from envbuild.proof.job import Job
 from envbuild.proof.runners.protocol import Runner, Watch
@@ -42,24 +42,40 @@ class Session(Building):
             run = self.made.run = run.leaving_out(left_out)
             return run, False, counts(run)
 
-        return self.step("self-test", work)
+        run = self.step("self-test", work)
+        return self._across(run, source, runner, versions, python) if self.options.on.nodes > 1 and run.passed else run
+
+    def _across(
+        self, alone: TestRun, source: Source, runner: Runner, versions: Mapping[str, str], python: str
+    ) -> TestRun:
+        """And on several nodes together, once it is sound on one: a job of its own, which alone has a network."""
+
+        def work() -> tuple[TestRun, bool, str]:
+            prepared = self.job(source, runner, versions, python, self.options.on.nodes)
+            watch = Watch(functools.partial(self._tell, prepared.nonce), self.progress.say)
+            run = together.judge(runner.run(prepared, watch), prepared.nonce, prepared.require)
+            self.made.run = together.joined(alone, run)
+            return self.made.run, False, counts(run)
+
+        return self.step("nodes", work)
 
     def runner(self, source: Source, image: Image, *, dry: bool = False) -> Runner:
         """Of the place that the self-test is to run in. `dry`: it is only asked what it would do."""
         say = self.progress.say if dry else self.progress.line
         return placing.runner(self.options, self.connected(), image, source.name, say, dry=dry)
 
-    def job(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str) -> Job:
-        """What the runner is handed."""
-        wanted, asked = source.profile.selftest, self.options.asked
+    def job(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str, nodes: int = 1) -> Job:
+        """What the runner is handed. `nodes`: several are asked for what only they can show."""
+        wanted = source.profile.selftest
+        asked = replace(self.options.asked, probes=(job.ACROSS,)) if nodes > 1 else self.options.asked
         models = placing.models(source.profile, self.options.on.gpu)
         if not runner.image:
             wanted = job.on_host(wanted, asked)
         cards = [name for gpu in models for name in facts.gpus()[gpu].all_names]
         count, expected = source.profile.gpu_count, hardware.expected(source.profile)
-        return job.make(
-            runner.image, wanted, versions, python, cards, asked, count, expected, models, runner.nonce
-        )  # fmt: skip
+        expected |= {"nodes": nodes} if nodes > 1 else {}
+        made = job.make(runner.image, wanted, versions, python, cards, asked, count, expected, models, runner.nonce)
+        return replace(made, nodes=nodes)
 
     def _tell(self, nonce: str, line: bytes) -> None:
         told = reading.told(line, nonce)

@@ -28,7 +28,8 @@ NO_KEY = "no public key is given: nothing tells who proved it (--key, keys in th
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 KEY = "ENVBUILD_SIGNING_KEY"
 PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
-_TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # from one envbuild to another, which takes it out when it is used
+_TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # from one envbuild to another, which takes it out as it begins
+_received: list[str] = []  # one, until it is used
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,12 @@ def for_children() -> dict[str, str]:
     secret = passphrase(_PROMPT)
     private(*found, secret)
     return {_TYPED: secret}
+
+
+def receive() -> None:
+    """Take out of the environment what `for_children` put there: no process that is started from here on has it."""
+    if _TYPED in os.environ:
+        _received[:] = [os.environ.pop(_TYPED)]
 
 
 def _configured() -> tuple[bytes, str] | None:
@@ -172,8 +179,9 @@ def passphrase(prompt: str, confirm: bool = False) -> str:
 
     `confirm`: at a terminal it must be typed twice.
     """
-    if _TYPED in os.environ:
-        return os.environ.pop(_TYPED)
+    receive()
+    if _received:
+        return _received.pop()
     if PASSPHRASE in os.environ:
         return os.environ[PASSPHRASE]
     if os.environ.get(PASSPHRASE_FILE):

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from envbuild.errors import printable
+from envbuild.proof.runners.names import RUNNERS
 
 if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
     from envbuild.commands.results import Live
@@ -66,10 +67,17 @@ def gpus_option(function: F) -> F:
 
 
 def on_options(function: F) -> F:
-    """`on` (a runner's name or None), `given`, `resume`, `gpu` and `dry_run`."""
+    """`on` (a runner's name or None), `given`, `resume`, `gpu`, `nodes` and `dry_run`."""
     for option in (
-        click.option("--dry-run", is_flag=True, help="Only show the script or objects that a cluster would be given."),
-        click.option("--resume", metavar="JOBID", help="Wait for a job that was submitted before."),
+        click.option(
+            "--dry-run", is_flag=True,
+            help="Only show the script or objects that a cluster would be given; with --json the self-test too.",
+        ),
+        click.option("--resume", metavar="JOB", help="Wait for a job that was submitted before: its id, or its name."),
+        click.option(
+            "--nodes", type=click.IntRange(1, 64), default=1, metavar="N",
+            help="Ranks on N nodes together too, in a job of their own (dist.nodes; --on slurm).",
+        ),
         click.option("--gpu", metavar="MODEL", help="On this one of the profile's GPUs, as in h20."),
         click.option(
             "--kubernetes", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
@@ -79,9 +87,7 @@ def on_options(function: F) -> F:
             "--slurm", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
             help="partition, account, constraint, time, container, ... over the site settings; may be repeated.",
         ),
-        click.option(
-            "--on", type=click.Choice(["local", "slurm", "kubernetes"]), help="Where it runs (default: the site's)."
-        ),
+        click.option("--on", type=click.Choice(RUNNERS), help="Where it runs (default: the site's)."),
     ):  # fmt: skip
         function = option(function)
     return function

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from envbuild.commands.console import (
     requirements_option,
     table,
 )
-from envbuild.errors import EnvbuildError, Fault, NotProved, SomeFailed, UsageError, printable
+from envbuild.errors import Fault, NotProved, SomeFailed, UsageError, printable
 
 if TYPE_CHECKING:
     from envbuild.making import Options
@@ -50,7 +51,7 @@ def command(
 ) -> None:
     """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
 
-    NAME is a profile's name or a path to a YAML file. Several are built one after the other beside self-tests: as
+    NAME is a profile's name or a path to a YAML file. Several are built in turns at the engine beside self-tests: as
     processors and memory allow, those of GPUs one at a time, or each on its share of --gpus. One that fails stops no
     other; the exit code is the worst: 130, then 5, 6, 7, 3, 8, 2, 4. Example: envbuild make cpu
     """
@@ -106,11 +107,7 @@ def _several(names: tuple[str, ...], wanted: Wanted, as_json: bool) -> None:
 
     outcomes = several.make(names, wanted, say, done)
     code = several.worst([outcome.code for outcome in outcomes])
-    failed = [outcome.name for outcome in outcomes if outcome.code]
-    error: EnvbuildError | None = None
-    if code:
-        what = "not proved" if code == NotProved.code else "not made"
-        error = SomeFailed(f"{len(failed)} of {len(outcomes)} profiles are {what}: {', '.join(failed)}", code)
+    error = SomeFailed(_told(outcomes), code) if code else None
     document = {
         "profiles": [
             {"profile": o.name, "status": o.status, "code": o.code, "seconds": round(o.seconds, 3), **o.document}
@@ -126,6 +123,15 @@ def _several(names: tuple[str, ...], wanted: Wanted, as_json: bool) -> None:
     if error:
         error.partial = document
         raise error
+
+
+def _told(outcomes: Sequence[Outcome]) -> str:
+    """How many are not made, and how many are built and not proved; each by name."""
+    unproved = [o.name for o in outcomes if o.code == NotProved.code]
+    failed = [o.name for o in outcomes if o.code not in (0, NotProved.code)]
+    parts = {"not made": failed, "built, and not proved": unproved}
+    said = [f"{len(names)} {what}: {', '.join(names)}" for what, names in parts.items() if names]
+    return f"of {len(outcomes)} profiles {'; '.join(said)}"
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:

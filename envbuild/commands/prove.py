@@ -16,6 +16,7 @@ def command(
     on: str | None,
     resume: str | None,
     gpu: str | None,
+    nodes: int,
     dry_run: bool,
     as_json: bool,
     given: dict[str, dict[str, str]] | None = None,
@@ -27,9 +28,9 @@ def command(
     from envbuild import pipeline  # not for --help
     from envbuild.making import On
 
-    where = On(on, given or {}, resume, gpu)
+    where = On(on, given or {}, resume, gpu, nodes)
     if dry_run:
-        script = pipeline.script(name, reference, Console(), where)
+        script = pipeline.script(name, reference, Console(), where, brief=not as_json)
         emit({"script": script}) if as_json else click.echo(script, nl=False)
         return
     made = pipeline.prove(name, reference, Console(), gpus, where)

@@ -52,6 +52,7 @@ def command(
     on: str | None,
     resume: str | None,
     gpu: str | None,
+    nodes: int,
     dry_run: bool,
     as_json: bool,
     given: dict[str, dict[str, str]] | None = None,
@@ -68,8 +69,8 @@ def command(
     probes.check(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
-    if python and (on not in (None, "local") or given or resume or dry_run or gpu):
-        raise UsageError("--python tests on this machine; --on and --gpu an image on another")
+    if python and (on not in (None, "local") or given or resume or dry_run or gpu or nodes > 1):
+        raise UsageError("--python tests on this machine; --on, --gpu and --nodes an image on others")
     output.prepare(report, print_file, as_json=as_json)
     taken = as_json or output.STDOUT in (report, print_file)  # stdout, by one document
     from envbuild import pipeline  # not for --help
@@ -78,9 +79,9 @@ def command(
 
     console = Console(results=not taken, verbose=verbose)
     wanted = job.Asked(level, asked, gpus, fingerprint=print_file is not None)
-    where = On(on, given or {}, resume, gpu)
+    where = On(on, given or {}, resume, gpu, nodes)
     if dry_run:
-        script = pipeline.script(name, reference, console, where, wanted)
+        script = pipeline.script(name, reference, console, where, wanted, brief=not as_json)
         emit({"script": script}) if as_json else click.echo(script, nl=False)
         return
     if python:

@@ -19,6 +19,7 @@ from envbuild.plan.profile import SelfTest
 
 FINGERPRINT = "fingerprint"  # the probe that records one
 OWN_SCRIPT = "own.script"  # the probe that runs a profile's own
+ACROSS = "dist.nodes"  # the probe of several machines
 _SOURCES = Path(__file__).parent.parent / "selftest"
 
 # Its arguments: the module whose main takes the job, and the file to read where that is not stdin (a bind mount would
@@ -76,7 +77,8 @@ class Job:
 
     `image`: its name by digest, as the engine knows it that runs it. `devices`: which of the machine's GPUs, by index
     or UUID; none: all that are there, or where a scheduler hands them out, `count` of one of `models` (ids in the
-    facts). `require`: the probes that must pass.
+    facts). `require`: the probes that must pass. `nodes`: machines that run it at the same time, each with as many
+    GPUs, and with a network between them.
     """
 
     image: str
@@ -89,6 +91,7 @@ class Job:
     models: tuple[str, ...] = ()
     count: int = 1
     require: tuple[str, ...] = ()
+    nodes: int = 1
 
 
 _AROUND_BURN = 240  # seconds to make its matrices, and to check what the last of them gave

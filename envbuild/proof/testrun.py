@@ -15,7 +15,8 @@ MAX_STDOUT = 64 << 20  # bytes that a runner takes of it
 
 @dataclass(frozen=True)
 class RawOutput:
-    """What a runner brings back. `exit_code` None: never ended by itself. `where`: where it ran; empty: here."""
+    """What a runner brings back. `exit_code` None: never ended by itself. `where`: where it ran; empty: here. `parts`:
+    of several nodes, each one's exit code and the bytes of its stdout; they follow each other."""
 
     stdout: bytes
     stderr: str
@@ -24,6 +25,7 @@ class RawOutput:
     out_of_memory: bool = False
     timed_out: bool = False
     too_long: bool = False
+    parts: tuple[tuple[int, int], ...] = ()
     where: Mapping[str, Any] = field(default_factory=dict)
 
 

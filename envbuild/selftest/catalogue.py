@@ -18,6 +18,7 @@ from envbuild.selftest.probes import (
     identity,
     libs,
     memory,
+    nodes,
     norm,
     norm_apex,
     optim_apex,
@@ -56,6 +57,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("dist.staged", "standard", "cpu", 400, dist.staged, untouched=True),
     Probe("burn", "full", "cpu", 300, burn.burn),
     Probe("memory", "full", "cpu", 300, memory.memory),
+    Probe("dist.nodes", "asked", "cpu", 900, nodes.across, untouched=True),
     Probe("fingerprint", "asked", "cpu", 120, fingerprint.record),
     Probe("own.script", "quick", "script", 300, script.script),  # last: nobody knows what it leaves behind
 )

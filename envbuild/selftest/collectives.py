@@ -38,7 +38,7 @@ STEP, DONE, FIGURE, WRONG = "step", "done", "figure ", "wrong "
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands: its number among `size`, its device, the file in which the ranks meet."""
+    """Where a rank stands: its number among `size`, its device, the URL at which the ranks meet."""
 
     backend: str
     rank: int
@@ -96,7 +96,7 @@ class Rank:
         place = self.place
         dist.init_process_group(
             place.backend,
-            init_method=f"file://{place.meeting}",
+            init_method=place.meeting,
             rank=place.rank,
             world_size=place.size,
             timeout=_PATIENCE,

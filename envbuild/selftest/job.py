@@ -27,7 +27,8 @@ SETTINGS = (
 )
 _TOP_KEYS = ("version", "nonce", "level", "device", "probes", "require", "expect", "settings", "timeouts")
 _KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb", "own", "floors", "burn_seconds"))
-_EXPECT_KEYS = frozenset(("distributions", "python", "gpus", "gpu_count", "transport", "driver", "datasheets", "cards"))
+_TOGETHER = ("gpus", "gpu_count", "nodes", "transport")
+_EXPECT_KEYS = frozenset(("distributions", "python", "driver", "datasheets", "cards", *_TOGETHER))
 _CARD_KEYS = frozenset(("compute_capability", "sms"))
 _DRIVER_KEYS = ("cuda", "profile")
 DATASHEET = ("fp32", "tf32", "fp16", "bf16", "copy")
@@ -51,7 +52,8 @@ class Job:
 
     `probes` None means the level's probes and the required ones; a list means exactly those. `timeouts` are in seconds
     and override a probe's own. `memory_mb` caps the address space a probe may add to what is mapped when it starts.
-    `gpu_count`: as many GPUs must work together; `transport`: how NCCL must reach one from another, None: as it likes.
+    `gpu_count`: as many GPUs must work together, on each of `nodes` machines; `transport`: how NCCL must reach one from
+    another, None: as it likes.
     `driver`: the oldest driver that torch's CUDA runs on ("cuda") and that the profile declares ("profile").
     `cards`: by a card's name, what is known of it: its "compute_capability" ("9.0"), and maybe its "sms".
     `datasheets`: by a card's name, dense TFLOP/s of each precision and GB/s of a copy. `floors`: the fractions of those
@@ -67,6 +69,7 @@ class Job:
     python: str | None = None
     gpus: tuple[str, ...] = ()
     gpu_count: int = 1
+    nodes: int = 1
     transport: str | None = None
     driver: Mapping[str, str] = field(default_factory=dict)
     cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -206,6 +209,7 @@ def parse(document: Any, known: frozenset[str]) -> Job:
         python=python,
         gpus=reader.names("expect.gpus", expect.get("gpus", [])),
         gpu_count=reader.count("expect.gpu_count", expect.get("gpu_count")) or 1,
+        nodes=reader.count("expect.nodes", expect.get("nodes")) or 1,
         transport=None if transport is None else reader.choice("expect.transport", transport, TRANSPORTS),
         cards={
             name: reader.card(f"expect.cards.{name}", card)

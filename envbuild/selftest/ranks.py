@@ -22,8 +22,8 @@ from envbuild.selftest.topology import Fault, Stage
 from envbuild.selftest.transport import Log
 
 GRACE = 2.0  # seconds in which the others may say what they saw, once one rank broke off
-# All ranks are on this machine, whose only network may be the loopback.
-_VARIABLES = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
+# Where all ranks are on this machine, its only network may be the loopback: lo.
+_VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
 _LOG_LIMIT = 4 << 20  # bytes of a rank's NCCL log that are read
 # faulthandler's own words, the innermost function first
 _FRAME = re.compile(r'File "(?P<file>[^"\n]*)", line \d+ in (?P<function>\S+)')
@@ -33,11 +33,28 @@ _LOST = re.compile(r"(closed|reset) by peer|broken pipe|ncclRemoteError|remote p
 
 @dataclass(frozen=True)
 class World:
-    """Who does a stage together: GPUs by index, or on the CPU processes by number."""
+    """Who does a stage together: GPUs by index, or on the CPU processes by number. `among`: where others of it are on
+    other machines."""
 
     backend: str
     members: tuple[int, ...]
     settings: tuple[str, ...] = ()
+    among: Among | None = None
+
+
+@dataclass(frozen=True)
+class Among:
+    """A world of `size` ranks on several machines, of which those from `first` on are here. `meeting`: host:port of
+    rank 0; `interface`: of the network between them."""
+
+    first: int
+    size: int
+    meeting: str
+    interface: str
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"NCCL_SOCKET_IFNAME": self.interface, "GLOO_SOCKET_IFNAME": self.interface}
 
 
 @dataclass(frozen=True)
@@ -64,12 +81,15 @@ def run(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
 def _work(world: World, rank: int, device: str, folder: Path) -> Work:
     def work(tell: Tell) -> None:
         settings = dict(setting.split("=", 1) for setting in world.settings)
-        os.environ.update({**_VARIABLES, **settings, "NCCL_DEBUG_FILE": str(folder / f"nccl.{rank}")})
+        among = world.among or Among(0, len(world.members), "", "lo")
+        log = {"NCCL_DEBUG_FILE": str(folder / f"nccl.{rank}")}
+        os.environ.update({**_VARIABLES, **among.variables, **settings, **log})
         torch.set_num_threads(1)
         at = torch.device(device, world.members[rank]) if device == "cuda" else torch.device(device)
         if device == "cuda":
             torch.cuda.set_device(at)
-        Rank(Place(world.backend, rank, len(world.members), at, str(folder / "meeting")), tell).run()
+        meeting = f"tcp://{among.meeting}" if among.meeting else f"file://{folder / 'meeting'}"
+        Rank(Place(world.backend, among.first + rank, among.size, at, meeting), tell).run()
 
     return work
 
@@ -83,7 +103,8 @@ def _log(folder: Path) -> Log:
 
 
 def _stage(world: World, endings: Sequence[Ending], log: Log) -> Stage:
-    found = faults(world.members, endings)
+    first = world.among.first if world.among else 0
+    found = tuple(dataclasses.replace(fault, rank=first + fault.rank) for fault in faults(world.members, endings))
     if found and log.warnings:
         reason = f"{found[0].reason}; NCCL says: {log.warnings[0]}"
         found = (dataclasses.replace(found[0], reason=reason), *found[1:])

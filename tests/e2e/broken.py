@@ -63,6 +63,13 @@ def without_flash(*arguments, **keys):
     return attention(*arguments, **keys)
 F.scaled_dot_product_attention = without_flash
 """,
+    "other-card": """
+class Card:
+    name, major, minor = "NVIDIA A100-SXM4-80GB", 8, 0
+    multi_processor_count, total_memory, uuid = 108, 80 << 30, None
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+torch.cuda.get_device_properties = lambda index: Card
+""",
     "element": """
 product = torch.bmm
 def bmm(*arguments, **keys):

@@ -8,7 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from .support import CHECKOUT, until
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 NODES = {"gpu-h20": "h20", "gpu-a100": "a100"}
-CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo")
+CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 
 
 def unpacked(tree: Path) -> Path:
@@ -63,7 +63,7 @@ class Cluster:
         (self.folder / "munge.key").chmod(0o400)
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=4 RealMemory=64000 "
-            f"Gres=gpu:{card}:1 State=UNKNOWN"
+            f"Gres=gpu:{card}:1 Feature={name} State=UNKNOWN"
             for name, card in NODES.items()
         )
         (self.folder / "slurm.conf").write_text(
@@ -107,26 +107,31 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
             )
             file.chmod(0o755)
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, clocks: Mapping[str, str] | None = None) -> None:
+        """Daemons, until every node is up. `clocks`: those whose clock is off, as by "+2h"."""
+        library = self.tree / LIBRARIES / "faketime" / "libfaketimeMT.so.1"
         for name in names or ("munged", "slurmctld", *NODES):
+            shift = (clocks or {}).get(name)
+            env = {"LD_PRELOAD": str(library), "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"} if shift else {}
             if name == "munged":
                 at = self.folder
                 argv = [f"--key-file={at}/munge.key", f"--socket={at}/munge.sock", f"--pid-file={at}/munged.pid",
                         f"--seed-file={at}/seed", "--foreground", "--force"]  # fmt: skip
-                self._daemon(name, "munged", *argv)
+                self._daemon(name, "munged", *argv, env=env)
                 until("munged's socket", (at / "munge.sock").exists)
             elif name == "slurmctld":
-                self._daemon(name, "slurmctld", "-D")
+                self._daemon(name, "slurmctld", "-D", env=env)
             else:
-                self._daemon(name, "slurmd", "-D", "-N", name, "-d", str(self.tree / "usr/sbin/slurmstepd"))
+                step = self.tree / "usr/sbin/slurmstepd"
+                self._daemon(name, "slurmd", "-D", "-N", name, "-d", str(step), env=env)
         up = ("sinfo", "-h", "-N", "-t", "idle,alloc,mix,comp", "-o", "%N")
         until(f"the nodes to be up, see {self.folder}/log", lambda: self.ask(*up).count("\n") == len(NODES), 60)
 
-    def _daemon(self, name: str, program: str, *argv: str) -> None:
+    def _daemon(self, name: str, program: str, *argv: str, env: Mapping[str, str]) -> None:
         log = (self.folder / "log" / name).open("ab")
         self.daemons[name] = subprocess.Popen(
             [self.tree / "usr/sbin" / program, *argv],
-            env={**os.environ, **self.environment},
+            env={**os.environ, **self.environment, **env},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -142,15 +147,18 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
             process.kill()
             process.wait()
 
+    def end_all(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self.daemons:
+                self.end(name)
+
     def stop(self) -> None:
         """Cancels what runs, and ends the daemons, the controller last but one."""
         subprocess.run([self.programs / "scancel", "--user=root"], capture_output=True, timeout=30)
         try:
             until("no job to be left", lambda: not self.ask("squeue", "-h").strip(), 40)
         finally:
-            for name in [*NODES, "slurmctld", "munged"]:
-                if name in self.daemons:
-                    self.end(name)
+            self.end_all([*NODES, "slurmctld", "munged"])
 
     def ask(self, program: str, *arguments: str) -> str:
         """What a client says; empty where the controller does not answer."""

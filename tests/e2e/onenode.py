@@ -4,6 +4,7 @@ containers, for pods ask for what the shared one may not be able to give."""
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import secrets
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -89,6 +91,9 @@ class OneNode:
         )
         answer.raise_for_status()
         return answer.json()
+
+    def version(self) -> str:
+        return str(self.ask("GET", "/version")["gitVersion"])
 
     def of(self, kind: str) -> list[Any]:
         group = "/apis/batch/v1" if kind == "jobs" else "/api/v1"
@@ -170,7 +175,7 @@ class OneNode:
 
     def _node(self) -> None:
         self.kubelet()
-        until("the node to be ready, see kubelet's log", self._ready, 90)
+        until("the node to be ready, see kubelet's log", self.ready, 90)
         self.gpus(1)
 
     def kubelet(self) -> None:
@@ -187,7 +192,37 @@ class OneNode:
             "--enforce-node-allocatable=", "--node-status-update-frequency=2s",
         )  # fmt: skip
 
-    def _ready(self) -> bool:
+    @contextlib.contextmanager
+    def neighbour(self) -> Iterator[None]:
+        """Another node, of heartbeats alone: where all are silent, the controller gives up no pod."""
+        name, leases = "neighbour", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+        self.ask("POST", "/api/v1/nodes", {"metadata": {"name": name}, "spec": {"unschedulable": True}})
+        ready = {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}
+        self.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": ready}, "application/strategic-merge-patch+json")
+        stop = threading.Event()
+
+        def now() -> Any:
+            stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            return {"spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": stamp}}
+
+        def beat() -> None:
+            while not stop.wait(2):
+                with contextlib.suppress(requests.RequestException):
+                    self.ask("PATCH", f"{leases}/{name}", now(), "application/merge-patch+json")
+
+        self.ask("POST", leases, {"metadata": {"name": name}, **now()})
+        beating = threading.Thread(target=beat, daemon=True)
+        beating.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            beating.join()
+            self.ask("DELETE", f"/api/v1/nodes/{name}")
+            with contextlib.suppress(requests.RequestException):  # it is the node's, and may be gone with it
+                self.ask("DELETE", f"{leases}/{name}")
+
+    def ready(self) -> bool:
         with contextlib.suppress(requests.RequestException):
             node = self.ask("GET", f"/api/v1/nodes/{NODE}")
             return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])

@@ -1,19 +1,26 @@
-"""Through a real Kubernetes: what `prove --on kubernetes` proves, and ways it can fail to."""
+"""Through a real Kubernetes: what `prove --on kubernetes` proves, and ways it can fail to. Where all of it passes,
+benchmarks/results/kubernetes.md is written."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from envbuild.host import machine
+
 from .broken import Workshop
 from .onenode import NAMESPACE, NODE, OneNode
-from .support import Proved, Running, docker, recorded, until
+from .support import CHECKOUT, Proved, Result, Running, docker, recorded, until
 
 pytestmark = pytest.mark.kubernetes
+
+Told = Callable[[str, Result], None]
 
 
 class Place:
@@ -50,8 +57,40 @@ class Place:
             )
 
     def left(self) -> list[str]:
-        return [one["metadata"]["name"] for kind in ("jobs", "pods", "configmaps") for one in self.cluster.of(kind)
-                if one["metadata"]["name"].startswith("envbuild-")]  # fmt: skip
+        kinds = ("jobs", "pods", "configmaps", "secrets")
+        names = [one["metadata"]["name"] for kind in kinds for one in self.cluster.of(kind)]
+        return [name for name in names if name.startswith("envbuild-")]
+
+
+@pytest.fixture(scope="session")
+def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """A row for each thing that was done to a job; written down where every one of them came out as it should."""
+    rows: list[str] = []
+    yield rows
+    if request.session.testsfailed or len(rows) < request.session.testscollected:
+        return
+    engine = onenode.docker("version", "--format", "{{.Server.Version}}").strip()
+    lines = [
+        "# Self-tests on a real Kubernetes of one node",
+        "",
+        f"Machine: {machine.read()}. Kubernetes {onenode.version()}, Docker {engine} on the node; no GPU.",
+        "Made by `make test-kubernetes`. Seconds are of the whole command, its self-test (level quick) included.",
+        "After each of them no Job, Pod, ConfigMap or Secret of it is left.",
+        "",
+        "| what happens | exit | s | what is said |",
+        "|---|---|---|---|",
+        *rows,
+    ]
+    (CHECKOUT / "benchmarks" / "results" / "kubernetes.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def told(figures: list[str]) -> Told:
+    def row(what: str, done: Result) -> None:
+        said = done.error["message"] if "error" in done.document else done.document["status"]
+        figures.append(f"| {what} | {done.code} | {done.seconds:.0f} | {said.replace('|', '/')} |")
+
+    return row
 
 
 @pytest.fixture
@@ -62,7 +101,7 @@ def place(onenode: OneNode, quick: Proved, scratch: Path) -> Iterator[Place]:
     until("all of it to be gone", lambda: made.left() == [], 90)
 
 
-def test_an_image_is_verified_through_kubernetes(place: Place) -> None:
+def test_an_image_is_verified_through_kubernetes(place: Place, told: Told) -> None:
     done = place.start("prove").finish(300)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     assert done.document["status"] == "verified"
@@ -70,16 +109,29 @@ def test_an_image_is_verified_through_kubernetes(place: Place) -> None:
     assert record["where"] == {key: where[key] for key in ("runner", "engine", "unconfined")}
     assert (where["runner"], where["node"], where["engine"]) == ("kubernetes", NODE, "docker")
     assert where["image"] == place.quick.id and record["machine"] is None
-    until("nothing to be left", lambda: place.left() == [], 60)
+    told("nothing: it is proved", done)
 
 
-def test_an_image_that_the_node_lacks_is_told(place: Place) -> None:
+def test_a_lost_waiting_process_is_resumed(place: Place, told: Told) -> None:
+    begun = place.start("prove")
+    begun.says(f"running on {NODE}", 120)
+    job = begun.stderr.partition("--resume ")[2].split()[0]
+    begun.kill()
+    done = place.start("prove", "--resume", job).finish(300)
+    assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
+    told("the waiting process is killed; --resume", done)
+    again = place.start("prove", "--resume", job).finish()
+    assert again.code == 2 and f"no job {job} was submitted from here" in again.words
+
+
+def test_an_image_that_the_node_lacks_is_told(place: Place, told: Told) -> None:
     docker("--host", place.cluster.engine, "image", "rm", "--force", place.quick.id)
     done = place.start("prove").finish(120)
     assert done.code == 6 and f"{NODE} has no such image" in done.words
+    told("the node lacks the image, and no registry is named", done)
 
 
-def test_a_registry_that_the_node_cannot_reach_is_told(place: Place) -> None:
+def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, figures: list[str]) -> None:
     """The image by a digest that nobody can fetch."""
     from envbuild.errors import NetworkError
     from envbuild.image.engine import Image
@@ -91,38 +143,69 @@ def test_a_registry_that_the_node_cannot_reach_is_told(place: Place) -> None:
     reference = f"127.0.0.1:9/nowhere@sha256:{'1' * 64}"
     monkey = pytest.MonkeyPatch()
     monkey.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(place.cluster.kubeconfig))
-    monkey.setattr("envbuild.proof.runners.kubernetes.runner.PULLING", 5.0)
+    monkey.setattr("envbuild.proof.runners.kubernetes.attempt.PULLING", 5.0)
     job = Job(reference, ("python",), b"x", "0" * 32, Limits(1 << 28, 30))
     try:
-        with pytest.raises(NetworkError, match=f"{NODE} cannot fetch the image"):
+        begin = time.monotonic()
+        with pytest.raises(NetworkError, match=f"{NODE} cannot fetch the image") as caught:
             Kubernetes(Site(registry="127.0.0.1:9/nowhere"), Image(reference, reference, (), {}, {}, 1), reference,
                        "cpu").run(job, Watch())  # fmt: skip
+        took, error = time.monotonic() - begin, caught.value
+        figures.append(f"| the node cannot reach the registry | {error.code} | {took:.0f} | {error.message} |")
     finally:
         monkey.undo()
 
 
-def test_a_job_that_no_node_can_take_says_why(place: Place) -> None:
+def test_a_job_that_no_node_can_take_says_why(place: Place, told: Told) -> None:
     done = place.start("prove", "--kubernetes", "nodes.pool=other").finish(120)
     assert done.code == 4 and f"{NODE}: pool is not set, not other" in done.words
+    told("no node fits", done)
 
 
-def test_a_pod_that_somebody_deletes_is_told(place: Place, broken: Workshop) -> None:
+def test_a_pod_that_somebody_deletes_is_told(place: Place, broken: Workshop, told: Told) -> None:
     begun, pod = place.running(broken.image("hangs"))
     place.cluster.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}")
     done = begun.finish(120)
     assert done.code == 6 and "deleted" in done.words
+    told("somebody deletes the pod", done)
 
 
-def test_a_job_that_somebody_deletes_is_told(place: Place, broken: Workshop) -> None:
+def test_an_eviction_by_the_api_is_told(place: Place, broken: Workshop, told: Told) -> None:
+    """As kubectl drain asks for it. Before 1.26 nothing tells it from a deletion."""
+    begun, pod = place.running(broken.image("hangs"))
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
+    place.cluster.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction", eviction)
+    done = begun.finish(120)
+    assert done.code == 6 and "deleted" in done.words
+    told("its eviction is asked for, as kubectl drain does", done)
+
+
+def test_a_node_that_dies_is_told(place: Place, broken: Workshop, told: Told) -> None:
+    begun, _ = place.running(broken.image("hangs"))
+    with place.cluster.neighbour():
+        place.cluster.end("kubelet", signal.SIGKILL)
+        try:
+            done = begun.finish(240)
+        finally:
+            place.cluster.kubelet()
+            until("the node to be ready", place.cluster.ready, 90)
+    assert done.code == 6 and f"its node {NODE} failed" in done.words
+    told("kubelet is killed", done)
+
+
+def test_a_job_that_somebody_deletes_is_told(place: Place, broken: Workshop, told: Told) -> None:
     begun, _ = place.running(broken.image("hangs"))
     (job,) = place.cluster.of("jobs")
     options = {"propagationPolicy": "Background"}
     place.cluster.ask("DELETE", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job['metadata']['name']}", options)
     done = begun.finish(120)
     assert done.code == 6 and "deleted" in done.words
+    told("somebody deletes the Job", done)
 
 
-def test_an_interruption_leaves_nothing(place: Place, broken: Workshop) -> None:
+def test_an_interruption_leaves_nothing(place: Place, broken: Workshop, told: Told) -> None:
     begun, _ = place.running(broken.image("hangs"))
-    assert begun.interrupt().code == 130
+    done = begun.interrupt()
+    assert done.code == 130
     until("nothing to be left", lambda: place.left() == [], 150)
+    told("Ctrl-C", done)

@@ -5,14 +5,36 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from envbuild.errors import NetworkError, NotProved
+from envbuild.image.engine import Image
+from envbuild.plan import facts
+from envbuild.plan.profile import SelfTest
+from envbuild.proof import job as jobs
+from envbuild.proof import reading
+from envbuild.proof.job import Asked
+from envbuild.proof.runners.protocol import Watch
+from envbuild.proof.runners.slurm.runner import Slurm
+from envbuild.proof.runners.slurm.site import Site
+from envbuild.proof.testrun import TestRun
+
 from .broken import Workshop
 from .cluster import NODES, Cluster
-from .support import Proved, Running, docker, recorded, until
+from .support import Proved, Running, docker, handle, recorded, until
+
+# An engine that has the card which it is asked for, as this one has none.
+WITH_A_CARD = """#!/bin/bash
+words=()
+while [ $# -gt 0 ]; do
+    if [ "$1" = --gpus ]; then echo "$2" >"$0.asked"; shift 2; else words+=("$1"); shift; fi
+done
+exec docker "${words[@]}"
+"""
 
 
 def containers() -> list[str]:
@@ -50,6 +72,31 @@ class Place:
         folders = [str(path) for path in self.shared.glob("*")] if self.shared.is_dir() else []
         tickets = [str(path) for path in (self.project.state / "envbuild" / "slurm").glob("*")]
         return [*folders, *tickets, *containers(), *self.cluster.ask("squeue", "-h", "-o", "%j %T").splitlines()]
+
+
+class Bare:
+    """The runner alone, without a profile: for what an image for the CPU cannot be asked by one."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def run(self, site: Site, reference: str, node: str = "", *, gpus: bool = False) -> TestRun:
+        """One probe, judged: what the card is that Slurm hands out, else whether products crash."""
+        names = facts.gpus()["h20"].all_names if gpus else ()
+        asked = Asked(probes=("env.identity" if gpus else "gemm.crash",))
+        known = handle(reference) or reference
+        prepared = jobs.make(known, SelfTest(), {}, "3.11", names, asked, models=("h20",) if gpus else ())
+        image = Image(known, known, (), {}, {}, 1)
+        site = replace(site, folder=str(self.place.shared), grace=3, constraint=node or None)
+        runner = Slurm(site, image, reference if site.registry else None, "bare")
+        return reading.judge(runner.run(prepared, Watch()), prepared.nonce, prepared.require)
+
+
+@pytest.fixture
+def bare(place: Place, monkeypatch: pytest.MonkeyPatch) -> Bare:
+    monkeypatch.setenv("PATH", str(place.cluster.programs), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_STATE_HOME", str(place.project.state))
+    return Bare(place)
 
 
 @pytest.fixture
@@ -133,6 +180,44 @@ def test_a_node_that_dies_is_told(place: Place, broken: Workshop) -> None:
     assert done.code == 6 and f"job {job} ended because its node {node} failed" in done.words
 
 
+def test_a_node_whose_clock_is_off_proves_all_the_same(place: Place, bare: Bare) -> None:
+    """One is ahead, the other behind; a job goes to each. What counts is when the controller says that it began."""
+    place.cluster.end_all(NODES)
+    try:
+        place.cluster.start(*NODES, clocks=dict(zip(NODES, ("+2h", "-400d"), strict=True)))
+        runs = [bare.run(Site(), place.quick.tag, node) for node in NODES]
+    finally:
+        place.cluster.end_all(NODES)
+        place.cluster.start(*NODES)
+    assert [(run.passed, run.where["node"]) for run in runs] == [(True, node) for node in NODES]
+    assert all(0 <= run.where["queued_seconds"] < 120 and 0 <= run.seconds < 120 for run in runs)
+    assert place.left() == []
+
+
+def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, bare: Bare) -> None:
+    """From here the image could be pushed; there it is known by a digest that nobody can fetch."""
+    name = f"127.0.0.1:9/nowhere@sha256:{'1' * 64}"
+    with pytest.raises(NetworkError, match=r"gpu-\S+ cannot fetch 127\.0\.0\.1:9/nowhere@") as caught:
+        bare.run(Site(registry="127.0.0.1:9/nowhere"), name)
+    assert "refused" in str(caught.value.hint)
+    assert place.left() == []
+
+
+def test_a_card_that_is_another_than_slurm_says_is_no_proof(place: Place, bare: Bare, broken: Workshop) -> None:
+    """The node says that it has an h20, and hands it out; in the container it is an A100."""
+    image = broken.image("other-card")
+    program = place.shared / "docker-with-a-card"  # this engine has no card to give
+    place.shared.mkdir()
+    program.write_text(WITH_A_CARD, encoding="utf-8")
+    program.chmod(0o755)
+    run = bare.run(Site(program=str(program)), image, gpus=True)
+    assert (program.with_name(f"{program.name}.asked")).read_text(encoding="utf-8").strip() == '"device=0"'
+    assert run.where["node"] == "gpu-h20" and run.where["gpus"] == "0"
+    assert not run.passed and "this is NVIDIA A100-SXM4-80GB, the profile is for NVIDIA H20" in str(run.failures())
+    with pytest.raises(NotProved, match="gpu-h20 gives containers no GPU"):
+        bare.run(Site(), image, gpus=True)
+
+
 def test_two_jobs_for_one_digest_do_not_meet(cluster: Cluster, quick: Proved, place: Place, scratch: Path) -> None:
     """At once, each on a node of its own, and each reads its own output alone."""
     other = Place(cluster, quick, scratch / "other")
@@ -153,3 +238,19 @@ def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
     done = begun.finish(300)
     assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
     until("the controller to know that it ended", lambda: place.left() == [], 60)
+
+
+def test_ranks_on_two_nodes_work_together(place: Place) -> None:
+    """Over the loopback, which the two nodes of this one machine share; only that job's containers have it."""
+    quiet = place.start("prove", "--nodes", "2").finish(120)
+    assert quiet.code == 2 and "none is declared" in quiet.words
+    done = place.start("prove", "--nodes", "2", "--slurm", "interface=lo").finish(300)
+    assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
+    record, where = recorded(Path(done.document["evidence"]))
+    (across,) = [result for result in record["results"] if result["probe"] == "dist.nodes"]
+    assert [stage["stage"] for stage in across["traits"]["stages"]] == ["gloo nodes 0+1 x1", "gloo nodes 0+1 x2"]
+    assert (across["status"], across["traits"]["interface"]) == ("passed", "lo") and len(across["figures"]) > 10
+    assert record["where"]["unconfined"] == ["dist.nodes: the nodes' network, by lo"]
+    assert sorted(where["nodes"]["node"].split(",")) == sorted(NODES) and where["node"] in NODES
+    assert (where["nodes"]["interface"], where["nodes"]["infiniband"]) == ("lo", [False, False])
+    assert place.left() == []

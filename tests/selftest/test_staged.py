@@ -43,7 +43,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Context]:
             return made
 
         monkeypatch.setattr(ranks, "run", play)
-        monkeypatch.setattr(dist, "_cards", lambda context: list(cards))
+        monkeypatch.setattr(dist, "cards", lambda context: list(cards))
         context = Context(Job(nonce="0" * 32, device="cuda", **job))
         contexts.append(context)
         dist.staged(context)

@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from envbuild import fetching, pipeline
+from envbuild import fetching, pipeline, settings
 from envbuild.errors import CheckFailed, NotProved
 from envbuild.image import build
 from envbuild.making import Made, On, Options, Progress
-from envbuild.plan import probes
+from envbuild.plan import archives, checkouts, probes, wheels
 from envbuild.plan.source import Source
 from envbuild.proof import audit, collect, job, testrun
 from envbuild.proof.audit import Audit, Expected
@@ -352,3 +352,34 @@ def test_what_is_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -
     monkeypatch.setattr(pipeline, "test", lambda *_: made(passed_run()))
     said = envbuild("test", "sample", f"--gpus={text}")
     assert said.code == 2 and "gpus" in said.stderr
+
+
+@pytest.mark.parametrize("what", ["image", "builder"])
+def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
+    what: str, monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """Also what an extension is compiled with."""
+    held: list[bool] = []
+
+    def fetch(*_: Any) -> None:
+        from filelock import FileLock, Timeout
+
+        try:
+            FileLock(settings.cache_folder("locks") / "_fetch.lock").acquire(timeout=0)
+            held.append(False)
+        except Timeout:
+            held.append(True)
+
+    monkeypatch.setattr(wheels, "fetch", fetch)
+    plan = MagicMock()
+    plan.archives, plan.workshop.wanted = (), [MagicMock()]
+    plan.workshop.wanted[0].extension.name = "apex"
+    monkeypatch.setattr(checkouts, "fetch", fetch)
+    monkeypatch.setattr(archives, "fetch", fetch)
+    locked, one = MagicMock(suite=None), MagicMock()
+    one.name = "apex"
+    if what == "image":
+        fetching.image(plan, locked, MagicMock())
+    else:
+        fetching.builder(plan, locked, one, MagicMock())
+    assert held and all(held)

@@ -42,8 +42,11 @@ def test_the_command_line_goes_before_the_settings() -> None:
         (On("local", {"slurm": {"partition": "a"}}), "--slurm is for --on slurm"),
         (On("slurm", {"kubernetes": {"namespace": "a"}}), "--kubernetes is for --on kubernetes"),
         (On("kubernetes", {"slurm": {"partition": "a"}}), "--slurm is for --on slurm"),
-        (On("kubernetes", resume="7"), "--resume is for --on slurm"),
+        (On("kubernetes", resume="7"), "no job 7 was submitted from here"),
         (On("local", resume="7"), "--resume is for --on slurm"),
+        (On("kubernetes", nodes=2), "--nodes is for --on slurm"),
+        (On("local", nodes=2), "--nodes is for --on slurm"),
+        (On("slurm", resume="7", nodes=2), "--resume takes up one job"),
         (On("nomad"), "there is no runner 'nomad'"),
         (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "settings of kubernetes"),
     ],
@@ -62,7 +65,7 @@ def test_gpus_of_this_machine_mean_nothing_to_a_scheduler(name: str) -> None:
 def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[On] = []
 
-    def script(name: str, reference: str | None, progress: object, on: On, *asked: object) -> str:
+    def script(name: str, reference: str | None, progress: object, on: On, *asked: object, brief: bool) -> str:
         found.append(on)
         return "a: b\n"
 

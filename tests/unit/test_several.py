@@ -38,13 +38,13 @@ def test_the_exit_code_is_the_worst(codes: list[int], code: int) -> None:
 
 
 def test_no_unit_is_in_two_hands_and_all_are_used() -> None:
-    turns, lock = several.Turns(("0", "1", "2")), threading.Lock()
+    pool, lock = several.Pool(("0", "1", "2")), threading.Lock()
     held: set[str] = set()
     seen: set[str] = set()
     pairs = threading.Barrier(3)
 
     def one(count: int) -> None:
-        with turns.taking(count) as units:
+        with pool.taking(count) as units:
             with lock:
                 assert len(units) == min(count, 3) and not held & set(units)
                 held.update(units)
@@ -54,8 +54,8 @@ def test_no_unit_is_in_two_hands_and_all_are_used() -> None:
             with lock:
                 held.difference_update(units)
 
-    with ThreadPoolExecutor(9) as pool:
-        list(pool.map(one, (1, 1, 1, 2, 3, 4, 2, 3, 4)))
+    with ThreadPoolExecutor(9) as threads:
+        list(threads.map(one, (1, 1, 1, 2, 3, 4, 2, 3, 4)))
     assert seen == {"0", "1", "2"}
 
 
@@ -164,7 +164,7 @@ def test_one_that_fails_stops_no_other(children: Children, project: Path) -> Non
     assert [words[0] for words in children.told if words[-1] == "a"] == ["build"]
     plain = envbuild("make", "a", "wrong", "b", "c")
     assert (plain.code, len(plain.stdout.splitlines())) == (5, 5)
-    assert "3 of 4 profiles are not made: wrong, a, b" in plain.stderr
+    assert "of 4 profiles 3 not made: wrong, a, b" in plain.stderr
     assert "torhc: unknown key" in plain.stderr and "do this" in plain.stderr
     assert "\x1b" not in plain.stdout + plain.stderr
 
@@ -189,14 +189,15 @@ def test_a_process_that_says_nothing_is_not_believed(children: Children, done: C
 def test_profiles_that_are_only_unproved_end_with_4(children: Children) -> None:
     children.answers[("gpu-a", "make")] = failure(4, "not-proved", "no card")
     said = envbuild("make", "gpu-a", "a")
-    assert (said.code, "1 of 2 profiles are not proved: gpu-a" in said.stderr) == (4, True)
+    assert (said.code, "of 2 profiles 1 built, and not proved: gpu-a" in said.stderr) == (4, True)
 
 
 @pytest.mark.parametrize(
     ("names", "cpus", "memory", "most"),
     [
         (("a", "b", "c"), 8, 1 << 40, 3),
-        (("a", "b", "c"), 4, 1 << 40, 2),
+        (("a", "b", "c"), 4, 1 << 40, 3),
+        (("a", "b", "c"), 2, 1 << 40, 1),
         (("a", "b", "c"), 1, 1 << 40, 1),
         (("a", "b", "c"), 8, 1 << 30, 1),
         (("gpu-a", "gpu-b", "gpu-c"), 8, 1 << 40, 1),
@@ -248,3 +249,16 @@ def test_an_interruption_ends_all_and_starts_nothing_more(children: Children, mo
 
     monkeypatch.setattr(several, "_crowd", lambda *_: SimpleNamespace(make=interrupted, stop=Stop()))
     assert (envbuild("make", "a", "b").code, stopped) == (130, [True])
+
+
+def test_a_name_that_is_none_is_told_before_anything_is_made(children: Children) -> None:
+    said = envbuild("make", "a", "gpu-aa", "b", "nothing-like-it")
+    assert (said.code, children.told) == (3, [])
+    assert "there is no profile 'gpu-aa'" in said.stderr and "'nothing-like-it'" in said.stderr
+
+
+def test_what_is_built_is_not_called_unmade(children: Children) -> None:
+    children.answers[("gpu-a", "make")] = failure(4, "not-proved", "no card")
+    children.answers[("b", "build")] = failure(6, "build", "no space")
+    said = envbuild("make", "a", "gpu-a", "b")
+    assert said.code == 6 and "of 3 profiles 1 not made: b; 1 built, and not proved: gpu-a" in said.stderr

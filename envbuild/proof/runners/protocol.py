@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from envbuild.errors import EnvbuildError
 from envbuild.proof.job import Job
@@ -54,4 +54,13 @@ class Runner(Protocol):
         it came to no end of its own, NotProved where there is no such GPU, and EngineError or NetworkError where the
         image could not be had or started.
         """
+        ...
+
+
+@runtime_checkable
+class Scheduled(Runner, Protocol):
+    """A runner that hands the job to a scheduler, as text or objects that can be shown."""
+
+    def script(self, job: Job, *, brief: bool = False) -> str:
+        """What the scheduler would be given; `brief`: without what no person reads. Nothing is submitted."""
         ...

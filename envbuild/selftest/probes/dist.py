@@ -95,9 +95,9 @@ def staged(context: Context) -> None:
     """dist.staged: processes alone, in pairs and together sum, gather, broadcast and train, exact to the last bit."""
     if not torch.distributed.is_available():
         raise Skip(f"torch {torch.__version__} is built without torch.distributed")
-    site = Site(context, [] if context.on_cpu else _cards(context))
+    site = Site(context, [] if context.on_cpu else cards(context))
     if context.on_cpu:
-        _import_ahead()
+        import_ahead()
         site.walk("gloo")
     else:
         site.walk("nccl")
@@ -109,7 +109,7 @@ def staged(context: Context) -> None:
         raise Skip(missing)
 
 
-def _cards(context: Context) -> list[dict[str, Any]]:
+def cards(context: Context) -> list[dict[str, Any]]:
     """The visible GPUs, as a process of their own sees them: one that asks CUDA can fork none that uses it."""
     context.step("visible GPUs")
     ending = apart.run(_look, CAP)
@@ -135,7 +135,7 @@ def _card(found: Any) -> dict[str, Any]:
     }
 
 
-def _import_ahead() -> None:
+def import_ahead() -> None:
     """What DDP imports when it is first used, here for all ranks: 1.5 s that each of them would spend (torch 2.13).
 
     Not for GPUs: what an import asks of CUDA is torch's to choose.
@@ -147,7 +147,7 @@ def _import_ahead() -> None:
 def _tell(site: Site) -> None:
     """Figures and traits of all that was tried."""
     for tried in site.tried:
-        for case, (dtype, shape, error, seconds) in _figures(tried).items():
+        for case, (dtype, shape, error, seconds) in figures(tried).items():
             site.context.figure(f"{tried.stage.name} {case}", getattr(torch, dtype), shape, error, 0.0, seconds)
     unequal = topology.inequality(site.capabilities)
     site.context.traits.update(
@@ -177,7 +177,7 @@ def _document(stage: Stage) -> dict[str, Any]:
     }
 
 
-def _figures(tried: Tried) -> dict[str, tuple[str, list[int], float, float]]:
+def figures(tried: Tried) -> dict[str, tuple[str, list[int], float, float]]:
     """By case its dtype, its shape, the largest error and the longest time of all ranks; NaN is the largest error."""
     found: dict[str, tuple[str, list[int], float, float]] = {}
     for ending in tried.endings:

@@ -14,7 +14,7 @@ umask 077
 at=/shared/envbuild-h20-1/attempt-"${SLURM_RESTART_COUNT:-0}"
 name=envbuild-"$SLURM_JOB_ID"-"${SLURM_RESTART_COUNT:-0}"
 payload=/shared/envbuild-h20-1/payload
-seconds=0 oom=false engine= image=
+seconds=0 oom=false engine= image= parts= fabric=
 mkdir "$at" || exit 1 # an attempt has one output
 
 finish() { # STAGE EXIT
@@ -22,6 +22,7 @@ finish() { # STAGE EXIT
         printf 'stage=%s\nexit=%s\nseconds=%s\noom=%s\n' "$1" "$2" "$seconds" "$oom"
         printf 'job=%s\nnode=%s\ngpus=%s\n' "$SLURM_JOB_ID" "${SLURMD_NODENAME:-}" "${SLURM_JOB_GPUS:-}"
         printf 'engine=%s\nimage=%s\n' "$(printf %s "$engine" | tr -cd '[:alnum:]._ -' | head -c 80)" "$image"
+        printf 'parts=%s\nfabric=%s\n' "$parts" "$fabric"
         printf 'bytes=%s\nsha256=%s\n' "$(wc -c <"$at/stdout")" "$(sha256sum <"$at/stdout" | cut -c1-64)"
     } >"$at/outcome.part"
     sync "$at/stdout" "$at/stderr" "$at/outcome.part"

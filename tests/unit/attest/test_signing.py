@@ -202,8 +202,11 @@ def test_children_get_the_passphrase_that_was_asked_for_once(tmp_path: Path, mon
     assert (list(given.values()), len(asked)) == ([SECRET], 1)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
+    signing.receive()  # as it begins: no process that it starts has it, long before it signs
+    assert SECRET not in os.environ.values()
     assert signing.configured()
-    assert SECRET not in os.environ.values()  # no process that it starts has it
+    with pytest.raises(UsageError, match="no terminal"):  # one time
+        signing.configured()
     monkeypatch.setattr(signing, "passphrase", lambda prompt: "wrong")
     with pytest.raises(FileError, match="cannot be opened"):
         signing.for_children()

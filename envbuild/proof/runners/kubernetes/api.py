@@ -51,14 +51,15 @@ class Cluster:
         api = client.ApiClient(known)
         self._core, self._batch = client.CoreV1Api(api), client.BatchV1Api(api)
 
-    def create(self, config: Object, work: Object) -> None:
+    def create(self, config: Object, work: Object) -> str:
         """The Job, and the ConfigMap that it owns: that goes when the Job goes, whoever is lost in between. Its pod
-        waits for the ConfigMap, as for any that is not there yet."""
+        waits for the ConfigMap, as for any that is not there yet. Returns the Job's uid."""
         made = self._ask(self._batch.create_namespaced_job, self.namespace, work)
         meta = made["metadata"]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
         owned = {**config, "metadata": {**config["metadata"], "ownerReferences": [owner]}}
         self._ask(self._core.create_namespaced_config_map, self.namespace, owned)
+        return str(meta["uid"])
 
     def job(self, name: str) -> Object | None:
         return self._found(self._batch.read_namespaced_job, name, self.namespace)

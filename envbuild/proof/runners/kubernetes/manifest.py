@@ -13,6 +13,7 @@ from envbuild.errors import UsageError
 from envbuild.plan import facts
 from envbuild.proof.job import Job
 from envbuild.proof.runners.kubernetes.site import TOLERATION, Site
+from envbuild.proof.runners.names import require_digest
 
 Object = dict[str, Any]
 
@@ -28,7 +29,6 @@ _QUEUE = 24 * 60  # minutes
 _KEPT = 3600  # seconds that a finished Job stays where nobody is left to remove it
 _MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap takes
 _NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")  # a pod's name is longer by 6, and a label of 63 holds it
-_IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
 # With shareProcessNamespace the pause container is PID 1, and not the self-test: PID 1 survives its own SIGFPE.
 # The pod's own deadline counts the fetching of the image too, so the self-test has its time from here. Its stderr goes
 # to a file of the node's disk that nothing else bounds.
@@ -61,8 +61,7 @@ UNCONFINED = ("the network is the pod's, and open unless the cluster closes it",
 def render(job: Job, site: Site, name: str, image: str) -> tuple[Object, Object]:
     """(ConfigMap, Job), both called `name`. Raises UsageError for a GPU that is not one of one model, an image that is
     not named by its digest, and a self-test that a ConfigMap does not take."""
-    if not _IMAGE.fullmatch(image):
-        raise UsageError(f"{image[:200]!r} names no image by its digest")
+    require_digest(image)
     if not _NAME.fullmatch(name):
         raise UsageError(f"a job cannot be named {name!r}")
     if len(job.stdin) > _MAX_PAYLOAD:

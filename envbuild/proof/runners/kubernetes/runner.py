@@ -1,291 +1,112 @@
-"""Hands a job to Kubernetes, follows its pod, and reads its log back. Whatever happens, its objects are removed; where
-this process is lost, the cluster does so an hour after the job's end."""
+"""Hands a job to Kubernetes, follows its pod, and reads its log back. However that ends, its objects are removed; where
+this process is lost, it can be resumed, until the cluster removes them an hour after the job's end."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
-import time
 
-from envbuild.errors import EnvbuildError, NetworkError, NotProved, UsageError
+from envbuild.errors import HungUp, Interrupted, NetworkError, UsageError
 from envbuild.image.engine import Image
-from envbuild.proof import reading
 from envbuild.proof.job import Job
+from envbuild.proof.runners import tickets
 from envbuild.proof.runners.kubernetes import manifest, states
 from envbuild.proof.runners.kubernetes.api import Cluster, Refused, Silent
+from envbuild.proof.runners.kubernetes.attempt import Attempt
 from envbuild.proof.runners.kubernetes.manifest import Object
 from envbuild.proof.runners.kubernetes.site import Site
-from envbuild.proof.runners.kubernetes.states import Lacks, Pod
 from envbuild.proof.runners.protocol import RunnerError, Watch
-from envbuild.proof.testrun import MAX_STDOUT, RawOutput
+from envbuild.proof.runners.tickets import Ticket
+from envbuild.proof.testrun import RawOutput
 
-POLL = 1.0  # seconds between two questions
-FOLLOW = 10.0  # without a line, before the pod is looked at again
-PULLING = 60.0  # for an image that a node cannot fetch to be fetched all the same
-GRACE = 30.0  # for what the cluster's own parts tell each other
-PATIENCE = 900.0  # for an API server that does not answer
-CLOCK = 2.0  # a cluster's stamps are whole seconds
+_RUNNER = "kubernetes"
 
 
 class Kubernetes:
     """The runner. `reference`: by which a registry has the image, with its digest; None: the nodes have it.
+    `resume`: the name of a job whose waiting process was lost.
 
-    Raises UsageError where no cluster is configured, once it is asked for anything but its manifests.
+    Raises UsageError where that is not known here; where no cluster is configured, once it is asked for more than its
+    manifests.
     """
 
-    nonce: str | None = None
-
-    def __init__(self, site: Site, image: Image, reference: str | None, profile: str) -> None:
+    def __init__(
+        self, site: Site, image: Image, reference: str | None, profile: str, resume: str | None = None
+    ) -> None:
         self._site = site
         self.image = reference or image.id
         short = re.sub("[^a-z0-9-]", "-", profile.lower())[:30]
-        self._name = f"envbuild-{short}-{secrets.token_hex(6)}"
+        self._ticket = tickets.read(_RUNNER, resume) if resume else None
+        self.nonce = self._ticket.nonce if self._ticket else None
+        self._name = self._ticket.name if self._ticket else f"envbuild-{short}-{secrets.token_hex(6)}"
 
-    def script(self, job: Job) -> str:
-        """What the API server would be given, as YAML."""
+    def script(self, job: Job, *, brief: bool = False) -> str:
+        """What the API server would be given, as YAML; `brief`: without the self-test, 200 kB in base64."""
         import yaml
 
-        return str(yaml.safe_dump_all(manifest.render(job, self._site, self._name, self.image), sort_keys=False))
+        config, work = manifest.render(job, self._site, self._name, self.image)
+        if brief:
+            size = len(config["binaryData"]["payload"])
+            config = {**config, "binaryData": {"payload": f"<{size} characters, the self-test: --json has them>"}}
+        return str(yaml.safe_dump_all((config, work), sort_keys=False))
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
+        """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
         config, work = manifest.render(job, self._site, self._name, self.image)
         cluster = Cluster(self._site.context, self._site.namespace)
+        if self._ticket:
+            self._resumed(self._ticket, cluster, job)
         try:
-            try:
-                cluster.create(config, work)
-            except Silent as silent:
-                raise NetworkError(f"the cluster's API server does not answer: {silent}") from silent
-            except Refused as refused:
-                raise UsageError(
-                    f"the cluster does not take the job: {refused}", hint="--dry-run shows it"
-                ) from refused
-            watch.say(f"job {cluster.namespace}/{self._name} is submitted")
-            return _Run(cluster, self._site, self._name, job, work, watch).output()
-        finally:
+            if not self._ticket:
+                self._submit(cluster, job, config, work, watch)
+            output = Attempt(cluster, self._site, self._name, job, work, watch).output()
+        except HungUp:
+            raise Interrupted(
+                f"the terminal is gone; job {self._name} goes on", hint=f"to wait for it: --resume {self._name}"
+            ) from None
+        except states.Unknown:  # of a job that may well go on
+            raise
+        except BaseException:
             self._remove(cluster, watch)
+            raise
+        self._remove(cluster, watch)
+        return output
+
+    def _submit(self, cluster: Cluster, job: Job, config: Object, work: Object, watch: Watch) -> None:
+        try:
+            uid = cluster.create(config, work)
+        except Silent as silent:
+            raise NetworkError(f"the cluster's API server does not answer: {silent}") from silent
+        except Refused as refused:
+            raise UsageError(f"the cluster does not take the job: {refused}", hint="--dry-run shows it") from refused
+        tickets.keep(_RUNNER, tickets.made(self._name, self._name, self.image, job, uid))
+        watch.say(f"job {cluster.namespace}/{self._name} is submitted; "
+                  f"if this process is lost: --resume {self._name}")  # fmt: skip
+
+    def _resumed(self, ticket: Ticket, cluster: Cluster, job: Job) -> None:
+        """Raises UsageError where this job was not given what is asked for now, and RunnerError where it is gone."""
+        tickets.require_same(ticket, self.image, job)
+        try:
+            found = cluster.job(self._name)
+        except Silent as silent:
+            raise states.Unknown(f"the API server does not answer: {silent}", self._name) from silent
+        except Refused as refused:
+            raise UsageError(
+                f"the cluster does not show the job: {refused}", hint="is it the same cluster?"
+            ) from refused
+        if found is None or found["metadata"].get("uid") != ticket.place:
+            tickets.forget(_RUNNER, self._name)
+            raise RunnerError(
+                f"job {cluster.namespace}/{self._name} is lost: the cluster has it no longer, nor its output",
+                ending="lost",
+                hint="a cluster forgets a job an hour after its end; run it again",
+            )
 
     def _remove(self, cluster: Cluster, watch: Watch) -> None:
+        """What is left of it where that fails goes an hour after its end."""
+        tickets.forget(_RUNNER, self._name)
         try:
             cluster.remove(self._name)
         except (Silent, Refused) as error:
             watch.say(f"the job could not be removed: {error}; "
                       f"kubectl --namespace {cluster.namespace} delete job,configmap {self._name}")  # fmt: skip
-
-
-class _Run:
-    """A job that was taken, and what is known of it."""
-
-    def __init__(self, cluster: Cluster, site: Site, name: str, job: Job, work: Object, watch: Watch) -> None:
-        self._cluster, self._site, self._name, self._job, self._watch = cluster, site, name, job, watch
-        self._spec: Object = work["spec"]["template"]["spec"]
-        self._image = str(self._spec["containers"][0]["image"])
-        self._given = 0  # whole lines of the log that were given on
-        self._told, self._why = "", ""
-        self._next_look = 0.0
-        self._since: dict[str, float] = {}
-
-    def output(self) -> RawOutput:
-        """Raises what Runner.run does."""
-        while True:
-            try:
-                done = self._look()
-            except Silent as silent:
-                self._tell("the API server does not answer; waiting for it")
-                if self._lasts("silence", True) >= PATIENCE:
-                    raise RunnerError(
-                        f"the API server does not answer any longer: {silent}", ending="unknown"
-                    ) from None
-                time.sleep(POLL)
-                continue
-            except Refused as refused:
-                raise RunnerError(
-                    f"the cluster tells nothing of the job any longer: {refused}",
-                    ending="unknown",
-                    hint="may this account get jobs, and list pods and their logs?",
-                ) from None
-            self._lasts("silence", False)
-            if done:
-                return done
-            time.sleep(POLL)
-
-    def _look(self) -> RawOutput | None:
-        found = self._cluster.pods(self._name)
-        if not found:
-            self._without()
-            return None
-        self._lasts("no pod", False)
-        pod = states.pod(found[-1])
-        self._tell(pod.told())
-        wrong = states.fault(pod)
-        if wrong:
-            raise wrong
-        if pod.ended or (pod.reason == states.DEADLINE and pod.begun):
-            return self._ended(pod)
-        waits = states.unpulled(pod)
-        if waits and self._lasts("pulling", True) >= PULLING:
-            raise waits
-        if not waits:
-            self._lasts("pulling", False)
-        if self._lasts("deleting", pod.deleting) >= GRACE:
-            raise RunnerError("somebody deleted the pod, or its node is drained or gone", ending="cancelled",
-                              hint=self._node(pod.node))  # fmt: skip
-        if self._lasts("unplaced", not pod.node) >= GRACE:
-            self._placeable(pod)
-        if self._lasts("running", pod.running) >= self._spec["activeDeadlineSeconds"] + GRACE:
-            raise RunnerError(f"{pod.node} did not end the pod at its deadline: it failed, or is cut off",
-                              ending="node-failure", hint=self._node(pod.node))  # fmt: skip
-        if pod.running:
-            self._follow(pod)
-        return None
-
-    # waiting
-
-    def _lasts(self, what: str, so: bool) -> float:
-        """Seconds for which it has been so, by our own clock."""
-        if not so:
-            self._since.pop(what, None)
-            return 0.0
-        now = time.monotonic()
-        return now - self._since.setdefault(what, now)
-
-    def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
-            self._watch.say(f"job {self._name}: {text}")
-
-    def _without(self) -> None:
-        """There is no pod: none yet, or none any longer. Raises RunnerError for the latter."""
-        job = self._cluster.job(self._name)
-        if job is None:
-            raise RunnerError("the job was deleted, and not by this command", ending="cancelled", hint="run it again")
-        ended = states.job_ended(job)
-        if ended and ended[0] == states.DEADLINE:
-            raise RunnerError("the job was ended at its deadline: it waited too long for a node", ending="time-out",
-                              hint=f"{ended[1]}\nkubernetes: {{queue: MINUTES}} gives it more")  # fmt: skip
-        if ended:
-            raise RunnerError("the pod was deleted: by somebody, or because its node was drained or is gone",
-                              ending="cancelled", hint=ended[1])  # fmt: skip
-        if self._lasts("no pod", True) >= GRACE:
-            said = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]
-            raise RunnerError("the cluster makes no pod for the job", ending="refused",
-                              hint="\n".join(said) or "kubectl describe job tells more")  # fmt: skip
-
-    def _nodes(self) -> dict[str, Lacks] | None:
-        """None where this account may not list them, or they do not come."""
-        try:
-            nodes = self._cluster.nodes()
-        except (Refused, Silent):
-            return None
-        wanted = manifest.products(self._job, self._site)
-        return states.by_node(nodes, self._spec, wanted, self._job.count if self._job.gpus else 0)
-
-    def _node(self, name: str) -> str:
-        found = self._nodes() or {}
-        lacks = found.get(name)
-        return states.reasons({name: lacks}) if lacks and (lacks.ever or lacks.now) else "run it again"
-
-    def _placeable(self, pod: Pod) -> None:
-        """Raises NotProved where no node could ever take the pod; RunnerError where none did for long enough."""
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + GRACE
-        found = self._nodes()
-        why = states.reasons(found) if found is not None else pod.unplaced
-        queue = self._site.queue
-        if queue is None and found is not None and all(lacks.ever for lacks in found.values()):
-            raise NotProved("no node of the cluster can take the job", hint=why)
-        if queue is not None and self._lasts("unplaced", True) >= queue * 60:
-            raise RunnerError(f"the job waited {queue} min for a node", ending="unschedulable", hint=why)
-        if why != self._why:
-            self._why = why
-            self._watch.say(why)
-
-    # its log
-
-    def _follow(self, pod: Pod) -> None:
-        """Give on the lines that come, until none does for a while."""
-        seen, rest = 0, b""
-        with contextlib.suppress(Silent, Refused), self._cluster.log(pod.name, FOLLOW, follow=True) as blocks:
-            for block in blocks:
-                rest += block
-                *whole, rest = rest.split(b"\n")
-                for line in whole:
-                    seen += 1
-                    if seen > self._given:
-                        self._given = seen
-                        self._watch.line(line)
-                if len(rest) > MAX_STDOUT:
-                    return
-
-    def _log(self, pod: Pod) -> bytes:
-        found = bytearray()
-        with self._cluster.log(pod.name, GRACE, follow=False) as blocks:
-            for block in blocks:
-                found += block
-                if len(found) > MAX_STDOUT:
-                    break
-        return bytes(found)
-
-    def _ended(self, pod: Pod) -> RawOutput | None:
-        ended = pod.ended
-        if ended is None:  # its node has yet to say how
-            if self._lasts("expired", True) < GRACE:
-                return None
-            raise self._late(pod)
-        had = ended.seconds + CLOCK >= self._job.limits.timeout  # the time that it is to have
-        if pod.reason == states.DEADLINE and ended.code not in (0, 5) and not had:
-            raise self._late(pod)
-        expired = had and (ended.code == manifest.LATE or (pod.reason == states.DEADLINE and ended.code not in (0, 5)))
-        try:
-            stdout = self._log(pod)
-        except Refused as refused:
-            raise self._truncated(pod, str(refused)) from None
-        for line in stdout.split(b"\n")[self._given : -1]:
-            self._given += 1
-            self._watch.line(line)
-        if ended.code in (0, 5) and not self._whole(stdout):
-            if self._lasts("cut", True) < GRACE / 3:  # its last lines may be on their way
-                return None
-            raise self._truncated(pod, "it lacks the end of what the self-test wrote")
-        for lack in manifest.UNCONFINED:
-            self._watch.say(f"not as confined as here: {lack}")
-        return RawOutput(
-            stdout=stdout[: MAX_STDOUT + 1],
-            stderr=ended.message,
-            exit_code=None if expired else ended.code,
-            seconds=ended.seconds,
-            out_of_memory=ended.reason == "OOMKilled",
-            timed_out=expired,
-            too_long=len(stdout) > MAX_STDOUT,
-            where={
-                "runner": "kubernetes",
-                "job": f"{self._cluster.namespace}/{self._name}",
-                "node": pod.node,
-                "engine": pod.runtime or "unknown",
-                "image": self._image,
-                "told_image": pod.image,
-                "queued_seconds": pod.queued,
-                "restarts": 0,
-                "unconfined": list(manifest.UNCONFINED),
-            },
-        )
-
-    def _whole(self, stdout: bytes) -> bool:
-        """Whether the frame that is a run's last is there, and no line is gone that was there before."""
-        if len(stdout) > MAX_STDOUT:
-            return True
-        frames = (reading.frame(line, self._job.nonce) for line in stdout.splitlines()[-50:])
-        lost = stdout.count(b"\n") < self._given
-        return not lost and any(frame and frame[1].get("kind") == "end" for frame in frames)
-
-    def _late(self, pod: Pod) -> EnvbuildError:
-        return RunnerError(
-            "the pod was ended at its deadline, before the self-test had its time",
-            ending="time-out",
-            hint=f"does {pod.node or 'the node'} fetch the image slowly? it may have it now: run it again",
-        )
-
-    def _truncated(self, pod: Pod, why: str) -> EnvbuildError:
-        return RunnerError(f"the log of pod {pod.name} is not all of it: {why}", ending="truncated",
-                           hint=f"does {pod.node or 'the node'} rotate logs soon? run it again")  # fmt: skip

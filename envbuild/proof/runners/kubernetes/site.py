@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.errors import Fault, UsageError, printable
+from envbuild.proof.runners.names import REGISTRY
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ TOLERATION = re.compile(rf"(?P<key>{_KEY})(=(?P<value>{_LABEL}))?(:(?P<effect>No
 _TEXTS = {
     "context": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}", "a context's name"),
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace's name"),
-    "registry": (r"[A-Za-z0-9\[][A-Za-z0-9._:/\[\]-]{0,299}", "HOST/REPOSITORY, without a tag"),
+    "registry": REGISTRY,
     "runtime_class": (_NAME, "a RuntimeClass's name"),
     "priority_class": (_NAME, "a PriorityClass's name"),
     "queue": ("[0-9]{1,6}", "minutes"),

@@ -13,6 +13,15 @@ from envbuild.proof.runners.kubernetes.manifest import GPU, PRODUCT, Object
 from envbuild.proof.runners.protocol import RunnerError
 
 _AGAIN = "run it again"
+
+
+class Unknown(RunnerError):
+    """The job may well go on: nothing of it is removed."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, ending="unknown", hint=f"when it does: --resume {name}")
+
+
 # The reason of a pod that failed as a whole, or of its condition DisruptionTarget -> (our word, what happened, hint)
 _ENDINGS = {
     "Evicted": ("evicted", "was evicted from its node {node}", _AGAIN),
@@ -53,7 +62,6 @@ class Pod:
     seconds from its making to its start, by the cluster's clocks."""
 
     name: str
-    phase: str
     node: str
     reason: str
     message: str
@@ -122,7 +130,6 @@ def pod(document: Object) -> Pod:
     code = over.get("exitCode")
     return Pod(
         name=_text(meta.get("name"), 253),
-        phase=_text(status.get("phase"), 40),
         node=_text(_dict(document.get("spec")).get("nodeName"), 253),
         reason=_text(status.get("reason"), 100),
         message=_text(status.get("message")),
@@ -189,10 +196,11 @@ def unpulled(seen: Pod) -> EnvbuildError | None:
 
 @dataclass(frozen=True)
 class Lacks:
-    """What keeps a pod from a node: `ever`, or for as long as the node is `now` as it is."""
+    """What keeps a pod from a node: `ever`, or for as long as the node is `now` as it is. `ready`: it answers."""
 
     ever: tuple[str, ...]
     now: tuple[str, ...]
+    ready: bool = True
 
 
 # Kubernetes' own taints say how a node is: not ready, cordoned, short of memory.
@@ -206,7 +214,8 @@ def lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) -> Lack
     found: list[str] = []
     now: list[str] = []
     ready = next((item for item in _list(status.get("conditions")) if item.get("type") == "Ready"), {})
-    if ready.get("status") != "True":
+    here = ready.get("status") == "True"
+    if not here:
         now.append(f"is not ready ({_text(ready.get('reason'), 100) or 'it says nothing'})")
     if _dict(node.get("spec")).get("unschedulable") is True:
         now.append("is cordoned")
@@ -218,11 +227,11 @@ def lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) -> Lack
     free = _text(_dict(status.get("allocatable")).get(GPU), 20)
     if count and (int(free) if free.isascii() and free.isdigit() else 0) < count:
         # A node that comes back says so before its device plugin does.
-        (found if ready.get("status") == "True" else now).append(f"{GPU}: {free or 'none'} of {count}")
+        (found if here else now).append(f"{GPU}: {free or 'none'} of {count}")
     taints = [taint for taint in _list(_dict(node.get("spec")).get("taints")) if not _tolerated(taint, spec)]
     keys = [_text(taint.get("key"), 100) for taint in taints]
     found += [f"taint {key}" for key in keys if not key.startswith(_PASSING)]
-    return Lacks(tuple(found), tuple(now or [f"taint {key}" for key in keys if key.startswith(_PASSING)]))
+    return Lacks(tuple(found), tuple(now or [f"taint {key}" for key in keys if key.startswith(_PASSING)]), here)
 
 
 def _tolerated(taint: Mapping[str, Any], spec: Object) -> bool:

@@ -1,62 +1,22 @@
-"""What lies in the folder that a job shares with us, and the ticket by which we find it again."""
+"""What lies in the folder that a job shares with us."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from envbuild import settings
-from envbuild.errors import UsageError, printable
-from envbuild.plan.store import write_atomically
+from envbuild.errors import printable
 from envbuild.proof.runners.slurm import states
 from envbuild.proof.runners.slurm.states import Outcome
 from envbuild.proof.testrun import MAX_STDOUT
 
 
-@dataclass(frozen=True)
-class Ticket:
-    """What brings one back to a job that was submitted. `payload`: sha256 of what it was given: it must be the same."""
-
-    job: str
-    name: str
-    folder: str
-    image: str
-    payload: str
-    nonce: str
-
-
-def _ticket_file(job: str) -> Path:
-    return settings.state_folder("slurm") / f"{job}.ticket.json"
-
-
-def read(job: str) -> Ticket:
-    """Raises UsageError where no such job was submitted from here."""
-    hint = "only whoever submitted a job can resume it, until its output was read"
-    if not re.fullmatch("[0-9]{1,12}", job):
-        raise UsageError(f"{printable(job[:50])!r} is no job's id", hint=hint)
-    try:
-        return Ticket(**json.loads(_ticket_file(job).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"no job {job} was submitted from here", hint=hint) from error
-
-
-def keep(ticket: Ticket) -> None:
-    write_atomically(_ticket_file(ticket.job), json.dumps(asdict(ticket), indent=1))
-
-
-def forget(name: str, folder: Path) -> None:
-    """Remove what there is of a job, here."""
+def remove(folder: Path) -> None:
+    """What there is of a job, here."""
     shutil.rmtree(folder, ignore_errors=True)
-    for file in settings.state_folder("slurm").glob("*.ticket.json"):
-        with contextlib.suppress(FileNotFoundError):  # another process forgets its own
-            if f'"{name}"' in file.read_text(encoding="utf-8", errors="replace"):
-                file.unlink()
 
 
 class Tail:

@@ -6,7 +6,6 @@ where the job is, and why it ended without one.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import time
@@ -14,23 +13,21 @@ from pathlib import Path, PurePosixPath
 
 from envbuild import settings
 from envbuild.errors import (
-    EngineError,
     EnvbuildError,
     HungUp,
     Interrupted,
-    NetworkError,
-    NotProved,
     UsageError,
     printable,
 )
 from envbuild.image.engine import Image
 from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
 from envbuild.proof.job import Job
+from envbuild.proof.runners import tickets
 from envbuild.proof.runners.protocol import RunnerError, Watch
-from envbuild.proof.runners.slurm import files, script, states
-from envbuild.proof.runners.slurm.files import Ticket
+from envbuild.proof.runners.slurm import files, nodes, outcomes, script, states
 from envbuild.proof.runners.slurm.site import Site
 from envbuild.proof.runners.slurm.states import Outcome, Seen
+from envbuild.proof.runners.tickets import Ticket
 from envbuild.proof.testrun import MAX_STDOUT, RawOutput
 
 POLL = 1.0  # seconds between two looks at the files
@@ -38,6 +35,7 @@ ASK = 3.0  # and between two questions to the controller, which others ask too
 LEAVING = 20.0  # for a job that was cancelled to leave the queue
 PATIENCE = 900.0  # for a controller that does not answer
 _ANSWER = 30.0
+_NAME = "slurm"
 
 
 class Slurm:
@@ -53,24 +51,31 @@ class Slurm:
         self._site = site
         self._names = (reference,) if reference else tuple(dict.fromkeys((image.id, image.handle)))
         self.image = self._names[0]
-        self._ticket = files.read(resume) if resume else None
+        self._ticket = tickets.read(_NAME, resume) if resume else None
         self.nonce = self._ticket.nonce if self._ticket else None
-        self._token = f"envbuild-{re.sub('[^A-Za-z0-9._-]', '-', profile)[:60]}-{secrets.token_hex(6)}"
+        self._about = f"envbuild-{re.sub('[^A-Za-z0-9._-]', '-', profile)[:60]}"
+        self._token = self._new_name()
         self._last: Seen | None = None
 
-    def script(self, job: Job) -> str:
-        """What sbatch would be given."""
-        return script.render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
+    def script(self, job: Job, *, brief: bool = False) -> str:
+        """What sbatch would be given; it reads the self-test from a file."""
+        render = nodes.render if job.nodes > 1 else script.render
+        return render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
+
+    def _new_name(self) -> str:
+        return f"{self._about}-{secrets.token_hex(6)}"
 
     def _folder(self) -> Path:
-        base = Path(self._site.folder) if self._site.folder else settings.state_folder("slurm")
+        base = Path(self._site.folder) if self._site.folder else settings.state_folder(_NAME)
         return base / self._token
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
         """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
         ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
         try:
-            if not self._ticket:
+            if job.nodes > 1:
+                watch.say(f"job {ticket.job} is submitted, on {job.nodes} nodes")
+            elif not self._ticket:
                 watch.say(f"job {ticket.job} is submitted; if this process is lost: --resume {ticket.job}")
             attempt, outcome = self._wait(ticket, watch)
             output = self._output(job, attempt, outcome, watch)
@@ -80,19 +85,20 @@ class Slurm:
             ) from None
         except KeyboardInterrupt:
             self._cancel(ticket.name, watch)
-            files.forget(ticket.name, Path(ticket.folder))
+            _forget(ticket.name, Path(ticket.place))
             raise
         except (_Unknown, ProcessMissing):
             raise
         except EnvbuildError:
-            files.forget(ticket.name, Path(ticket.folder))
+            _forget(ticket.name, Path(ticket.place))
             raise
-        files.forget(ticket.name, Path(ticket.folder))
+        _forget(ticket.name, Path(ticket.place))
         return output
 
     # submitting
 
     def _submit(self, job: Job, watch: Watch) -> Ticket:
+        self._token, self._last = self._new_name(), None
         text, folder = self.script(job), self._folder()
         _private(folder)
         try:
@@ -100,7 +106,7 @@ class Slurm:
         except BaseException as error:
             if not isinstance(error, ProcessMissing):  # Slurm may have it already, whatever sbatch said
                 self._cancel(self._token, watch)
-            files.forget(self._token, folder)
+            _forget(self._token, folder)
             raise
         return ticket
 
@@ -111,18 +117,13 @@ class Slurm:
         found = re.fullmatch(r"([0-9]{1,12})(;\S+)?", done.stdout.strip())
         if done.code != 0 or not found:
             raise UsageError(f"Slurm does not take the job: {_words(done)}", hint="--dry-run shows its script")
-        payload = hashlib.sha256(job.stdin).hexdigest()
-        ticket = Ticket(found[1], self._token, str(folder), self.image, payload, job.nonce)
-        files.keep(ticket)
+        ticket = tickets.made(found[1], self._token, self.image, job, str(folder))
+        tickets.keep(_NAME, ticket)
         return ticket
 
     def _resumed(self, job: Job) -> Ticket:
         assert self._ticket
-        if (self._ticket.image, self._ticket.payload) != (self.image, hashlib.sha256(job.stdin).hexdigest()):
-            raise UsageError(
-                f"job {self._ticket.job} tests something else: its image, profile, lock or self-test is another",
-                hint="give the same options as when it was submitted; or run anew, without --resume",
-            )
+        tickets.require_same(self._ticket, self.image, job)
         return self._ticket
 
     # waiting
@@ -143,7 +144,7 @@ class Slurm:
                     watch.say(f"job {ticket.job}: {text}")
                 over = known and (last is None or last.over)
                 over_since = (over_since or now) if over else None
-            attempt = files.attempt(Path(ticket.folder))
+            attempt = files.attempt(Path(ticket.place))
             if attempt:
                 tail.read(attempt)
                 outcome = files.outcome(attempt)
@@ -174,28 +175,18 @@ class Slurm:
                 hint=f"is the disk of {attempt.parent.parent} full? run it again",
             )
         seen = self._last if self._last and self._last.over else None  # Slurm forgets what is over after MinJobAge
-        return states.ending(ticket.job, seen, files.end(Path(ticket.folder) / "slurm.log"))
+        return states.ending(ticket.job, seen, files.end(Path(ticket.place) / "slurm.log"))
 
     # what it left
 
     def _output(self, job: Job, attempt: Path, outcome: Outcome, watch: Watch) -> RawOutput:
         words = files.end(attempt / "stderr", script.MAX_STDERR)
-        self._started(outcome, words)
-        last = self._last
-        queued = last.queued if last else None
-        for lack in script.UNCONFINED[self._site.container]:
+        outcomes.require_started(outcome, self._site, self.image, words)
+        queued, restarts = self._last.queued if self._last else None, int(attempt.name.rpartition("-")[2])
+        where = {"runner": _NAME, **outcomes.where(outcome, self._site, job), "queued_seconds": queued,
+                 "restarts": restarts}  # fmt: skip
+        for lack in where["unconfined"]:
             watch.say(f"not as confined as here: {lack}")
-        where = {
-            "runner": "slurm",
-            "job": outcome.job,
-            "node": outcome.node,
-            "gpus": outcome.gpus,
-            "engine": outcome.engine,
-            "image": outcome.image,
-            "queued_seconds": queued,
-            "restarts": int(attempt.name.rpartition("-")[2]),
-            "unconfined": list(script.UNCONFINED[self._site.container]),
-        }
         with (attempt / "stdout").open("rb") as file:
             stdout = file.read(MAX_STDOUT)
         limit = outcome.size > MAX_STDOUT
@@ -208,31 +199,9 @@ class Slurm:
             out_of_memory=outcome.oom,
             timed_out=timed_out,
             too_long=limit,
+            parts=outcome.parts,
             where=where,
         )
-
-    def _started(self, outcome: Outcome, words: str) -> None:
-        """Raises where the self-test never began, which says nothing of the image."""
-        node, said = outcome.node or "the node", printable(words.strip()[-600:])
-        if outcome.stage == "gpu" and outcome.gpus:
-            raise NotProved(
-                f"Slurm handed out {outcome.gpus} on {node}, which is no whole card",
-                hint="slurm: {gres: {MODEL: NAME}} says what a whole one is called",
-            )
-        if outcome.stage == "gpu":
-            raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")
-        if outcome.stage == "image" and self._site.registry:
-            raise NetworkError(
-                f"{node} cannot fetch {self.image}", hint=f"{said}\nis the registry reachable from there?"
-            )
-        if outcome.stage == "image":
-            raise EngineError(
-                f"{node} has no image {self.image}", hint="slurm: {registry: HOST/NAME} says where to fetch it"
-            )
-        if outcome.exit == 125 or (outcome.size == 0 and outcome.exit not in (0, 5, 124, 137)):
-            if any(sign in said.lower() for sign in ("nvidia", "device driver", "cdi device")):
-                raise NotProved(f"{node} gives containers no GPU", hint=said)
-            raise EngineError(f"{outcome.engine or self._site.container} on {node} does not start the image", hint=said)
 
     # leaving
 
@@ -269,6 +238,11 @@ def _ask(job: str) -> tuple[bool, Seen | None]:
         found = states.seen(done.stdout)
         return found is not None, found
     return "Invalid job id" in done.stderr + done.stdout, None
+
+
+def _forget(name: str, folder: Path) -> None:
+    files.remove(folder)
+    tickets.forget(_NAME, name)
 
 
 def _private(folder: Path) -> None:

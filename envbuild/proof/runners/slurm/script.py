@@ -14,6 +14,7 @@ from shlex import quote
 
 from envbuild.errors import UsageError
 from envbuild.proof.job import Job
+from envbuild.proof.runners.names import require_digest
 from envbuild.proof.runners.slurm.site import PATH, Site
 from envbuild.proof.testrun import MAX_STDOUT
 
@@ -29,7 +30,6 @@ UNCONFINED = {
               "runs as the job's user", "/tmp is the container's own"),
 }  # fmt: skip
 _JOB_NAME = re.compile(r"envbuild-[A-Za-z0-9._-]{1,100}")
-_IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
 
 
 def render(job: Job, site: Site, folder: PurePosixPath, name: str, names: Sequence[str]) -> str:
@@ -38,26 +38,31 @@ def render(job: Job, site: Site, folder: PurePosixPath, name: str, names: Sequen
     `names`: by which the node's runtime may know the image, each a digest; the first that it has is taken. Raises
     UsageError for a value that does not belong into a script, and for a GPU that is not one of one model.
     """
-    for one in names:
-        if not _IMAGE.fullmatch(one):
-            raise UsageError(f"{one[:200]!r} names no image by its digest")
-    if not re.fullmatch(PATH, str(folder)) or not _JOB_NAME.fullmatch(name):
-        raise UsageError(f"a job cannot be named {name!r} or leave its output in {str(folder)!r}",
-                         hint="slurm: {folder: ...} names another; letters, digits and ._-+@=~ alone")  # fmt: skip
-    image = _fetched(site, names[0]) if site.registry else _found(site, names)
-    parts = [_options(job, site, folder, name), _head(job, folder), _runtime(job, site), image, _TAIL]
+    require(folder, name, names)
+    image = fetched(site, names[0]) if site.registry else found(names)
+    parts = [options(job, site, folder, name), _head(job, folder), _runtime(job, site), image, TAIL]
     return "\n".join(parts)
 
 
-def _options(job: Job, site: Site, folder: PurePosixPath, name: str) -> str:
+def require(folder: PurePosixPath, name: str, names: Sequence[str]) -> None:
+    """Raises UsageError for what does not belong into a script."""
+    for one in names:
+        require_digest(one)
+    if not re.fullmatch(PATH, str(folder)) or not _JOB_NAME.fullmatch(name):
+        raise UsageError(f"a job cannot be named {name!r} or leave its output in {str(folder)!r}",
+                         hint="slurm: {folder: ...} names another; letters, digits and ._-+@=~ alone")  # fmt: skip
+
+
+def options(job: Job, site: Site, folder: PurePosixPath, name: str) -> str:
     """#SBATCH lines: sbatch reads double quotes in them; no value holds one, or a `#`."""
     memory = (job.limits.memory >> 20) + _BESIDE
     options = {
         "job-name": name,
         "output": f"{folder}/slurm.log",
         "open-mode": "append",
-        "nodes": "1",
-        "ntasks": "1",
+        "nodes": str(job.nodes),
+        "ntasks": str(job.nodes),
+        "ntasks-per-node": "1" if job.nodes > 1 else None,
         "mem": f"{memory}M",
         "time": site.time or str(math.ceil(job.limits.timeout / 60) + _AROUND),
         "export": "HOME,LOGNAME,PATH,USER",  # no secret of the environment goes to the controller
@@ -79,47 +84,57 @@ def _gres(job: Job, site: Site) -> str | None:
 
 
 def _head(job: Job, folder: PurePosixPath) -> str:
+    return f"""{begin(folder)}
+{FINISH}
+{FUNCTIONS}
+{TRAPPED}
+limit={math.ceil(job.limits.timeout)}
+"""
+
+
+def begin(folder: PurePosixPath) -> str:
     return f"""set -u
 umask 077
 at={quote(str(folder))}/attempt-"${{SLURM_RESTART_COUNT:-0}}"
 name=envbuild-"$SLURM_JOB_ID"-"${{SLURM_RESTART_COUNT:-0}}"
 payload={quote(str(folder / "payload"))}
-seconds=0 oom=false engine= image=
-mkdir "$at" || exit 1 # an attempt has one output
+seconds=0 oom=false engine= image= parts= fabric="""
 
-finish() {{ # STAGE EXIT
-    {{
+
+FINISH = """mkdir "$at" || exit 1 # an attempt has one output
+
+finish() { # STAGE EXIT
+    {
         printf 'stage=%s\\nexit=%s\\nseconds=%s\\noom=%s\\n' "$1" "$2" "$seconds" "$oom"
-        printf 'job=%s\\nnode=%s\\ngpus=%s\\n' "$SLURM_JOB_ID" "${{SLURMD_NODENAME:-}}" "${{SLURM_JOB_GPUS:-}}"
+        printf 'job=%s\\nnode=%s\\ngpus=%s\\n' "$SLURM_JOB_ID" "${SLURMD_NODENAME:-}" "${SLURM_JOB_GPUS:-}"
         printf 'engine=%s\\nimage=%s\\n' "$(printf %s "$engine" | tr -cd '[:alnum:]._ -' | head -c 80)" "$image"
+        printf 'parts=%s\\nfabric=%s\\n' "$parts" "$fabric"
         printf 'bytes=%s\\nsha256=%s\\n' "$(wc -c <"$at/stdout")" "$(sha256sum <"$at/stdout" | cut -c1-64)"
-    }} >"$at/outcome.part"
+    } >"$at/outcome.part"
     sync "$at/stdout" "$at/stderr" "$at/outcome.part"
     mv "$at/outcome.part" "$at/outcome"
     exit 0
-}}
-clock() {{ # of the machine's running: SECONDS and date jump where a clock is set
+}"""
+FUNCTIONS = """clock() { # of the machine's running: SECONDS and date jump where a clock is set
     local up
     read -r up _ </proc/uptime
-    echo "${{up%.*}}"
-}}
-guard() {{ # what an engine runs is no process of this job: it ends with the script, and with the folder
+    echo "${up%.*}"
+}
+guard() { # what an engine runs is no process of this job: it ends with the script, and with the folder
     trap '' TERM
     while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
     ! kill -TERM $$ || sleep 5
     clean
-}} >/dev/null 2>&1
-stop() {{
+} >/dev/null 2>&1
+stop() {
     trap '' TERM
     clean
     kill 0
     exit 143
-}}
-trap stop TERM
+}"""
+TRAPPED = """trap stop TERM
 : >"$at/stdout" 2>"$at/stderr"
-gpus=()
-limit={math.ceil(job.limits.timeout)}
-"""
+gpus=()"""
 
 
 def _runtime(job: Job, site: Site) -> str:
@@ -127,8 +142,8 @@ def _runtime(job: Job, site: Site) -> str:
     command = " ".join(map(quote, job.argv[1:]))
     entry = quote(job.argv[0])
     if site.container in ("docker", "podman"):
-        return _GPU[site.container if job.gpus else ""] + _engine(job, site.container, program, entry, command)
-    check = _GPU["other" if job.gpus else ""]
+        return GPU[site.container if job.gpus else ""] + engine(job, site)
+    check = GPU["other" if job.gpus else ""]
     if site.container == "apptainer":
         nv = "--nv " if job.gpus else ""
         return (
@@ -161,7 +176,7 @@ run() {{
 
 _CHECK = """[[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
 """
-_GPU = {
+GPU = {
     "": "",
     "other": _CHECK,
     "docker": _CHECK + 'gpus=(--gpus "\\"device=$SLURM_JOB_GPUS\\"")\n',
@@ -169,16 +184,17 @@ _GPU = {
 }
 
 
-def _engine(job: Job, kind: str, program: str, entry: str, command: str) -> str:
-    """As the local runner has it: proof/runners/local.py says why."""
-    limits = job.limits
+def engine(job: Job, site: Site, network: str = "none") -> str:
+    """As the local runner has it: proof/runners/local.py says why. `network`: and options that come with one."""
+    limits, kind = job.limits, site.container
+    program, entry, command = quote(site.program or kind), quote(job.argv[0]), " ".join(map(quote, job.argv[1:]))
     version = "{{.Server.Version}}" if kind == "docker" else "{{.Client.Version}}"
     return f"""program={program}
 engine="{kind} $("$program" version --format {quote(version)})"
 clean() {{ "$program" rm --force --volumes "$name" >/dev/null 2>&1; }}
 run() {{
     timeout --foreground -k 10 "$limit" "$program" run --name "$name" --label io.envbuild.slurm="$SLURM_JOB_ID" \\
-        --pull never --interactive --init --read-only --network none --cap-drop ALL \\
+        --pull never --interactive --init --read-only --network {network} --cap-drop ALL \\
         --security-opt no-new-privileges --memory {limits.memory} --memory-swap {limits.memory} \\
         --shm-size {limits.shm} --pids-limit {limits.pids} --tmpfs /tmp:exec,mode=1777,size={limits.tmp} \\
         --log-driver none --user 65534:65534 --workdir /tmp "${{gpus[@]}}" --entrypoint {entry} \\
@@ -190,7 +206,7 @@ run() {{
 """
 
 
-def _found(site: Site, names: Sequence[str]) -> str:
+def found(names: Sequence[str]) -> str:
     """Without a registry the node's engine has the image, or has not."""
     return f"""for one in {" ".join(map(quote, names))}; do
     "$program" image inspect "$one" >/dev/null 2>>"$at/stderr" && image=$one && break
@@ -198,7 +214,7 @@ done
 [ -n "$image" ] || finish image 1"""
 
 
-def _fetched(site: Site, name: str) -> str:
+def fetched(site: Site, name: str) -> str:
     if site.container == "apptainer":
         return f"""image="$scratch/image.sif"
 "$program" pull --disable-cache "$image" {quote(f"docker://{name}")} >/dev/null 2>"$at/stderr" || {{
@@ -213,7 +229,7 @@ def _fetched(site: Site, name: str) -> str:
     finish image $?"""
 
 
-_TAIL = f"""
+TAIL = f"""
 set -m # a process group of its own: it outlives the script
 guard &
 guard=$!

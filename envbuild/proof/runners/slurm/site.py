@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.errors import Fault, UsageError, printable
+from envbuild.proof.runners.names import REGISTRY
 
 CONTAINERS = ("docker", "podman", "apptainer", "pyxis")
 _PULLED = ("apptainer", "pyxis")  # have no store of their own that an image could lie in already
@@ -22,7 +23,8 @@ class Site:
 
     `program`: of the container runtime on the nodes, where PATH does not have it. `requeue`: after a node's failure or
     a preemption the job waits again, instead of ending. `grace`: seconds until files that
-    another machine wrote are surely seen here, which a network's file system may hold back.
+    another machine wrote are surely seen here, which a network's file system may hold back. `interface`: of the
+    network between nodes, for what runs on several; no container has a network otherwise.
     """
 
     partition: str | None = None
@@ -33,6 +35,7 @@ class Site:
     program: str | None = None
     registry: str | None = None
     folder: str | None = None
+    interface: str | None = None
     requeue: bool = False
     grace: int = 20
     gres: Mapping[str, str] = field(default_factory=dict)
@@ -52,8 +55,9 @@ _SHAPES = {
     "time": (r"[0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2}", "minutes, or [D-]HH:MM:SS"),
     "container": ("|".join(CONTAINERS), " or ".join(CONTAINERS)),
     "program": (PATH, "an absolute path, without blanks"),
-    "registry": (r"[A-Za-z0-9\[][A-Za-z0-9._:/\[\]-]{0,299}", "HOST/REPOSITORY, without a tag"),
+    "registry": REGISTRY,
     "folder": (PATH, "an absolute path, without blanks"),
+    "interface": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}", "a network interface's name, as in ib0"),
     "requeue": ("yes|no", "yes or no"),
     "grace": ("[0-9]{1,3}", "seconds"),
 }

@@ -80,7 +80,9 @@ def _time(text: str) -> datetime.datetime | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a script left at its end. `stage`: what it came to, image, gpu or run; `size` and `sha256` of its stdout."""
+    """What a script left at its end. `stage`: what it came to, image, gpu, network or run; `size` and `sha256` of its
+    stdout. `parts`: of several nodes, each one's exit code and the bytes of its stdout, which follow each other;
+    `fabric`: whether each had InfiniBand's devices."""
 
     stage: str
     exit: int
@@ -93,13 +95,16 @@ class Outcome:
     image: str
     size: int
     sha256: str
+    parts: tuple[tuple[int, int], ...] = ()
+    fabric: tuple[bool, ...] = ()
 
 
 _SHAPE = {
-    "stage": "image|gpu|run", "exit": "[0-9]{1,3}", "seconds": "[0-9]{1,7}", "oom": "true|false",
-    "job": "[0-9]{1,12}", "node": "[A-Za-z0-9._-]{0,253}",
+    "stage": "image|gpu|network|run", "exit": "[0-9]{1,3}", "seconds": "[0-9]{1,7}", "oom": "true|false",
+    "job": "[0-9]{1,12}", "node": "[A-Za-z0-9._,-]{0,16000}",
     "gpus": "[A-Za-z0-9,:/_.-]{0,1000}", "engine": "[A-Za-z0-9._ -]{0,80}",
     "image": "[ -~]{0,500}", "bytes": "[0-9]{1,12}", "sha256": "[0-9a-f]{64}",
+    "parts": "([0-9]{1,3}:[0-9]{1,12}( |$)){0,64}", "fabric": "((yes|no)( |$)){0,64}",
 }  # fmt: skip
 
 
@@ -120,6 +125,8 @@ def outcome(text: str) -> Outcome | None:
         image=found["image"],
         size=int(found["bytes"]),
         sha256=found["sha256"],
+        parts=tuple((int(code), int(size)) for code, _, size in (one.partition(":") for one in found["parts"].split())),
+        fabric=tuple(word == "yes" for word in found["fabric"].split()),
     )
 
 

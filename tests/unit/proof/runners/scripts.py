@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import PurePosixPath
 
 from envbuild.proof.job import Job, Limits
-from envbuild.proof.runners.slurm import script
+from envbuild.proof.runners.slurm import nodes, script
 from envbuild.proof.runners.slurm.site import Site
 
 ID = f"sha256:{'1' * 64}"
@@ -21,9 +21,11 @@ CASES: dict[str, tuple[Job, Site, tuple[str, ...]]] = {
     "podman": (JOB, Site(container="podman", registry="r", requeue=True), (FETCHED,)),
     "apptainer": (JOB, Site(container="apptainer", registry="r", program="/opt/apptainer/bin/apptainer"), (FETCHED,)),
     "pyxis": (JOB, Site(container="pyxis", registry="r"), (FETCHED,)),
+    "nodes": (dataclasses.replace(JOB, nodes=4), Site(registry="r", interface="ib0"), (FETCHED,)),
 }
 
 
 def rendered(case: str) -> str:
     job, place, names = CASES[case]
-    return script.render(job, place, FOLDER, "envbuild-h20-1", names)
+    render = nodes.render if job.nodes > 1 else script.render
+    return render(job, place, FOLDER, "envbuild-h20-1", names)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.errors import EngineError, EnvbuildError, NetworkError, NotProved, UsageError
+from envbuild.errors import EngineError, EnvbuildError, HungUp, Interrupted, NetworkError, NotProved, UsageError
 from envbuild.image.engine import Image
 from envbuild.proof import reading
 from envbuild.proof.job import Job, Limits
-from envbuild.proof.runners.kubernetes import runner as module
+from envbuild.proof.runners.kubernetes import attempt as module
 from envbuild.proof.runners.kubernetes import states
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.kubernetes.site import Site
@@ -50,8 +50,10 @@ class Place:
         self.said: list[str] = []
         self.lines: list[bytes] = []
 
-    def run(self, job: Job = JOB, site: Site = SITE, watch: Watch | None = None) -> RawOutput:
-        runner = Kubernetes(site, IMAGE, REFERENCE, "cpu")
+    def run(
+        self, job: Job = JOB, site: Site = SITE, watch: Watch | None = None, resume: str | None = None
+    ) -> RawOutput:
+        runner = Kubernetes(site, IMAGE, REFERENCE, "cpu", resume)
         return runner.run(job, watch or Watch(self.lines.append, self.said.append))
 
     def fails(self, kind: type[EnvbuildError] = RunnerError, job: Job = JOB, site: Site = SITE) -> Any:
@@ -381,8 +383,13 @@ def test_what_the_cluster_does_not_take_is_said_in_its_words(place: Place, statu
 
 def test_a_silent_api_server_is_waited_for_but_not_for_ever(place: Place) -> None:
     place.server.refuse = {("GET", "/pods"): (503, "etcd has no leader")}
-    error = place.fails()
-    assert error.ending == "unknown" and "503" in error.message
+    with pytest.raises(RunnerError) as caught:
+        place.run()
+    assert caught.value.ending == "unknown" and "503" in caught.value.message
+    assert len(place.server.stored) == 2  # it may well go on
+    place.server.refuse = {}
+    assert place.run(resume=str(caught.value.hint).partition("--resume ")[2]).exit_code == 0
+    assert place.server.stored == {}
 
 
 def test_an_api_server_that_was_silent_for_a_while_is_no_fault(place: Place) -> None:
@@ -408,6 +415,67 @@ def test_an_interruption_removes_all_of_it(place: Place) -> None:
     with pytest.raises(KeyboardInterrupt):
         place.run(watch=Watch(interrupted))
     assert place.server.stored == {} and len(place.server.created) == 2
+
+
+def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed_once_and_only_by_the_same(place: Place) -> None:
+    def gone(line: bytes) -> None:
+        raise HungUp
+
+    with pytest.raises(Interrupted) as caught:
+        place.run(watch=Watch(gone))
+    name = str(caught.value.hint).partition("--resume ")[2]
+    assert len(place.server.stored) == 2 and name.startswith("envbuild-cpu-")
+    with pytest.raises(UsageError, match="tests something else"):
+        place.run(dataclasses.replace(JOB, stdin=b"another"), resume=name)
+    place.server.pods = [running(), ended(0)]
+    assert place.run(resume=name).stdout == FRAMES
+    assert place.server.stored == {}
+    with pytest.raises(UsageError, match=f"no job {name}"):
+        place.run(resume=name)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["gone", "another"])
+def test_a_job_that_the_cluster_has_no_longer_is_lost(place: Place, there: bool) -> None:
+    """Also where somebody has made another of its name."""
+
+    def gone(line: bytes) -> None:
+        raise HungUp
+
+    with pytest.raises(Interrupted) as caught:
+        place.run(watch=Watch(gone))
+    name = str(caught.value.hint).partition("--resume ")[2]
+    if there:
+        place.server.stored[f"jobs/{name}"]["metadata"]["uid"] = "another"
+    else:
+        place.server.stored.clear()
+    with pytest.raises(RunnerError) as lost:
+        place.run(resume=name)
+    assert lost.value.ending == "lost"
+
+
+def test_a_pod_that_the_cluster_begins_anew_is_not_the_one_that_was_deleted(place: Place) -> None:
+    """A Job before 1.26 may make another for one that was deleted before it had failed."""
+    other = ended(0)
+    other["metadata"] = {**other["metadata"], "name": "pod-2"}
+    place.server.pods = [running(), other]
+    error = place.fails()
+    assert error.ending == "cancelled" and "in its place" in error.hint
+
+
+@pytest.mark.parametrize(("ready", "ending"), [("True", "cancelled"), ("Unknown", "node-failure")])
+def test_a_pod_that_nobody_ends_is_told_by_its_node(place: Place, ready: str, ending: str) -> None:
+    going = running()
+    going["metadata"] = {**going["metadata"], "deletionTimestamp": "2026-11-21T10:00:30Z"}
+    place.server.pods = [running(), going]
+    place.server.nodes[0]["status"]["conditions"][0]["status"] = ready
+    assert place.fails().ending == ending
+
+
+def test_what_is_shown_is_short_and_whole_where_it_is_asked_for() -> None:
+    runner = Kubernetes(SITE, IMAGE, REFERENCE, "cpu")
+    job = dataclasses.replace(JOB, stdin=b"x" * 100_000)
+    assert len(runner.script(job, brief=True)) < 10_000 and "--json has them" in runner.script(job, brief=True)
+    assert len(runner.script(job)) > 100_000
 
 
 def test_without_a_configuration_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

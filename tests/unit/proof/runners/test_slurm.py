@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -18,13 +19,14 @@ from envbuild import settings
 from envbuild.errors import EngineError, EnvbuildError, HungUp, Interrupted, NetworkError, NotProved, UsageError
 from envbuild.image.engine import Image
 from envbuild.process import ProcessTimeout, run
-from envbuild.proof import reading
+from envbuild.proof import reading, together
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import RunnerError, Watch
+from envbuild.proof.runners.slurm import outcomes, states
 from envbuild.proof.runners.slurm import runner as module
-from envbuild.proof.runners.slurm import states
 from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.proof.runners.slurm.site import Site
+from envbuild.proof.runners.slurm.states import Outcome
 from envbuild.proof.testrun import RawOutput
 from unit.proof.runs import NONCE, documents, lines, probe
 
@@ -72,6 +74,16 @@ run)
     ;;
 esac
 """
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for node in 0 1; do
+    SLURM_NODEID=$node SLURMD_NODENAME=node-$((7 + node)) "$@" &
+done
+wait
+"""
+IP = """#!/bin/bash
+[ "${@: -1}" = ib0 ] && echo "7: ib0    inet 192.0.2.7/24 brd 192.0.2.255 scope global ib0"
+"""
 
 
 class Stub:
@@ -83,7 +95,7 @@ class Stub:
         self.said: list[str] = []
         self.lines: list[bytes] = []
         for name, text in {"sbatch": SBATCH, "scontrol": SCONTROL, "scancel": SCANCEL, "docker": DOCKER,
-                           "squeue": "#!/bin/sh\n"}.items():  # fmt: skip
+                           "squeue": "#!/bin/sh\n", "srun": SRUN, "ip": IP}.items():  # fmt: skip
             (self.folder / name).write_text(text.replace("$TIMES", TIMES), encoding="utf-8")
             (self.folder / name).chmod(0o755)
         self.say(state="RUNNING", has=IMAGE.id, words="", code="0")
@@ -414,12 +426,13 @@ def test_what_slurm_does_not_say_so_is_not_believed(text: str) -> None:
 
 
 GOOD = {"stage": "run", "exit": "0", "seconds": "1", "oom": "false", "job": "1", "node": "n", "gpus": "",
-        "engine": "d 1", "image": "x", "bytes": "1", "sha256": "0" * 64}  # fmt: skip
+        "engine": "d 1", "image": "x", "bytes": "1", "sha256": "0" * 64, "parts": "", "fabric": ""}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"stage": "other"}, {"exit": "-1"}, {"exit": "x"}, {"node": "\x1b"}, {"sha256": "0"}, {"more": "1"}, {"oom": ""}],
+    [{"stage": "other"}, {"exit": "-1"}, {"exit": "x"}, {"node": "\x1b"}, {"sha256": "0"}, {"more": "1"}, {"oom": ""},
+     {"parts": "0"}, {"parts": "0:1,5:2"}, {"fabric": "maybe"}],
 )  # fmt: skip
 def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
     def text(values: dict[str, str]) -> str:
@@ -427,6 +440,77 @@ def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
 
     assert states.outcome(text(GOOD))
     assert states.outcome(text({**GOOD, **change})) is None
+
+
+PYXIS = """pyxis: importing docker image: registry.example#team/h20
+slurmstepd: error: pyxis: child 10028 failed with error code: 1
+slurmstepd: error: pyxis: failed to import docker image
+slurmstepd: error: pyxis:     [ERROR] Could not process JSON input
+slurmstepd: error: pyxis: couldn't start container
+"""
+
+
+def test_what_pyxis_cannot_fetch_is_no_fault_of_the_image() -> None:
+    """It fetches as it starts; these are its words."""
+    text = "".join(f"{key}={value}\n" for key, value in {**GOOD, "exit": "1", "bytes": "0"}.items())
+    outcome = states.outcome(text)
+    site = Site(container="pyxis", registry="registry.example/team/h20")
+    assert outcome
+    with pytest.raises(NetworkError, match="n cannot fetch x"):
+        outcomes.require_started(outcome, site, "x", PYXIS)
+    with pytest.raises(EngineError, match="does not start"):
+        outcomes.require_started(outcome, site, "x", "slurmstepd: error: pyxis: container start failed")
+
+
+def test_of_several_nodes_each_must_have_begun() -> None:
+    def left(parts: str) -> Outcome:
+        values = {**GOOD, "node": "a,b", "parts": parts, "fabric": "no yes"}
+        found = states.outcome("".join(f"{key}={value}\n" for key, value in values.items()))
+        assert found
+        return found
+
+    assert (left("0:5 5:7").parts, left("0:5 5:7").fabric) == (((0, 5), (5, 7)), (False, True))
+    outcomes.require_started(left("0:5 5:7"), Site(), "x", "")
+    for parts in ("0:5 125:0", "1:0 0:5"):
+        with pytest.raises(EngineError, match="does not start"):
+            outcomes.require_started(left(parts), Site(), "x", "")
+
+
+TOGETHER = dataclasses.replace(JOB, nodes=2)
+
+
+def test_two_nodes_leave_what_each_of_them_said(stub: Stub) -> None:
+    """Each has its number, the address of the first, and its own frames; their containers alone have a network."""
+    output = stub.run(TOGETHER, Site(interface="ib0"))
+    frames = b"".join(lines(documents()))
+    assert (output.stdout, output.parts) == (frames * 2, ((0, len(frames)),) * 2)
+    assert together.judge(output, NONCE, ()).errors == ()
+    assert output.where["node"] == "node-7,node-8" and output.where["infiniband"] == [False, False]
+    assert output.where["unconfined"] == ["dist.nodes: the nodes' network, by ib0"]
+    ran = stub.told("ran")
+    assert "--network host" in ran and "--cap-drop ALL" in ran and "ENVBUILD_INTERFACE=ib0" in ran
+    assert re.search(r"ENVBUILD_NODE=[01] --env ENVBUILD_MEETING=192\.0\.2\.7:2[0-9]{4} ", ran)
+    assert stub.left() == []
+    stub.run()
+    assert "--network none" in stub.told("ran") and "ENVBUILD" not in stub.told("ran")
+
+
+def test_what_keeps_two_nodes_from_it_is_told(stub: Stub) -> None:
+    with pytest.raises(UsageError, match="none is declared"):
+        stub.run(TOGETHER)
+    with pytest.raises(UsageError, match="not possible with pyxis"):
+        stub.run(TOGETHER, Site(container="pyxis", registry="r", interface="ib0"), reference=f"r@{IMAGE.id}")
+    with pytest.raises(UsageError, match="node-7 has no address on eth9"):
+        stub.run(TOGETHER, Site(interface="eth9"))
+    stub.say(no_image="")
+    with pytest.raises(EngineError, match="has no image"):
+        stub.run(TOGETHER, Site(interface="ib0"))
+    (stub.folder / "no-image").unlink()
+    stub.frames(b"")
+    stub.say(code="125", words="docker: no space left on device")
+    with pytest.raises(EngineError, match="does not start the image"):
+        stub.run(TOGETHER, Site(interface="ib0"))
+    assert stub.left() == []
 
 
 def test_a_damaged_ticket_is_none(stub: Stub) -> None:

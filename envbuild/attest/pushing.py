@@ -1,0 +1,46 @@
+"""An image into a registry, and whether it is there: by a tag of its own id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from envbuild.attest.oci import Manifest, Reference
+from envbuild.attest.registry import Repository
+from envbuild.errors import CheckFailed, UsageError
+from envbuild.image.engine import Engine, Image
+
+
+def repository(text: str) -> Reference:
+    """Raises UsageError for what names an image of it."""
+    reference = Reference.parse(text)
+    if reference.tag or reference.digest:
+        raise UsageError(f"{text} has a tag", hint=f"name the repository: {reference.repository}; tags are made")
+    return reference
+
+
+def pushed(engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None]) -> tuple[Manifest, bool]:
+    """The image in a registry, and whether it was there: under a tag of its own id, for one cannot push by
+    digest. Nothing is believed but the manifest. Raises CheckFailed where that is another's, NetworkError."""
+    tag, found = _tag(image), there(place, image)
+    if found is not None:
+        return found, True
+    name = place.reference.repository
+    engine.tag(image, name, tag)
+    try:
+        engine.push(name, tag, on_line)
+    finally:
+        engine.remove(f"{name}:{tag}")
+    found = there(place, image)
+    if found is None:
+        raise CheckFailed(f"{name}:{tag} is not the image that was just pushed", hint="did somebody move the tag?")
+    return found, False
+
+
+def _tag(image: Image) -> str:
+    return f"id-{image.id.removeprefix('sha256:')}"
+
+
+def there(place: Repository, image: Image) -> Manifest | None:
+    """The image's manifest, where its tag names that."""
+    found = place.manifest(_tag(image))
+    return found if found is not None and not found.is_index and found.config == image.id else None

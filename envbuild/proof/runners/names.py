@@ -1,0 +1,17 @@
+"""The runners by name, and the shapes of what more than one of them takes. Pure; the command line's help needs it."""
+
+from __future__ import annotations
+
+import re
+
+from envbuild.errors import UsageError
+
+RUNNERS = ("local", "slurm", "kubernetes")
+REGISTRY = (r"[A-Za-z0-9\[][A-Za-z0-9._:/\[\]-]{0,299}", "HOST/REPOSITORY, without a tag")
+_IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
+
+
+def require_digest(image: str) -> None:
+    """Raises UsageError for an image that is not named by its digest: any other name may move under the proof."""
+    if not _IMAGE.fullmatch(image):
+        raise UsageError(f"{image[:200]!r} names no image by its digest")

@@ -1,0 +1,67 @@
+"""dist.nodes: the real probe as two machines, which are two processes here and meet over the loopback."""
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from envbuild.selftest.probes.nodes import Stage, stages
+
+from .reading import Frame, job, outcomes, read, start
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def together(folder: Path, *machines: Mapping[str, str], **fields: object) -> list[Frame]:
+    """What each machine says of dist.nodes; its variables over those that it needs."""
+    meeting = f"127.0.0.1:{free_port()}"
+    document = job(probes=["dist.nodes"], require=["dist.nodes"], threads=1, expect={"nodes": 2}, **fields)
+    started = []
+    for number, more in enumerate(machines):
+        place = folder / str(number)
+        own = {"ENVBUILD_NODE": str(number), "ENVBUILD_MEETING": meeting, "ENVBUILD_INTERFACE": "lo", **more}
+        started.append(start("across", document, place, **own))
+    for process in started:
+        process.communicate(timeout=300)
+    return [outcomes(read((folder / str(number)).read_bytes()))["dist.nodes"] for number in range(len(machines))]
+
+
+def test_two_machines_work_together(tmp_path: Path) -> None:
+    found = together(tmp_path, {}, {})
+    assert [frame["status"] for frame in found] == ["passed", "passed"], [frame["reason"] for frame in found]
+    for number, frame in enumerate(found):
+        assert (frame["traits"]["node"], frame["traits"]["interface"]) == (number, "lo")
+        assert [stage["stage"] for stage in frame["traits"]["stages"]] == ["gloo nodes 0+1 x1", "gloo nodes 0+1 x2"]
+        cases = {figure["case"] for figure in frame["figures"]}
+        assert "gloo nodes 0+1 x2 ddp gradient of weight" in cases and all(f["error"] == 0 for f in frame["figures"])
+
+
+def test_a_rank_that_dies_is_named_where_it_ran(tmp_path: Path) -> None:
+    here, there = together(tmp_path, {}, {"SEED": "dies"})
+    assert [here["status"], there["status"]] == ["failed", "failed"]
+    assert (there["failure"], there["signal"]) == ("signal", "SIGSEGV") and "broadcast" in there["at"]
+    assert here["signal"] is None
+
+
+@pytest.mark.parametrize("wrong", [{"ENVBUILD_NODE": "2"}, {"ENVBUILD_NODE": ""}, {"ENVBUILD_MEETING": "x"},
+                                   {"ENVBUILD_INTERFACE": "a b"}])  # fmt: skip
+def test_a_machine_that_is_none_of_them_is_no_pass(tmp_path: Path, wrong: Mapping[str, str]) -> None:
+    (found,) = together(tmp_path, wrong)
+    assert found["status"] == "failed" and "this is none of 2 machines" in found["reason"]
+
+
+def test_what_is_tried_is_known_beforehand() -> None:
+    assert stages(2, 1, cuda=False) == [Stage("gloo", (0, 1), 1)]
+    assert [stage.name for stage in stages(3, 8, cuda=True)] == [
+        "nccl nodes 0+1 x1", "gloo nodes 0+1 x1", "nccl nodes 0+2 x1", "gloo nodes 0+2 x1",
+        "nccl nodes 0+1+2 x1", "gloo nodes 0+1+2 x1", "nccl nodes 0+1+2 x8", "gloo nodes 0+1+2 x8",
+    ]  # fmt: skip
+    assert len(stages(64, 8, cuda=True)) <= 2 * 66
