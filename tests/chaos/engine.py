@@ -25,10 +25,12 @@ class OwnEngine:
     """To be used within the campaign's own network (isolation.leave_network): with --bridge=none a second engine
     removes the first one's bridge, where they share a network."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, apart: bool = False) -> None:
+        """`apart`: in a network of its own, which nobody shares with it."""
         program = dockerd()
         assert program
         self.root, self.program = root, program
+        self._network = ["unshare", "--net"] if apart else []
         self.socket = root / "docker.sock"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -46,7 +48,7 @@ class OwnEngine:
         init = tree / "bin" / "tini-static"
         with (self.root / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [self.program, "--config-file", os.devnull, "--data-root", self.root / "data",
+                [*self._network, self.program, "--config-file", os.devnull, "--data-root", self.root / "data",
                  "--exec-root", self.root / "exec", "--pidfile", self.root / "pid", "--bridge=none",
                  "--iptables=false", *(["--init-path", str(init)] if init.is_file() else []), "-H", self.host],
                 env={**os.environ, "PATH": os.pathsep.join([f"{tree}/sbin", f"{tree}/bin", os.environ["PATH"]])},

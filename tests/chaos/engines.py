@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from e2e.support import Result
 
 from chaos.invariant import Breach
-from chaos.place import NAME, VARIANTS, Place
+from chaos.place import NAME, PATIENCE, VARIANTS, Place
 from chaos.rounds import Struck, both, current, forget_build, forget_proof, other, wait
 
 _ALLOWED = {0, 6}  # it had no need of the engine any more, or waited long enough; else: the engine
@@ -40,7 +40,7 @@ class Engines:
         place.engine.kill(whole)
         wait(pause, lambda: False)
         place.engine.start()
-        ended = running.finish(300)
+        ended = running.finish(PATIENCE)
         what = "dockerd and containerd" if whole else "dockerd"
         where = f"{start}, {delay:.3f} s, back after {pause} s"
         said = ended.document.get("error", {}).get("message", "") if ended.code else ""

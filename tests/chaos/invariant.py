@@ -119,7 +119,8 @@ def _built(state: Path, image: str, lock_id: str) -> bool:
 
 
 def half_written(ground: Ground) -> Iterator[Breach]:
-    for file in _files(ground.project, ground.state, ground.cache / "bases", *(ground.cache / s for s in _STORES)):
+    files = _files(ground.project, ground.state, ground.cache / "bases", *(ground.cache / s for s in _STORES))
+    for file in sorted(files, key=lambda file: not file.name.endswith(".lock.yaml")):  # Dockerfiles are held to those
         why = _fault(file, ground)
         if why:
             yield Breach(HALF, f"{file.name}: {why}")

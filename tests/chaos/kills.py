@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from e2e.support import Result
 
 from chaos.invariant import Breach
-from chaos.place import NAME, VARIANTS, Place
+from chaos.place import NAME, PATIENCE, VARIANTS, Place
 from chaos.rounds import Struck, both, current, forget_build, forget_proof, other, wait
 
 _SMALL = 5_000_000  # bytes; larger wheels are not fetched again in every round
@@ -67,7 +67,7 @@ _BOUNDARIES = [
     for edge in ("begin", "end")
 ]
 # How often each start is taken where the moment is not a step's: the longer a run takes, the more seldom.
-_SHARES = {"switch": 40, "relock": 16, "fetch": 8, "reprove": 8, "cold": 2, "base": 1}
+_SHARES = {"switch": 44, "relock": 16, "fetch": 8, "reprove": 5, "cold": 1, "base": 1}
 _EVERY = 7  # one in so many is at a step's begin or end
 
 
@@ -105,7 +105,7 @@ class Kills:
         running = place.start("make", NAME, "--json", *STARTS[start].options, at=moment)
         if moment is None and not wait(delay, lambda: not running.alive()):
             running.kill()
-        ended = running.finish(300)
+        ended = running.finish(PATIENCE)
         if ended.code != -9:  # the moment did not come: the run is a good one
             assert ended.code == 0, f"{start}, {moment or delay}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
             return None

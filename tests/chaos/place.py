@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ NAME = "chaos"
 VARIANTS = ("a", "b")
 HOOKS = Path(__file__).parent / "hooks"
 _STORES = ("wheels", "debs", "bases")
-_PATIENCE = 300.0  # seconds for one run; a run that takes longer hangs
+PATIENCE = 900.0  # seconds for one run; a run that takes longer hangs
 
 
 @dataclass
@@ -59,9 +60,8 @@ class Place:
 
     def want(self, variant: str) -> None:
         """The profile as that variant has it: one value in its environment, so that a lock and an image are others."""
-        self.project.write(
-            NAME, extends="cpu", env={"CHAOS": variant}, selftest={"level": "quick", "require": ["env.libs"]}
-        )
+        selftest = {"level": "quick", "require": ["env.libs"]}
+        self.project.write(NAME, extends="cpu", env={"CHAOS": variant}, selftest=selftest)
 
     def start(self, *arguments: str, at: str | None = None, trace: Path | None = None, **env: str) -> Running:
         """envbuild; `at`: the moment when it kills itself (hooks/sitecustomize.py)."""
@@ -72,8 +72,8 @@ class Place:
         return self.project.start(*arguments, **env)
 
     def run(self, *arguments: str, at: str | None = None, trace: Path | None = None, **env: str) -> Result:
-        """To its end. Raises AssertionError where it does not come within five minutes."""
-        return self.start(*arguments, at=at, trace=trace, **env).finish(_PATIENCE)
+        """To its end. Raises AssertionError where it does not come in time."""
+        return self.start(*arguments, at=at, trace=trace, **env).finish(PATIENCE)
 
     def make(self, variant: str, *options: str, trace: Path | None = None) -> Result:
         """A run that must verify the variant. Raises AssertionError where it does not, or verifies another image."""
@@ -88,14 +88,16 @@ class Place:
         self.rendered.setdefault(current.id, dockerfile.render(current, NAME))
         return done
 
-    def processes(self) -> list[str]:
-        """Command lines of what still runs with this place's temporary folder: nobody else has it."""
+    def processes(self) -> dict[int, str]:
+        """Id -> command line of what still runs with this place's temporary folder: nobody else has it."""
         mark = f"TMPDIR={self.temporary}".encode()
-        found = []
+        found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
+                    told = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                    if told:  # one that has ended has none
+                        found[int(entry.name)] = told
         return found
 
 
@@ -143,6 +145,9 @@ def place(root: Path) -> Iterator[Place]:
         engine.start()
         yield made
     finally:
+        for pid in made.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         engine.stop()
         shutil.rmtree(root, ignore_errors=True)
 

@@ -18,7 +18,7 @@ from e2e.support import Result, until
 
 from chaos.invariant import WRONG, Breach
 from chaos.isolation import die_with_parent
-from chaos.place import NAME, VARIANTS, Place
+from chaos.place import NAME, PATIENCE, VARIANTS, Place
 from chaos.rounds import Struck, wait
 from envbuild.attest import oci
 
@@ -130,7 +130,7 @@ class Registries:
         return place.run("verify", reference, "--key", str(place.root / "team.pub"), "--json")
 
     def strike(self, place: Place, dice: random.Random, number: int) -> Struck | None:
-        self.kind = "verify" if number % 3 == 2 else "fresh" if number % 8 == 0 else "push"
+        self.kind = "verify" if number % 3 == 2 else "fresh" if number % 8 == 7 else "push"
         if self.kind == "fresh":
             self.server.kill()
             shutil.rmtree(self.server.folder / "data")
@@ -151,7 +151,7 @@ class Registries:
         self.server.kill()
         wait(pause, lambda: not running.alive())
         self.server.start()
-        ended = running.finish(300)
+        ended = running.finish(PATIENCE)
         said = ended.document.get("error", {}).get("message", "") if ended.code else ""
         kind = {"fresh": "push of all layers", "push": "push", "verify": "verify"}[self.kind]
         where = f"{delay:.3f} s, back after {pause} s at most"

@@ -78,8 +78,8 @@ class Ran:
         return cls(**{**document, "outcomes": outcomes})
 
 
-def run(campaign: Campaign, place: Place, count: int, seed: int) -> Ran:
-    """`count` faults; the same seed gives the same ones, but for what the clock decides."""
+def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[[Ran], None] = lambda ran: None) -> Ran:
+    """`count` faults; the same seed gives the same ones, but for what the clock decides. `keep` is told after each."""
     ran, begin = Ran(campaign.name, seed), time.monotonic()
     campaign.prepare(place)
     assert not (found := check(ground(place), settled=True)), f"before any fault: {', '.join(map(str, found))}"
@@ -93,7 +93,8 @@ def run(campaign: Campaign, place: Place, count: int, seed: int) -> Ran:
         if struck:
             ran.outcomes.append(_settle(campaign, place, struck))
             _tell(len(ran.outcomes), count, ran.outcomes[-1])
-    ran.seconds = time.monotonic() - begin
+            ran.seconds = time.monotonic() - begin
+            keep(ran)
     return ran
 
 
@@ -109,7 +110,7 @@ def _settle(campaign: Campaign, place: Place, struck: Struck) -> Outcome:
         breaches.append(f"the next run: {failed}")
     seconds = time.monotonic() - begin
     found = [*check(ground(place), settled=True), *campaign.extra(place)]
-    found += [Breach(LEFT, f"process {line[:100]}") for line in place.processes()]
+    found += [Breach(LEFT, f"process {line[:100]}") for line in place.processes().values()]
     breaches += [f"after the next run: {breach}" for breach in found]
     if found or code:
         clear(place)
