@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError
-from envbuild.image import dockerfile, records
+from envbuild.image import dockerfile
 from envbuild.image.names import LOCK_LABEL, PREFIX, VERIFIED
 from envbuild.plan import lock
 
@@ -111,8 +111,8 @@ def _passed(run: Mapping[str, Any]) -> bool:
 
 def _built(state: Path, image: str, lock_id: str) -> bool:
     """Whether a build record says that this envbuild made the image from the lock."""
-    made = (record for file in (state / "envbuild" / "builds").glob("*.json") for record in _records(file))
-    return any((record.image, record.lock) == (image, lock_id) for record in made)
+    made = map(_build, (state / "envbuild" / "builds").glob("*.json"))
+    return any((record["image"], record["lock"]) == (image, lock_id) for record in made if record)
 
 
 # whole files
@@ -140,7 +140,9 @@ def _fault(file: Path, ground: Ground) -> str | None:
     if file.suffix == ".Dockerfile":
         return _dockerfile(file, ground)
     if file.parent.name == "builds":
-        return None if any(_record_name(r) == file.name for r in _records(file)) else "no build record of its name"
+        record = _build(file)
+        named = record and f"{record['recipe']}-{record['image'].removeprefix('sha256:')[:12]}.json" == file.name
+        return None if named else "no build record of its name"
     if file.suffix == ".json":
         return _evidence(file)
     if file.parent.parent.name in _STORES:
@@ -175,13 +177,13 @@ def _dockerfile(file: Path, ground: Ground) -> str | None:
     return None if text == ground.rendered[made_of[1]] else "not what its lock gives"
 
 
-def _records(file: Path) -> Iterable[records.Record]:
-    found = records._read(file)
-    return [found] if found else []
-
-
-def _record_name(record: records.Record) -> str:
-    return f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
+def _build(file: Path) -> dict[str, Any] | None:
+    """A build record; None where it is none."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_bytes())
+    except ValueError:
+        return None
+    return found if {"image", "handle", "lock", "recipe", "layers", "builder"} <= set(found) else None
 
 
 def _evidence(file: Path) -> str | None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import struct
+import subprocess
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -21,6 +22,8 @@ def lacking() -> str | None:
         return "an engine of its own needs root"
     if dockerd() is None:
         return "no dockerd is installed, nor unpacked by scripts/engine"
+    if not shutil.which("unshare") or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
+        return "no network namespace can be made here"
     return None
 
 
