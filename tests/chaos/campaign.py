@@ -24,7 +24,7 @@ from machine import described, write  # noqa: E402
 from chaos import isolation, place, registries, report, rounds  # noqa: E402
 from chaos.engines import Engines  # noqa: E402
 from chaos.indexes import Indexes  # noqa: E402
-from chaos.kills import Kills  # noqa: E402
+from chaos.kills import STARTS, Kills  # noqa: E402
 from chaos.place import Place  # noqa: E402
 from chaos.rounds import Campaign, Ran  # noqa: E402
 
@@ -48,8 +48,8 @@ def main() -> int:
             sys.exit("no docker-registry is installed, and there is no Debian to fetch it from")
         isolation.leave_network()
         kinds: dict[str, Callable[[], Campaign]] = {
-            "kill": Kills,
-            "engine": Engines,
+            "kill": lambda: Kills(starts=asked.starts),
+            "engine": lambda: Engines(starts=asked.starts),
             "registry": lambda: registries.Registries(program or Path()),
             "index": Indexes,
         }
@@ -69,6 +69,9 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--count", type=int, help="faults of each campaign")
     parser.add_argument("--slice", action="store_true", help="a few of each")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same faults")
+    parser.add_argument(
+        "--starts", nargs="+", choices=STARTS, default=(), help="kill, engine: begin rounds so; all without any"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="what came of it, for --report")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN", help=f"all without any: {', '.join(COUNTS)}")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from e2e.support import Result
 
 from chaos.invariant import Breach
+from chaos.kills import STARTS
 from chaos.place import NAME, PATIENCE, VARIANTS, Place
-from chaos.rounds import Struck, both, current, forget_build, forget_proof, other, wait
+from chaos.rounds import Struck, both, current, other, wait
 
 _ALLOWED = {0, 6}  # it had no need of the engine any more, or waited long enough; else: the engine
-_STARTS = {"relock": 3, "reprove": 2, "cold": 1}
+_SHARES = {"switch": 3, "relock": 3, "reprove": 2, "cold": 1}  # of kills.STARTS
 
 
 @dataclass
 class Engines:
+    """`starts`: what rounds begin with, all of them if none is named."""
+
+    starts: Collection[str] = ()
     name: str = "engine"
     seconds: dict[str, float] = field(default_factory=dict)
     target: str = VARIANTS[0]
@@ -25,8 +30,9 @@ class Engines:
         both(place)
 
     def strike(self, place: Place, dice: random.Random, number: int) -> Struck | None:
-        (start,) = dice.choices([*_STARTS], [*_STARTS.values()])
-        options = ["--no-cache"] if start == "cold" else []
+        shares = {start: share for start, share in _SHARES.items() if start in (self.starts or _SHARES)}
+        (start,) = dice.choices([*shares], [*shares.values()])
+        options = STARTS[start].options
         if start not in self.seconds:
             self._begin(place, start)
             self.seconds[start] = place.make(self.target, *options).seconds
@@ -49,7 +55,7 @@ class Engines:
     def _begin(self, place: Place, start: str) -> None:
         self.target = current(place) if start == "reprove" else other(current(place))
         place.want(self.target)
-        (forget_proof if start == "reprove" else forget_build)(place, self.target)
+        STARTS[start].set(place, self.target)
 
     def again(self, place: Place) -> Result:
         return place.make(self.target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from e2e.support import Result
@@ -73,8 +73,10 @@ _EVERY = 7  # one in so many is at a step's begin or end
 
 @dataclass
 class Kills:
-    """`effects`, `seconds`: start -> how many effects a whole run has from there, and how long it takes."""
+    """`starts`: what rounds begin with, all of STARTS if none is named. `effects`, `seconds`: start -> how many effects
+    a whole run has from there, and how long it takes."""
 
+    starts: Collection[str] = ()
     name: str = "kill"
     effects: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -113,10 +115,12 @@ class Kills:
 
     def _moment(self, place: Place, dice: random.Random, number: int) -> tuple[str, str, str | None, float]:
         """(start, kind, moment, delay): every boundary in turn; of the others half at an effect, half at any time."""
-        if number % _EVERY == 0:
-            start, moment = _BOUNDARIES[number // _EVERY % len(_BOUNDARIES)]
+        shares = {start: share for start, share in _SHARES.items() if start in (self.starts or STARTS)}
+        boundaries = [(start, moment) for start, moment in _BOUNDARIES if start in shares]
+        if number % _EVERY == 0 and boundaries:
+            start, moment = boundaries[number // _EVERY % len(boundaries)]
             return start, "at a step's begin or end", moment, 0.0
-        (start,) = dice.choices([*_SHARES], [*_SHARES.values()])
+        (start,) = dice.choices([*shares], [*shares.values()])
         self._measure(place, start)
         if number % 2:
             return start, "before an effect", f"effect {dice.randint(1, self.effects[start])}", 0.0
