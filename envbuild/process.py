@@ -1,15 +1,18 @@
 """The only module that starts host processes.
 
 Both pipes are drained at once (a child that writes much to stderr cannot deadlock), every child leads a process
-group of its own, and the whole group is ended on a time-out or an interruption.
+group of its own, and the whole group is ended on a time-out or an interruption. Where this process is killed, which
+nothing can catch, the kernel kills its children: a build or a download that went on would meet that of the next run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,6 +139,7 @@ def run(
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=_tied(),
         )
     except FileNotFoundError as error:
         raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
@@ -163,6 +167,26 @@ def run(
     if expired:
         raise ProcessTimeout(f"{arguments[0]} took longer than {timeout:.0f} s and was stopped", done)
     return done
+
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _tied() -> Callable[[], None] | None:
+    """What a child does before it starts: SIGKILL for it when the thread that waits for it is gone. None but on Linux.
+
+    Nothing is allocated or imported there: another thread may have held a lock when the child was made.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent, kill = ctypes.CDLL(None).prctl, os.getpid(), int(signal.SIGKILL)
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, kill)
+        if os.getppid() != parent:  # gone already
+            os.kill(os.getpid(), kill)
+
+    return tie
 
 
 class _Pipe:

@@ -22,9 +22,10 @@ def pushed(engine: Engine, place: Repository, image: Image, on_line: Callable[[s
     """The image in a registry, and whether it was there: under a tag of its own id, for one cannot push by
     digest. Nothing is believed but the manifest. Raises CheckFailed where that is another's, NetworkError."""
     tag, found = _tag(image), there(place, image)
-    if found is not None:
-        return found, True
     name = place.reference.repository
+    if found is not None:
+        engine.remove(f"{name}:{tag}")  # of one that was killed just after it had pushed
+        return found, True
     engine.tag(image, name, tag)
     try:
         engine.push(name, tag, on_line)

@@ -6,6 +6,7 @@ mmdebstrap sees a local archive that holds exactly those packages, so nothing de
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,14 +82,11 @@ def make(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
     with scratch.folder("base") as folder:
         folder.chmod(0o755)  # mmdebstrap's download step may run as another user
         _archive(folder, lock.suite, lock.base, store)
-        # beside the target, so that moving it into place is one step
-        made = target.with_name(f".{target.name}-{folder.name}")
-        try:
+        with scratch.folder("base", target.parent) as beside:  # moving it into place is one step
+            made = beside / target.name
             _bootstrap(lock.suite, lock.base, folder, made, on_line)
             write_atomically(target.with_suffix(".sha256"), digest(made))
             made.replace(target)
-        finally:
-            made.unlink(missing_ok=True)
     return target
 
 
@@ -109,10 +107,26 @@ def _archive(folder: Path, suite: str, debs: Sequence[Deb], store: Store) -> Non
     )
 
 
+def _contained() -> list[str]:
+    """What mmdebstrap is started with: as root it mounts /proc, /sys and devices into its root, and where it is killed
+    they would stay, in what is then swept as a temporary folder. In a namespace of their own they end with it.
+
+    Without root it makes its own; a root that may make none may not mount either.
+    """
+    own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if os.geteuid():
+        return []
+    try:
+        return [] if run([*own, "true"]).code else own
+    except ProcessMissing:
+        return []
+
+
 def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_line: Callable[[str], None]) -> None:
     try:
         done = run(
             [
+                *_contained(),
                 "mmdebstrap",
                 *_OPTIONS,
                 f"--include={','.join(deb.name for deb in debs)}",
@@ -120,7 +134,12 @@ def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_l
                 target,
                 f"deb [trusted=yes] copy://{folder} ./",
             ],
-            env={"SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            env={
+                "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
+                "LC_ALL": "C.UTF-8",
+                "TZ": "UTC",
+                "TMPDIR": str(folder),
+            },
             on_line=on_line,
             timeout=1800,
         )

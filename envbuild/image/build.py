@@ -147,8 +147,8 @@ def build_labelled(
     image = _image(engine, lock, name, text, f"{repository(name)}:{lock.short}", options, say, on_line)
     builder = f"docker {engine.version}" + (f", builder {engine.builder}" if engine.builder else "")
     compiled = tuple(one.record for one in extensions)
+    engine.remove(layers_tag(lock, name))  # before the record: with that there is no next build, to remove it
     records.write(Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, builder, compiled))
-    engine.remove(layers_tag(lock, name))
     return image
 
 

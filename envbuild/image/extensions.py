@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import stat
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild import settings, turns
+from envbuild import scratch, settings, turns
 from envbuild.errors import BuildError, printable
 from envbuild.image import buildx, complaints, context, dockerfile, wheelcheck
 from envbuild.image.engine import Engine
@@ -140,8 +139,8 @@ def _make(order: Order) -> Built:
     lock, one = order.lock, order.one
     target = _folder(key(lock, one))
     context.fill_builder(lock, order.profile, one)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".incoming-") as folder:
-        out = Path(folder) / "made"
+    with scratch.folder("incoming", target.parent) as folder:
+        out = folder / "made"
         begin = time.monotonic()
         jobs = _compile(order, out)
         seconds = time.monotonic() - begin
@@ -159,7 +158,7 @@ def _make(order: Order) -> Built:
             "made": datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
             "from": material(lock, one),
         }
-        whole = Path(folder) / "whole"  # a folder of our own: in the other, the build had its hands
+        whole = folder / "whole"  # a folder of our own: in the other, the build had its hands
         whole.mkdir()
         wheel.rename(whole / wheel.name)
         write_atomically(whole / _ABOUT, json.dumps(about, indent=1))

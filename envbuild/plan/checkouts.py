@@ -10,7 +10,6 @@ import lzma
 import re
 import shutil
 import tarfile
-import tempfile
 import urllib.parse
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -167,8 +166,8 @@ def _clone(wanted: Wanted, commit: str) -> None:
     """One commit without its history, where the server gives single commits; else all that it has."""
     address = _address(wanted.extension.git or "")
     target = _repository(commit)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".incoming-") as folder:
-        made = Path(folder) / "git"
+    with scratch.folder("incoming", target.parent) as folder:
+        made = folder / "git"
         style = f"--object-format={'sha256' if len(commit) == 64 else 'sha1'}"
         begun = run(["git", "init", "--quiet", "--bare", "--template=", style, made], env=_ENVIRONMENT)
         if begun.code:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild import settings
+from envbuild import scratch, settings
 from envbuild.errors import HashMismatch
 
 
@@ -30,8 +29,8 @@ class Store:
     def incoming(self) -> Iterator[Path]:
         """A folder beside the stored files to download into; gone afterwards, whatever happened."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".incoming-") as folder:
-            yield Path(folder)
+        with scratch.folder("incoming", self.folder) as folder:
+            yield folder
 
     def put(self, file: Path, sha256: str, name: str) -> Path:
         """Move `file` in after checking it. Raises HashMismatch, naming the file."""
@@ -93,14 +92,9 @@ def write_atomically(file: Path, content: str | bytes) -> None:
         return
     file = file.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(raw)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).chmod(file.stat().st_mode & 0o777 if file.exists() else 0o644)
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with scratch.file(file.parent) as (stream, made):
+        stream.write(raw)
+        stream.flush()
+        os.fsync(stream.fileno())
+        made.chmod(file.stat().st_mode & 0o777 if file.exists() else 0o644)
+        made.replace(file)

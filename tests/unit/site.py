@@ -49,7 +49,7 @@ class Engine:
         self.tags.append(f"{repository}:{tag}")
 
     def remove(self, reference: str) -> None:
-        self.tags.remove(reference)
+        self.tags = [tag for tag in self.tags if tag != reference]
 
     def saved(self, image: Image) -> tarfile.TarFile:
         listed = [{"Config": "config.json", "Layers": ["one/layer.tar"], "RepoTags": None}]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -190,6 +191,20 @@ def test_an_interruption_at_the_very_start_ends_the_child(monkeypatch: pytest.Mo
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(["sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 60"])
+    assert gone(tmp_path / "pid")
+
+
+def test_a_child_ends_where_this_process_is_killed(tmp_path: Path) -> None:
+    """kill -9, which nothing can catch: a build that went on would meet that of the next run."""
+    waiting = f"run(['sh', '-c', 'echo $$ >{tmp_path}/pid; exec sleep 60'])"
+    parent = subprocess.Popen([sys.executable, "-c", f"from envbuild.process import run; {waiting}"])
+    try:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text(encoding="utf-8").strip():
+            assert parent.poll() is None
+            time.sleep(0.01)
+    finally:
+        parent.kill()
+        parent.wait(60)
     assert gone(tmp_path / "pid")
 
 

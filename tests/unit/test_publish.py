@@ -54,6 +54,14 @@ def test_pushed_again_nothing_is_written(site: Site, key: signing.PublicKey) -> 
     assert site.registry.written() == []
 
 
+def test_the_tag_that_a_killed_push_left_in_the_engine_goes(site: Site, key: signing.PublicKey) -> None:
+    site.push()
+    left = f"{site.registry.host}/team/sample:id-{site.engine.image.id[7:]}"
+    site.engine.tags = [left, "mine:1"]
+    assert site.push().code == 0
+    assert site.engine.tags == ["mine:1"]
+
+
 def test_without_a_key_it_is_unsigned_and_said(site: Site) -> None:
     done = site.push("--json")
     assert (done.code, done.document["signed"]) == (0, None)

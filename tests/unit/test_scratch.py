@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -101,16 +102,51 @@ def test_prune_tells_and_removes_it(working: subprocess.Popen[str], temporary: P
     assert list(temporary.iterdir()) == []
 
 
-def test_what_is_in_use_young_or_not_ours_stays(working: subprocess.Popen[str], temporary: Path) -> None:
+def test_what_is_in_use_or_not_ours_stays(working: subprocess.Popen[str], temporary: Path) -> None:
     (temporary / "envbuild-tmp-file").write_text("", encoding="utf-8")
     (temporary / "envbuild-tmp-link").symlink_to(temporary.parent)
     (temporary / "envbuild-other").mkdir()
-    before = sorted(aged(temporary))
-    young = temporary / "envbuild-tmp-build-young"
-    young.mkdir()
+    before = sorted(temporary.iterdir())
     assert len(before) == 4
     scratch.sweep()
-    assert sorted(temporary.iterdir()) == sorted([*before, young])
+    assert sorted(temporary.iterdir()) == before
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_one_that_is_swept_before_it_is_locked_is_made_again(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """Nothing tells a folder that was just made from one that a killed process left."""
+    place, lock = temporary if inside else None, fcntl.flock
+    names: list[str] = []
+
+    def late(handle: int, how: int) -> None:
+        if not names:  # the sweep comes between the making and the lock
+            names.append(next(path for path in temporary.iterdir()).name)
+            scratch.sweep(place)
+            assert list(temporary.iterdir()) == []
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with scratch.folder("build", place) as folder:
+        assert names and folder.is_dir() and folder.name != names[0]
+
+
+def test_a_file_that_a_killed_process_left_goes_with_the_next(temporary: Path) -> None:
+    left, other = temporary / ".envbuild-tmp-abcdefgh", temporary / ".other-abcdefgh"
+    left.write_text("half a", encoding="utf-8")
+    other.write_text("mine", encoding="utf-8")
+    with scratch.file(temporary) as (stream, file):
+        assert sorted(temporary.iterdir()) == sorted([file, other])
+        stream.write(b"whole")
+        stream.flush()
+        file.replace(temporary / "file")
+    assert sorted(temporary.iterdir()) == [other, temporary / "file"]
+
+
+def test_a_file_that_is_being_written_stays(temporary: Path) -> None:
+    with scratch.file(temporary) as (_, file), scratch.file(temporary) as (_, second):
+        assert sorted(temporary.iterdir()) == sorted([file, second])
 
 
 def test_a_command_goes_on_where_nohup_is_asked_for(temporary: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,14 @@ class Tools:
         self.options: dict[str, Any] = {}
         self.answer: Completed | Exception = Completed(0, "", "")
         self.archive: dict[str, str] = {}
+        self.namespaces = 0  # what unshare ends with
 
     def __call__(self, argv: Sequence[str | Path], **options: Any) -> Completed:
         words = [str(word) for word in argv]
         if words[0] == "dpkg-deb":
             return Completed(0, f"Package: {Path(words[-1]).name.partition('_')[0]}\nVersion: 1\n\n", "")
+        if words[-1] == "true":
+            return Completed(self.namespaces, "", "")
         self.words, self.options = words, options
         folder = Path(words[-1].split()[2].removeprefix("copy://"))
         self.archive = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
@@ -94,6 +98,24 @@ def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, t
     assert "Codename: bookworm" in tools.archive["Release"]
     assert tools.options["env"]["SOURCE_DATE_EPOCH"] == str(base.SOURCE_DATE_EPOCH)
     assert f"--include={','.join(item.name for item in locked.base)}" in tools.words
+
+
+@pytest.mark.parametrize(
+    ("user", "namespaces", "begin"), [(0, 0, "unshare"), (0, 1, "mmdebstrap"), (5, 0, "mmdebstrap")]
+)
+def test_what_root_mounts_ends_with_mmdebstrap(
+    locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch, user: int, namespaces: int, begin: str
+) -> None:
+    """Where that is killed, /proc and /sys would stay in a temporary folder. A root without that right mounts nothing,
+    another user's mmdebstrap has namespaces of its own."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    tools.namespaces = namespaces
+    base.make(locked, store.debs(), print)
+    assert tools.words[0] == begin
+    if begin == "unshare":
+        assert {"--mount", "--pid", "--kill-child"} <= set(tools.words[: tools.words.index("mmdebstrap")])
+    copied = tools.words[-1].split()[2].removeprefix("copy://")
+    assert tools.options["env"]["TMPDIR"] == copied, "it is swept with the rest"
 
 
 def test_a_base_is_made_once(locked: Lock, tools: Tools) -> None:

@@ -181,6 +181,16 @@ def test_labels_come_with_the_same_build_again(locked: Lock, builder: Builder) -
     assert tag in layers and engine.removed == [tag]
 
 
+def test_the_layers_tag_is_gone_before_the_build_is_recorded(
+    locked: Lock, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the two, a recorded build would leave the tag for good: nobody builds it again."""
+    engine, removed = FakeEngine(), []
+    monkeypatch.setattr(records, "write", lambda record: removed.extend(engine.removed))
+    built(locked, engine)
+    assert removed == [f"envbuild/sample:{locked.short}-layers"]
+
+
 def test_layers_alone_are_no_build(locked: Lock, builder: Builder) -> None:
     text = dockerfile.render(locked, "sample")
     build.build_layers(cast(Engine, FakeEngine()), locked, "sample", text, say=quiet, on_line=quiet)

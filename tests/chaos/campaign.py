@@ -1,0 +1,107 @@
+"""Runs the campaigns of faults: `make chaos`. Writes benchmarks/results/chaos.md.
+
+python tests/chaos/campaign.py [--count N] [--seed N] [CAMPAIGN]...  as root; starts an engine of its own
+python tests/chaos/campaign.py --report FILE...                       what earlier runs wrote with --json, as one result
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+sys.path[:0] = [str(_HERE.parents[1]), str(_HERE.parent), str(_HERE.parents[1] / "benchmarks")]
+
+from machine import described, write  # noqa: E402
+
+from chaos import isolation, place, registries, report, rounds  # noqa: E402
+from chaos.engines import Engines  # noqa: E402
+from chaos.indexes import Indexes  # noqa: E402
+from chaos.kills import STARTS, Kills  # noqa: E402
+from chaos.place import Place  # noqa: E402
+from chaos.rounds import Campaign, Ran  # noqa: E402
+
+# How many faults each has at least.
+COUNTS = {"kill": 200, "engine": 40, "registry": 40, "index": 40}
+# And in the tests.
+SLICE = {"kill": 4, "engine": 1, "registry": 2, "index": 4}
+
+
+def main() -> int:
+    asked = _asked()
+    if asked.report:
+        read = (json.loads(file.read_text(encoding="utf-8")) for file in asked.report)
+        return _publish([Ran.read(one) for document in read for one in document])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is under way is cleaned up
+    names = asked.names or list(COUNTS)
+    place.stock()
+    with tempfile.TemporaryDirectory(prefix="envbuild-chaos-", dir="/var/tmp", ignore_cleanup_errors=True) as folder:
+        program = registries.program(Path(folder) / "packages") if "registry" in names else None
+        if "registry" in names and not program:
+            sys.exit("no docker-registry is installed, and there is no Debian to fetch it from")
+        isolation.leave_network()
+        kinds: dict[str, Callable[[], Campaign]] = {
+            "kill": lambda: Kills(starts=asked.starts),
+            "engine": lambda: Engines(starts=asked.starts),
+            "registry": lambda: registries.Registries(program or Path()),
+            "index": Indexes,
+        }
+        counts = {name: asked.count or (SLICE if asked.slice else COUNTS)[name] for name in names}
+        with place.place(Path(folder) / "place") as there:
+            ran: list[Ran] = []
+            for name in names:
+                keep = functools.partial(_keep, asked.json, tuple(ran))  # what is over, where the rest is cut short
+                ran.append(_run(kinds[name](), there, counts[name], asked.seed, keep))
+    if not asked.json and not asked.names and counts == COUNTS:  # a part of it is no result
+        return _publish(ran)
+    return 1 if any(one.breaches for one in ran) else 0
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, help="faults of each campaign")
+    parser.add_argument("--slice", action="store_true", help="a few of each")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same faults")
+    parser.add_argument(
+        "--starts", nargs="+", choices=STARTS, default=(), help="kill, engine: begin rounds so; all without any"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="what came of it, for --report")
+    parser.add_argument("--report", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("names", nargs="*", metavar="CAMPAIGN", help=f"all without any: {', '.join(COUNTS)}")
+    asked = parser.parse_args()
+    unknown = sorted(set(asked.names) - set(COUNTS))
+    if unknown:
+        parser.error(f"there is no campaign {unknown[0]!r}")
+    lacking = None if asked.report else isolation.lacking()
+    if lacking:
+        parser.error(lacking)
+    return asked
+
+
+def _run(campaign: Campaign, there: Place, count: int, seed: int, keep: Callable[[Ran], None]) -> Ran:
+    print(f"{campaign.name}: {count} faults, seed {seed}", file=sys.stderr, flush=True)
+    try:
+        return rounds.run(campaign, replace(there), count, seed, keep)  # each may change what its runs are told
+    finally:
+        campaign.close()
+
+
+def _keep(file: Path | None, before: tuple[Ran, ...], one: Ran) -> None:
+    if file:
+        file.write_text(json.dumps([asdict(each) for each in (*before, one)], indent=1), encoding="utf-8")
+
+
+def _publish(ran: list[Ran]) -> int:
+    write("chaos", report.lines(ran, described()))
+    return 1 if any(one.breaches for one in ran) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The engine killed with SIGKILL in the middle of `make`, and started again while that may still ask for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from e2e.support import Result
+
+from chaos.invariant import Breach
+from chaos.kills import STARTS
+from chaos.place import NAME, PATIENCE, VARIANTS, Place
+from chaos.rounds import Struck, both, current, other, wait
+
+_ALLOWED = {0, 6}  # it had no need of the engine any more, or waited long enough; else: the engine
+_SHARES = {"switch": 3, "relock": 3, "reprove": 2, "cold": 1}  # of kills.STARTS
+
+
+@dataclass
+class Engines:
+    """`starts`: what rounds begin with, all of them if none is named."""
+
+    starts: Collection[str] = ()
+    name: str = "engine"
+    seconds: dict[str, float] = field(default_factory=dict)
+    target: str = VARIANTS[0]
+
+    def prepare(self, place: Place) -> None:
+        both(place)
+
+    def strike(self, place: Place, dice: random.Random, number: int) -> Struck | None:
+        shares = {start: share for start, share in _SHARES.items() if start in (self.starts or _SHARES)}
+        (start,) = dice.choices([*shares], [*shares.values()])
+        options = STARTS[start].options
+        if start not in self.seconds:
+            self._begin(place, start)
+            self.seconds[start] = place.make(self.target, *options).seconds
+        self._begin(place, start)
+        whole, pause = dice.random() < 0.3, dice.choice([0.0, 0.5, 3.0])
+        delay = dice.uniform(0.3, self.seconds[start])
+        running = place.start("make", NAME, "--json", *options)
+        if wait(delay, lambda: not running.alive()):
+            running.finish()
+            return None
+        place.engine.kill(whole)
+        wait(pause, lambda: False)
+        place.engine.start()
+        ended = running.finish(PATIENCE)
+        what = "dockerd and containerd" if whole else "dockerd"
+        where = f"{start}, {delay:.3f} s, back after {pause} s"
+        said = ended.document.get("error", {}).get("message", "") if ended.code else ""
+        return Struck(what, where, ended.code, round(ended.seconds, 2), said, ended.code in _ALLOWED)
+
+    def _begin(self, place: Place, start: str) -> None:
+        self.target = current(place) if start == "reprove" else other(current(place))
+        place.want(self.target)
+        STARTS[start].set(place, self.target)
+
+    def again(self, place: Place) -> Result:
+        return place.make(self.target)
+
+    def extra(self, place: Place) -> list[Breach]:
+        return []
+
+    def close(self) -> None:
+        """It has nothing of its own."""

@@ -1,0 +1,136 @@
+"""SIGKILL for envbuild: at the begin and end of every step, before any of its effects, and at random moments."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from e2e.support import Result
+
+from chaos.invariant import Breach
+from chaos.place import NAME, PATIENCE, VARIANTS, Place
+from chaos.rounds import Struck, both, current, forget_build, forget_proof, other, wait
+
+_SMALL = 5_000_000  # bytes; larger wheels are not fetched again in every round
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a round begins with: `set` brings the place there. `steps`: those that then have something to do."""
+
+    set: Callable[[Place, str], None]
+    steps: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+def _relock(place: Place, variant: str) -> None:
+    """The profile changed, and the image of its new lock is not there."""
+    forget_build(place, variant)
+
+
+def _reprove(place: Place, variant: str) -> None:
+    forget_proof(place, variant)
+
+
+def _fetch(place: Place, variant: str) -> None:
+    """The store lacks the small wheels."""
+    forget_build(place, variant)
+    for file in place.project.cached("wheels").glob("*/*.whl"):
+        if file.stat().st_size < _SMALL:
+            shutil.rmtree(file.parent)
+
+
+def _without_base(place: Place, variant: str) -> None:
+    forget_build(place, variant)
+    for file in place.project.cached("bases").glob("*"):
+        file.unlink()
+
+
+def _switch(place: Place, variant: str) -> None:
+    """The profile changed to one whose image is there and proved: little is left to do, and `verified` moves."""
+
+
+STARTS = {
+    "switch": Start(_switch, ("load profile", "resolve", "lock", "render")),
+    "relock": Start(_relock, ("build", "audit", "label")),
+    "reprove": Start(_reprove, ("self-test", "evidence", "tag")),
+    "fetch": Start(_fetch, ()),
+    "base": Start(_without_base, ()),
+    "cold": Start(_relock, (), ("--no-cache",)),
+}
+_BOUNDARIES = [
+    (start, f"{edge} {step}")
+    for start in ("switch", "relock", "reprove")
+    for step in STARTS[start].steps
+    for edge in ("begin", "end")
+]
+# How often each start is taken where the moment is not a step's: the longer a run takes, the more seldom.
+_SHARES = {"switch": 44, "relock": 16, "fetch": 8, "reprove": 5, "cold": 1, "base": 1}
+_EVERY = 7  # one in so many is at a step's begin or end
+
+
+@dataclass
+class Kills:
+    """`starts`: what rounds begin with, all of STARTS if none is named. `effects`, `seconds`: start -> how many effects
+    a whole run has from there, and how long it takes."""
+
+    starts: Collection[str] = ()
+    name: str = "kill"
+    effects: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    target: str = VARIANTS[0]
+
+    def prepare(self, place: Place) -> None:
+        both(place)
+
+    def _measure(self, place: Place, start: str) -> None:
+        """A whole run from that start, once."""
+        if start in self.effects:
+            return
+        self._begin(place, start)
+        trace = place.root / "trace"
+        trace.unlink(missing_ok=True)
+        done = place.make(self.target, *STARTS[start].options, trace=trace)
+        self.effects[start] = len(trace.read_text(encoding="utf-8").splitlines())
+        self.seconds[start] = done.seconds
+
+    def _begin(self, place: Place, start: str) -> None:
+        self.target = other(current(place)) if start != "reprove" else current(place)
+        place.want(self.target)
+        STARTS[start].set(place, self.target)
+
+    def strike(self, place: Place, dice: random.Random, number: int) -> Struck | None:
+        start, kind, moment, delay = self._moment(place, dice, number)
+        self._begin(place, start)
+        running = place.start("make", NAME, "--json", *STARTS[start].options, at=moment)
+        if moment is None and not wait(delay, lambda: not running.alive()):
+            running.kill()
+        ended = running.finish(PATIENCE)
+        if ended.code != -9:  # the moment did not come: the run is a good one
+            assert ended.code == 0, f"{start}, {moment or delay}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
+            return None
+        return Struck(kind, f"{start}, {moment or f'{delay:.3f} s'}", ended.code, round(ended.seconds, 2))
+
+    def _moment(self, place: Place, dice: random.Random, number: int) -> tuple[str, str, str | None, float]:
+        """(start, kind, moment, delay): every boundary in turn; of the others half at an effect, half at any time."""
+        shares = {start: share for start, share in _SHARES.items() if start in (self.starts or STARTS)}
+        boundaries = [(start, moment) for start, moment in _BOUNDARIES if start in shares]
+        if number % _EVERY == 0 and boundaries:
+            start, moment = boundaries[number // _EVERY % len(boundaries)]
+            return start, "at a step's begin or end", moment, 0.0
+        (start,) = dice.choices([*shares], [*shares.values()])
+        self._measure(place, start)
+        if number % 2:
+            return start, "before an effect", f"effect {dice.randint(1, self.effects[start])}", 0.0
+        return start, "at a random moment", None, dice.uniform(0.2, self.seconds[start])
+
+    def again(self, place: Place) -> Result:
+        return place.make(self.target)
+
+    def extra(self, place: Place) -> list[Breach]:
+        return []
+
+    def close(self) -> None:
+        """It has nothing of its own."""

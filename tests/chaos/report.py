@@ -1,0 +1,100 @@
+"""The campaigns' result as Markdown. Pure."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from chaos.invariant import HALF, LEFT, WRONG
+from chaos.rounds import Outcome, Ran
+
+_WHAT = {
+    "kill": "SIGKILL for envbuild in `make`",
+    "engine": "SIGKILL for the engine in `make`",
+    "registry": "SIGKILL for the registry",
+    "index": "the package index at fault in `lock` and `make`",
+}
+
+
+def lines(ran: Sequence[Ran], machine: str) -> list[str]:
+    outcomes = [outcome for one in ran for outcome in one.outcomes]
+    seeds = ", ".join(f"{one.name} {len(one.outcomes)} from seed {one.seed}" for one in ran)
+    return [
+        "# Faults survived",
+        "",
+        f"Machine: {machine}. Made by `make chaos` ({seeds}) in {sum(one.seconds for one in ran) / 60:.0f} min of",
+        "rounds, on a machine that did other work too. The profile is `cpu`, level quick; the engine is its own.",
+        "",
+        "A round is one fault, then a run without one. After both it is looked at from without: is every image that is",
+        "called verified proved by evidence for exactly its digest; is every lock, Dockerfile, record, statement and",
+        "stored file whole and of its hash. After the second also: did it complete, with the image that the lock gave",
+        "before, and is no container, temporary image, folder, file or process of the first left.",
+        "",
+        "| | after the fault | after the next run |",
+        "|---|---|---|",
+        *(f"| {kind} | {_count(outcomes, kind, 'after the fault')} | {_count(outcomes, kind, 'after the next')} |"
+          for kind in (WRONG, HALF, LEFT)),
+        f"| did not end as it may | {_count(outcomes, 'the run under it')} | {_count(outcomes, 'the next run')} |",
+        *(line for name in _WHAT for line in _table(name, [one for one in ran if one.name == name])),
+        "",
+        *(_faults(outcomes) or ["No fault is left."]),
+    ]  # fmt: skip
+
+
+def _count(outcomes: Iterable[Outcome], *words: str) -> int:
+    return sum(all(word in breach for word in words) for outcome in outcomes for breach in outcome.breaches)
+
+
+def _table(name: str, ran: Sequence[Ran]) -> Iterator[str]:
+    outcomes = [outcome for one in ran for outcome in one.outcomes]
+    if not outcomes:
+        return
+    kinds: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        kinds[(outcome.struck.kind, _place(name, outcome.struck.where))].append(outcome)
+    yield from ("", f"## {_WHAT[name]}: {len(outcomes)}", "")
+    yield "| fault | where | times | ended with | the next run | its seconds: median, most |"
+    yield "|---|---|---|---|---|---|"
+    for (kind, where), found in sorted(kinds.items()):
+        ended, again = (_codes(codes) for codes in ((o.struck.code for o in found), (o.next_code for o in found)))
+        seconds = [outcome.next_seconds for outcome in found]
+        spent = f"{statistics.median(seconds):.1f}, {max(seconds):.1f}"
+        yield f"| {kind} | {where} | {len(found)} | {ended} | {again} | {spent} |"
+    said = Counter(_shape(outcome.struck.said) for outcome in outcomes if outcome.struck.said)
+    if said:
+        yield from ("", "What was said of it:", "")
+        yield from (f"- {times} times: {words}" for words, times in said.most_common())
+
+
+def _place(name: str, where: str) -> str:
+    """What of a moment is worth a line: not its milliseconds."""
+    parts = where.split(", ")
+    if name == "index":
+        return where
+    return parts[0] if name in ("kill", "engine") else "back at once, or after up to 20 s"
+
+
+def _codes(codes: Iterable[int]) -> str:
+    return ", ".join(f"{'killed' if code == -9 else code}: {times}" for code, times in sorted(Counter(codes).items()))
+
+
+_VARYING = (
+    (r"127\.0\.0\.1:\d+", "HOST"),
+    (r"/r[0-9a-f]{8,}", "/NAME"),
+    (r"unix://\S+", "SOCKET"),
+    (r"/var/tmp/\S+", "FILE"),
+    (r"[0-9a-f]{12,}", "..."),
+)
+
+
+def _shape(said: str) -> str:
+    """A message without what differs from round to round."""
+    for pattern, instead in _VARYING:
+        said = re.sub(pattern, instead, said)
+    return said[:300].replace("\n", " ")
+
+
+def _faults(outcomes: Iterable[Outcome]) -> list[str]:
+    return [f"- {o.struck.kind}, {o.struck.where}: {_shape(breach)}" for o in outcomes for breach in o.breaches]

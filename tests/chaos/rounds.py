@@ -1,0 +1,207 @@
+"""A campaign: rounds of one fault each, the invariant after it, a run without fault, and the invariant again."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from e2e.support import Result
+
+from chaos.invariant import LEFT, Breach, Ground, check
+from chaos.place import NAME, VARIANTS, Place
+from envbuild.image.names import repository
+from envbuild.plan import lock
+
+
+@dataclass(frozen=True)
+class Struck:
+    """One fault. `kind`: what it was, for the table; `where`: the moment; `code`: how the run under it ended, -9 where
+    it was killed; `said`: its error; `fair`: whether it may end so."""
+
+    kind: str
+    where: str
+    code: int
+    seconds: float
+    said: str = ""
+    fair: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`next_code` and `next_seconds`: of the run afterwards; `breaches`: what did not hold, after the fault or it."""
+
+    struck: Struck
+    next_code: int
+    next_seconds: float
+    breaches: tuple[str, ...]
+
+
+class Campaign(Protocol):
+    """`strike` injects a fault and returns what came of it, None where there was none to inject after all (the run had
+    ended before): then another is tried. `again` is the run afterwards, which must complete.
+    """
+
+    name: str
+
+    def prepare(self, place: Place) -> None: ...
+    def strike(self, place: Place, dice: random.Random, number: int) -> Struck | None: ...
+    def again(self, place: Place) -> Result: ...
+    def extra(self, place: Place) -> list[Breach]: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Ran:
+    """A campaign that is over. `preparing`: seconds until the first fault."""
+
+    name: str
+    seed: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    preparing: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def breaches(self) -> list[str]:
+        return [breach for outcome in self.outcomes for breach in outcome.breaches]
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Ran:
+        outcomes = [
+            Outcome(**{**one, "struck": Struck(**one["struck"]), "breaches": tuple(one["breaches"])})
+            for one in document["outcomes"]
+        ]
+        return cls(**{**document, "outcomes": outcomes})
+
+
+def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[[Ran], None] = lambda ran: None) -> Ran:
+    """`count` faults; the same seed gives the same ones, but for what the clock decides. `keep` is told after each."""
+    ran, begin = Ran(campaign.name, seed), time.monotonic()
+    campaign.prepare(place)
+    assert not (found := check(ground(place), settled=True)), f"before any fault: {', '.join(map(str, found))}"
+    ran.preparing = time.monotonic() - begin
+    tries = 0
+    while len(ran.outcomes) < count:
+        tries += 1
+        assert tries < 10 * count + 20, "too few of the faults found something to hit"
+        dice = random.Random(f"{campaign.name} {seed} {tries}")
+        struck = campaign.strike(place, dice, len(ran.outcomes))
+        if struck:
+            ran.outcomes.append(_settle(campaign, place, struck))
+            _tell(len(ran.outcomes), count, ran.outcomes[-1])
+            ran.seconds = time.monotonic() - begin
+            keep(ran)
+    return ran
+
+
+def _settle(campaign: Campaign, place: Place, struck: Struck) -> Outcome:
+    breaches = [f"after the fault: {breach}" for breach in check(ground(place))]
+    if not struck.fair:
+        breaches.append(f"the run under it ended with {struck.code}: {struck.said}")
+    begin = time.monotonic()
+    try:
+        code = campaign.again(place).code
+    except AssertionError as failed:
+        code = -1
+        breaches.append(f"the next run: {failed}")
+    seconds = time.monotonic() - begin
+    found = [*check(ground(place), settled=True), *campaign.extra(place)]
+    found += [Breach(LEFT, f"process {line[:100]}") for line in place.processes().values()]
+    breaches += [f"after the next run: {breach}" for breach in found]
+    if found or code:
+        clear(place)
+    return Outcome(struck, code, round(seconds, 2), tuple(breaches))
+
+
+def _tell(number: int, count: int, outcome: Outcome) -> None:
+    struck = outcome.struck
+    told = f"{number}/{count} {struck.kind}, {struck.where}: {struck.code} in {struck.seconds:.1f} s; "
+    print(f"{told}next {outcome.next_code} in {outcome.next_seconds:.1f} s", file=sys.stderr, flush=True)
+    for breach in outcome.breaches:
+        print(f"    {breach}", file=sys.stderr, flush=True)
+
+
+def ground(place: Place) -> Ground:
+    return Ground(
+        place.project.folder, place.project.state, place.root / "cache", place.temporary, place.engine.client(),
+        place.rendered,
+    )  # fmt: skip
+
+
+def clear(place: Place) -> None:
+    """After a breach: what is left goes, so that each round is charged with its own alone."""
+    client = place.engine.client()
+    for container in client.api.containers(all=True):
+        client.api.remove_container(container["Id"], force=True)
+    for path in place.temporary.iterdir():
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+    for folder in (place.project.folder, place.project.state, place.root / "cache"):
+        for path in sorted(folder.rglob(".*")):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    known = {"verified", *(one.removeprefix("sha256:")[:12] for one in place.rendered)}
+    for image in client.api.images():
+        for name in image.get("RepoTags") or ():
+            if name.rpartition(":")[2] not in known:
+                client.api.remove_image(name, force=True)
+        if not image.get("RepoTags"):
+            client.api.remove_image(image["Id"], force=True)
+
+
+# what a campaign begins its rounds with
+
+
+def both(place: Place) -> None:
+    """Both variants made and proved; the first one is what the profile wants."""
+    for variant in reversed(VARIANTS):
+        place.want(variant)
+        place.make(variant)
+
+
+def current(place: Place) -> str:
+    """The variant whose image is called verified."""
+    (found,) = place.engine.client().api.images(f"{repository(NAME)}:verified") or [None]
+    return next((name for name, image in place.images.items() if found and image == found["Id"]), VARIANTS[0])
+
+
+def other(variant: str) -> str:
+    return VARIANTS[1 - VARIANTS.index(variant)]
+
+
+def forget_build(place: Place, variant: str) -> None:
+    """As if it had never been built here, but for the builder's cache: no record, no tag. It must not be verified."""
+    image = place.images[variant]
+    for file in place.records.glob(f"*-{image.removeprefix('sha256:')[:12]}.json"):
+        file.unlink()
+    for found in place.engine.client().api.images():
+        if found["Id"] == image:
+            for name in found["RepoTags"] or ():
+                place.engine.client().api.remove_image(name)
+
+
+def forget_proof(place: Place, variant: str) -> None:
+    """As if its self-test had never run: no evidence, and not verified."""
+    image = place.images[variant]
+    shutil.rmtree(place.evidence / image.removeprefix("sha256:"), ignore_errors=True)
+    client = place.engine.client()
+    for found in client.api.images(f"{repository(NAME)}:verified"):
+        if found["Id"] == image:
+            client.api.remove_image(f"{repository(NAME)}:verified")
+
+
+def locked(place: Place) -> str | None:
+    found = lock.read(place.lock_file)
+    return found.id if found else None
+
+
+def wait(seconds: float, ended: Callable[[], bool]) -> bool:
+    """Whether it ended before the time was over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if ended():
+            return True
+        time.sleep(0.005)
+    return ended()

@@ -1,0 +1,61 @@
+"""A few faults of each campaign, each followed by a run that must complete; the whole is `make chaos`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos import isolation
+from chaos.invariant import HALF, LEFT, WRONG
+from chaos.report import lines
+from chaos.rounds import Outcome, Ran, Struck
+
+CAMPAIGN = Path(__file__).parent / "campaign.py"
+_MINUTES = 9
+
+
+@pytest.mark.engine
+def test_no_fault_makes_a_wrong_image_or_leaves_anything(tmp_path: Path) -> None:
+    """In a process of its own: it leaves this machine's network, for one with nothing in it."""
+    lacking = isolation.lacking()
+    if lacking:
+        pytest.skip(lacking)
+    file = tmp_path / "ran.json"
+    done = subprocess.run(
+        [sys.executable, CAMPAIGN, "--slice", "--json", file],
+        capture_output=True, text=True, timeout=60 * _MINUTES,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    ran = [Ran.read(one) for one in json.loads(file.read_text(encoding="utf-8"))]
+    assert [one.name for one in ran] == ["kill", "engine", "registry", "index"]
+    assert all(one.outcomes and not one.breaches for one in ran)
+    assert {outcome.next_code for one in ran for outcome in one.outcomes} == {0}
+    assert {outcome.struck.code for outcome in ran[0].outcomes} == {-9}
+
+
+# the report
+
+
+def outcome(code: int = -9, *breaches: str) -> Outcome:
+    return Outcome(
+        Struck("before an effect", "relock, effect 3", code, 1.0, "the index did not answer"), 0, 2.5, breaches
+    )
+
+
+def test_a_report_counts_what_did_not_hold() -> None:
+    ran = Ran(
+        "kill", 7, [outcome(), outcome(), outcome(-9, f"after the fault: {WRONG}: x", f"after the next run: {LEFT}: y")]
+    )
+    text = "\n".join(lines([ran], "a machine"))
+    assert f"| {WRONG} | 1 | 0 |" in text and f"| {LEFT} | 0 | 1 |" in text and f"| {HALF} | 0 | 0 |" in text
+    assert "| before an effect | relock | 3 | killed: 3 | 0: 3 | 2.5, 2.5 |" in text
+    assert "kill 3 from seed 7" in text and "- 3 times: the index did not answer" in text
+    assert "No fault is left" not in text
+
+
+def test_a_report_without_a_breach_says_so() -> None:
+    assert "No fault is left." in lines([Ran("kill", 1, [outcome()])], "a machine")
