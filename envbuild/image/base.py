@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from envbuild import scratch, settings
+from envbuild import room, scratch, settings
 from envbuild.errors import BuildError, HashMismatch
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, canonical_digest
@@ -129,6 +129,8 @@ def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_l
             "mmdebstrap is not installed; a bootstrap base is made with it",
             hint="install it (Debian: apt-get install mmdebstrap), or name an image: base in the profile",
         ) from error
+    if done.code and room.lacked(done.stderr):
+        raise room.full([folder, target.parent], "the disk is full in the middle of making the base")
     if done.code:
         tail = "\n".join(done.stderr.strip().splitlines()[-12:])
         if "unable to pick chroot mode" in tail:

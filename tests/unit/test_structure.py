@@ -27,7 +27,7 @@ LAYERS = (
     ("proof",),
     ("image",),
     ("plan",),
-    ("turns", "settings", "shipped", "process", "scratch", "blocks", "errors"),
+    ("turns", "settings", "shipped", "process", "scratch", "room", "blocks", "errors"),
     ("selftest",),  # its readers of files
 )
 READERS = {f"envbuild.selftest.{name}" for name in ("architectures", "compiled", "elf", "fatbin")}

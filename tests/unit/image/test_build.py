@@ -218,6 +218,7 @@ def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.Mon
         ("#9 [5/9] RUN\n#9 install: the base has no python3.11\nmore", "build", "the base has no python3.11"),
         ("#9 ERROR: process did not complete successfully: exit code: 1", "build", "exit code: 1"),
         ("write /x: no space left on device\nERROR: failed", "disk", "prune"),
+        ("#9 error: No space left on device (os error 28)\nERROR: failed", "disk", "prune"),
         ("something else", "build", "something else"),
         ("", "build", ""),
     ],
