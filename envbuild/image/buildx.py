@@ -102,7 +102,11 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
         return EngineError(errors[-1].removeprefix("ERROR: "), hint="docker buildx ls; docker buildx create")
     if room.lacked(stderr):
         return _full(engine)
-    return Failed("the image build failed", "\n".join(complaints.telling(stderr)), stderr)
+    telling = "\n".join(complaints.telling(stderr))
+    if complaints.out_of_memory(stderr):
+        has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds maybe less: free some, or run fewer"
+        return Failed("the image build ran out of memory", f"{has}\n{telling}", stderr)
+    return Failed("the image build failed", telling, stderr)
 
 
 def _full(engine: Engine) -> DiskError:

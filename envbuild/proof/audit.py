@@ -27,6 +27,7 @@ from envbuild.proof.job import BOOTSTRAP, Job, Limits, payload
 
 _ENTRY = "envbuild.selftest.audit"
 _MEMORY, _SECONDS = 4 << 30, 120.0
+_MORE_MEMORY = f"the audit's container may take {_MEMORY >> 30} GB: free memory where the engine runs, or give it more"
 
 
 def job(image: str, python: str = "python") -> Job:
@@ -170,6 +171,9 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         return
     if not torch.imported:
         text = f"torch {version or ''} cannot be imported: {torch.failure}".replace("  ", " ")
+        if torch.failure and "SIGKILL" in torch.failure:  # the collector kills only what takes too long, and says so
+            yield Finding("torch-import", "defect", f"{text}: out of memory, or a limit", _MORE_MEMORY)
+            return
         yield Finding("torch-import", "defect", text, "reinstall torch and its libraries; look at the copies below")
     elif torch.failure:
         text = f"after torch's import, asking its libraries for their versions failed: {torch.failure}"
