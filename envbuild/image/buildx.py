@@ -104,7 +104,7 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
         return _full(engine)
     telling = "\n".join(complaints.telling(stderr))
     if complaints.out_of_memory(stderr):
-        has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds maybe less: free some, or run fewer"
+        has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free some"
         return Failed("the image build ran out of memory", f"{has}\n{telling}", stderr)
     return Failed("the image build failed", telling, stderr)
 

@@ -1,0 +1,158 @@
+"""The campaign: `make endurance`. Each part writes its own section of benchmarks/results/endurance.md.
+
+python tests/endurance/campaign.py [PART...]     without any: all of them, one after the other
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchmarks")]
+
+from e2e.engines import own_engine, tree  # noqa: E402
+from e2e.support import machine_cache  # noqa: E402
+from machine import described  # noqa: E402
+
+from endurance import full, memory, soak, together  # noqa: E402
+from endurance.disks import disk, usable  # noqa: E402
+
+RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "endurance.md"
+HEAD = "# Endurance: full disks, no memory, many at once, again and again"
+UID = 41234  # of the second user: nobody's
+
+
+def say(text: object) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """Every disk full at the steps that write to it, and for every command that writes."""
+    with ExitStack() as stack:
+        engine_disk = stack.enter_context(disk(folder / "engine", 8 << 30))
+        small = stack.enter_context(disk(folder / "disk", 3 << 30))
+        host = stack.enter_context(own_engine(engine_disk.folder / "data"))
+        rounds = full.run(full.Site(folder, host, small, engine_disk), say)
+    told = sum(one.code == 6 for one in rounds)
+    faults = sum(bool(one.faults) for one in rounds)
+    rows = [f"| {one.place} | {one.step} | {one.code} | {_cell(one.faults)} |" for one in rounds]
+    return [
+        f"{len(rounds)} rounds: the disk of a place is filled to its last block when the step begins, or before the",
+        f"command runs. {told} ended with exit code 6, which disk and its figures; {len(rounds) - told} write nothing",
+        "there. Then there is room, and the same command is run again. Looked for: half-written files, changed evidence,",
+        f"containers, a wrong `verified`, tracebacks. Rounds with a fault: {faults}.",
+        "",
+        "| full disk | step or command | exit code | faults |",
+        "|---|---|---|---|",
+        *rows,
+    ], faults
+
+
+def _cell(faults: Sequence[str]) -> str:
+    return "; ".join(faults).replace("|", "/").replace("\n", " ") or "-"
+
+
+def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """Too little for a build step, for the audit, for a probe."""
+    rounds = memory.run(folder, say)
+    rows = [
+        f"| {one.what} | {one.limit} | {one.code} | {one.said} | {'; '.join(one.faults) or '-'} |" for one in rounds
+    ]
+    head = ["| who has too little | limit | exit code | what is said | faults |", "|---|---|---|---|---|"]
+    return [*head, *rows], sum(bool(one.faults) for one in rounds)
+
+
+def crowds(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """Eight processes on four profiles that change meanwhile; then two users of one engine."""
+    run_id = secrets.token_hex(3)
+    with own_engine(folder / "data") as host:
+        many = together.crowd(folder, host, run_id, 8, 4, asked.seconds)
+        say(many.faults)
+        lines = [
+            f"{many.processes} processes made {many.profiles} profiles for {many.seconds:.0f} s, each changing its",
+            f"profile before every other make: {len(many.makes)} makes ended verified, {many.tested} of them with a",
+            f"self-test of their own, each of which left its evidence; {many.waits} waited for another; the slowest",
+            f"took {many.slowest:.0f} s. Faults: {len(many.faults)}.",
+        ]
+        lines += [f"- {fault}" for fault in many.faults]
+        why = together.may_share(UID)
+        if why:
+            return [*lines, "", f"Two users: not tried, {why}."], len(many.faults)
+        users = [together.user(folder, uid, machine_cache("wheels").parent) for uid in (0, UID)]
+        two = together.two(folder, host, run_id, users, asked.rounds, Path(host.removeprefix("unix://")).stat().st_gid)
+        say(two.faults)
+    lines += [
+        "",
+        f"Two users (uid 0 and {UID}; homes, caches and states of their own) made a profile of the same name and one of",
+        f"their own at once, {asked.rounds} times, {two.seconds:.0f} s: {len(two.makes)} makes ended verified,",
+        f"{two.tested} with a self-test of their own. Faults: {len(two.faults)}.",
+        *(f"- {fault}" for fault in two.faults),
+    ]
+    return lines, len(many.faults) + len(two.faults)
+
+
+def soaking(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """`make` of cpu where nothing changed, then of a profile whose pin changes each time."""
+    data = folder / "data"
+    with own_engine(data) as host:
+        same = soak.run(soak.unchanged(folder, host, data, asked.makes), say)
+        other = soak.run(soak.changed(folder, host, data, asked.changes), say)
+    lines, faults = [], 0
+    for what, rows, settled in (("nothing changed", same, 10), ("another pin each time", other, 2 * len(soak.PINS))):
+        grows = soak.growing(rows, settled)
+        faults += len(grows)
+        lines += [*soak.table(what, rows, settled), "", *(grows or ["Nothing grows."]), ""]
+    return lines[:-1], faults
+
+
+Part = Callable[[Path, argparse.Namespace], tuple[list[str], int]]
+PARTS: Mapping[str, tuple[str, Part]] = {
+    "disks": ("A disk that is full", disks),
+    "memory": ("No memory left", no_memory),
+    "together": ("Many at once", crowds),
+    "soak": ("Again and again", soaking),
+}
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600, help="of the eight processes")
+    parser.add_argument("--rounds", type=int, default=5, help="of two users")
+    parser.add_argument("--makes", type=int, default=200, help="where nothing changed")
+    parser.add_argument("--changes", type=int, default=20, help="of a pin")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"all without any: {', '.join(PARTS)}")
+    asked = parser.parse_args()
+    unknown = sorted(set(asked.parts) - set(PARTS))
+    why = usable() or (None if tree() else "no engine that scripts/engine unpacked")
+    if unknown or why:
+        parser.error(f"there is no part {unknown[0]!r}" if unknown else str(why))
+    faults = 0
+    for part in asked.parts or PARTS:
+        with tempfile.TemporaryDirectory(prefix="endure-", ignore_cleanup_errors=True) as name:
+            begin = time.time()
+            lines, bad = PARTS[part][1](Path(name), asked)
+            faults += bad
+            section(PARTS[part][0], part, [*lines, "", f"It took {(time.time() - begin) / 60:.0f} minutes."])
+    return 1 if faults else 0
+
+
+def section(title: str, part: str, lines: Sequence[str]) -> None:
+    """Put a part's section in place of the one before it; the others stay."""
+    text = RESULT.read_text(encoding="utf-8") if RESULT.is_file() else ""
+    found = {block.partition("\n")[0]: block.partition("\n")[2].strip("\n") for block in text.split("\n## ")[1:]}
+    made = f"Machine: {described()}, which did other work too. Made by `make endurance PARTS={part}`."
+    found[title] = "\n".join(["", made, "", *lines])
+    order = [known for known, _ in PARTS.values() if known in found]
+    RESULT.write_text("\n".join([HEAD, *(f"\n## {one}\n{found[one]}" for one in order)]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
