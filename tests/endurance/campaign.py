@@ -46,8 +46,8 @@ def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     return [
         f"{len(rounds)} rounds: the disk of a place is filled to its last block when the step begins, or before the",
         f"command runs. {told} ended with exit code 6, which disk and its figures; {len(rounds) - told} write nothing",
-        "there. Then there is room, and the same command is run again. Looked for: half-written files, changed evidence,",
-        f"containers, a wrong `verified`, tracebacks. Rounds with a fault: {faults}.",
+        "there. Then there is room, and the same command is run again. Looked for: half-written files, changed",
+        f"evidence, containers, a wrong `verified`, tracebacks. Rounds with a fault: {faults}.",
         "",
         "| full disk | step or command | exit code | faults |",
         "|---|---|---|---|",
@@ -90,8 +90,8 @@ def crowds(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
         say(two.faults)
     lines += [
         "",
-        f"Two users (uid 0 and {UID}; homes, caches and states of their own) made a profile of the same name and one of",
-        f"their own at once, {asked.rounds} times, {two.seconds:.0f} s: {len(two.makes)} makes ended verified,",
+        f"Two users (uid 0 and {UID}; homes, caches and states of their own) made a profile of the same name and one",
+        f"of their own at once, {asked.rounds} times, {two.seconds:.0f} s: {len(two.makes)} makes ended verified,",
         f"{two.tested} with a self-test of their own. Faults: {len(two.faults)}.",
         *(f"- {fault}" for fault in two.faults),
     ]

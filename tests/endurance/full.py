@@ -102,7 +102,7 @@ class Site:
             project.lock(name).unlink()
         before = contents(project.state)
         sign = self.folder / "sign"
-        running = project.hold(sign, f"{step} start", "make", name, "--json")
+        running = project.hold(sign, f"{step} start", "make", name, "--json", seconds=900)
         disk = self.engine_disk if place == "engine" else self.disk
         disk.fill()
         sign.unlink()
@@ -140,7 +140,8 @@ class Site:
         """With the disk full still, what reads works."""
         for words in (("status", name, "--json"), ("show", name, "--json")):
             done = project.run(*words)
-            if done.code not in (0, 4, 8) or "Traceback" in done.stderr:
+            full = done.code and done.error["kind"] in ("disk", "system")
+            if full or done.code not in (0, 4, 6, 8) or "Traceback" in done.stderr:  # 6: it is not built
                 yield f"{words[0]} while it is full: {done.code} {_said(done)}"
 
     def command(self, what: str) -> Round:
