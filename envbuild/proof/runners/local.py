@@ -253,7 +253,19 @@ def _abandoned(owner: str) -> bool:
     place, pid, started = [*owner.rsplit(":", 2), "", ""][:3]
     if place != _place() or not pid.isdigit():
         return False  # another machine's, which we cannot ask
-    return _started(int(pid)) != started
+    now = _started(int(pid))
+    return not _exists(int(pid)) if now is None else now != started
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, though /proc does not show it: with hidepid it shows no other user's."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _started(pid: int) -> str | None:
