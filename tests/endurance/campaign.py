@@ -34,20 +34,30 @@ def say(text: object) -> None:
 
 
 def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """Every disk full at the steps that write to it, and for every command that writes."""
+    """Every disk full at the steps that write to it."""
     with ExitStack() as stack:
         engine_disk = stack.enter_context(disk(folder / "engine", 8 << 30))
         small = stack.enter_context(disk(folder / "disk", 3 << 30))
         host = stack.enter_context(own_engine(engine_disk.folder / "data"))
-        rounds = full.run(full.Site(folder, host, small, engine_disk), say)
-    told = sum(one.code == 6 for one in rounds)
-    faults = sum(bool(one.faults) for one in rounds)
+        rounds = full.steps(full.Site(folder, host, small, engine_disk), say)
+    return _full("the disk of a place is filled to its last block when the step begins", rounds)
+
+
+def commands(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """The project's disk full for every command that writes there."""
+    with disk(folder / "disk", 64 << 20) as small:
+        rounds = full.commands(full.Site(folder, "unix:///nowhere", small, small), say)
+    return _full("the project's disk is filled to its last block before the command runs", rounds)
+
+
+def _full(how: str, rounds: Sequence[full.Round]) -> tuple[list[str], int]:
+    told, faults = sum(one.code == 6 for one in rounds), sum(bool(one.faults) for one in rounds)
     rows = [f"| {one.place} | {one.step} | {one.code} | {_cell(one.faults)} |" for one in rounds]
     return [
-        f"{len(rounds)} rounds: the disk of a place is filled to its last block when the step begins, or before the",
-        f"command runs. {told} ended with exit code 6, which disk and its figures; {len(rounds) - told} write nothing",
-        "there. Then there is room, and the same command is run again. Looked for: half-written files, changed",
-        f"evidence, containers, a wrong `verified`, tracebacks. Rounds with a fault: {faults}.",
+        f"{len(rounds)} rounds: {how}. {told} ended with exit code 6, which disk and its figures;",
+        f"{len(rounds) - told} write nothing there and ended well. Then there is room, and the same command is run again.",
+        "Looked for: half-written files, changed evidence, containers, a wrong `verified`, tracebacks. Rounds with a",
+        f"fault: {faults}.",
         "",
         "| full disk | step or command | exit code | faults |",
         "|---|---|---|---|",
@@ -114,7 +124,8 @@ def soaking(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 Part = Callable[[Path, argparse.Namespace], tuple[list[str], int]]
 PARTS: Mapping[str, tuple[str, Part]] = {
-    "disks": ("A disk that is full", disks),
+    "disks": ("A disk that is full at a step", disks),
+    "commands": ("A disk that is full for a command", commands),
     "memory": ("No memory left", no_memory),
     "together": ("Many at once", crowds),
     "soak": ("Again and again", soaking),

@@ -10,6 +10,7 @@ import itertools
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,9 +154,9 @@ class Site:
         """A command that writes into the project, whose disk is full; then with room."""
         project, name = self.project("project")
         words = [word.format(name=name) for word in COMMANDS[what]]
+        assert project.run("lock", name).code == 0
         if what == "lock":
             project.change(name, env={"ROUND": "new"})
-        assert project.run("lock", name).code == 0 or what == "lock"
         before = contents(project.folder)
         self.disk.fill()
         try:
@@ -188,7 +189,7 @@ class Site:
 
 def _redirected(project: Project, words: list[str]) -> Result:
     """stdout in a file of the project."""
-    argv = ["sh", "-c", f"exec {shutil.which('python3') and 'python3'} -m envbuild {' '.join(words)} > out.txt"]
+    argv = ["sh", "-c", 'exec "$@" > out.txt', "sh", sys.executable, "-m", "envbuild", *words]
     done = subprocess.run(argv, cwd=project.folder, env=project.environment, capture_output=True, text=True)
     return Result(done.returncode, done.stdout, done.stderr, 0.0)
 
@@ -228,14 +229,17 @@ def _said(done: Result) -> str:
         return done.stderr.strip()[-300:]
 
 
-def run(site: Site, say: Callable[[Round], None]) -> list[Round]:
-    """All of them."""
+def steps(site: Site, say: Callable[[Round], None]) -> list[Round]:
+    """Every disk full at the begin of the steps that write to it."""
     site.begin()
-    rounds = []
-    for place, step in ((place, step) for place, steps in ROUNDS.items() for step in steps):
-        rounds.append(site.round(place, step))
-        say(rounds[-1])
-    for what in COMMANDS:
-        rounds.append(site.command(what))
-        say(rounds[-1])
-    return rounds
+    return [_said_of(site.round(place, step), say) for place, steps in ROUNDS.items() for step in steps]
+
+
+def commands(site: Site, say: Callable[[Round], None]) -> list[Round]:
+    """The project's disk full before each command that writes there. No engine is asked."""
+    return [_said_of(site.command(what), say) for what in COMMANDS]
+
+
+def _said_of(one: Round, say: Callable[[Round], None]) -> Round:
+    say(one)
+    return one

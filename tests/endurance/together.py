@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from e2e.support import CHECKOUT, Project, Result, docker
+from e2e.support import CHECKOUT, Project, Result, docker, machine_cache
 
 from endurance.full import REQUIRED
 from envbuild.plan.store import write_atomically
@@ -46,8 +46,12 @@ class Crowd:
 
 
 def crowd(folder: Path, host: str, run_id: str, processes: int, profiles: int, seconds: float) -> Crowd:
-    """So many processes at once, each making one of the profiles again and again, each changing it now and then."""
-    project = Project.create(folder / "crowd").with_env(DOCKER_HOST=host)
+    """So many processes at once, each making one of the profiles again and again, each changing it now and then.
+
+    `host` empty: the engine that docker finds by itself.
+    """
+    project = Project.create(folder / "crowd")
+    project = project.with_env(DOCKER_HOST=host) if host else project
     names = [f"crowd-{number}-{run_id}" for number in range(profiles)]
     for name in names:
         project.write(name, extends="cpu", env={"ROUND": "0"}, selftest={"level": "quick", "require": REQUIRED})
@@ -111,22 +115,28 @@ def _after(project: Project, names: Sequence[str], tested: int) -> list[str]:
         if said.code:
             faults.append(f"{name}: {said.stdout}")
     faults += [f"left: {path}" for path in project.half_written() if path.name != ".gitignore"]
-    faults += [f"left: container {row}" for row in containers(project.extra["DOCKER_HOST"], "crowd")]
+    faults += [f"left: container {row}" for row in containers(project.extra.get("DOCKER_HOST", ""), "crowd")]
     return faults
+
+
+def _engine(host: str) -> dict[str, str]:
+    """Empty: the one that docker finds by itself."""
+    return {"DOCKER_HOST": host} if host else {}
 
 
 def containers(host: str, kind: str) -> list[str]:
     """Containers of images whose name holds `kind`; of others somebody else may be at work."""
-    rows = docker("ps", "--all", "--format", "{{.ID}} {{.Image}} {{.Names}}", env={"DOCKER_HOST": host}).splitlines()
+    rows = docker("ps", "--all", "--format", "{{.ID}} {{.Image}} {{.Names}}", env=_engine(host)).splitlines()
     return [row for row in rows if kind in row]
 
 
 def remove(host: str, names: Sequence[str]) -> None:
     for name in names:
-        listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}",
-                        env={"DOCKER_HOST": host}).split()  # fmt: skip
+        asked = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}")
+        listed = docker(*asked, env=_engine(host)).split()
         if listed:
-            docker("image", "rm", "--force", *listed, env={"DOCKER_HOST": host})
+            docker("image", "rm", "--force", *listed, env=_engine(host))
+        shutil.rmtree(machine_cache("contexts") / name, ignore_errors=True)
 
 
 # two users
