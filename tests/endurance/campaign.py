@@ -55,9 +55,9 @@ def _full(how: str, rounds: Sequence[full.Round]) -> tuple[list[str], int]:
     rows = [f"| {one.place} | {one.step} | {one.code} | {_cell(one.faults)} |" for one in rounds]
     return [
         f"{len(rounds)} rounds: {how}. {told} ended with exit code 6, which disk and its figures;",
-        f"{len(rounds) - told} write nothing there and ended well. Then there is room, and the same command is run again.",
-        "Looked for: half-written files, changed evidence, containers, a wrong `verified`, tracebacks. Rounds with a",
-        f"fault: {faults}.",
+        f"{len(rounds) - told} write nothing there and ended well. Then there is room, and the same command is run",
+        "again. Looked for: half-written files, changed evidence, containers, a wrong `verified`, tracebacks. Rounds",
+        f"with a fault: {faults}.",
         "",
         "| full disk | step or command | exit code | faults |",
         "|---|---|---|---|",

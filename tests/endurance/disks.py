@@ -20,7 +20,7 @@ class Disk:
         with self._image.open("wb") as file:
             file.truncate(size)
         for command in (
-            ["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(self._image)],
+            ["mkfs.ext4", "-q", "-b", "4096", "-m", "0", "-O", "^has_journal", str(self._image)],
             ["mount", "-o", "loop", str(self._image), str(folder)],
         ):
             subprocess.run(command, check=True, capture_output=True)

@@ -42,7 +42,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "export selftest": ("export", "selftest", "-o", "selftest.zip"),
     "report": ("report", "{name}", "-o", "page.html"),
     "doctor": ("doctor", "-o", "machine.json"),
-    "ci": ("ci", "github", "{name}", "--image", "localhost:5000/x", "-o", "ci.yaml"),
     "schema > file": ("schema",),
 }
 
@@ -82,7 +81,8 @@ class Site:
         made = replace(made, folder=roots["project"] / "project", state=roots["state"] / "state")
         temporary = roots["temporary"] / "tmp"
         temporary.mkdir(parents=True)
-        made = made.with_cache(roots["cache"], *private).with_env(DOCKER_HOST=self.host, TMPDIR=str(temporary))
+        own = {"DOCKER_HOST": self.host, "TMPDIR": str(temporary), "ENVBUILD_KEY_PASSPHRASE": "of no key that is kept"}
+        made = made.with_cache(roots["cache"], *private).with_env(**own)
         name = f"full-{number}"
         made.write(name, extends="cpu", env={"ROUND": str(number)}, selftest={"level": "quick", "require": REQUIRED})
         shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", made.lock(name))
