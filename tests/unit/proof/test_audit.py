@@ -294,6 +294,14 @@ def test_a_torch_whose_import_is_killed_is_told_as_out_of_memory(place: Place) -
     assert "the audit's container may take 4 GB" in finding.remedy
 
 
+def test_an_import_that_is_not_done_in_time_may_be_a_busy_machines(place: Place) -> None:
+    found = place.judged()
+    assert found.held.torch
+    late = found.held.torch.model_copy(update={"imported": False, "failure": "not done after 300 s"})
+    (finding,) = audit._torch(found.held.model_copy(update={"torch": late}), found.wanted)
+    assert finding.remedy.startswith("run it again where the machine does less; if it hangs again: reinstall torch")
+
+
 def test_an_apex_that_is_not_nvidias(place: Place) -> None:
     place.made.wheel(
         "apex", "0.9.10.dev0", {"apex/__init__.py": b"", "apex/lib/libapex.py": b"", "apex/models.py": b""}
