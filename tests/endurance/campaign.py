@@ -109,17 +109,24 @@ def crowds(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 
 def soaking(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """`make` of cpu where nothing changed, then of a profile whose pin changes each time."""
+    """`make` of cpu where nothing changed."""
     data = folder / "data"
     with own_engine(data) as host:
-        same = soak.run(soak.unchanged(folder, host, data, asked.makes), say)
-        other = soak.run(soak.changed(folder, host, data, asked.changes), say)
-    lines, faults = [], 0
-    for what, rows, settled in (("nothing changed", same, 10), ("another pin each time", other, 2 * len(soak.PINS))):
-        grows = soak.growing(rows, settled)
-        faults += len(grows)
-        lines += [*soak.table(what, rows, settled), "", *(grows or ["Nothing grows."]), ""]
-    return lines[:-1], faults
+        rows = soak.run(soak.unchanged(folder, host, data, asked.makes), say)
+    return _grown("nothing changed", rows, 10)
+
+
+def pinning(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """`make` of a profile whose pin is another each time; old images are pruned after each."""
+    data = folder / "data"
+    with own_engine(data) as host:
+        rows = soak.run(soak.changed(folder, host, data, asked.changes), say)
+    return _grown(f"the pin of a package another each time, of {len(soak.PINS)}", rows, 2 * len(soak.PINS))
+
+
+def _grown(what: str, rows: Sequence[soak.Seen], settled: int) -> tuple[list[str], int]:
+    grows = soak.growing(rows, settled)
+    return [*soak.table(what, rows, settled), "", *(grows or ["Nothing grows."])], len(grows)
 
 
 Part = Callable[[Path, argparse.Namespace], tuple[list[str], int]]
@@ -129,6 +136,7 @@ PARTS: Mapping[str, tuple[str, Part]] = {
     "memory": ("No memory left", no_memory),
     "together": ("Many at once", crowds),
     "soak": ("Again and again", soaking),
+    "pins": ("Again and again, with another pin", pinning),
 }
 
 
