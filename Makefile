@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
-TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes unit lint format bench faults fuzz explain-score \
+TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes unit lint format bench faults fuzz endurance explain-score \
 	gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -72,6 +72,9 @@ faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; res
 
 fuzz: .venv/.dev ## 200000 hostile inputs on all that is read; `make test` tries some of them; result in benchmarks/results
 	$(BIN)/python tests/fuzz/campaign.py
+
+endurance: .venv/.dev engine ## full disks, no memory, many at once, 220 makes: an hour and more; PARTS=disks one of them; result in benchmarks/results
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/endurance/campaign.py $(PARTS)
 
 explain-score: .venv/.dev ## precision and recall of `envbuild explain`; result in benchmarks/results
 	$(BIN)/python benchmarks/explain_score.py
