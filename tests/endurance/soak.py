@@ -165,6 +165,7 @@ def table(what: str, rows: Sequence[Seen], settled: int) -> list[str]:
 _UNITS: Mapping[str, str] = {
     "seconds": "s by the clock", "memory": "MiB at most of envbuild", "engine": "MiB of dockerd and containerd",
     "files": "files these have open", "machine_files": "files open machine-wide, others' too", "images": "images",
-    "containers": "containers", "temporary": "temporary folders, others' too", "own": "MB of project, state and own cache",
+    "containers": "containers", "temporary": "temporary folders, others' too",
+    "own": "MB of project, state and own cache",
     "data": "MB of the engine's data",
 }  # fmt: skip
