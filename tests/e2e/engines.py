@@ -31,6 +31,7 @@ def own_engine(data: Path, *options: str) -> Iterator[str]:
     assert found
     with tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as name:  # sockets' paths are short
         folder = Path(name)
+        folder.chmod(0o711)  # the socket has a group of its own
         host = f"unix://{folder}/docker.sock"
         path = os.pathsep.join([f"{found}/sbin", f"{found}/bin", os.environ["PATH"]])
         with (folder / "log").open("wb") as log:

@@ -80,32 +80,33 @@ def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 
 def crowds(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """Eight processes on four profiles that change meanwhile; then two users of one engine."""
-    run_id = secrets.token_hex(3)
+    """Eight processes on four profiles that change meanwhile."""
     with own_engine(folder / "data") as host:
-        many = together.crowd(folder, host, run_id, 8, 4, asked.seconds)
-        say(many.faults)
-        lines = [
-            f"{many.processes} processes made {many.profiles} profiles for {many.seconds:.0f} s, each changing its",
-            f"profile before every other make: {len(many.makes)} makes ended verified, {many.tested} of them with a",
-            f"self-test of their own, each of which left its evidence; {many.waits} waited for another; the slowest",
-            f"took {many.slowest:.0f} s. Faults: {len(many.faults)}.",
-        ]
-        lines += [f"- {fault}" for fault in many.faults]
-        why = together.may_share(UID)
-        if why:
-            return [*lines, "", f"Two users: not tried, {why}."], len(many.faults)
+        many = together.crowd(folder, host, secrets.token_hex(3), 8, 4, asked.seconds)
+    return [
+        f"{many.processes} processes made {many.profiles} profiles for {many.seconds:.0f} s, each changing its",
+        f"profile before every other make: {len(many.makes)} makes ended verified, {many.tested} of them with a",
+        f"self-test of their own, each of which left its evidence; {many.waits} waited for another; the slowest",
+        f"took {many.slowest:.0f} s. Faults: {len(many.faults)}.",
+        *(f"- {fault}" for fault in many.faults),
+    ], len(many.faults)
+
+
+def two_users(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """Two users of one engine, with a profile of the same name and one of their own each."""
+    why = together.may_share(UID)
+    if why:
+        return [f"Not tried: {why}."], 0
+    with own_engine(folder / "data") as host:
         users = [together.user(folder, uid, machine_cache("wheels").parent) for uid in (0, UID)]
-        two = together.two(folder, host, run_id, users, asked.rounds, Path(host.removeprefix("unix://")).stat().st_gid)
-        say(two.faults)
-    lines += [
-        "",
+        group = Path(host.removeprefix("unix://")).stat().st_gid
+        two = together.two(folder, host, secrets.token_hex(3), users, asked.rounds, group)
+    return [
         f"Two users (uid 0 and {UID}; homes, caches and states of their own) made a profile of the same name and one",
         f"of their own at once, {asked.rounds} times, {two.seconds:.0f} s: {len(two.makes)} makes ended verified,",
         f"{two.tested} with a self-test of their own. Faults: {len(two.faults)}.",
         *(f"- {fault}" for fault in two.faults),
-    ]
-    return lines, len(many.faults) + len(two.faults)
+    ], len(two.faults)
 
 
 def soaking(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
@@ -135,6 +136,7 @@ PARTS: Mapping[str, tuple[str, Part]] = {
     "commands": ("A disk that is full for a command", commands),
     "memory": ("No memory left", no_memory),
     "together": ("Many at once", crowds),
+    "users": ("Two users of one engine", two_users),
     "soak": ("Again and again", soaking),
     "pins": ("Again and again, with another pin", pinning),
 }

@@ -12,6 +12,7 @@ import random
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -144,36 +145,52 @@ def remove(host: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class User:
-    """Somebody with a home, a cache and a state of their own; `uid` 0 is whoever runs this."""
+    """Somebody with a home, a cache and a state of their own; `uid` 0 is whoever runs this. `python`: one that this
+    user may run, with envbuild and what it needs on its path."""
 
     uid: int
     home: Path
     project: Path
+    python: str = sys.executable
 
     def command(self, group: int) -> list[str]:
         own = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", f"--groups={group}", "--inh-caps=-all"]
-        return own if self.uid else []
+        return [*(own if self.uid else []), self.python]
 
     def environment(self, host: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         home = {f"XDG_{kind}_HOME": str(self.home / kind.lower()) for kind in ("CACHE", "STATE", "CONFIG")}
-        return {**kept, **home, "PATH": path, "HOME": str(self.home), "DOCKER_HOST": host}
+        modules = os.pathsep.join([str(CHECKOUT), sysconfig.get_path("purelib")])
+        return {**kept, **home, "PATH": path, "HOME": str(self.home), "DOCKER_HOST": host, "PYTHONPATH": modules}
+
+
+_RUNS = "import subprocess, sys, envbuild.cli, docker; sys.exit(subprocess.call([sys.executable, '-c', '']))"
+
+
+def python_for(uid: int) -> str | None:
+    """A Python of this version that another user may run too: this one lies in a home that is closed, maybe."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in filter(None, (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin"))):
+        one = User(uid, Path("/"), Path("/"), python)
+        done = subprocess.run([*one.command(uid), "-c", _RUNS], cwd="/", capture_output=True, env=one.environment(""))
+        if done.returncode == 0:
+            return python
+    return None
 
 
 def may_share(uid: int) -> str | None:
     """Why another user cannot run this envbuild here, None if one can."""
     if os.geteuid() or not shutil.which("setpriv"):
         return "only root can be two users, with setpriv"
-    asked = [*User(uid, Path("/"), Path("/")).command(uid), sys.executable, "-c", "import envbuild.cli, docker"]
-    done = subprocess.run(asked, cwd="/", capture_output=True, text=True, env={**os.environ, "HOME": "/"})
-    return f"another user cannot run this Python: {done.stderr.strip()[-120:]}" if done.returncode else None
+    return None if python_for(uid) else "another user may run no Python that has what envbuild needs"
 
 
 def user(folder: Path, uid: int, cache: Path) -> User:
     """With a copy of what is cached of wheels, packages and bases: no second fetch and no second mmdebstrap."""
     home = folder / f"user-{uid}"
-    made = User(uid, home, home / "project")
+    folder.chmod(0o711)
+    made = User(uid, home, home / "project", (python_for(uid) if uid else None) or sys.executable)
     (made.project / "profiles").mkdir(parents=True)
     for kind in ("wheels", "debs", "bases"):
         shutil.copytree(cache / kind, home / "cache" / "envbuild" / kind)
@@ -219,7 +236,7 @@ def _start(one: User, name: str, number: int, host: str, group: int, *words: str
         shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", profile.with_suffix(".lock.yaml"))
         for path in (profile, profile.with_suffix(".lock.yaml")):
             os.chown(path, one.uid, one.uid)
-    argv = [*one.command(group), sys.executable, "-m", "envbuild", *(words or ("make",)), name, "--json"]
+    argv = [*one.command(group), "-m", "envbuild", *(words or ("make",)), name, "--json"]
     return subprocess.Popen(
         argv, cwd=one.project, env=one.environment(host), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
