@@ -42,9 +42,9 @@ _OPTIONS = (
 )
 
 
-def tar_file(lock: Lock) -> Path:
-    """Where the base of this lock lies once it is made."""
-    return settings.cache_folder("bases") / f"{_key(lock)}.tar"
+def tar_file(lock: Lock, make: bool = True) -> Path:
+    """Where the base of this lock lies once it is made. `make`: the folder, where it is not there."""
+    return settings.cache_folder("bases", make) / f"{_key(lock)}.tar"
 
 
 def _key(lock: Lock) -> str:

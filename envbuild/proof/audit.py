@@ -27,7 +27,6 @@ from envbuild.proof.job import BOOTSTRAP, Job, Limits, payload
 
 _ENTRY = "envbuild.selftest.audit"
 _MEMORY, _SECONDS = 4 << 30, 480.0
-_MORE_MEMORY = f"the audit's container may take {_MEMORY >> 30} GB: free memory where the engine runs, or give it more"
 
 
 def job(image: str, python: str = "python") -> Job:
@@ -170,14 +169,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         yield Finding("no-torch", "defect" if lacking else "note", "no torch here", "install torch" if lacking else "")
         return
     if not torch.imported:
-        text = f"torch {version or ''} cannot be imported: {torch.failure}".replace("  ", " ")
-        if torch.failure and "SIGKILL" in torch.failure:  # the collector kills only what takes too long, and says so
-            yield Finding("torch-import", "defect", f"{text}: out of memory, or a limit", _MORE_MEMORY)
-            return
-        late = (torch.failure or "").startswith("not done after")
-        again = "run it again where the machine does less; if it hangs again: "
-        remedy = "reinstall torch and its libraries; look at the copies below"
-        yield Finding("torch-import", "defect", text, f"{again if late else ''}{remedy}")
+        yield findings.not_imported(version or "", torch.failure or "", _MEMORY)
     elif torch.failure:
         text = f"after torch's import, asking its libraries for their versions failed: {torch.failure}"
         yield Finding("library-crash", "warn", text, "reinstall the CUDA libraries")

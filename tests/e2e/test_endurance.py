@@ -11,7 +11,7 @@ import pytest
 from endurance import full, soak, together
 from endurance.disks import Disk, disk, usable
 
-from .support import Proved, containers, docker, machine_cache
+from .support import Project, Proved, containers, docker, machine_cache
 
 needs_disks = pytest.mark.skipif(usable() is not None, reason=str(usable()))
 
@@ -62,6 +62,22 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(
     small.empty()
     again = project.run(verb, here.name, "--json")
     assert (again.code, again.document["status"]) == (0, "verified" if verb == "make" else "built"), again.stderr
+
+
+@needs_disks
+@pytest.mark.engine
+def test_prune_makes_room_on_a_disk_that_has_none(engine: None, small: Disk, scratch: Path) -> None:
+    """It is what the error of a full disk names: it may need no room itself, for folders and locks not there yet."""
+    project = Project.create(scratch / "prune").with_cache(small.folder, "wheels", "debs")
+    project = replace(project, state=small.folder / "state")
+    project.cached("bases").unlink()
+    old = project.cached("wheels") / ("a" * 64)
+    old.mkdir()
+    (old / "old.whl").write_bytes(b"x" * 20_000_000)
+    small.fill()
+    done = project.run("prune", "--json")
+    assert done.code == 0, done.stdout
+    assert not old.exists() and shutil.disk_usage(small.folder).free >= 20_000_000
 
 
 @needs_disks
