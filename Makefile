@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
-TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes unit lint format bench faults fuzz chaos explain-score \
+TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes unit lint format bench faults fuzz chaos endurance explain-score \
 	gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -75,6 +75,9 @@ fuzz: .venv/.dev ## 200000 hostile inputs on all that is read; `make test` tries
 
 chaos: .venv/.dev engine ## 320 faults: envbuild, engine and registry killed, the index at fault; `make test` has some of them (root)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/campaign.py
+
+endurance: .venv/.dev engine ## full disks, no memory, many at once, 220 makes: an hour and more; PARTS=disks one of them; result in benchmarks/results
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/endurance/campaign.py $(PARTS)
 
 explain-score: .venv/.dev ## precision and recall of `envbuild explain`; result in benchmarks/results
 	$(BIN)/python benchmarks/explain_score.py

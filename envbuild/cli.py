@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import gc
 import importlib
 import json
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
 from envbuild.errors import (
-    DiskError,
     EnvbuildError,
     HungUp,
     Interrupted,
@@ -131,9 +131,12 @@ def main() -> None:
 
 def _system_error(error: OSError) -> EnvbuildError:
     """A full disk, a folder that may not be written: no traceback for what a machine can do to us."""
+    from envbuild import room  # not for --help
+
+    if room.lacks(error):
+        named = Path(error.filename).parent if isinstance(error.filename, str) else None
+        return room.full([named])
     where = f"{error.filename}: " if error.filename else ""
-    if error.errno == errno.ENOSPC:
-        return DiskError(f"{where}the disk is full", hint="free some: envbuild prune")
     return SystemFault(f"{where}{error.strerror or error}")
 
 
@@ -153,12 +156,14 @@ def _usage_hint(error: click.ClickException) -> str | None:
 def _report(error: EnvbuildError, wants_json: bool) -> int:
     if wants_json:
         document: dict[str, Any] = {**error.partial, "error": error.document()}
-        print(json.dumps(document, indent=2))
-        return error.code
+        with contextlib.suppress(OSError):  # stdout may be what cannot be written: it is said below then
+            print(json.dumps(document, indent=2), flush=True)
+            return error.code
     lines = [f"error: {error.message}", *(f"  {fault}" for fault in error.faults)]
     if error.hint:
         lines += [
             f"  {'hint: ' if index == 0 else '      '}{line}" for index, line in enumerate(error.hint.split("\n"))
         ]
-    print(printable("\n".join(lines)), file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody can be told; the exit code is still the one
+        print(printable("\n".join(lines)), file=sys.stderr)
     return error.code

@@ -85,6 +85,7 @@ class Made:
     interpreter: Path | None = None  # of this machine, tested instead of an image
     tags: list[str] = field(default_factory=list)
     run: TestRun | None = None
+    memory_gb: float | None = None  # what the self-test's container may take
     evidence: Path | None = None
     proofs: tuple[Proof, ...] = ()
 

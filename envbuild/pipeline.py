@@ -145,11 +145,13 @@ def require_passed(made: Made) -> None:
     failures = made.run.failures()
     if failures:
         named = [f["probe"] for f in failures if f["probe"]]
+        told = [f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures]
+        hints = told if named or len(failures) > 1 else []
+        if made.run.out_of_memory and made.memory_gb:
+            hints.append(f"its container may take {made.memory_gb:g} GB: selftest: memory_gb in the profile")
         raise CheckFailed(
             f"the self-test of {made.name} failed: {', '.join(named) or failures[0]['detail']}",
-            hint="\n".join(f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures)
-            if named or len(failures) > 1
-            else None,
+            hint="\n".join(hints) or None,
         )
     lacking = made.run.skipped_required or (() if made.run.passed else made.run.by_status("skipped"))
     if lacking or not made.run.passed:

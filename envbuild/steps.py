@@ -36,6 +36,7 @@ class Session(Building):
         def work() -> tuple[TestRun, bool, str]:
             prepared = self.job(source, runner, versions, python)
             watch = Watch(functools.partial(self._tell, prepared.nonce), self.progress.say)
+            self.made.memory_gb = source.profile.selftest.memory_gb if runner.image else None
             output = runner.run(prepared, watch)
             run = reading.judge(output, prepared.nonce, prepared.require)
             left_out = {} if runner.image else job.left_out(source.profile.selftest, self.options.asked)

@@ -25,7 +25,8 @@ from envbuild.proof.reasons import Malformed, Refusal
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CYCLONEDX = "https://cyclonedx.org/bom"
-BUILD_TYPE = "urn:envbuild:build:1"
+BUILD_TYPES = "urn:envbuild:build:"
+BUILD_TYPE = f"{BUILD_TYPES}1"
 BUILDER = "urn:envbuild:builder"
 
 
@@ -114,6 +115,8 @@ def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
     try:
         record = shape.checked(untrusted.parse(raw, "the run record"))
         honest = test_result(record, raw, Subject("", ""))["predicate"] == predicate
+    except shape.Newer as newer:
+        raise Refusal("newer", str(newer)) from None
     except (ValueError, KeyError, TypeError):
         raise Malformed("the run record is not as it should be") from None
     if not honest:

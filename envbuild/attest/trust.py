@@ -81,7 +81,11 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
     """The build, none if it is of another builder. Raises Malformed."""
     try:
         definition = statement["predicate"]["buildDefinition"]
-        if definition["buildType"] != statements.BUILD_TYPE:
+        kind = str(definition["buildType"])
+        if kind.startswith(statements.BUILD_TYPES) and kind != statements.BUILD_TYPE:
+            said = f"a build statement is of type {kind[:100]}, this envbuild reads {statements.BUILD_TYPE}"
+            raise Refusal("newer", f"{said}: use a newer envbuild")
+        if kind != statements.BUILD_TYPE:
             return []
         given = definition["externalParameters"]
         name = str(given["profile"]["name"])

@@ -171,7 +171,12 @@ def _judge(verdict: Verdict, believed: Trusted, config: Config, policy: Policy, 
         answers.append((len(reasons), build, proofs, reasons))
     _, verdict.build, proofs, reasons = min(answers, key=lambda answer: answer[0])
     verdict.take(proofs)
-    verdict.reasons += [*reasons, *(believed.refused if reasons else ())]
+    verdict.reasons += [*reasons, *(believed.refused if reasons else _newer(believed))]
+
+
+def _newer(believed: Trusted) -> list[Reason]:
+    """A trusted word that cannot be read may be a denial: no other outweighs it."""
+    return [reason for reason in believed.refused if reason.id == "newer"]
 
 
 def _base(reference: Reference, config: Config, policy: Policy) -> tuple[Repository, Manifest] | None:

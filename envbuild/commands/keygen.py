@@ -1,4 +1,5 @@
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -36,12 +37,26 @@ def command(name: str, as_json: bool) -> None:
     if not secret:
         raise UsageError("the passphrase is empty", hint="a private key is only kept encrypted")
     pems = signing.generate(secret)
-    for file, pem, mode in ((private, pems[0], 0o600), (public, pems[1], 0o644)):
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-            stream.write(pem)
+    _write({private: (pems[0], 0o600), public: (pems[1], 0o644)})
     fingerprint = signing.public(pems[1], str(public)).fingerprint
     if as_json:
         emit({"private": str(private), "public": str(public), "fingerprint": fingerprint})
     else:
         click.echo(f"{private} {public}")
         click.echo(f"sign with it: signing_key in config.yaml, or {signing.KEY}={private}", err=True)
+
+
+def _write(files: Mapping[Path, tuple[bytes, int]]) -> None:
+    """All of them, with their permissions, or none; one that is there is not replaced. Raises OSError."""
+    made: list[Path] = []
+    try:
+        for file, (raw, mode) in files.items():
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+                made.append(file)
+                stream.write(raw)
+                stream.flush()
+                os.fsync(stream.fileno())
+    except BaseException:
+        for file in made:
+            file.unlink()
+        raise

@@ -3,7 +3,7 @@ from dataclasses import asdict
 
 import click
 
-from envbuild import pipeline
+from envbuild import pipeline, room
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import printable
 from envbuild.image import prune
@@ -27,7 +27,7 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
         known = naming.locks()
         names = sorted({*naming.names(), *known})
         for name in names:
-            stack.enter_context(pipeline.alone(name, say))
+            _alone(stack, name)
         locks = [locked for file in known.values() if (locked := lock.read(file))]
         found = list(prune.images(engine, names, locks))
         if not images_only:
@@ -44,6 +44,16 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
         holds = f" ({printable(item.holds)})" if item.holds else ""
         click.echo(f"{item.kind:<9} {item.bytes / 1e6:8.1f} MB  {item.name}{holds}")
     click.echo(f"{'would free' if dry_run else 'freed'} up to {total / 1e9:.2f} GB")
+
+
+def _alone(stack: contextlib.ExitStack, name: str) -> None:
+    """Nobody else works on the profile meanwhile. Where the disk has no room for the lock's file, nobody does: it is
+    not there, and nobody can make it; and this command is what makes room."""
+    try:
+        stack.enter_context(pipeline.alone(name, say))
+    except OSError as error:
+        if not room.lacks(error):
+            raise
 
 
 def say(text: str) -> None:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from envbuild import scratch, settings
+from envbuild import room, scratch, settings
 from envbuild.errors import BuildError, HashMismatch
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, canonical_digest
@@ -43,9 +43,9 @@ _OPTIONS = (
 )
 
 
-def tar_file(lock: Lock) -> Path:
-    """Where the base of this lock lies once it is made."""
-    return settings.cache_folder("bases") / f"{_key(lock)}.tar"
+def tar_file(lock: Lock, make: bool = True) -> Path:
+    """Where the base of this lock lies once it is made. `make`: the folder, where it is not there."""
+    return settings.cache_folder("bases", make) / f"{_key(lock)}.tar"
 
 
 def _key(lock: Lock) -> str:
@@ -148,6 +148,8 @@ def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_l
             "mmdebstrap is not installed; a bootstrap base is made with it",
             hint="install it (Debian: apt-get install mmdebstrap), or name an image: base in the profile",
         ) from error
+    if done.code and room.lacked(done.stderr):
+        raise room.full([folder, target.parent], "the disk is full in the middle of making the base")
     if done.code:
         tail = "\n".join(done.stderr.strip().splitlines()[-12:])
         if "unable to pick chroot mode" in tail:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from envbuild import scratch, turns
+from envbuild import room, scratch, turns
 from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
 from envbuild.image import base, client, complaints, context
 from envbuild.image.engine import Engine
@@ -55,7 +55,7 @@ def build(
         )  # fmt: skip
         if done.code:
             _blame_files(lock)
-            raise _failed(lock, done.stderr)
+            raise _failed(engine, lock, done.stderr)
         found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))
         return found
 
@@ -90,7 +90,7 @@ def _files(lock: Lock) -> Iterator[tuple[Store, str, str]]:
 _REGISTRY = ("failed to resolve source metadata", "failed to authorize", "pull access denied", "failed to do request")
 
 
-def _failed(lock: Lock, stderr: str) -> EnvbuildError:
+def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
     errors = complaints.builders(stderr)
     if lock.image and any(text in line for line in errors for text in _REGISTRY):
         said = errors[-1].partition("failed to solve: ")[2] or errors[-1]
@@ -101,6 +101,17 @@ def _failed(lock: Lock, stderr: str) -> EnvbuildError:
         )
     if any("no builder " in line for line in errors):
         return EngineError(errors[-1].removeprefix("ERROR: "), hint="docker buildx ls; docker buildx create")
-    if "no space left on device" in stderr:
-        return DiskError("the disk is full in the middle of the build", hint="envbuild prune; docker buildx prune")
-    return Failed("the image build failed", "\n".join(complaints.telling(stderr)), stderr)
+    if room.lacked(stderr):
+        return _full(engine)
+    telling = "\n".join(complaints.telling(stderr))
+    if complaints.out_of_memory(stderr):
+        has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free some"
+        return Failed("the image build ran out of memory", f"{has}\n{telling}", stderr)
+    return Failed("the image build failed", telling, stderr)
+
+
+def _full(engine: Engine) -> DiskError:
+    """The engine's disk, or one that its client writes to."""
+    folder = None if engine.builder else engine.data_folder
+    where = "" if folder else ", at the engine or here"
+    return room.full([folder, *room.places()], f"the disk is full in the middle of the build{where}")

@@ -18,9 +18,9 @@ import docker.tls
 import docker.utils
 import requests
 
-from envbuild import settings
+from envbuild import room, settings
 from envbuild.blocks import Blocks
-from envbuild.errors import EngineError, NetworkError
+from envbuild.errors import DiskError, EngineError, NetworkError
 from envbuild.plan.store import write_atomically
 
 MINIMUM = (23, 0)
@@ -30,6 +30,7 @@ _PODMAN = (
     "context at a Docker Engine. A proved image runs in Podman as anywhere: verify, then podman pull by digest"
 )
 _BOUNDS = {"memory": "MemoryLimit", "processes": "PidsLimit"}
+_NO_ROOM = "free some where it runs: docker system df; docker buildx prune; docker image prune"
 START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
@@ -77,7 +78,7 @@ class Engine:
     @cached_property
     def info(self) -> dict[str, Any]:
         """What the engine tells of itself, as its API's /info."""
-        with asking():
+        with asking(self):
             info: dict[str, Any] = self.client.info()
         return info
 
@@ -115,9 +116,15 @@ class Engine:
         folder = Path(self.info.get("DockerRootDir", ""))
         return folder if self.host.startswith("unix://") and folder.is_dir() else None
 
+    def full(self) -> DiskError:
+        """What to raise where the engine says that it has no room; with figures where its disk is this machine's."""
+        if self.data_folder is None:
+            return DiskError(f"the disk of the Docker Engine at {self.host} is full", hint=_NO_ROOM)
+        return room.full([self.data_folder], "the Docker Engine's disk is full")
+
     def find(self, reference: str) -> Image | None:
         """The image of a tag, id or digest; None if the engine does not have it."""
-        with asking():
+        with asking(self):
             try:
                 found: dict[str, Any] = self.client.api.inspect_image(reference)  # type: ignore[no-untyped-call]
             except docker.errors.ImageNotFound:
@@ -138,7 +145,7 @@ class Engine:
 
     def layer_sizes(self, image: Image) -> tuple[int, ...] | None:
         """Bytes of each layer, unpacked; None where the engine's history does not tell which step made which."""
-        with asking():
+        with asking(self):
             history = self.client.api.history(image.handle)  # type: ignore[no-untyped-call]
         sizes = [int(step["Size"]) for step in reversed(history) if step["Size"]]
         return tuple(sizes) if len(sizes) == len(image.layers) else None
@@ -160,7 +167,7 @@ class Engine:
         return known.read_text(encoding="utf-8")
 
     def _exported_id(self, handle: str) -> str:
-        with asking(), self._archive(handle) as archive:
+        with asking(self), self._archive(handle) as archive:
             for member in archive:
                 if member.name == "manifest.json":
                     content = archive.extractfile(member)
@@ -170,12 +177,12 @@ class Engine:
         raise EngineError(f"the engine exports {handle} without a manifest")
 
     def tag(self, image: Image, repository: str, tag: str) -> None:
-        with asking():
+        with asking(self):
             self.client.api.tag(image.handle, repository, tag)
 
     def push(self, repository: str, tag: str, on_line: Callable[[str], None]) -> None:
         """Push a tag, as whoever docker is logged in as. Raises NetworkError with the engine's words."""
-        with asking():
+        with asking(self):
             for told in self.client.api.push(repository, tag, stream=True, decode=True):
                 if "error" in told:
                     text = f"the engine could not push to {repository}"
@@ -186,7 +193,7 @@ class Engine:
 
     def saved(self, image: Image) -> tarfile.TarFile:
         """The image as an archive, to be read once from its begin to its end."""
-        with asking():
+        with asking(self):
             return self._archive(image.handle)
 
     def _archive(self, handle: str) -> tarfile.TarFile:
@@ -194,14 +201,16 @@ class Engine:
 
     def load(self, archive: Iterator[bytes]) -> None:
         """Take the images of an archive in."""
-        with asking():
+        with asking(self):
             for told in self.client.api.load_image(archive):  # type: ignore[no-untyped-call]
                 if "error" in told:
+                    if room.lacked(told["error"]):
+                        raise self.full()
                     raise EngineError(f"the engine does not load the image: {told['error']}")
 
     def remove(self, reference: str) -> None:
         """Remove a tag, and the image with its last one; nothing if a container uses it or it is gone."""
-        with asking():
+        with asking(self):
             try:
                 self.client.api.remove_image(reference)
             except docker.errors.ImageNotFound:
@@ -212,7 +221,7 @@ class Engine:
 
     def images(self, prefix: str) -> list[tuple[str, str, int]]:
         """(tag, handle, bytes) of every tagged image whose name begins with `prefix`."""
-        with asking():
+        with asking(self):
             listed = self.client.api.images()
         return [
             (name, item["Id"], item["Size"])
@@ -223,25 +232,28 @@ class Engine:
 
     def untagged(self, label: str) -> list[tuple[str, str, int]]:
         """(value of `label`, handle, bytes) of images that have it and that no tag names any longer."""
-        with asking():
+        with asking(self):
             listed = self.client.api.images(filters={"dangling": True, "label": label})
         return [((item.get("Labels") or {}).get(label, ""), item["Id"], item["Size"]) for item in listed]
 
     def used(self) -> set[str]:
         """Handles of images that a container, running or not, was made from."""
-        with asking():
+        with asking(self):
             return {container["ImageID"] for container in self.client.api.containers(all=True)}
 
     def tags(self, repository: str) -> dict[str, str]:
         """Tag -> handle of every image of a repository."""
-        with asking():
+        with asking(self):
             listed = self.client.api.images(repository)
         names = {name: item["Id"] for item in listed for name in item.get("RepoTags") or ()}
         return {name.rpartition(":")[2]: handle for name, handle in names.items()}
 
 
 class asking:
-    """Turns what the client library raises into EngineError."""
+    """Turns what the client library raises into EngineError; into DiskError where the engine has no room."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def __enter__(self) -> None:
         return None
@@ -249,6 +261,8 @@ class asking:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, docker.errors.DockerException | requests.RequestException):
             text = getattr(error, "explanation", None) or str(error) or type(error).__name__
+            if room.lacked(text):
+                raise self._engine.full() from error
             raise EngineError(f"the Docker Engine failed: {text}") from error
 
 

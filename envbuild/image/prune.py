@@ -53,17 +53,19 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     archives = {sha256 for lock in locks for sha256 in _archives(lock)}
     commits = {one.digest for lock in locks for one in lock.extensions}
     compiled = {extensions.key(lock, one) for lock in locks for one in lock.extensions}
-    bases = {base.tar_file(lock).with_suffix(end).name for lock in locks if lock.suite for end in (".tar", ".sha256")}
+    tars = [base.tar_file(lock, make=False) for lock in locks if lock.suite]
+    bases = {tar.with_suffix(end).name for tar in tars for end in (".tar", ".sha256")}
     kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
     kinds |= {"sources": commits, "extensions": compiled}
     for kind, wanted in kinds.items():
-        for path in sorted(settings.cache_folder(kind).iterdir()):
+        folder = settings.cache_folder(kind, make=False)
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             # what begins with a dot is on its way in, unless it is old
             if path.name not in wanted and (not path.name.startswith(".") or time.time() - path.stat().st_mtime > _DAY):
                 inside = ", ".join(sorted(file.name for file in path.iterdir())) if path.is_dir() else ""
                 yield Removable(kind, str(path), _size(path), inside)
     for name in names:
-        context = settings.cache_folder("contexts") / name
+        context = settings.cache_folder("contexts", make=False) / name
         if context.is_dir():
             yield Removable("contexts", str(context), _size(context))
 

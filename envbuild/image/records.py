@@ -48,7 +48,7 @@ def write(record: Record) -> None:
 
 def every(image_id: str | None = None) -> Iterator[Record]:
     """All of them, or those of one image."""
-    for file in sorted(settings.state_folder("builds").glob("*.json")):
+    for file in sorted(settings.state_folder("builds", make=False).glob("*.json")):
         record = _read(file)
         if record and image_id in (None, record.image):
             yield record

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from envbuild import scratch, settings
+from envbuild import room, scratch, settings
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError, printable
 from envbuild.plan import addresses, archives, compilers, store
 from envbuild.plan.archive import Wanted as WantedArchive
@@ -159,7 +159,11 @@ def _repository(commit: str) -> Path:
 
 
 def _git(repository: Path, *arguments: str | Path) -> Completed:
-    return run(["git", "--git-dir", repository, *arguments], env=_ENVIRONMENT, timeout=_FETCH_SECONDS)
+    """What git comes to. Raises DiskError where it has no room."""
+    done = run(["git", "--git-dir", repository, *arguments], env=_ENVIRONMENT, timeout=_FETCH_SECONDS)
+    if done.code and room.lacked(done.stderr):
+        raise room.full([repository, *room.places()], "the disk is full while git fetches or writes a source")
+    return done
 
 
 def _clone(wanted: Wanted, commit: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild import scratch, settings
+from envbuild import room, scratch, settings
 from envbuild.errors import NetworkError, ProfileError
 from envbuild.once import once
 from envbuild.plan import addresses
@@ -166,9 +166,12 @@ Acquire::Languages "none";
 def _apt(*arguments: str, config: Path | None = None) -> Completed:
     given = {"APT_CONFIG": str(config)} if config else {}
     try:
-        return run(["apt-get", *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
+        done = run(["apt-get", *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
     except ProcessMissing as error:
         raise ProcessMissing(error.message, hint=_APT_HINT) from None
+    if done.code and room.lacked(done.stderr):
+        raise room.full([config.parent] if config else [], "the disk is full while apt is asked")
+    return done
 
 
 def _update(config: Path) -> None:
@@ -255,6 +258,8 @@ def _from_root(root: str, debs: Sequence[Deb], store: Store) -> list[Deb]:
         done = run(
             [_HELPER, "-o", "Acquire::Retries=3", *own, "download-file", *arguments], env={"LC_ALL": "C"}, timeout=3600
         )
+        if done.code and room.lacked(done.stderr):
+            raise room.full([folder], "the disk is full in the middle of fetching Debian packages")
         failures = [line for line in done.stderr.splitlines() if line.startswith("E: ") and line != _SUMMARY]
         other = [line for line in failures if not _GONE.search(line)]
         if done.code and (other or not failures):

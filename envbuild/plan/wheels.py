@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import threading
 import tomllib
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import uv
 from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from envbuild import scratch
+from envbuild import room, scratch
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError
 from envbuild.once import once
 from envbuild.plan import download, index, unrelated
@@ -54,14 +56,19 @@ def uv_binary() -> Path:
 
 
 def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
+    """What uv comes to. Raises DiskError where it has no room, for its own cache as well."""
     platform = f"x86_64-manylinux_2_{min(int(glibc.partition('.')[2]), _UV_NEWEST_GLIBC)}"
-    return run(
+    done = run(
         # no interpreter is fetched for a Python that this machine lacks: wheels are only chosen, and none is built
         [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--no-python-downloads", "--only-binary", ":all:",
          "--python-version", python, "--python-platform", platform, *index.uv_options(), *options, "-"],
         stdin="".join(f"{line}\n" for line in lines),
         env=index.uv_environment(),
     )  # fmt: skip
+    if done.code and room.lacked(done.stderr):
+        own = os.environ.get("UV_CACHE_DIR") or platformdirs.user_cache_dir("uv")
+        raise room.full([Path(own), *room.places()], "the disk is full while uv resolves")
+    return done
 
 
 def resolve(

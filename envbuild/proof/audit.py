@@ -26,7 +26,7 @@ from envbuild.proof.holdings import LD_CACHE, LD_PATH, Copy, Holdings
 from envbuild.proof.job import BOOTSTRAP, Job, Limits, payload
 
 _ENTRY = "envbuild.selftest.audit"
-_MEMORY, _SECONDS = 4 << 30, 120.0
+_MEMORY, _SECONDS = 4 << 30, 480.0
 
 
 def job(image: str, python: str = "python") -> Job:
@@ -169,8 +169,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         yield Finding("no-torch", "defect" if lacking else "note", "no torch here", "install torch" if lacking else "")
         return
     if not torch.imported:
-        text = f"torch {version or ''} cannot be imported: {torch.failure}".replace("  ", " ")
-        yield Finding("torch-import", "defect", text, "reinstall torch and its libraries; look at the copies below")
+        yield findings.not_imported(version or "", torch.failure or "", _MEMORY)
     elif torch.failure:
         text = f"after torch's import, asking its libraries for their versions failed: {torch.failure}"
         yield Finding("library-crash", "warn", text, "reinstall the CUDA libraries")

@@ -85,6 +85,8 @@ def _document(source: Source, locked: Lock) -> dict[str, Any]:
     cards = [name for gpu in source.profile.gpus for name in facts.gpus()[gpu].all_names]
     asked, expected = job.Asked(level="quick"), hardware.expected(source.profile)
     selftest, versions = job.on_host(source.profile.selftest), resolve.computing(locked.versions)
+    require = [name for name in selftest.require if name != job.OWN_SCRIPT]  # it is left out, required or not
+    selftest = selftest.model_copy(update={"require": require})
     wanted = job.document(selftest, versions, locked.python, cards, asked, hardware=expected)
     return {
         "profile": source.name,

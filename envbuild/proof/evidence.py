@@ -20,7 +20,7 @@ from envbuild.plan import facts
 from envbuild.plan.store import write_atomically
 from envbuild.proof.counting import CPU, Proof, Wanted, digest_of, failures, judge, model_of
 from envbuild.proof.job import selftest_id
-from envbuild.proof.shape import FINISHED, checked
+from envbuild.proof.shape import FINISHED, VERSION, Newer, checked
 from envbuild.proof.testrun import TestRun
 
 if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its client
@@ -49,7 +49,7 @@ def run_record(
     job, ...) names a site's machines: `save` keeps it beside the record, which is published.
     """
     return {
-        "version": 1,
+        "version": VERSION,
         "profile": wanted.profile,
         "image": {"id": image.id, "layers": list(image.layers)},
         "lock": wanted.lock,
@@ -181,8 +181,15 @@ def _hex(digest: str) -> str:
 
 
 def prove(image_id: str, wanted: Wanted, models: Sequence[str] = (CPU,)) -> list[Proof]:
-    """For each model the newest evidence that counts, else the newest with the reason why it does not."""
+    """For each model the newest evidence that counts, else the newest with the reason why it does not.
+
+    Beside evidence of a later format none counts: it may say that the self-test failed since.
+    """
     found = stored(image_id)
+    known = {path for path, _ in found}
+    for path in sorted(_folder(image_id).glob("*.statement.json")):
+        if path not in known and (why := _newer(path)):
+            return [Proof(model, "stale", path, why) for model in models]
     return [judge(model, wanted, found) for model in models]
 
 
@@ -206,6 +213,17 @@ def newest_first(found: Iterable[tuple[Path, dict[str, Any]]]) -> list[tuple[Pat
 
 def _result(record: Mapping[str, Any]) -> str:
     return str(statement(record, "")["predicate"]["result"])
+
+
+def _newer(path: Path) -> str | None:
+    """Why a statement's record is not read, where it is of a later format."""
+    try:
+        checked(json.loads(record_text(path)))
+    except Newer as newer:
+        return str(newer)
+    except (OSError, ValueError, RecursionError):
+        pass
+    return None
 
 
 def _read(path: Path, image_id: str) -> dict[str, Any] | None:

@@ -27,6 +27,21 @@ class Finding:
     remedy: str
 
 
+def not_imported(version: str, failure: str, memory: int) -> Finding:
+    """A torch that cannot be imported. `memory`: bytes that the container may take.
+
+    The collector kills only what takes too long, and says so: another SIGKILL is the kernel's, for want of memory.
+    """
+    text = f"torch {version} cannot be imported: {failure}".replace("  ", " ")
+    if "SIGKILL" in failure:
+        more = f"the audit's container may take {memory >> 30} GB: free memory where the engine runs, or give it more"
+        return Finding("torch-import", "defect", f"{text}: out of memory, or a limit", more)
+    again = "run it again where the machine does less; if it hangs again: " if failure.startswith("not done") else ""
+    return Finding(
+        "torch-import", "defect", text, f"{again}reinstall torch and its libraries; look at the copies below"
+    )
+
+
 def libraries(held: Holdings) -> Iterator[Finding]:
     """Everything about the copies of CUDA libraries that are found, and those that are loaded."""
     for copy in held.libraries:

@@ -111,6 +111,7 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
         log=output.stderr,
         fingerprint=of_kind.get("fingerprint", {}),
         where=output.where,
+        short=output.out_of_memory,
     )
 
 

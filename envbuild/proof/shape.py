@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from envbuild.plan.probes import Level
 
+VERSION = 1
 FINISHED = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -70,7 +71,14 @@ class _Record(_Part):
     errors: list[str]
 
 
+class Newer(ValueError):
+    """A run record of a later format: what it says is not known, and so it may be a denial."""
+
+
 def checked(record: Any) -> dict[str, Any]:
-    """The same, if it has the shape of a run record, with all that one may leave out. Raises ValueError."""
+    """The same, if it has the shape of a run record, with all that one may leave out. Raises ValueError, Newer."""
+    version = record.get("version") if isinstance(record, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise Newer(f"a run record has format {version}, this envbuild reads {VERSION}: use a newer envbuild")
     found = _Record.model_validate(record)
     return {**record, "selftest": found.selftest.model_dump()}

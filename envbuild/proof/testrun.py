@@ -45,6 +45,7 @@ class TestRun:
     log: str = field(default="", compare=False)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)  # as it came, unjudged; empty where none was asked for
     where: Mapping[str, Any] = field(default_factory=dict)  # as the runner said
+    short: bool = False  # of memory: the container was ended for it
 
     def by_status(self, status: str) -> list[str]:
         return [result["probe"] for result in self.results if result["status"] == status]
@@ -53,6 +54,11 @@ class TestRun:
     def passed(self) -> bool:
         """No failure, and something ran."""
         return not self.errors and bool(self.by_status("passed")) and not self.by_status("failed")
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether a probe, or the container, was ended for want of memory, as far as that can be told."""
+        return self.short or any(result.get("failure") == "oom" for result in self.results)
 
     @property
     def subject(self) -> dict[str, str]:

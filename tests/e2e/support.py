@@ -214,10 +214,11 @@ class Project:
     def run(self, *arguments: str, **env: str) -> Result:
         return self.start(*arguments, **env).finish()
 
-    def hold(self, sign: Path, moment: str, *arguments: str) -> Running:
-        """Start a command that stops at `moment` ("STEP start" or "STEP write"), and wait until it does."""
+    def hold(self, sign: Path, moment: str, *arguments: str, seconds: float = 60) -> Running:
+        """Start a command that stops at `moment` ("STEP start" or "STEP write"), and wait until it does, but no longer
+        than so many seconds."""
         running = self.start(*arguments, PYTHONPATH=python_path(HOOKS), E2E_HOLD=moment, E2E_HOLDING=str(sign))
-        until(f"{moment}\n{running.stderr}", lambda: sign.exists() or not running.alive())
+        until(f"{moment}\n{running.stderr}", lambda: sign.exists() or not running.alive(), seconds)
         assert sign.exists(), f"ended before: {moment}\n{running.stderr}"
         return running
 

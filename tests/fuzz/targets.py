@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from fuzz import attests, plans, proofs, readers
+from fuzz import attests, clusters, plans, proofs, readers
 
-TARGETS = {target.name: target for target in (*plans.TARGETS, *proofs.TARGETS, *attests.TARGETS, *readers.TARGETS)}
+TARGETS = {
+    target.name: target
+    for target in (*plans.TARGETS, *clusters.TARGETS, *proofs.TARGETS, *attests.TARGETS, *readers.TARGETS)
+}

@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
+from unit.proof.runners.scripts import CPU, ID, JOB
 
 from envbuild.errors import UsageError
 from envbuild.plan import lock
 from envbuild.plan.lock import Lock
-from fuzz import plans, renderers, target
+from envbuild.proof.runners.kubernetes import manifest
+from envbuild.proof.runners.kubernetes import site as kubernetes
+from envbuild.proof.runners.slurm import script
+from envbuild.proof.runners.slurm import site as slurm
+from fuzz import clusters, plans, renderers, target
 from fuzz.renderers import RENDERERS
 from fuzz.runner import around, campaign
 from fuzz.strategies import as_yaml
@@ -135,6 +141,52 @@ def test_the_oracle_sees_what_is_smuggled_into_a_requirement_file(sample: Lock, 
         renderer.judge(text, sample)
         with pytest.raises(AssertionError):
             renderer.judge(f"{text}{line}\n", sample)
+
+
+SCRIPTS: dict[str, Callable[[str], str]] = {
+    "an option": lambda text: text.replace("\nset -u", "\n#SBATCH --uid=0\nset -u", 1),
+    "an option later": lambda text: f"{text}\n#SBATCH --uid=0",
+    "a command": lambda text: text.replace("\nset -u", "\nset -u\nevil", 1),
+    "a command of a word": lambda text: text.replace("--read-only", "--read-only; evil", 1),
+    "the network": lambda text: text.replace("--network none", "--network host", 1),
+    "a capability": lambda text: text.replace("--cap-drop ALL", "--cap-drop NONE", 1),
+    "a mount": lambda text: text.replace("--interactive", "--interactive --volume /:/host", 1),
+    "another image": lambda text: text.replace("1" * 64, "2" * 64),
+    "another partition": lambda text: text.replace('partition="gpu"', 'partition="all"'),
+}
+MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "privileges": lambda spec: spec["containers"][0]["securityContext"].update(privileged=True),
+    "the host's network": lambda spec: spec.update(hostNetwork=True),
+    "another container": lambda spec: spec["containers"].append({"name": "evil", "image": "evil"}),
+    "a mount": lambda spec: spec["volumes"].append({"name": "host", "hostPath": {"path": "/"}}),
+    "another image": lambda spec: spec["containers"][0].update(image="evil"),
+    "a command": lambda spec: spec["containers"][0]["command"].insert(5, "evil"),
+    "an expansion": lambda spec: spec["containers"][0]["command"].__setitem__(6, "$(HOSTNAME)"),
+    "a token": lambda spec: spec.update(automountServiceAccountToken=True),
+    "a toleration": lambda spec: spec["tolerations"].append({"operator": "Exists"}),
+    "another node": lambda spec: spec["nodeSelector"].update({"other": "node"}),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_oracle_sees_what_is_smuggled_into_a_batch_script(name: str) -> None:
+    job, site, folder = CPU, slurm.Site(partition="gpu"), "/shared/envbuild"
+    text = script.render(job, site, PurePosixPath(folder), clusters.NAME, (ID,))
+    clusters.judge_script(text, job, site, folder, clusters.NAME, ID)
+    spoiled = SCRIPTS[name](text)
+    assert spoiled != text
+    with pytest.raises((AssertionError, ValueError)):
+        clusters.judge_script(spoiled, job, site, folder, clusters.NAME, ID)
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_oracle_sees_what_is_smuggled_into_a_job(name: str) -> None:
+    job, site = JOB, kubernetes.Site(registry="r", nodes={"pool": "gpu"})
+    made = manifest.render(job, site, clusters.NAME, clusters.IMAGE)
+    clusters.judge_job(made, job, site, clusters.NAME, clusters.IMAGE)
+    MANIFESTS[name](made[1]["spec"]["template"]["spec"])
+    with pytest.raises((AssertionError, KeyError)):
+        clusters.judge_job(made, job, site, clusters.NAME, clusters.IMAGE)
 
 
 def test_every_lock_of_the_campaign_is_judged_by_every_renderer(sample: Lock) -> None:

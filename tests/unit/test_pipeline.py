@@ -71,6 +71,20 @@ def test_a_failure_is_a_failed_check_whatever_was_skipped() -> None:
     assert (caught.value.code, caught.value.hint) == (5, "env.libs: signal at a step: why")
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_where_memory_was_short_the_limit_is_named(whole: bool) -> None:
+    killed = probe("gemm.crash", "failed", failure="oom", reason="killed: out of memory or a limit", signal="SIGKILL")
+    run = judged(lines(documents(killed)), exit_code=5)
+    if whole:
+        run = judged(lines(documents()[:1]), exit_code=137, out_of_memory=True)
+    with pytest.raises(CheckFailed, match="the self-test of sample failed: ") as caught:
+        pipeline.require_passed(dataclasses.replace(made(run), memory_gb=1.5))
+    assert str(caught.value.hint).endswith("its container may take 1.5 GB: selftest: memory_gb in the profile")
+    with pytest.raises(CheckFailed) as elsewhere:  # an environment of this machine has no such limit
+        pipeline.require_passed(made(run))
+    assert "memory_gb" not in str(elsewhere.value.hint)
+
+
 def test_a_required_probe_that_is_absent_is_a_failed_check() -> None:
     run = judged(lines(documents(probe("env.libs"))), ["gemm.crash"])
     with pytest.raises(CheckFailed, match=r"required probe gemm\.crash is not among the results"):

@@ -27,7 +27,7 @@ LAYERS = (
     ("proof",),
     ("image",),
     ("plan",),
-    ("turns", "settings", "shipped", "process", "scratch", "blocks", "once", "document", "errors"),
+    ("turns", "settings", "shipped", "process", "scratch", "room", "blocks", "once", "document", "errors"),
     ("selftest",),  # its readers of files
 )
 READERS = {f"envbuild.selftest.{name}" for name in ("architectures", "compiled", "elf", "fatbin")}

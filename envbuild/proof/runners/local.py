@@ -53,7 +53,7 @@ def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line
     name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
     api: Any = engine.client.api
     try:
-        with asking(), _card_asked(job):
+        with asking(engine), _card_asked(job):
             _create(api, name, job)
             output = api.attach(name, stdout=True, stderr=True, stream=True, demux=True)
             stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
@@ -99,7 +99,7 @@ def look_for_gpu(engine: Engine) -> None:
     name, tag = f"{_LOOK}{uuid.uuid4().hex[:12]}", "0"
     job = Job(f"{name}:{tag}", ("/nothing",), b"", "", Limits(64 << 20, 1, shm=1 << 20, tmp=1 << 20), gpus=True)
     try:
-        with asking():
+        with asking(engine):
             api.import_image_from_data(  # a tar without members
                 bytes(1024), repository=name, tag=tag, changes=[f"LABEL {OWNER}={json.dumps(_owner())}"]
             )
@@ -222,7 +222,7 @@ def sweep(engine: Engine) -> int:
     returns how many."""
     api: Any = engine.client.api
     removed = 0
-    with asking():
+    with asking(engine):
         for container in api.containers(all=True, filters={"label": OWNER}):
             if _abandoned(container["Labels"][OWNER]):
                 _remove(api, container["Id"])
@@ -253,7 +253,19 @@ def _abandoned(owner: str) -> bool:
     place, pid, started = [*owner.rsplit(":", 2), "", ""][:3]
     if place != _place() or not pid.isdigit():
         return False  # another machine's, which we cannot ask
-    return _started(int(pid)) != started
+    now = _started(int(pid))
+    return not _exists(int(pid)) if now is None else now != started
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, though /proc does not show it: with hidepid it shows no other user's."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _started(pid: int) -> str | None:

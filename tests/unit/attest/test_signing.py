@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import errno
 import json
 import os
 import stat
@@ -93,6 +94,24 @@ def test_what_is_no_envelope_is_malformed(signer: Signer, change: dict[str, Any]
 
 
 # keys
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_key_that_cannot_be_written_whole_leaves_neither_file(
+    project: Path, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """Else the next keygen finds a file of that name, empty, and refuses."""
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "x")
+    calls = iter(range(9))
+
+    def fsync(handle: int) -> None:
+        if next(calls) == which:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert envbuild("keygen", "-o", "team").code == 6
+    assert not list(project.glob("team.*"))
+    assert envbuild("keygen", "-o", "team").code == 0
 
 
 def test_keygen_writes_an_encrypted_key_that_signs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from envbuild import settings
-from envbuild.errors import BuildError, HashMismatch
+from envbuild.errors import BuildError, DiskError, HashMismatch
 from envbuild.image import base
 from envbuild.plan import store
 from envbuild.plan.lock import Lock
@@ -177,3 +177,10 @@ def test_a_failure_leaves_no_half_base(
             make(locked)
         assert words in str(getattr(caught.value, "hint", ""))
     assert leftovers() == []
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_disk_with_figures(locked: Lock, tools: Tools) -> None:
+    tools.answer = Completed(1, "", "E: could not write: No space left on device")
+    with pytest.raises(DiskError, match=r"the disk is full in the middle of making the base.* free"):
+        base.make(locked, store.debs(), print)
+    assert not list(base.tar_file(locked).parent.iterdir())

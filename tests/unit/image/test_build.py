@@ -30,6 +30,7 @@ T = TypeVar("T", Wheel, Deb)
 
 class FakeEngine:
     host, version, platform, data_folder = "unix:///fake.sock", "26.1.5", "linux/amd64", None
+    memory_bytes = 16 * 10**9
     builder: str | None = None
     identity = "fake"
 
@@ -230,6 +231,8 @@ def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.Mon
         ("#9 [5/9] RUN\n#9 install: the base has no python3.11\nmore", "build", "the base has no python3.11"),
         ("#9 ERROR: process did not complete successfully: exit code: 1", "build", "exit code: 1"),
         ("write /x: no space left on device\nERROR: failed", "disk", "prune"),
+        ("#9 error: No space left on device (os error 28)\nERROR: failed", "disk", "prune"),
+        ("#9 ERROR: process did not complete successfully: exit code: 137", "build", "has 16.0 GB in all"),
         ("something else", "build", "something else"),
         ("", "build", ""),
     ],

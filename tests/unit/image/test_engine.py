@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.errors import EngineError
+from envbuild.errors import DiskError, EngineError
 from envbuild.image import client
 from envbuild.image import engine as engine_module
 from envbuild.image.engine import Engine
@@ -274,6 +274,12 @@ def test_an_image_that_is_not_there_is_none(api: Api, code: int) -> None:
 def test_a_failure_of_the_engine_is_an_error_of_its_kind(api: Api) -> None:
     api.answers["/images/x/json"] = (500, {"message": "the disk burns"})
     with pytest.raises(EngineError, match="the disk burns"):
+        Engine().find("x")
+
+
+def test_an_engine_whose_disk_is_full_is_an_error_of_the_disk_with_figures(api: Api) -> None:
+    api.answers["/images/x/json"] = (500, {"message": "mkdir /var/lib/docker/x: no space left on device"})
+    with pytest.raises(DiskError, match=f"Engine's disk is full.*{re.escape(str(api.socket.parent))}.* free"):
         Engine().find("x")
 
 

@@ -286,6 +286,22 @@ def test_a_torch_whose_import_kills_the_process(place: Place) -> None:
     assert "modified-library" in ids(found, "defect")
 
 
+def test_a_torch_whose_import_is_killed_is_told_as_out_of_memory(place: Place) -> None:
+    """The kernel's killer sends SIGKILL; nobody else does that here."""
+    (place.made.site / "torch/__init__.py").write_text("import os\nos.kill(os.getpid(), 9)\n", encoding="utf-8")
+    finding = the(place.judged(), "torch-import")
+    assert finding.message.endswith("the process died of SIGKILL: out of memory, or a limit")
+    assert "the audit's container may take 4 GB" in finding.remedy
+
+
+def test_an_import_that_is_not_done_in_time_may_be_a_busy_machines(place: Place) -> None:
+    found = place.judged()
+    assert found.held.torch
+    late = found.held.torch.model_copy(update={"imported": False, "failure": "not done after 300 s"})
+    (finding,) = audit._torch(found.held.model_copy(update={"torch": late}), found.wanted)
+    assert finding.remedy.startswith("run it again where the machine does less; if it hangs again: reinstall torch")
+
+
 def test_an_apex_that_is_not_nvidias(place: Place) -> None:
     place.made.wheel(
         "apex", "0.9.10.dev0", {"apex/__init__.py": b"", "apex/lib/libapex.py": b"", "apex/models.py": b""}

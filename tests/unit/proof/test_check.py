@@ -54,6 +54,15 @@ def test_it_holds_the_selftest_and_what_the_profile_expects(project: Path) -> No
     assert asked["expect"]["gpus"] == list(facts.gpus()["h20"].all_names)
 
 
+def test_a_script_of_the_profiles_own_is_left_out_though_it_is_required(project: Path) -> None:
+    """Else no environment could pass: the file has no script to run."""
+    (project / "profiles").mkdir(exist_ok=True)
+    (project / "profiles" / "smoke.py").write_text("print(1)\n", encoding="utf-8")
+    asked = {"level": "quick", "script": "smoke.py", "require": ["env.libs", "own.script"]}
+    job_of = told(rendered(project, selftest=asked))["job"]
+    assert job_of["require"] == ["env.libs"] and not job_of.get("script")
+
+
 def test_the_remedies_are_those_of_the_advisories_that_a_result_names(project: Path) -> None:
     rows = told(rendered(project))["remedies"]
     known = [keys for advisory in facts.advisories() for keys in advisory.signature]

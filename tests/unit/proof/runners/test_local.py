@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
+import subprocess
+import sys
 import tarfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +15,7 @@ import docker.errors
 import pytest
 import requests
 
+import envbuild
 from envbuild.errors import NotProved, UsageError
 from envbuild.plan.profile import SelfTest
 from envbuild.proof import job
@@ -145,3 +151,30 @@ def test_an_engine_without_the_card_says_so(
     engine: Any = Engine(says)
     with pytest.raises(error, match=words):
         local.run(engine, job.make("x", SelfTest(), {}, "3.11", CARD, job.Asked(gpus=devices)))
+
+
+HIDDEN = """
+import os, sys
+from envbuild.proof.runners import local
+pid, owner = int(sys.argv[1]), sys.argv[2]
+assert not os.path.exists(f"/proc/{pid}"), "it is to be hidden"
+place = local._place()
+print(local._abandoned(f"{place}:{pid}:{owner}"), local._abandoned(f"{place}:4194303:{owner}"))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can be another user")
+def test_what_another_user_runs_is_not_abandoned_where_proc_hides_it() -> None:
+    """Else two users of one engine would remove each other's containers, as soon as /proc has hidepid."""
+    other = ["setpriv", "--reuid=41234", "--regid=41234", "--clear-groups"]
+    path = {**os.environ, "PYTHONPATH": str(Path(envbuild.__file__).parents[1])}
+    readable = subprocess.run([*other, sys.executable, "-c", "import envbuild.proof"], cwd="/", env=path)
+    if readable.returncode:
+        pytest.skip("another user cannot run this Python")
+    script = f'mount -t proc -o hidepid=2 proc /proc && exec {" ".join(other)} "$@"'
+    asked = [sys.executable, "-c", HIDDEN, str(os.getpid()), "1"]
+    done = subprocess.run(["unshare", "--mount", "--", "sh", "-c", script, "sh", *asked], cwd="/", text=True,
+                          capture_output=True, env=path)  # fmt: skip
+    if "mount" in done.stderr and "Traceback" not in done.stderr:
+        pytest.skip(f"no namespace of mounts here: {done.stderr.strip()[-100:]}")
+    assert done.stdout.split() == ["False", "True"], done.stderr

@@ -1,0 +1,136 @@
+"""A slice of the campaigns of tests/endurance, on the engine that is there; and that they can fail."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from endurance import full, soak, together
+from endurance.disks import Disk, disk, usable
+
+from .support import Project, Proved, containers, docker, machine_cache
+
+needs_disks = pytest.mark.skipif(usable() is not None, reason=str(usable()))
+
+
+@pytest.fixture
+def small(scratch: Path) -> Iterator[Disk]:
+    with disk(scratch / "disk", 64 << 20) as made:
+        yield made
+
+
+# full disks
+
+
+@needs_disks
+@pytest.mark.parametrize("what", ["lock", "keygen", "export requirements", "report", "schema > file"])
+def test_a_command_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
+    small: Disk, scratch: Path, what: str
+) -> None:
+    found = full.Site(scratch, "unix:///nowhere", small, small).command(what)
+    assert (found.code, found.faults) == (6, ()), found
+
+
+@needs_disks
+@pytest.mark.engine
+@pytest.mark.parametrize(("place", "step"), [("project", "lock"), ("state", "label"), ("state", "evidence")])
+def test_a_full_disk_is_named_and_nothing_is_half_written(
+    quick: Proved, small: Disk, scratch: Path, place: str, step: str
+) -> None:
+    here = quick.copy(small.folder if place == "state" else scratch / "copy")
+    project = here.project
+    if place == "project":
+        shutil.move(project.folder, small.folder / "project")
+        project = replace(project, folder=small.folder / "project")
+        project.change(here.name, env={"NEW": "1"})
+    shutil.rmtree(project.state / "envbuild" / ("evidence" if step == "evidence" else "builds"))
+    before = full.contents(project.folder) | full.contents(project.state)
+    verb = "make" if step == "evidence" else "build"
+    running = project.hold(scratch / "sign", f"{step} start", verb, here.name, "--json")
+    small.fill()
+    (scratch / "sign").unlink()
+    done = running.finish()
+    assert (done.code, done.error["kind"]) == (6, "disk"), done.stdout
+    assert f"{small.folder}" in done.error["message"] and "0.0 of 0.1 GB free" in done.error["message"].replace(
+        "0.0 of 61.6 MB", "0.0 of 0.1 GB"
+    )
+    assert full.contents(project.folder) | full.contents(project.state) == before
+    assert containers(running.pid) == []
+    small.empty()
+    again = project.run(verb, here.name, "--json")
+    assert (again.code, again.document["status"]) == (0, "verified" if verb == "make" else "built"), again.stderr
+
+
+@needs_disks
+@pytest.mark.engine
+def test_prune_makes_room_on_a_disk_that_has_none(engine: None, small: Disk, scratch: Path) -> None:
+    """It is what the error of a full disk names: it may need no room itself, for folders and locks not there yet."""
+    project = Project.create(scratch / "prune").with_cache(small.folder, "wheels", "debs")
+    project = replace(project, state=small.folder / "state")
+    project.cached("bases").unlink()
+    old = project.cached("wheels") / ("a" * 64)
+    old.mkdir()
+    (old / "old.whl").write_bytes(b"x" * 20_000_000)
+    small.fill()
+    done = project.run("prune", "--json")
+    assert done.code == 0, done.stdout
+    assert not old.exists() and shutil.disk_usage(small.folder).free >= 20_000_000
+
+
+@needs_disks
+def test_a_full_disk_is_full(small: Disk) -> None:
+    small.fill()
+    with pytest.raises(OSError, match="No space left"):
+        (small.folder / "x").write_bytes(b"x" * 10_000)
+    small.empty()
+    small.fill(leave=1 << 20)
+    assert 0 < shutil.disk_usage(small.folder).free <= 2 << 20
+    (small.folder / "x").write_bytes(b"x" * 10_000)
+
+
+# many at once
+
+
+@pytest.mark.engine
+def test_some_processes_make_the_same_profiles_while_they_change(images: None, scratch: Path, run_id: str) -> None:
+    found = together.crowd(scratch, "", run_id, 3, 2, 10)
+    assert found.faults == [] and len(found.makes) >= 3 and found.tested >= 2
+
+
+# again and again
+
+
+@pytest.mark.engine
+def test_where_nothing_changed_nothing_grows(quick: Proved, scratch: Path) -> None:
+    here = quick.copy(scratch)
+    assert here.project.run("make", here.name).code == 0
+
+    def seen() -> tuple[object, ...]:
+        context = machine_cache("contexts") / here.name
+        files = full.contents(here.project.folder) | full.contents(here.project.state)
+        return files, len(list(context.rglob("*"))), docker("image", "ls", "--quiet", f"envbuild/{here.name}").split()
+
+    before = seen()
+    for _ in range(5):
+        done = here.project.run("make", here.name, "--json")
+        assert (done.code, done.document["status"]) == (0, "verified")
+    assert seen() == before
+
+
+def row(**changes: float) -> soak.Seen:
+    zero = dict.fromkeys(soak.Seen.__dataclass_fields__, 1.0)
+    return soak.Seen(**{**zero, **changes})  # type: ignore[arg-type]
+
+
+def test_what_grows_is_named() -> None:
+    rows = [row(memory=50 + number, files=number % 2) for number in range(20)]
+    assert soak.growing(rows, 5) == ["memory grows by 1.000 a make"]
+    assert soak.growing([row()] * 20, 5) == []
+
+
+@pytest.mark.parametrize(("values", "slope"), [([1, 2, 3, 4], 1.0), ([4, 3, 2], -1.0), ([5, 5, 5], 0.0), ([7], 0.0)])
+def test_a_slope(values: list[float], slope: float) -> None:
+    assert soak.slope(values) == pytest.approx(slope)

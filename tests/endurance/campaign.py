@@ -1,0 +1,179 @@
+"""The campaign: `make endurance`. Each part writes its own section of benchmarks/results/endurance.md.
+
+python tests/endurance/campaign.py [PART...]     without any: all of them, one after the other
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchmarks")]
+
+from e2e.engines import own_engine, tree  # noqa: E402
+from e2e.support import machine_cache  # noqa: E402
+from machine import described  # noqa: E402
+
+from endurance import full, memory, soak, together  # noqa: E402
+from endurance.disks import disk, usable  # noqa: E402
+
+RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "endurance.md"
+HEAD = "# Endurance: full disks, no memory, many at once, again and again"
+UID = 41234  # of the second user: nobody's
+
+
+def say(text: object) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """Every disk full at the steps that write to it."""
+    with ExitStack() as stack:
+        engine_disk = stack.enter_context(disk(folder / "engine", 8 << 30))
+        small = stack.enter_context(disk(folder / "disk", 3 << 30))
+        host = stack.enter_context(own_engine(engine_disk.folder / "data"))
+        rounds = full.steps(full.Site(folder, host, small, engine_disk), say)
+    return _full("the disk of a place is filled to its last block when the step begins", rounds)
+
+
+def commands(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """The project's disk full for every command that writes there."""
+    with disk(folder / "disk", 64 << 20) as small:
+        rounds = full.commands(full.Site(folder, "unix:///nowhere", small, small), say)
+    return _full("the project's disk is filled to its last block before the command runs", rounds)
+
+
+def _full(how: str, rounds: Sequence[full.Round]) -> tuple[list[str], int]:
+    told, faults = sum(one.code == 6 for one in rounds), sum(bool(one.faults) for one in rounds)
+    rows = [f"| {one.place} | {one.step} | {one.code} | {_cell(one.faults)} |" for one in rounds]
+    return [
+        f"{len(rounds)} rounds: {how}. {told} ended with exit code 6, which disk and its figures;",
+        f"{len(rounds) - told} write nothing there and ended well. Then there is room, and the same command is run",
+        "again. Looked for: half-written files, changed evidence, containers, a wrong `verified`, tracebacks. Rounds",
+        f"with a fault: {faults}.",
+        "",
+        "| full disk | step or command | exit code | faults |",
+        "|---|---|---|---|",
+        *rows,
+    ], faults
+
+
+def _cell(faults: Sequence[str]) -> str:
+    return "; ".join(faults).replace("|", "/").replace("\n", " ") or "-"
+
+
+def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """Too little for a build step, for the audit, for a probe."""
+    rounds = memory.run(folder, say)
+    rows = [
+        f"| {one.what} | {one.limit} | {one.code} | {one.said} | {'; '.join(one.faults) or '-'} |" for one in rounds
+    ]
+    head = ["| who has too little | limit | exit code | what is said | faults |", "|---|---|---|---|---|"]
+    return [*head, *rows], sum(bool(one.faults) for one in rounds)
+
+
+def crowds(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """Eight processes on four profiles that change meanwhile."""
+    with own_engine(folder / "data") as host:
+        many = together.crowd(folder, host, secrets.token_hex(3), 8, 4, asked.seconds)
+    return [
+        f"{many.processes} processes made {many.profiles} profiles for {many.seconds:.0f} s, each changing its",
+        f"profile before every other make: {len(many.makes)} makes ended verified, {many.tested} of them with a",
+        f"self-test of their own, each of which left its evidence; {many.waits} waited for another; the slowest",
+        f"took {many.slowest:.0f} s. Faults: {len(many.faults)}.",
+        *(f"- {fault}" for fault in many.faults),
+    ], len(many.faults)
+
+
+def two_users(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """Two users of one engine, with a profile of the same name and one of their own each."""
+    why = together.may_share(UID)
+    if why:
+        return [f"Not tried: {why}."], 0
+    with own_engine(folder / "data") as host:
+        users = [together.user(folder, uid, machine_cache("wheels").parent) for uid in (0, UID)]
+        group = Path(host.removeprefix("unix://")).stat().st_gid
+        two = together.two(folder, host, secrets.token_hex(3), users, asked.rounds, group)
+    return [
+        f"Two users (uid 0 and {UID}; homes, caches and states of their own) made a profile of the same name and one",
+        f"of their own at once, {asked.rounds} times, {two.seconds:.0f} s: {len(two.makes)} makes ended verified,",
+        f"{two.tested} with a self-test of their own. Faults: {len(two.faults)}.",
+        *(f"- {fault}" for fault in two.faults),
+    ], len(two.faults)
+
+
+def soaking(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """`make` of cpu where nothing changed."""
+    data = folder / "data"
+    with own_engine(data) as host:
+        rows = soak.run(soak.unchanged(folder, host, data, asked.makes), say)
+    return _grown("nothing changed", rows, 10)
+
+
+def pinning(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+    """`make` of a profile whose pin is another each time; old images are pruned after each."""
+    data = folder / "data"
+    with own_engine(data) as host:
+        rows = soak.run(soak.changed(folder, host, data, asked.changes), say)
+    return _grown(f"the pin of a package another each time, of {len(soak.PINS)}", rows, 2 * len(soak.PINS))
+
+
+def _grown(what: str, rows: Sequence[soak.Seen], settled: int) -> tuple[list[str], int]:
+    grows = soak.growing(rows, settled)
+    return [*soak.table(what, rows, settled), "", *(grows or ["Nothing grows."])], len(grows)
+
+
+Part = Callable[[Path, argparse.Namespace], tuple[list[str], int]]
+PARTS: Mapping[str, tuple[str, Part]] = {
+    "disks": ("A disk that is full at a step", disks),
+    "commands": ("A disk that is full for a command", commands),
+    "memory": ("No memory left", no_memory),
+    "together": ("Many at once", crowds),
+    "users": ("Two users of one engine", two_users),
+    "soak": ("Again and again", soaking),
+    "pins": ("Again and again, with another pin", pinning),
+}
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600, help="of the eight processes")
+    parser.add_argument("--rounds", type=int, default=5, help="of two users")
+    parser.add_argument("--makes", type=int, default=200, help="where nothing changed")
+    parser.add_argument("--changes", type=int, default=20, help="of a pin")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"all without any: {', '.join(PARTS)}")
+    asked = parser.parse_args()
+    unknown = sorted(set(asked.parts) - set(PARTS))
+    why = usable() or (None if tree() else "no engine that scripts/engine unpacked")
+    if unknown or why:
+        parser.error(f"there is no part {unknown[0]!r}" if unknown else str(why))
+    faults = 0
+    for part in asked.parts or PARTS:
+        with tempfile.TemporaryDirectory(prefix="endure-", ignore_cleanup_errors=True) as name:
+            begin = time.time()
+            lines, bad = PARTS[part][1](Path(name), asked)
+            faults += bad
+            section(PARTS[part][0], part, [*lines, "", f"It took {(time.time() - begin) / 60:.0f} minutes."])
+    return 1 if faults else 0
+
+
+def section(title: str, part: str, lines: Sequence[str]) -> None:
+    """Put a part's section in place of the one before it; the others stay."""
+    text = RESULT.read_text(encoding="utf-8") if RESULT.is_file() else ""
+    found = {block.partition("\n")[0]: block.partition("\n")[2].strip("\n") for block in text.split("\n## ")[1:]}
+    made = f"Machine: {described()}, which did other work too. Made by `make endurance PARTS={part}`."
+    found[title] = "\n".join(["", made, "", *lines])
+    order = [known for known, _ in PARTS.values() if known in found]
+    RESULT.write_text("\n".join([HEAD, *(f"\n## {one}\n{found[one]}" for one in order)]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

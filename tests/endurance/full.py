@@ -1,0 +1,245 @@
+"""A disk that is full: each that `make` writes to, at the begin of its steps, and for every command that writes.
+
+What must hold: the error names the disk with figures, nothing is half written, what was there is there, no container is
+left, nothing is called verified that is not; and with room again the same command completes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from e2e.support import CHECKOUT, Project, Result, docker
+
+from endurance.disks import Disk
+
+PLACES = ("project", "state", "cache", "temporary", "engine")
+# Which disk is filled at the begin of which steps: those that write there, and one or two that do not.
+ROUNDS: Mapping[str, tuple[str, ...]] = {
+    "project": ("resolve", "lock", "render", "evidence"),
+    "state": ("load profile", "label", "evidence", "tag"),
+    "cache": ("load profile", "lock", "build", "label"),
+    "temporary": ("lock", "build", "label"),
+    "engine": ("build", "audit", "label", "self-test", "tag"),
+}
+# From these on the self-test is part of it: `make`; before them `build` is enough, and quicker.
+PROVING = ("self-test", "evidence", "tag")
+REQUIRED = ["env.libs", "gemm.crash"]
+# What each needs to be written to: a new file in the project, or one that is there.
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "lock": ("lock", "{name}"),
+    "render": ("render", "{name}"),
+    "new": ("new", "other", "--from", "cpu"),
+    "keygen": ("keygen", "-o", "team"),
+    "export requirements": ("export", "requirements", "{name}", "-o", "requirements.txt"),
+    "export check": ("export", "check", "{name}", "-o", "check.py"),
+    "export selftest": ("export", "selftest", "-o", "selftest.zip"),
+    "report": ("report", "{name}", "-o", "page.html"),
+    "doctor": ("doctor", "-o", "machine.json"),
+    "schema > file": ("schema",),
+}
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of one: the exit code with the disk full, what was said, and what must not be."""
+
+    place: str
+    step: str
+    code: int
+    said: str
+    faults: tuple[str, ...]
+
+
+class Site:
+    """An engine, and a disk that each round has anew: one of the places lies on it."""
+
+    def __init__(self, folder: Path, host: str, disk: Disk, engine_disk: Disk) -> None:
+        self.folder, self.host, self.disk, self.engine_disk = folder, host, disk, engine_disk
+        self._numbers = itertools.count()
+        self._before: Project | None = None
+
+    def docker(self, *arguments: str) -> str:
+        return docker(*arguments, env={"DOCKER_HOST": self.host})
+
+    def project(self, place: str, *private: str) -> tuple[Project, str]:
+        """A profile that no round had, with the evidence and build records of another one."""
+        number = next(self._numbers)
+        root = self.folder / f"round-{number}"
+        on_disk = self.disk.folder / f"round-{number}"
+        made = Project.create(root)
+        roots = {kind: on_disk if place == kind else root for kind in PLACES}
+        for kind in ("project", "state"):
+            if place == kind:
+                shutil.move(getattr(made, "folder" if kind == "project" else kind), roots[kind] / kind)
+        made = replace(made, folder=roots["project"] / "project", state=roots["state"] / "state")
+        temporary = roots["temporary"] / "tmp"
+        temporary.mkdir(parents=True)
+        own = {"DOCKER_HOST": self.host, "TMPDIR": str(temporary), "ENVBUILD_KEY_PASSPHRASE": "of no key that is kept"}
+        made = made.with_cache(roots["cache"], *private).with_env(**own)
+        name = f"full-{number}"
+        made.write(name, extends="cpu", env={"ROUND": str(number)}, selftest={"level": "quick", "require": REQUIRED})
+        shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", made.lock(name))
+        if self._before:
+            shutil.copytree(self._before.state, made.state, dirs_exist_ok=True)
+        return made, name
+
+    def begin(self) -> None:
+        """One profile made with room: the engine has what all share, and there is evidence to be kept."""
+        made, name = self.project("none")
+        done = made.start("make", name, "--json").finish(900)
+        assert done.code == 0, done.stderr
+        self._before = made
+
+    def round(self, place: str, step: str) -> Round:
+        """Fill the disk when `step` begins, see what `make` or `build` does, then make room and do it again."""
+        verb, status = ("make", "verified") if step in PROVING else ("build", "built")
+        private = {"lock": ("debs",), "build": ("wheels", "debs", "bases")}.get(step, ())
+        project, name = self.project(place, *(private if place == "cache" else ()))
+        if step in ("resolve", "lock", "render"):
+            project.lock(name).unlink()
+        before = contents(project.state)
+        sign = self.folder / "sign"
+        running = project.hold(sign, f"{step} start", verb, name, "--json", seconds=900)
+        disk = self.engine_disk if place == "engine" else self.disk
+        disk.fill()
+        sign.unlink()
+        try:
+            done = running.finish(600)
+            faults = [*self._judged(done, project, name, status, before), *self._looked_at(project, name)]
+        finally:
+            disk.empty()
+        again = project.start(verb, name, "--json").finish(900)
+        if (again.code, again.stdout and again.document.get("status")) != (0, status):
+            faults.append(f"with room again: {again.code}, {_said(again)}")
+        faults += [f"left: {path}" for path in _half_written(project)]
+        faults += [f"left: container {one}" for one in self.docker("ps", "--all", "--quiet").split()]
+        faults += [f"changed: {path}" for path in _changed(before, project.state)]
+        self._remove(project, name)
+        return Round(place, step, done.code, _said(done), tuple(faults))
+
+    def _judged(
+        self, done: Result, project: Project, name: str, status: str, before: Mapping[Path, bytes]
+    ) -> Iterator[str]:
+        tagged = self.docker("image", "ls", "--quiet", f"envbuild/{name}:verified").strip()
+        if done.code == 0:  # this step writes nothing there
+            if done.document["status"] != status or bool(tagged) is not (status == "verified"):
+                yield f"exit code 0, and it is {done.document['status']}"
+        elif (done.code, done.error["kind"]) != (6, "disk"):
+            yield f"told as {done.code} {done.error['kind']}: {_said(done)}"
+        elif " free" not in done.error["message"]:
+            yield f"without figures: {done.error['message']}"
+        if done.code and tagged:
+            yield "verified, though make failed"
+        if "Traceback" in done.stderr:
+            yield "a traceback"
+        yield from (f"half written: {path}" for path in _half_written(project))
+        yield from (f"lost or changed: {path}" for path in _changed(before, project.state))
+
+    def _looked_at(self, project: Project, name: str) -> Iterator[str]:
+        """With the disk full still, what reads works."""
+        for words in (("status", name, "--json"), ("show", name, "--json")):
+            done = project.run(*words)
+            full = done.code and done.error["kind"] in ("disk", "system")
+            if full or done.code not in (0, 4, 6, 8) or "Traceback" in done.stderr:  # 6: it is not built
+                yield f"{words[0]} while it is full: {done.code} {_said(done)}"
+
+    def command(self, what: str) -> Round:
+        """A command that writes into the project, whose disk is full; then with room."""
+        project, name = self.project("project")
+        words = [word.format(name=name) for word in COMMANDS[what]]
+        assert project.run("lock", name).code == 0
+        if what == "lock":
+            project.change(name, env={"ROUND": "new"})
+        before = contents(project.folder)
+        self.disk.fill()
+        try:
+            done = _redirected(project, words) if what.endswith("> file") else project.run(*words)
+            faults = [] if done.code == 6 else [f"exit code {done.code}"]
+            faults += [] if " free" in done.stderr else [f"without figures: {done.stderr.strip()[-300:]}"]
+            faults += ["a traceback"] if "Traceback" in done.stderr else []
+            faults += [f"lost or changed: {path}" for path in _changed(before, project.folder)]
+            more = contents(project.folder).keys() - before.keys()
+            faults += [f"half written: {path}" for path in more if not what.endswith("> file")]
+        finally:
+            self.disk.empty()
+        again = _redirected(project, words) if what.endswith("> file") else project.run(*words)
+        if again.code not in (0, 5 if what == "doctor" else 0):
+            faults.append(f"with room again: {again.code} {again.stderr.strip()[-300:]}")
+        self._remove(project, None)
+        said = done.stderr.strip().splitlines()
+        return Round("project", what, done.code, next((line for line in said if "error" in line), ""), tuple(faults))
+
+    def _remove(self, project: Project, name: str | None) -> None:
+        if name:
+            tags = self.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}").split()
+            if tags:
+                self.docker("image", "rm", "--force", *tags)
+        for root in (self.folder, self.disk.folder):
+            for path in root.glob("round-*"):
+                if self._before is None or not self._before.state.is_relative_to(path):
+                    shutil.rmtree(path)
+
+
+def _redirected(project: Project, words: list[str]) -> Result:
+    """stdout in a file of the project."""
+    argv = ["sh", "-c", 'exec "$@" > out.txt', "sh", sys.executable, "-m", "envbuild", *words]
+    done = subprocess.run(argv, cwd=project.folder, env=project.environment, capture_output=True, text=True)
+    return Result(done.returncode, done.stdout, done.stderr, 0.0)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _changed(before: Mapping[Path, bytes], folder: Path) -> list[Path]:
+    now = contents(folder)
+    return [path for path, raw in before.items() if now.get(path) != raw]
+
+
+def _half_written(project: Project) -> list[Path]:
+    """Files that only an interrupted write can have left, in the stores and below the temporary folder too."""
+    own = [path for path in project.half_written() if path.name != ".gitignore"]
+    assert project.cache
+    private = [kind for kind in (project.cache / "envbuild").iterdir() if not kind.is_symlink()]
+    stores = [path for kind in private for path in kind.glob(".*")]
+    temporary = list(Path(project.extra["TMPDIR"]).glob("envbuild-*"))
+    empty = [path for path in (*contents(project.folder), *contents(project.state)) if path.suffix == ".json"]
+    return [*own, *stores, *temporary, *(path for path in empty if not _is_json(path))]
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+        return True
+    except ValueError:
+        return False
+
+
+def _said(done: Result) -> str:
+    try:
+        return " ".join(str(done.error["message"]).split()) if done.code else ""
+    except (ValueError, KeyError):
+        return done.stderr.strip()[-300:]
+
+
+def steps(site: Site, say: Callable[[Round], None]) -> list[Round]:
+    """Every disk full at the begin of the steps that write to it."""
+    site.begin()
+    return [_said_of(site.round(place, step), say) for place, steps in ROUNDS.items() for step in steps]
+
+
+def commands(site: Site, say: Callable[[Round], None]) -> list[Round]:
+    """The project's disk full before each command that writes there. No engine is asked."""
+    return [_said_of(site.command(what), say) for what in COMMANDS]
+
+
+def _said_of(one: Round, say: Callable[[Round], None]) -> Round:
+    say(one)
+    return one

@@ -1,0 +1,171 @@
+"""`make` again and again, on an engine of its own: does anything grow? What is measured after each, and its slope."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from e2e.support import CHECKOUT, Project, docker
+
+from endurance.full import REQUIRED
+
+PINS = ("3.4", "3.7", "3.10", "3.11")  # of idna: small, and nothing else in the image asks for it
+
+
+@dataclass(frozen=True)
+class Seen:
+    """After one make. `seconds` by the clock; `memory`: the most that envbuild itself took, `engine`: what dockerd and
+    its containerd take, MiB; `files`: descriptors that these have open, and machine-wide; `images`, `containers` and
+    `temporary` folders are counts; `own`: MB of our own folders, `data` of the engine's."""
+
+    seconds: float
+    memory: float
+    engine: float
+    files: int
+    machine_files: int
+    images: int
+    containers: int
+    temporary: int
+    own: float
+    data: float
+
+
+def unchanged(folder: Path, host: str, data: Path, number: int, level: str = "standard") -> Iterator[Seen]:
+    """The profile cpu, which nothing changes."""
+    project, name = _project(folder / "unchanged", host, "soak-cpu", level)
+    for _ in range(number):
+        yield _made(project, name, host, data)
+
+
+def changed(folder: Path, host: str, data: Path, number: int) -> Iterator[Seen]:
+    """The same with a small package whose pin is another each time, of four; `prune` after each."""
+    project, name = _project(folder / "changed", host, "soak-pin", "quick")
+    for at in range(number):
+        project.change(name, packages=["numpy", f"idna=={PINS[at % len(PINS)]}"])
+        seen = _made(project, name, host, data)
+        pruned = project.run("prune", "--images-only", "--json")
+        assert pruned.code == 0, pruned.stdout
+        yield seen
+
+
+def _project(folder: Path, host: str, name: str, level: str) -> tuple[Project, str]:
+    project = Project.create(folder).with_cache(folder).with_env(DOCKER_HOST=host)
+    project.write(name, extends="cpu", selftest={"level": level, "require": REQUIRED})
+    shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", project.lock(name))
+    return project, name
+
+
+def _made(project: Project, name: str, host: str, data: Path) -> Seen:
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "envbuild", "make", name, "--allow-unproved"], cwd=project.folder,
+        env=project.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr
+    said = process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, said
+    seconds = time.monotonic() - begin
+    servers = list(_servers(host))
+    images = docker("image", "ls", "--all", "--quiet", env={"DOCKER_HOST": host}).split()
+    return Seen(
+        seconds=seconds,
+        memory=used.ru_maxrss / 1024,
+        engine=sum(map(_resident, servers)) / 2**20,
+        files=sum(map(_open_files, servers)),
+        machine_files=int(Path("/proc/sys/fs/file-nr").read_text(encoding="ascii").split()[0]),
+        images=len(set(images)),
+        containers=len(docker("ps", "--all", "--quiet", env={"DOCKER_HOST": host}).split()),
+        temporary=len(list(Path("/tmp").glob("envbuild-tmp-*"))),
+        own=sum(_size(root) for root in (project.folder, project.state, project.cache or project.state)) / 1e6,
+        data=_size(data) / 1e6,
+    )
+
+
+def _servers(host: str) -> Iterator[int]:
+    """dockerd and its containerd, by the folder that both were told of."""
+    folder = host.removeprefix("unix://").rpartition("/")[0]
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if Path(told[0].decode()).name in ("dockerd", "containerd") and any(folder.encode() in word for word in told):
+            yield int(entry.name)
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _size(folder: Path) -> int:
+    """Bytes on the disk, links not followed and hard links once."""
+    done = subprocess.run(["du", "--summarize", "--block-size=1", folder], capture_output=True, text=True)
+    return int(done.stdout.split()[0])
+
+
+def slopes(rows: Sequence[Seen], settled: int) -> Mapping[str, float]:
+    """Of each figure, by least squares over the makes after the first `settled`: growth a make."""
+    return {name: slope([asdict(row)[name] for row in rows[settled:]]) for name in asdict(rows[0])}
+
+
+def slope(values: Sequence[float]) -> float:
+    middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
+    below = sum((at - middle) ** 2 for at in range(len(values)))
+    return sum((at - middle) * (value - mean) for at, value in enumerate(values)) / below if below else 0.0
+
+
+# A make that grows: by more than this a make, over those after it has settled. What the clock and the kernel decide
+# (seconds, memory) has noise of its own; what is counted has none.
+FLAT: Mapping[str, float] = {
+    "memory": 0.05, "engine": 0.25, "files": 0.1, "images": 0.02, "containers": 0.02, "own": 0.01, "data": 0.1,
+}  # fmt: skip
+
+
+def growing(rows: Sequence[Seen], settled: int) -> list[str]:
+    """Which figures grow, with how much a make."""
+    found = slopes(rows, settled)
+    return [f"{name} grows by {found[name]:.3f} a make" for name, most in FLAT.items() if found[name] > most]
+
+
+def run(rows: Iterator[Seen], say: Callable[[Seen], None]) -> list[Seen]:
+    found = []
+    for row in rows:
+        found.append(row)
+        say(row)
+    return found
+
+
+def table(what: str, rows: Sequence[Seen], settled: int) -> list[str]:
+    """Each figure at the first make, after it has settled, at the last, and its slope between these."""
+    if len(rows) <= settled:
+        return [f"{len(rows)} makes, {what}: too few for a slope."]
+    found, first, then, last = slopes(rows, settled), asdict(rows[0]), asdict(rows[settled]), asdict(rows[-1])
+    head = [
+        f"{len(rows)} makes, {what}, on an engine of its own:",
+        "",
+        f"| figure | first | after {settled} | last | a make |",
+        "|---|---|---|---|---|",
+    ]
+    cells = {name: (*(f"{one[name]:.1f}" for one in (first, then, last)), f"{found[name]:+.4f}") for name in found}
+    return [*head, *(f"| {_UNITS[name]} | {' | '.join(row)} |" for name, row in cells.items())]
+
+
+_UNITS: Mapping[str, str] = {
+    "seconds": "s by the clock", "memory": "MiB at most of envbuild", "engine": "MiB of dockerd and containerd",
+    "files": "files these have open", "machine_files": "files open machine-wide, others' too", "images": "images",
+    "containers": "containers", "temporary": "temporary folders, others' too",
+    "own": "MB of project, state and own cache",
+    "data": "MB of the engine's data",
+}  # fmt: skip

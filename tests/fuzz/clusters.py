@@ -1,0 +1,205 @@
+"""Targets: what a cluster is handed, from a site's settings, an image's name and a command that anybody may choose.
+
+Each is rendered twice, once with harmless words: between the two nothing may differ but those words, as they are read
+by bash, sbatch and a reader of YAML.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+from unit.proof.runners.scripts import CPU, ID, JOB
+
+from envbuild.plan import facts
+from envbuild.proof.job import Job
+from envbuild.proof.runners.kubernetes import manifest
+from envbuild.proof.runners.kubernetes import site as kubernetes
+from envbuild.proof.runners.slurm import script
+from envbuild.proof.runners.slurm import site as slurm
+from fuzz.strategies import TEXTS, trees
+from fuzz.target import Target
+
+NAME = "envbuild-sample-1"
+# Stand for what is chosen; no text of ours holds them, and no shell makes anything of them.
+FOLDER, PROGRAM, WORD = "/standin/folder", "/standin/program", "standin-word"
+DIGEST = f"sha256:{'5' * 64}"
+IMAGE = f"standin.example/a/b@{DIGEST}"
+# What decides between the parts of a script, and is no word of it.
+_KINDS = ("container", "registry", "requeue")
+_OPTION = re.compile(r'#SBATCH --([a-z-]+)(?:="([^"#\\$`\n]*)")?')
+
+SLURM: list[Any] = [
+    {"partition": "gpu", "account": "team", "constraint": "h20&nvlink", "time": "1:30:00", "grace": 5},
+    {"container": "podman", "program": "/opt/bin/podman", "registry": "registry.example/x", "requeue": "yes"},
+    {"container": "apptainer", "registry": "r", "gres": {"h20": "gpu:nvidia_h20"}, "folder": "/shared/envbuild"},
+    {"container": "pyxis", "registry": "r", "time": 30},
+]
+KUBERNETES: list[Any] = [
+    {"namespace": "proofs", "registry": "registry.example/x", "runtime_class": "nvidia", "priority_class": "low",
+     "pull_secrets": ["one", "two"], "tolerations": ["team=x:NoSchedule", "spot"], "queue": 30,
+     "nodes": {"pool": "gpu", "zone.example/a": "b"}, "products": {"h20": ["NVIDIA-H20", "NVIDIA-H20-SHARED"]}},
+    {"context": "admin@cluster", "queue": "60", "products": {"h20": "NVIDIA-H20"}},
+]  # fmt: skip
+
+
+def _asked(settings: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    words = [text for text in TEXTS if "\n" not in text and "\r" not in text]  # as in a job: no line of its own
+    good = st.sampled_from((ID, f"registry.example:5000/team/h20@{ID}", f"[::1]:5000/a@{ID}"))
+    image = st.one_of(
+        good,
+        good,
+        good,
+        st.sampled_from(TEXTS).map(lambda text: f"{text}@{ID}"),
+        st.sampled_from(TEXTS).map(lambda text: f"r/{text}/x@{ID}{text}"),
+    )
+    paths = st.sampled_from(TEXTS).map(lambda text: f"/shared/{text}")
+    return st.fixed_dictionaries(
+        {
+            "settings": st.one_of(trees(settings), st.sampled_from(settings)),
+            "image": image,
+            "gpu": st.booleans(),
+            "words": st.lists(st.sampled_from(words), min_size=1, max_size=3),
+            "folder": st.one_of(*(st.just("/shared/envbuild"),) * 3, paths),
+            "name": st.one_of(*(st.just(NAME),) * 3, st.sampled_from(TEXTS)),
+        }
+    )
+
+
+def _job(asked: Mapping[str, Any], words: list[str]) -> Job:
+    return dataclasses.replace(JOB if asked["gpu"] else CPU, argv=("python", "-I", *words))
+
+
+def _settings(found: Any) -> Mapping[str, Any]:
+    """Of another kind they come to no parser: settings.py refuses them."""
+    return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else {}
+
+
+def _sbatch(asked: dict[str, Any]) -> None:
+    site = slurm.parse(_settings(asked["settings"]), {}, facts.gpus().__contains__)
+    job, folder = _job(asked, asked["words"]), PurePosixPath(asked["folder"])
+    text = script.render(job, site, folder, asked["name"], (asked["image"],))
+    judge_script(text, job, site, str(folder), asked["name"], asked["image"])
+
+
+def judge_script(text: str, job: Job, site: slurm.Site, folder: str, name: str, image: str) -> None:
+    """Raises AssertionError unless the options are those that were asked for, and the commands those of a harmless
+    script with these words in them."""
+    plain = slurm.Site(
+        **{kind: getattr(site, kind) for kind in _KINDS}, program=PROGRAM if site.program else None, time="1"
+    )
+    words = [f"{WORD}-{number}" for number in range(len(job.argv) - 2)]
+    standing = dataclasses.replace(job, argv=(*job.argv[:2], *words))
+    skeleton = script.render(standing, plain, PurePosixPath(FOLDER), NAME, (IMAGE,))
+    lines, expected = text.split("\n"), skeleton.split("\n")
+    options = dict(_options(lines))
+    asked = {"partition": site.partition, "account": site.account, "constraint": site.constraint, "time": site.time}
+    for key, value in asked.items():
+        assert key == "time" or options.get(key) == value, key
+    assert options["job-name"] == name and options["output"] == f"{folder}/slurm.log"
+    gres = f"{site.gres.get(job.models[0], f'gpu:{job.models[0]}')}:{job.count}" if job.gpus else None
+    assert options.get("gres") == gres and ("requeue" in options) is site.requeue
+    known = {"job-name", "output", "open-mode", "nodes", "ntasks", "mem", "time", "export", *asked, "gres"}
+    assert set(options) <= known | {"requeue", "no-requeue"}
+    code, wanted = ([line for line in found if not line.startswith("#")] for found in (lines, expected))
+    assert len(code) == len(wanted), "a line more or less"
+    host, _, path = IMAGE.partition("/")
+    real_host, _, real_path = image.partition("/")
+    meant = {FOLDER: folder, PROGRAM: str(site.program), IMAGE: image, f"{host}#{path}": f"{real_host}#{real_path}"}
+    meant |= dict(zip(words, job.argv[2:], strict=True))
+    for line, plain_line in zip(code, wanted, strict=True):
+        if line != plain_line:
+            assert _words(line) == [_meant(word, meant) for word in _words(plain_line)], line
+
+
+def _options(lines: list[str]) -> Iterator[tuple[str, str | None]]:
+    """sbatch reads them as long as there is no command; behind one there must be none."""
+    assert lines[0] == "#!/bin/bash"
+    begun = False
+    for line in lines[1:]:
+        begun = begun or not line.startswith("#")
+        if line.startswith("#SBATCH"):
+            match = _OPTION.fullmatch(line)
+            assert match and not begun, f"no option of ours: {line!r}"
+            yield match[1], match[2]
+
+
+def _words(line: str) -> list[str]:
+    return shlex.split(line.removesuffix("\\"))
+
+
+def _meant(word: str, meant: Mapping[str, str]) -> str:
+    """Longest first: one stand-in may begin another."""
+    pattern = "|".join(map(re.escape, sorted(meant, key=len, reverse=True)))
+    return re.sub(pattern, lambda match: meant[match[0]], word)
+
+
+def _manifest(asked: dict[str, Any]) -> None:
+    site = kubernetes.parse(_settings(asked["settings"]), {}, facts.gpus().__contains__)
+    job = _job(asked, asked["words"])
+    made = manifest.render(job, site, asked["name"], asked["image"])
+    judge_job(made, job, site, asked["name"], asked["image"])
+
+
+def judge_job(
+    made: tuple[dict[str, Any], dict[str, Any]], job: Job, site: kubernetes.Site, name: str, image: str
+) -> None:
+    """Raises AssertionError unless the objects are those of a harmless job, but for the words that were asked for, each
+    in its own place, and are what a reader of the YAML takes them for."""
+    assert list(yaml.safe_load_all(yaml.safe_dump_all(made, sort_keys=False))) == list(made)
+    made = copy.deepcopy(made[0]), copy.deepcopy(made[1])  # one by one: they share parts
+    standing = dataclasses.replace(job, argv=(*job.argv[:2], *(WORD for _ in job.argv[2:])))
+    harmless = kubernetes.Site(registry=site.registry and "r", queue=site.queue)
+    first, second = manifest.render(standing, harmless, NAME, IMAGE)
+    plain = copy.deepcopy(first), copy.deepcopy(second)
+    spec, bare = (found[1]["spec"]["template"]["spec"] for found in (made, plain))
+    command = spec["containers"][0].pop("command")
+    before = bare["containers"][0].pop("command")
+    # a kubelet makes $ of $$, and a value of $(NAME)
+    assert re.fullmatch(r"(?:[^$]|\$\$)*", "\0".join(command), re.DOTALL)
+    read = [word.replace("$$", "$") for word in command]
+    assert read[:6] == [word.replace("$$", "$") for word in before[:6]] and read[-1] == before[-1]
+    assert read[4:-1] == list(job.argv)
+    own = {
+        "runtimeClassName": site.runtime_class,
+        "priorityClassName": site.priority_class,
+        "imagePullSecrets": [{"name": one} for one in site.pull_secrets],
+    }
+    for key, value in own.items():
+        assert spec.pop(key, None) == (value or None), key
+    placed = {key: spec.pop(key, None) for key in ("nodeSelector", "affinity", "tolerations")}
+    _placed(placed, job, site)
+    for key in placed:
+        bare.pop(key, None)
+    assert spec["containers"][0].pop("image") == image and bare["containers"][0].pop("image") == IMAGE
+    assert spec["volumes"][0]["configMap"].pop("name") == name and bare["volumes"][0]["configMap"].pop("name") == NAME
+    for one, other in zip(made, plain, strict=True):
+        assert one["metadata"].pop("name") == name and other["metadata"].pop("name") == NAME
+    assert made == plain
+
+
+def _placed(placed: Mapping[str, Any], job: Job, site: kubernetes.Site) -> None:
+    """On which nodes: the labels and tolerations of the site, and the card's own."""
+    names = list(site.products.get("h20", ())) or [one.replace(" ", "-") for one in facts.gpus()["h20"].all_names]
+    one = {manifest.PRODUCT: names[0]} if job.gpus and len(names) == 1 else {}
+    assert (placed["nodeSelector"] or {}) == {**site.nodes, **one}
+    listed = [node["matchExpressions"][0] for node in (placed["affinity"] or {}).get("nodeAffinity", {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", ())]  # fmt: skip
+    several = [{"key": manifest.PRODUCT, "operator": "In", "values": names}] if job.gpus and not one else []
+    assert listed == several
+    effects = {str(one.get("effect")) for one in placed["tolerations"] or ()}
+    assert effects <= {"NoSchedule", "NoExecute", "None"}
+    assert len(placed["tolerations"] or ()) == len(site.tolerations) + job.gpus
+
+
+TARGETS = (
+    Target("batch script", _asked(SLURM), _sbatch, 9),
+    Target("Job", _asked(KUBERNETES), _manifest, 9),
+)

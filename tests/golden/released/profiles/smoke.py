@@ -1,0 +1,2 @@
+with step("a step"):
+    print("hello")
