@@ -56,8 +56,15 @@ def field_name(path: Path) -> str | None:
     return text or None
 
 
-def read(file: FilePath, error: type[EnvbuildError] = ProfileError, *, empty: bool = False) -> Document:
-    """Read one YAML mapping; `empty`: a file that holds nothing, or comments alone, is one without keys.
+def read(
+    file: FilePath,
+    error: type[EnvbuildError] = ProfileError,
+    *,
+    empty: bool = False,
+    faults: list[Fault] | None = None,
+) -> Document:
+    """Read one YAML mapping; `empty`: a file that holds nothing, or comments alone, is one without keys. `faults`:
+    takes what is wrong with single keys and values, which are left out; without it that is raised.
 
     Raises `error` with the file and line for anything unreadable.
     """
@@ -69,14 +76,21 @@ def read(file: FilePath, error: type[EnvbuildError] = ProfileError, *, empty: bo
     if len(raw) > MAX_BYTES:
         raise error(f"{name} is larger than {MAX_BYTES} bytes")
     try:
-        return parse(raw.decode("utf-8"), name, error, empty=empty)
+        return parse(raw.decode("utf-8"), name, error, empty=empty, faults=faults)
     except UnicodeDecodeError as problem:
         line = raw.count(b"\n", 0, problem.start) + 1
         fault = Fault(f"the byte 0x{raw[problem.start]:02x} is none of UTF-8", name, line)
         raise error(f"{name} is not UTF-8", hint="save it as UTF-8", faults=[fault]) from problem
 
 
-def parse(text: str, name: str, error: type[EnvbuildError] = ProfileError, *, empty: bool = False) -> Document:
+def parse(
+    text: str,
+    name: str,
+    error: type[EnvbuildError] = ProfileError,
+    *,
+    empty: bool = False,
+    faults: list[Fault] | None = None,
+) -> Document:
     """The same of a text; `name`: what faults call it."""
     try:
         _refuse_aliases(text, name, error)
@@ -93,10 +107,12 @@ def parse(text: str, name: str, error: type[EnvbuildError] = ProfileError, *, em
     if not isinstance(node, yaml.MappingNode):
         raise error(f"{name} is not a mapping of keys to values", hint="it must hold `key: value` lines")
     document = Document(name, {})
-    faults: list[Fault] = []
-    document.data = _value(node, (), document, faults)
-    if faults:
-        raise error(f"{name} is not a usable document", faults=faults)
+    found: list[Fault] = []
+    document.data = _value(node, (), document, found)
+    if found and faults is None:
+        raise error(f"{name} is not a usable document", faults=found)
+    if faults is not None:
+        faults += found
     return document
 
 

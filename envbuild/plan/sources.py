@@ -31,19 +31,21 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     """
     asked = naming.meant(name, wanted)
     file, wanted = asked.file, asked.requirements
-    merged = _extended(file, ())
+    faults: list[Fault] = []
+    merged = _extended(file, (), faults)
     merged.data.pop("extends", None)
     if asked.profile == f"{file.stem}-{naming.DEVEL}":
         variant = Document(merged.file, {"variant": naming.DEVEL}, {("variant",): document.Place(merged.file, 1)})
         merged = document.merge(merged, variant)
-    faults = _require(merged, wanted) if wanted else []
+    faults += _require(merged, wanted) if wanted else []
     plain = tried(document.without(merged, [("selftest", "script")])) if pins else None  # which is not read yet
     if pins:
         merged = document.merge(merged, _pinned(_repin(merged, pins)))
     faults += read_script(merged)
     found = tried(merged)
     if faults or not isinstance(found, Profile):
-        malformed = [] if isinstance(found, Profile) else found
+        told = {fault.field for fault in faults}
+        malformed = [] if isinstance(found, Profile) else [item for item in found if item[1].field not in told]
         more, hint = remainder.contradictions(asked, merged, malformed, faults)
         raise refused(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
     file = Path.cwd() / "profiles" / file.name if wanted else file
@@ -85,8 +87,9 @@ def _pinned(pins: Mapping[str, str]) -> Document:
     return Document(PIN, data, places)
 
 
-def _extended(file: Path, seen: tuple[Path, ...]) -> Document:
-    here = document.read(file)
+def _extended(file: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
+    """With its parents; `faults` takes what is wrong with single keys of them."""
+    here = document.read(file, faults=faults)
     parent = here.data.get("extends")
     if parent is None:
         return here
@@ -99,4 +102,4 @@ def _extended(file: Path, seen: tuple[Path, ...]) -> Document:
         raise ProfileError(error.message, hint=error.hint, faults=[fault]) from None
     if target in (*seen, file.resolve()):
         raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
-    return document.merge(_extended(target, (*seen, file.resolve())), here)
+    return document.merge(_extended(target, (*seen, file.resolve()), faults), here)

@@ -110,6 +110,16 @@ selftest:
 """
 
 
+def test_a_key_given_twice_and_a_tag_are_told_beside_the_rest(project: Path) -> None:
+    text = WRONG_TWICE.replace("packages:", "env: !x {A: b}\npackages:").replace(
+        "selftest:\n", "apt: []\napt: [x]\nselftest:\n"
+    )
+    faults = {fault.field: fault.message for fault in faults_of(project, text)}
+    assert faults["apt"] == "given twice"
+    assert faults["env"] == "tag !x is not supported"
+    assert {"python", "torch", "packages[0]", "pins.cudnnn", "selftest.timeout"} <= set(faults)
+
+
 def test_what_contradicts_is_told_beside_what_is_malformed(project: Path) -> None:
     faults = {fault.field: fault for fault in faults_of(project, WRONG_TWICE)}
     assert list(faults) == ["python", "torch", "packages[0]", "pins.cudnnn", "selftest.timeout", "selftest.require[0]"]
