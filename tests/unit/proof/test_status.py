@@ -14,7 +14,7 @@ from envbuild.commands import status as command
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Engine, Image
 from envbuild.image.records import Record
-from envbuild.plan import lock, sources
+from envbuild.plan import lock, naming
 from envbuild.plan.lock import Lock
 from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved, status, testrun
@@ -350,7 +350,7 @@ def test_the_lock_on_disk_is_what_counts(world: World) -> None:
 
 def test_the_status_of_all_is_a_table(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
-    monkeypatch.setattr(sources, "names", lambda: ["broken", "sample"])
+    monkeypatch.setattr(naming, "names", lambda: ["broken", "sample"])
     (project / "profiles" / "broken.yaml").write_text("- x", encoding="utf-8")
     lock.write(world.lock, world.source.lock_file, "sample")
     image = world.built(image_of())
