@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from envbuild.insight.logs import Line, Log, compiled
@@ -92,26 +93,27 @@ def works(log: Log, count: int | None) -> Works:
 
 
 _TIMED_OUT = "ollective operation timeout"
-_LATE_WORK = (
-    r"(?:\[rank ?(?P<job>\d{1,5})\].{0,120}?)?"
-    r"(?:\[pg (?:id )?(?P<id>\d{1,6})\b(?: pg guid (?P<guid>[^\] ]{1,80}))?.{0,200}?)?\[rank (?P<own>\d{1,5})\] {0,2}"
-    r"watchdog caught collective operation timeout: work[a-z]{0,10}"
-    r"\(seqnum=(?P<number>\d{1,9}), {0,2}optype=(?P<operation>\w{1,40})"
-)
+_JOB = r"\[rank ?(\d{1,5})\]"
+_GROUP = r"\[pg (?:id )?(\d{1,6})\b(?: pg guid ([^\] ]{1,80}))?"
+_WAITS = r"seqnum=(\d{1,9}), {0,2}optype=(\w{1,40})"
+_MOST_LATE = 4 * MOST
+"""Lines of ranks that ran into their limit, which are read."""
 
 
 def _diverged(log: Log) -> tuple[Late, ...]:
     """Of the first group whose ranks waited in collectives of different kinds, one rank of each; of one kind and
     different numbers, a rank is behind, or ran another number of steps."""
     groups: dict[str, dict[int, Late]] = {}
-    for line in log.lines:
-        place = line.text.find(_TIMED_OUT)
-        near = line.text[max(0, place - 2 * _BEFORE) : place + _AFTER] if place >= 0 else ""
-        if match := compiled(_LATE_WORK).search(near):
-            late = Late(int(match["job"] or match["own"]), int(match["number"]), match["operation"])
-            groups.setdefault(match["guid"] or match["id"] or "", {}).setdefault(late.rank, late)
-    for group in groups.values():
-        first = {late.operation: late for late in sorted(group.values(), key=lambda late: -late.rank)}
+    for line in islice((line for line in log.lines if _TIMED_OUT in line.text), _MOST_LATE):
+        place = line.text.index(_TIMED_OUT)
+        before, after = line.text[max(0, place - 2 * _BEFORE) : place], line.text[place : place + _AFTER]
+        rank, waits = compiled(_JOB).search(before), compiled(_WAITS).search(after)
+        if rank and waits:  # the rank in the job comes first, where it is told
+            group = compiled(_GROUP).search(before)
+            late = Late(int(rank[1]), int(waits[1]), waits[2])
+            groups.setdefault((group[2] or group[1]) if group else "", {}).setdefault(late.rank, late)
+    for found in groups.values():
+        first = {late.operation: late for late in sorted(found.values(), key=lambda late: -late.rank)}
         if len(first) > 1:
             return tuple(sorted(first.values(), key=lambda late: late.rank))
     return ()
