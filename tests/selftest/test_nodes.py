@@ -51,8 +51,7 @@ def test_a_rank_that_dies_is_named_where_it_ran(tmp_path: Path) -> None:
     assert here["signal"] is None
 
 
-@pytest.mark.parametrize("wrong", [{"ENVBUILD_NODE": "2"}, {"ENVBUILD_NODE": ""}, {"ENVBUILD_MEETING": "x"},
-                                   {"ENVBUILD_INTERFACE": "a b"}])  # fmt: skip
+@pytest.mark.parametrize("wrong", [{"ENVBUILD_NODE": "2"}, {"ENVBUILD_MEETING": "x"}, {"ENVBUILD_INTERFACE": "a b"}])
 def test_a_machine_that_is_none_of_them_is_no_pass(tmp_path: Path, wrong: Mapping[str, str]) -> None:
     (found,) = together(tmp_path, wrong)
     assert found["status"] == "failed" and "this is none of 2 machines" in found["reason"]

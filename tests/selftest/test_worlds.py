@@ -34,7 +34,7 @@ def test_a_fault_of_nccl_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
     cards = [{"name": world.card, "compute_capability": item} for item in world.capabilities]
     monkeypatch.setattr(ranks, "run", run)
-    monkeypatch.setattr(dist, "_cards", lambda context: cards)
+    monkeypatch.setattr(dist, "cards", lambda context: cards)
     context = Context(Job(nonce="0" * 32, device="cuda"))
     dist.staged(context)
     first = context.faults[0]
