@@ -38,7 +38,10 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="of each case; a way slower than a minute runs once")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument(
+        "--only", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=f"some: {', '.join(CASES)}"
+    )
+    parser.add_argument("--ways", nargs="+", metavar="WAY", help="only these: hpccm, pip, uv, envbuild")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp/envbuild-bench"), help="wheels stay there")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupted)
@@ -48,9 +51,9 @@ def main() -> None:
         print(f"{time.monotonic() - begin:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     loads = [os.getloadavg()[0]]
-    found, facts = _measured(asked.folder, asked.runs, asked.only, say)
+    found, facts = _measured(asked.folder, asked.runs, asked.only, asked.ways, say)
     loads.append(os.getloadavg()[0])
-    before = json.loads((RESULTS / "build.json").read_text(encoding="utf-8")) if set(asked.only) < set(CASES) else {}
+    before = json.loads((RESULTS / "build.json").read_text(encoding="utf-8")) if _kept(asked) else {}
     document = {
         "machine": described(), "load": loads, "runs": asked.runs, "minutes": (time.monotonic() - begin) / 60, **facts,
         "cases": {**before.get("cases", {}), **found},
@@ -58,7 +61,9 @@ def main() -> None:
     table.write(document, RESULTS)
 
 
-def _measured(folder: Path, runs: int, only: list[str], say: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _measured(
+    folder: Path, runs: int, only: list[str], wanted: list[str] | None, say: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The figures by case, and what they were taken of."""
     folder.mkdir(parents=True, exist_ok=True)
     _clean(folder)
@@ -83,7 +88,8 @@ def _measured(folder: Path, runs: int, only: list[str], say: Any) -> tuple[dict[
                 "wheels": len(locked), "fetched": sum(item.bytes for item in locked), "base": tar.stat().st_size,
                 "disk": rest.disk(folder, _DISK), "pins": PINS,
             }  # fmt: skip
-            _cases(rounds, ways(arena, stock), runs, only)
+            chosen = [way for way in ways(arena, stock) if not wanted or way.name in (*wanted, "envbuild")]
+            _cases(rounds, chosen, runs, only)
             return rounds.found, facts
     finally:
         _clean(folder)
@@ -116,6 +122,11 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
     if "proved" in only:
         rounds.arena.empty()
         rest.proved(rounds)
+
+
+def _kept(asked: argparse.Namespace) -> bool:
+    """Whether figures of an earlier run stay beside those that are taken."""
+    return set(asked.only) < set(CASES) and (RESULTS / "build.json").is_file()
 
 
 def _clean(folder: Path) -> None:

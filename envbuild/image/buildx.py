@@ -49,7 +49,7 @@ def build(
              "--file", rendered, "--metadata-file", metadata,
              *(f"--build-context={key}={path}" for key, path in context.of_wheels(name).items()),
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
-             *options, context.folder(name)],
+             *options, context.own(name)],
             env={"SOURCE_DATE_EPOCH": str(base.SOURCE_DATE_EPOCH)},
             on_line=on_line,
         )  # fmt: skip

@@ -1,4 +1,7 @@
-"""The build context: a folder of hard links into the stores, kept between builds so that only changes are sent."""
+"""The build contexts: folders of hard links into the stores, kept between builds so that only changes are sent.
+
+One is the build's own, beside it each layer's wheels are one, out of its folder: BuildKit takes all that is in that.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,22 @@ from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import LockedExtension, LockedWheel
 
+_OWN, _WHEELS = "own", "wheels"
+
 
 def folder(name: str) -> Path:
-    """Of a profile."""
+    """Of a profile; holds all its contexts."""
     return settings.cache_folder("contexts") / name
 
 
+def own(name: str) -> Path:
+    """The build's own context."""
+    return folder(name) / _OWN
+
+
 def of_wheels(name: str) -> dict[str, Path]:
-    """The build contexts beside that folder: by name, the folders of each layer's wheels."""
-    return {dockerfile.wheels_context(layer.name): layer for layer in sorted(folder(name).glob("wheels/*"))}
+    """The contexts beside it: by name, the folders of each layer's wheels."""
+    return {dockerfile.wheels_context(layer.name): layer for layer in sorted((folder(name) / _WHEELS).glob("*"))}
 
 
 def discard(name: str) -> None:
@@ -37,7 +47,7 @@ def fill(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
     target = folder(name)
     _fill_shared(lock, target)
     for extension, wheel in built.items():
-        _link(wheel, target / "extensions" / extension / wheel.name)
+        _link(wheel, target / _OWN / "extensions" / extension / wheel.name)
 
 
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
@@ -46,24 +56,25 @@ def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
     target = folder(name)
     _fill_shared(lock, target)
     _wheels(lock.builder.wheels, target)
-    _archives(lock.builder.archives, target)
-    _debs(lock.builder.debs, target / dockerfile.BUILDER_DEBS)
-    source = target / "sources" / extension.name / "source.tar"
+    _archives(lock.builder.archives, target / _OWN)
+    _debs(lock.builder.debs, target / _OWN / dockerfile.BUILDER_DEBS)
+    source = target / _OWN / "sources" / extension.name / "source.tar"
     source.parent.mkdir(parents=True)
     checkouts.write(extension, source)
 
 
 def _fill_shared(lock: Lock, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
-    for part in ("bin", dockerfile.DEBS, "wheels"):
-        (target / part).mkdir(parents=True)
-    _link(wheels.uv_binary(), target / "bin" / "uv")
+    main = target / _OWN
+    for part in ("bin", dockerfile.DEBS):
+        (main / part).mkdir(parents=True)
+    _link(wheels.uv_binary(), main / "bin" / "uv")
     for tool in dockerfile.TOOLS:
-        shutil.copy2(tool, target / "bin" / tool.name)
+        shutil.copy2(tool, main / "bin" / tool.name)
     if lock.suite:
-        _link(base.checked(lock), target / "base.tar")
-    _debs(lock.apt, target / dockerfile.DEBS)
-    _archives(lock.archives, target)
+        _link(base.checked(lock), main / "base.tar")
+    _debs(lock.apt, main / dockerfile.DEBS)
+    _archives(lock.archives, main)
     _wheels(lock.wheels, target)
 
 
@@ -82,7 +93,7 @@ def _archives(archives: Iterable[Archive], target: Path) -> None:
 def _wheels(locked: Iterable[LockedWheel], target: Path) -> None:
     for item in locked:
         held = store.wheels().path(item.wheel.sha256, item.wheel.file)
-        _link(held, target / "wheels" / item.layer / item.wheel.file)
+        _link(held, target / _WHEELS / item.layer / item.wheel.file)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -200,19 +200,23 @@ def test_layers_alone_are_no_build(locked: Lock, builder: Builder) -> None:
 
 
 def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, builder: Builder) -> None:
-    stale = settings.cache_folder("contexts") / "sample" / "wheels" / "old"
+    folder = settings.cache_folder("contexts") / "sample"
+    stale = folder / "wheels" / "old"
     stale.mkdir(parents=True)
     built(locked)
-    folder = Path(builder.words[-1])
+    own = Path(builder.words[-1])
     found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    wanted = {f"wheels/{w.layer}/{w.wheel.file}" for w in locked.wheels} | {f"debs/{deb.file}" for deb in locked.apt}
-    wanted |= {f"archives/{archive.name}/{archive.name}" for archive in locked.archives}
-    assert found == {"bin/uv", "bin/install", "bin/repin", "bin/unpack", "base.tar", *wanted}
+    wheels = {f"wheels/{w.layer}/{w.wheel.file}" for w in locked.wheels}
+    wanted = {f"own/debs/{deb.file}" for deb in locked.apt}
+    wanted |= {f"own/archives/{archive.name}/{archive.name}" for archive in locked.archives}
+    wanted |= {f"own/{name}" for name in ("bin/uv", "bin/install", "bin/repin", "bin/unpack", "base.tar")}
+    assert found == {*wanted, *wheels}
+    assert own == folder / "own", "the wheels lie outside, or they would come twice"
     assert not stale.exists()
     given = dict(word.removeprefix("--build-context=").split("=") for word in builder.words if "build-context" in word)
     assert given == {f"wheels-{w.layer}": str(folder / "wheels" / w.layer) for w in locked.wheels}
     for tool in dockerfile.TOOLS:
-        assert (folder / "bin" / tool.name).read_bytes() == tool.read_bytes()
+        assert (own / "bin" / tool.name).read_bytes() == tool.read_bytes()
 
 
 def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
