@@ -167,7 +167,7 @@ def alone(names: Iterable[str]) -> dict[str, str]:
     """Import each with nothing of the package loaded; other packages stay loaded from one to the next."""
     wanted = sorted(name for name in names if not name.endswith("__main__"))
     command = [sys.executable, "-c", ALONE, json.dumps(wanted)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=ROOT.parent)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=ROOT.parent)
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
 
