@@ -17,6 +17,7 @@ from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
 from envbuild.proof.runners.names import RUNNERS
 from envbuild.proof.runners.protocol import Runner
+from envbuild.proof.runners.slurm import nodes
 from envbuild.proof.runners.slurm import site as slurm_site
 from envbuild.proof.runners.slurm.runner import Slurm
 
@@ -51,6 +52,8 @@ def runner(
     fetched = _known if dry else _fetched
     if chosen == "slurm":
         cluster = slurm_site.parse(section, given, known)
+        if on.nodes > 1:  # told now, and not after the self-test on one
+            nodes.require(cluster)
         return Slurm(cluster, image, fetched(cluster.registry, engine, image, on_line), name, on.resume)
     place = kubernetes_site.parse(section, given, known)
     return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name, on.resume)
