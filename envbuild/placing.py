@@ -53,7 +53,7 @@ def runner(
     if chosen == "slurm":
         cluster = slurm_site.parse(section, given, known)
         if on.nodes > 1:  # told now, and not after the self-test on one
-            nodes.require(cluster)
+            nodes.network(cluster)
         return Slurm(cluster, image, fetched(cluster.registry, engine, image, on_line), name, on.resume)
     place = kubernetes_site.parse(section, given, known)
     return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name, on.resume)

@@ -22,24 +22,25 @@ def unconfined(site: Site, fabric: Sequence[bool]) -> list[str]:
     return [*lacks, "dist.nodes: /dev/infiniband, and memory that it may lock"] if any(fabric) else lacks
 
 
-def require(site: Site) -> None:
-    """Raises UsageError where a site does not say what several nodes need."""
+def network(site: Site) -> str:
+    """The interface between several nodes. Raises UsageError where a site has none for containers, or names none."""
     if site.container not in _RUNTIMES:
         raise UsageError(f"--nodes is not possible with {site.container}", hint=f"container: {' or '.join(_RUNTIMES)}")
     if not site.interface:
         raise UsageError("ranks of several nodes need a network between them, and none is declared",
                          hint="--slurm interface=NAME, as in ib0: ip address shows them")  # fmt: skip
+    return site.interface
 
 
 def render(job: Job, site: Site, folder: PurePosixPath, name: str, names: Sequence[str]) -> str:
     """As script.render has it, for `job.nodes`. Raises UsageError too where no network is declared."""
     script.require(folder, name, names)
-    require(site)
+    interface = network(site)
     image = script.fetched(site, names[0]) if site.registry else script.found(names)
     parts = [
         script.options(job, site, folder, name),
         script.begin(folder),
-        f"limit={math.ceil(job.limits.timeout)}\ninterface={quote(site.interface)}\ncount={job.nodes}",
+        f"limit={math.ceil(job.limits.timeout)}\ninterface={quote(interface)}\ncount={job.nodes}",
         script.FUNCTIONS,
         _PART_BEGIN,
         script.TRAPPED,
