@@ -3,6 +3,7 @@ benchmarks/results/kubernetes.md is written."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -66,6 +67,7 @@ class Place:
 def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """A row for each thing that was done to a job; written down where every one of them came out as it should."""
     rows: list[str] = []
+    before = os.getloadavg()[0]
     yield rows
     wanted = [item for item in request.session.items if item.get_closest_marker("kubernetes")]
     if request.session.testsfailed or len(rows) < len(wanted):
@@ -75,6 +77,7 @@ def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[s
         "# Self-tests on a real Kubernetes of one node",
         "",
         f"Machine: {machine.read()}. Kubernetes {onenode.version()}, Docker {engine} on the node; no GPU.",
+        f"Load average (1 min) {before:.1f} before, {os.getloadavg()[0]:.1f} after, partly its own.",
         "Made by `make test-kubernetes`. Seconds are of the whole command, its self-test (level quick) included.",
         "After each of them no Job, Pod, ConfigMap or Secret of it is left.",
         "",
