@@ -120,7 +120,9 @@ def build_layers(
             f"the engine is {engine.platform}, the image {lock.platform}", hint="use an engine of that kind"
         )
     context.fill(lock, name, {one.name: one.path for one in extensions})
-    return _image(engine, lock, name, text, layers_tag(lock, name), ["--no-cache"] if no_cache else [], say, on_line)
+    options = ["--no-cache"] if no_cache else []
+    tag = layers_tag(lock, name)
+    return _image(engine, lock, name, text, tag, options, say, on_line, lambda: check_disk(engine, lock))
 
 
 def layers_tag(lock: Lock, name: str) -> str:
@@ -161,8 +163,9 @@ def _image(
     options: Sequence[str],
     say: Callable[[str], None],
     on_line: Callable[[str], None],
+    ready: Callable[[], None] = lambda: None,
 ) -> Image:
-    metadata = buildx.build(engine, lock, name, text, ["--tag", tag, "--load", *options], say, on_line)
+    metadata = buildx.build(engine, lock, name, text, ["--tag", tag, "--load", *options], say, on_line, ready)
     image_id = metadata.get("containerimage.config.digest")
     image = engine.find(tag)
     if image is None or image.id != image_id:

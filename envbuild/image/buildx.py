@@ -32,8 +32,10 @@ def build(
     options: Sequence[str],
     say: Callable[[str], None],
     on_line: Callable[[str], None],
+    ready: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Build `text`, a Dockerfile, in the profile's context; returns BuildKit's metadata.
+    """Build `text`, a Dockerfile, in the profile's context; returns BuildKit's metadata. `ready` is called, and may
+    raise, when the turn has come: what another build took meanwhile is gone.
 
     One process at a time builds on a base in an engine: of two at once that share layers nobody has made yet, one may
     get another layer of the same files, and so another image id (docs/decisions/0013-several-profiles.md).
@@ -42,6 +44,7 @@ def build(
     cannot be had, DiskError.
     """
     with turns.alone(_turn(engine, lock), "builds on the same base", say), scratch.folder("build") as folder:
+        ready()
         rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
         rendered.write_text(text, encoding="utf-8")
         done = run(

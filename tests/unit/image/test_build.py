@@ -406,6 +406,20 @@ def test_the_disk_is_looked_at_before_with_figures(
     assert caught.value.code == 6
 
 
+def test_the_disk_is_looked_at_once_more_when_the_turn_has_come(
+    locked: Lock, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other profiles were built meanwhile."""
+
+    def full(*_: Any) -> None:
+        raise DiskError("full")
+
+    monkeypatch.setattr(build, "check_disk", full)
+    monkeypatch.setattr(buildx, "build", lambda *given: given[-1]())
+    with pytest.raises(DiskError):
+        built(locked)
+
+
 def test_what_is_needed_grows_with_the_lock(locked: Lock) -> None:
     assert build.needed_bytes(locked) > sum(w.bytes for w in locked.wheels) * 3
     assert build.fetched_bytes(locked) == 0

@@ -25,6 +25,7 @@ buildx.build(
     SimpleNamespace(host="unix:///nowhere", identity=engine, builder=None),
     SimpleNamespace(image=image, platform="linux/amd64"),
     name, "FROM scratch", [], lambda text: print(text, file=sys.stderr, flush=True), lambda line: None,
+    lambda: sys.exit(9) if (Path(client).parent / f"full-{name}").exists() else None,
 )
 """
 # Its last argument is the build context, whose name is the profile's. It ends when it may.
@@ -104,6 +105,18 @@ def test_builds_on_one_base_take_turns_and_say_so(place: Place) -> None:
     assert (first.wait(30), second.wait(30)) == (0, 0)
     assert place.log() == ["begin a", "end a", "begin b", "end b"]
     assert place.said("a") == ""
+
+
+def test_what_is_looked_at_before_is_looked_at_when_the_turn_has_come(place: Place) -> None:
+    """The disk may have filled meanwhile."""
+    first = place.start("a")
+    until(lambda: place.log() == ["begin a"], place)
+    second = place.start("b")
+    until(place.waits("b"), place)
+    (place.folder / "full-b").touch()
+    place.go("a")
+    assert (first.wait(30), second.wait(30)) == (0, 9)
+    assert place.log() == ["begin a", "end a"]
 
 
 def test_who_waits_can_be_interrupted(place: Place) -> None:
