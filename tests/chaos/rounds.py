@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sys
@@ -190,6 +191,14 @@ def forget_proof(place: Place, variant: str) -> None:
     for found in client.api.images(f"{repository(NAME)}:verified"):
         if found["Id"] == image:
             client.api.remove_image(f"{repository(NAME)}:verified")
+
+
+def words(ended: Result) -> str:
+    """What a run that failed said of it: the message, and the first line of the hint."""
+    if not ended.code:
+        return ""
+    error = json.loads(ended.stdout or "{}").get("error", {})
+    return f"{error.get('message', ended.stderr[-300:])} ({str(error.get('hint')).partition(chr(10))[0][:200]})"
 
 
 def locked(place: Place) -> str | None:
