@@ -90,7 +90,10 @@ def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[
         tries += 1
         assert tries < 10 * count + 20, "too few of the faults found something to hit"
         dice = random.Random(f"{campaign.name} {seed} {tries}")
-        struck = campaign.strike(place, dice, len(ran.outcomes))
+        try:
+            struck = campaign.strike(place, dice, len(ran.outcomes))
+        except AssertionError as failed:  # in a run that nothing was done to
+            struck = Struck("none", "a run without a fault", -1, 0.0, str(failed)[:500], fair=False)
         if struck:
             ran.outcomes.append(_settle(campaign, place, struck))
             _tell(len(ran.outcomes), count, ran.outcomes[-1])
