@@ -13,6 +13,8 @@ import requests
 from envbuild.errors import HashMismatch, NetworkError, printable
 from envbuild.plan import index
 
+_TRIES = 3  # of a file whose answer began well; before that, the session tries again by itself
+
 
 def size(session: requests.Session, address: str, name: str) -> int:
     """Bytes of the file at `address`, by asking for its head. Raises NetworkError, calling it `name`."""
@@ -35,7 +37,8 @@ def fetch(
     limit: int,
     stop: threading.Event | None = None,
 ) -> None:
-    """Write what is at `address` into `file`; `progress` is told the bytes that came. `stop` ends it early.
+    """Write what is at `address` into `file`; `progress` is told the bytes that came. `stop` ends it early. What breaks
+    off is begun anew, three times at most.
 
     Raises NetworkError, calling it `name`; HashMismatch for more than `limit` bytes, of which no more are written.
     """
@@ -45,16 +48,22 @@ def fetch(
         shutil.copyfile(local, file)
         progress(file.stat().st_size)
         return
-    try:
-        with _ask(session, "GET", address, name) as answer, file.open("wb") as stream:
-            for block in answer.iter_content(1 << 20):
-                if stop and stop.is_set():
-                    return
-                _within(limit, stream.tell() + len(block), name)
-                stream.write(block)
-                progress(len(block))
-    except requests.RequestException as error:
-        raise NetworkError(f"{name} broke off: {type(error).__name__}") from error
+    for left in reversed(range(_TRIES)):
+        came = 0
+        try:
+            with _ask(session, "GET", address, name) as answer, file.open("wb") as stream:
+                for block in answer.iter_content(1 << 20):
+                    if stop and stop.is_set():
+                        return
+                    _within(limit, came + len(block), name)
+                    stream.write(block)
+                    came += len(block)
+                    progress(len(block))
+                return
+        except requests.RequestException as error:
+            if not left:
+                raise NetworkError(f"{name} broke off, {_TRIES} times: {type(error).__name__}") from error
+            progress(-came)
 
 
 def _within(limit: int, size: int, name: str) -> None:

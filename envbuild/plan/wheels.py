@@ -264,7 +264,10 @@ def fetch(
     missing = list(limits)
     if not missing:
         return 0
-    found = locate({w.name: w.version for w in missing}, python, glibc, {w.sha256 for w in missing})
+    try:
+        found = locate({w.name: w.version for w in missing}, python, glibc, {w.sha256 for w in missing})
+    except ProfileError as error:  # what is locked was there once: no fault of the profile
+        raise NetworkError("the configured indexes do not have all that is locked", hint=error.hint) from error
     addresses = {wheel.file: address for wheel, address in found.items()}
     gone = [wheel.file for wheel in missing if wheel.file not in addresses]
     if gone:

@@ -11,7 +11,7 @@ from e2e.support import Result
 from chaos.invariant import Breach
 from chaos.kills import STARTS
 from chaos.place import NAME, PATIENCE, VARIANTS, Place
-from chaos.rounds import Struck, both, current, other, wait
+from chaos.rounds import Struck, both, current, other, wait, words
 
 _ALLOWED = {0, 6}  # it had no need of the engine any more, or waited long enough; else: the engine
 _SHARES = {"switch": 3, "relock": 3, "reprove": 2, "cold": 1}  # of kills.STARTS
@@ -49,7 +49,7 @@ class Engines:
         ended = running.finish(PATIENCE)
         what = "dockerd and containerd" if whole else "dockerd"
         where = f"{start}, {delay:.3f} s, back after {pause} s"
-        said = ended.document.get("error", {}).get("message", "") if ended.code else ""
+        said = words(ended)
         return Struck(what, where, ended.code, round(ended.seconds, 2), said, ended.code in _ALLOWED)
 
     def _begin(self, place: Place, start: str) -> None:

@@ -12,7 +12,7 @@ from e2e.support import Result
 from chaos.faulty import MODES, Fault, Index, serving
 from chaos.invariant import WRONG, Breach
 from chaos.place import NAME, VARIANTS, Place
-from chaos.rounds import Struck, both, current, forget_build, locked, other
+from chaos.rounds import Struck, both, current, forget_build, locked, other, words
 
 # 3: what came was not what was asked for, which only wrong bytes may be.
 _ALLOWED = {mode: {0, 7} for mode in MODES} | {"wrong bytes": {0, 3, 7}}
@@ -79,7 +79,7 @@ class Indexes:
         self.index.set(None)
         if not struck:
             return None
-        said = ended.document.get("error", {}).get("message", "") if ended.code else ""
+        said = words(ended)
         times = "for good" if fault.times > 2 else f"{fault.times} times"
         where = f"{self.verb}, {kind}, {times}"
         return Struck(mode, where, ended.code, round(ended.seconds, 2), said, ended.code in _ALLOWED[mode])

@@ -81,8 +81,10 @@ class Place:
         assert done.code == 0, f"make ended with {done.code}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         made = done.document
         assert made["status"] == "verified", made
-        known = self.images.setdefault(variant, made["image"]["id"])
-        assert made["image"]["id"] == known, f"{variant} is {made['image']['id']}, and was {known}"
+        image = made["image"]["id"]
+        known = self.images.get(variant, image)
+        self.images[variant] = image
+        assert image == known, f"the lock of {variant} gave {image}, and before {known}"
         current = lock.read(self.lock_file)
         assert current
         self.rendered.setdefault(current.id, dockerfile.render(current, NAME))

@@ -19,7 +19,7 @@ from e2e.support import Result, until
 from chaos.invariant import WRONG, Breach
 from chaos.isolation import die_with_parent
 from chaos.place import NAME, PATIENCE, VARIANTS, Place
-from chaos.rounds import Struck, wait
+from chaos.rounds import Struck, wait, words
 from envbuild.attest import oci
 
 _ALLOWED = {0, 7}  # it came back in time, or: the registry
@@ -143,8 +143,8 @@ class Registries:
         delay = dice.uniform(0.3, self.seconds[self.kind])
         target = f"{self.server.host}/{self.repository}"
         key = str(place.root / "team.pub")
-        words = ("verify", f"{target}:verified", "--key", key) if self.kind == "verify" else ("push", NAME, target)
-        running = place.start(*words, "--json")
+        asked = ("verify", f"{target}:verified", "--key", key) if self.kind == "verify" else ("push", NAME, target)
+        running = place.start(*asked, "--json")
         if wait(delay, lambda: not running.alive()):
             running.finish()
             return None
@@ -152,7 +152,7 @@ class Registries:
         wait(pause, lambda: not running.alive())
         self.server.start()
         ended = running.finish(PATIENCE)
-        said = ended.document.get("error", {}).get("message", "") if ended.code else ""
+        said = words(ended)
         kind = {"fresh": "push of all layers", "push": "push", "verify": "verify"}[self.kind]
         where = f"{delay:.3f} s, back after {pause} s at most"
         return Struck(kind, where, ended.code, round(ended.seconds, 2), said, ended.code in _ALLOWED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sys
@@ -89,7 +90,10 @@ def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[
         tries += 1
         assert tries < 10 * count + 20, "too few of the faults found something to hit"
         dice = random.Random(f"{campaign.name} {seed} {tries}")
-        struck = campaign.strike(place, dice, len(ran.outcomes))
+        try:
+            struck = campaign.strike(place, dice, len(ran.outcomes))
+        except AssertionError as failed:  # in a run that nothing was done to
+            struck = Struck("none", "a run without a fault", -1, 0.0, str(failed)[:500], fair=False)
         if struck:
             ran.outcomes.append(_settle(campaign, place, struck))
             _tell(len(ran.outcomes), count, ran.outcomes[-1])
@@ -190,6 +194,14 @@ def forget_proof(place: Place, variant: str) -> None:
     for found in client.api.images(f"{repository(NAME)}:verified"):
         if found["Id"] == image:
             client.api.remove_image(f"{repository(NAME)}:verified")
+
+
+def words(ended: Result) -> str:
+    """What a run that failed said of it: the message, and the first line of the hint."""
+    if not ended.code:
+        return ""
+    error = json.loads(ended.stdout or "{}").get("error", {})
+    return f"{error.get('message', ended.stderr[-300:])} ({str(error.get('hint')).partition(chr(10))[0][:200]})"
 
 
 def locked(place: Place) -> str | None:

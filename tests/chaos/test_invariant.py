@@ -282,6 +282,16 @@ def test_a_round_tells_each_breach_and_goes_on(sample: Sample, engine: OwnEngine
         ]
 
 
+def test_a_run_that_fails_by_itself_is_a_breach(sample: Sample, engine: OwnEngine) -> None:
+    class Failing(Careless):
+        def strike(self, place: Place, dice: Any, number: int) -> Struck:
+            raise AssertionError("another image")
+
+    project = Project(sample.ground.project, sample.ground.state, sample.root / "config", sample.ground.cache)
+    ran = rounds.run(Failing(sample, 0), Place(sample.root, project, engine), 1, seed=1)
+    assert any("another image" in breach for breach in ran.breaches)
+
+
 def test_what_is_read_again_is_what_was_written() -> None:
     outcome = Outcome(Struck("kill", "begin lock", -9, 1.0), 0, 2.0, ("a breach",))
     ran = rounds.Ran("kill", 3, [outcome, replace(outcome, breaches=())], 1.0, 2.0)

@@ -215,7 +215,7 @@ class Index:
     user: str = ""
     password: str = ""
     spoil: Mapping[str, bytes] = field(default_factory=dict)  # file name -> what is served instead
-    cut: frozenset[str] = frozenset()  # files of which half is sent
+    cut: dict[str, int] = field(default_factory=dict)  # file name -> how many times half of it is sent
     errors: dict[str, int] = field(default_factory=dict)  # file name -> how many times 500 is answered
     asked: list[str] = field(default_factory=list)
     port: int = 0
@@ -272,7 +272,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"no such file")
             return
         content = index.spoil.get(name, (index.folder / name).read_bytes())
-        self._answer(200, content, sent=len(content) // 2 if name in index.cut else None)
+        half = index.cut.get(name, 0) > 0
+        if half:
+            index.cut[name] -= 1
+        self._answer(200, content, sent=len(content) // 2 if half else None)
 
     def _answer(
         self, code: int, content: bytes, headers: Mapping[str, str] | None = None, sent: int | None = None
