@@ -39,7 +39,7 @@ def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
         engine_disk = stack.enter_context(disk(folder / "engine", 8 << 30))
         small = stack.enter_context(disk(folder / "disk", 3 << 30))
         host = stack.enter_context(own_engine(engine_disk.folder / "data"))
-        rounds = full.steps(full.Site(folder, host, small, engine_disk), say)
+        rounds = full.steps(full.Site(folder, host, small, engine_disk), asked.only or full.every(), say)
     return _full("the disk of a place is filled to its last block when the step begins", rounds)
 
 
@@ -149,6 +149,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of two users")
     parser.add_argument("--makes", type=int, default=200, help="where nothing changed")
     parser.add_argument("--changes", type=int, default=20, help="of a pin")
+    parser.add_argument("--only", action="append", metavar="PLACE/STEP", help="of disks; the result is not written")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"all without any: {', '.join(PARTS)}")
     asked = parser.parse_args()
     unknown = sorted(set(asked.parts) - set(PARTS))
@@ -161,6 +162,8 @@ def main() -> int:
             begin = time.time()
             lines, bad = PARTS[part][1](Path(name), asked)
             faults += bad
+            if asked.only:  # a part of it is no result
+                continue
             section(PARTS[part][0], part, [*lines, "", f"It took {(time.time() - begin) / 60:.0f} minutes."])
     return 1 if faults else 0
 
