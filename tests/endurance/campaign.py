@@ -54,10 +54,10 @@ def _full(how: str, rounds: Sequence[full.Round]) -> tuple[list[str], int]:
     told, faults = sum(one.code == 6 for one in rounds), sum(bool(one.faults) for one in rounds)
     rows = [f"| {one.place} | {one.step} | {one.code} | {_cell(one.faults)} |" for one in rounds]
     return [
-        f"{len(rounds)} rounds: {how}. {told} ended with exit code 6, which disk and its figures;",
-        f"{len(rounds) - told} write nothing there and ended well. Then there is room, and the same command is run",
-        "again. Looked for: half-written files, changed evidence, containers, a wrong `verified`, tracebacks. Rounds",
-        f"with a fault: {faults}.",
+        f"{len(rounds)} rounds: {how}.",
+        f"{told} ended with exit code 6, which disk and its figures; {len(rounds) - told} write nothing there, and",
+        "ended well. Then there is room, and the same command is run again. Looked for: half-written files, changed",
+        f"evidence, containers, a wrong `verified`, tracebacks. Rounds with a fault: {faults}.",
         "",
         "| full disk | step or command | exit code | faults |",
         "|---|---|---|---|",
@@ -173,9 +173,9 @@ def section(title: str, part: str, lines: Sequence[str]) -> None:
     text = RESULT.read_text(encoding="utf-8") if RESULT.is_file() else ""
     found = {block.partition("\n")[0]: block.partition("\n")[2].strip("\n") for block in text.split("\n## ")[1:]}
     made = f"Machine: {described()}, which did other work too. Made by `make endurance PARTS={part}`."
-    found[title] = "\n".join(["", made, "", *lines])
+    found[title] = "\n".join([made, "", *lines])
     order = [known for known, _ in PARTS.values() if known in found]
-    RESULT.write_text("\n".join([HEAD, *(f"\n## {one}\n{found[one]}" for one in order)]) + "\n", encoding="utf-8")
+    RESULT.write_text("\n".join([HEAD, *(f"\n## {one}\n\n{found[one]}" for one in order)]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
