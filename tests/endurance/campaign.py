@@ -83,13 +83,17 @@ def crowds(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     """Eight processes on four profiles that change meanwhile."""
     with own_engine(folder / "data") as host:
         many = together.crowd(folder, host, secrets.token_hex(3), 8, 4, asked.seconds)
+    return _crowded(many, len(many.makes), many.tested, len(many.refused)), len(many.faults)
+
+
+def _crowded(many: together.Crowd, made: int, tested: int, refused: int) -> list[str]:
     return [
-        f"{many.processes} processes made {many.profiles} profiles for {many.seconds:.0f} s, each changing its",
-        f"profile before every other make: {len(many.makes)} makes ended verified, {many.tested} of them with a",
-        f"self-test of their own, each of which left its evidence; {many.waits} waited for another; the slowest",
-        f"took {many.slowest:.0f} s. Faults: {len(many.faults)}.",
+        f"{many.processes} processes made {many.profiles} profiles for {many.seconds:.0f} s, each changing its profile",
+        f"before every other make: {made} makes ended verified, {refused} were refused by their self-test; {tested}",
+        f"self-tests ran, each of which left its evidence; {many.waits} makes waited for another; the slowest took",
+        f"{many.slowest:.0f} s. Faults (no end, lost evidence, a wrong `verified`, leftovers): {len(many.faults)}.",
         *(f"- {fault}" for fault in many.faults),
-    ], len(many.faults)
+    ]
 
 
 def two_users(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
