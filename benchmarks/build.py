@@ -80,6 +80,7 @@ def _measured(
             stocks.profiles(stock, say)
             tar = stocks.bases(stock, say)
             pip = next(item.wheel for item in locked if item.wheel.name == "pip")
+            say("the peers' base and uv go into the registry")
             base, uv = stocks.images(folder, tar, folder / "wheels" / pip.sha256 / pip.file, arena, registry)
             stock = Stock(folder, locked, cublas, mirror, base, uv)
             rounds = Rounds(arena, stock, registry, say)

@@ -67,6 +67,10 @@ class Registry:
         found = package / "usr" / "bin" / "docker-registry"
         if not found.is_file():
             package.mkdir(parents=True)
-            subprocess.run(["apt-get", "-qq", "download", "docker-registry"], cwd=package, check=True)
+            subprocess.run(
+                ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", "docker-registry"],
+                cwd=package,
+                check=True,
+            )
             subprocess.run(["dpkg", "-x", next(package.glob("*.deb")), package], check=True)
         return str(found)

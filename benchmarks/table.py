@@ -31,6 +31,10 @@ _TAKEN = """
 Peak of anonymous memory of the engine and the client; bytes that the disk was given, whoever wrote them; what the
 engine keeps, cache included; libraries of NVIDIA's that are there again in another layer.
 """
+_STEPS = """
+As `build --json` tells them; what is fetched is part of `build`, the audit is not timed above, and Python's start is in
+none of them.
+"""
 _FLOOR = """
 Bytes over the disk's speed, were there nothing else to wait for. A build may be faster while the machine's memory takes
 what the disk has not.
@@ -63,11 +67,11 @@ def write(document: Mapping[str, Any], folder: Path) -> None:
     print(text)
 
 
-def _spread(values: list[float]) -> str:
+def _spread(values: list[float], digits: int = 1) -> str:
     if not values:
         return "-"
-    middle = statistics.median(values)
-    return f"{middle:.1f}" + (f" ({min(values):.1f} - {max(values):.1f})" if len(values) > 1 else "")
+    least, middle, most = (f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle} ({least} - {most})" if len(values) > 1 else middle
 
 
 def _gb(value: float | None) -> str:
@@ -130,6 +134,19 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
         [_sizes(f, way, title) for way, title in TITLES.items()],
         _TAKEN,
     )  # fmt: skip
+    steps = list(dict.fromkeys(key for case in cases for key in f.cases[case].get("envbuild", {}) if "step " in key))
+    yield from _table(
+        "Where envbuild's seconds go",
+        ["step", *cases],
+        [[step.removeprefix("step "), *(_spread(f.all(case, "envbuild", step)) for case in cases)] for step in steps],
+        _STEPS,
+    )
+    rows = [
+        [f"{case}: {way}" if case != "commands" else way, _spread(f.all(case, way), 2)]
+        for case in ("commands", "lock", "nothing changed", "self-test", "100 Mbit/s")
+        for way in f.cases.get(case, {})
+    ]
+    yield from _table("Commands", ["what", "s"], rows)
     yield from _table("Targets", ["what", "measured", "at most", ""], [_judged(*row) for row in targets(document)])
     yield from floors(document)
 

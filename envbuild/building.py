@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -198,8 +199,9 @@ class Building:
     ) -> tuple[Image, bool, str]:
         engine = self.connected()
         build.check_disk(engine, locked)
-        fetching.image(plan, locked, self.progress)
         tell = self.progress
+        begin = functools.partial(build.begin, engine, locked, source.name, text)
+        fetching.image(plan, locked, tell, None if self.options.no_cache else begin)
         image = build.build_layers(
             engine, locked, source.name, text, compiled,
             no_cache=self.options.no_cache, say=tell.say, on_line=tell.line,

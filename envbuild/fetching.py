@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
-from envbuild import turns
-from envbuild.image import base
+from envbuild import process, turns
+from envbuild.errors import EnvbuildError
+from envbuild.image import base, build
 from envbuild.making import Progress
 from envbuild.plan import archives, checkouts, debs, store, wheels
 from envbuild.plan.lock import Lock
@@ -30,14 +32,38 @@ def alone(progress: Progress) -> contextlib.AbstractContextManager[None]:
     return turns.alone("_fetch", "fetches what an image is made of", progress.say)
 
 
-def image(plan: Plan, locked: Lock, progress: Progress) -> None:
-    """All that an image is made of, but for its extensions; its base is made."""
+@contextlib.contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """`work` runs in a thread meanwhile; it is only done ahead: what it fails with shows where it is done for good."""
+
+    def ahead() -> None:
+        with contextlib.suppress(EnvbuildError, OSError):
+            work()
+
+    thread = threading.Thread(target=ahead)
+    thread.start()
+    try:
+        yield
+        thread.join()
+    except BaseException:
+        process.stop_all()
+        thread.join()
+        raise
+    finally:
+        process.stop_all.lift()
+
+
+def image(plan: Plan, locked: Lock, progress: Progress, meanwhile: Callable[[], None] | None = None) -> None:
+    """All that an image is made of, but for its extensions; its base is made, first. `meanwhile`: what can be done once
+    it is, while the rest is fetched; not called where nothing is missing."""
     show = shown(progress)
     with alone(progress):
-        wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
-        archives.fetch(plan.archives, show)
         if locked.suite:
             base.make(locked, store.debs(), progress.line)
+    ahead = beside(meanwhile) if meanwhile and build.fetched_bytes(locked) else contextlib.nullcontext()
+    with ahead, alone(progress):
+        wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
+        archives.fetch(plan.archives, show)
 
 
 def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:

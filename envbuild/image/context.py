@@ -50,6 +50,11 @@ def fill(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
         _link(wheel, target / _OWN / "extensions" / extension / wheel.name)
 
 
+def fill_beginning(lock: Lock, name: str) -> None:
+    """What dockerfile.beginning takes, which must be in the stores."""
+    _fill_base(lock, folder(name))
+
+
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
     """The same for compiling an extension. Raises SourceDamaged."""
     assert lock.builder
@@ -64,6 +69,12 @@ def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
 
 
 def _fill_shared(lock: Lock, target: Path) -> None:
+    _fill_base(lock, target)
+    _archives(lock.archives, target / _OWN)
+    _wheels(lock.wheels, target)
+
+
+def _fill_base(lock: Lock, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     main = target / _OWN
     for part in ("bin", dockerfile.DEBS):
@@ -74,8 +85,6 @@ def _fill_shared(lock: Lock, target: Path) -> None:
     if lock.suite:
         _link(base.checked(lock), main / "base.tar")
     _debs(lock.apt, main / dockerfile.DEBS)
-    _archives(lock.archives, main)
-    _wheels(lock.wheels, target)
 
 
 def _debs(debs: Iterable[Deb], target: Path) -> None:

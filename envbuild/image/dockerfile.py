@@ -183,6 +183,12 @@ def render(lock: Lock, name: str) -> str:
     )
 
 
+def beginning(text: str) -> str:
+    """Of a rendered Dockerfile what needs no wheel: the base, the virtual environment, Debian packages."""
+    steps = text.split("\n\n# ")
+    return "\n\n# ".join(itertools.takewhile(lambda step: "=wheels-" not in step, steps)) + "\n"
+
+
 def _exec(arguments: Sequence[str]) -> str:
     """The JSON form of RUN, which no shell reads; an argument to a line."""
     return "[" + ", \\\n     ".join(json.dumps(argument) for argument in arguments) + "]"

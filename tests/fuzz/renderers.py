@@ -91,13 +91,11 @@ def _layers(lock: Lock) -> list[str]:
 
 
 def _run(run: Instruction, lock: Lock) -> None:
-    """No shell, no network, and only what the lock names is mounted: folders of the build context, and the context of
-    each layer's wheels."""
+    """No shell, no network, and only what the lock names is mounted: folders of the context, contexts of wheels."""
     assert run.form == "json" and run.arguments[:2] == ("/bin/sh", "/mnt/bin/install")
-    folders = {"debs": "debs"}
-    folders |= {f"archives/{archive.name}": "archive" for archive in lock.archives}
-    own = {f"--mount=type=bind,source={source},target=/mnt/{target}" for source, target in folders.items()}
-    own |= {f"--mount=type=bind,from=wheels-{name},target=/mnt/wheels" for name in _layers(lock)}
+    places = {"source=debs": "debs", **{f"from=wheels-{name}": "wheels" for name in _layers(lock)}}
+    places |= {f"source=archives/{archive.name}": "archive" for archive in lock.archives}
+    own = {f"--mount=type=bind,{place},target=/mnt/{target}" for place, target in places.items()}
     before = ("--network=none", "--mount=type=tmpfs,target=/mnt", "--mount=type=bind,source=bin,target=/mnt/bin")
     assert run.flags[:3] == before and len(run.flags) <= 4 and set(run.flags[3:]) <= own
 

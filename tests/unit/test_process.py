@@ -245,3 +245,10 @@ def test_nothing_is_started_once_all_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         run(["touch", tmp_path / "started"], stop=stop)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_programs_start_again_once_a_stop_is_lifted() -> None:
+    stop = Stop()
+    stop()
+    stop.lift()
+    assert run(python("print('again')"), stop=stop).stdout == "again\n"

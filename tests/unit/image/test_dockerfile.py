@@ -170,6 +170,14 @@ def folders(found: Lock) -> list[str]:
     return [word for word in words if word.startswith(("source=", "from=")) and word != "source=bin"]
 
 
+def test_the_beginning_is_all_before_the_first_wheel(sample: Lock) -> None:
+    text = dockerfile.render(sample, "sample")
+    begun = dockerfile.beginning(text)
+    assert text.startswith(begun.rstrip("\n")) and "wheels-" not in begun.partition("FROM")[2]
+    found = instructions(begun)
+    assert [(one.keyword, *one.arguments[2:3]) for one in found[1:]] == [("ADD",), ("RUN", "venv"), ("RUN", "debs")]
+
+
 def test_what_the_variant_adds_comes_after_torch_and_before_what_is_the_profiles_own(project: Path) -> None:
     """So the layers before it stay those of a runtime image, and a changed pin of cuBLAS does not touch it."""
     plain = lock_for(plan_of(project, {**ARCHIVES, "variant": "runtime", "driver": {}}))

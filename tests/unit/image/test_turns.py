@@ -28,10 +28,10 @@ buildx.build(
     lambda: sys.exit(9) if (Path(client).parent / f"full-{name}").exists() else None,
 )
 """
-# Its last argument is the build context, whose name is the profile's. It ends when it may.
+# Its last argument is the build's own context, in a folder named as the profile. It ends when it may.
 CLIENT = """#!/bin/sh
 for last; do :; done
-name=${last##*/}
+last=${last%/*} name=${last##*/}
 while [ "$1" != --metadata-file ]; do shift; done
 echo '{}' >"$2"
 echo "begin $name" >>LOG

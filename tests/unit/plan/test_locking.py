@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import ProfileError, UsageError
-from envbuild.plan import debs, lock, locking
+from envbuild.plan import debs, lock, locking, wheels
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock, inputs
@@ -567,3 +567,34 @@ def test_differences_are_a_line_each(project: Path) -> None:
     assert "torch 2.13.0 -> (gone)" in said
     assert "libstdc++6 1:2.3+deb12u1~x-4 -> (gone)" in said
     assert said[-1] == "environment"
+
+
+def test_profiles_that_wish_the_same_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:
+    """Several at a time; told and written in the order that they were asked for."""
+    asked: list[Sequence[str]] = []
+    resolve = wheels.resolve
+
+    def counted(requirements: Sequence[str], *more: Any) -> wheels.Resolved:
+        asked.append(requirements)
+        return resolve(requirements, *more)
+
+    monkeypatch.setattr(wheels, "resolve", counted)
+    names = [f"same-{letter}" for letter in "cabd"]
+    for name in names:
+        write_profile(project, SMALL, name)
+    write_profile(project, {**SMALL, "packages": ["beta"]}, "other")
+    done = envbuild("lock", *names, "other", "--json")
+    assert [row["profile"] for row in done.document["locks"]] == [*names, "other"]
+    assert sorted("alpha" in requirements for requirements in asked) == [False, True]
+    assert all((project / "profiles" / f"{name}.lock.yaml").is_file() for name in names)
+
+
+def test_of_several_the_first_that_fails_is_told_and_what_came_before_it_is_written(project: Path, links: Path) -> None:
+    for name, wanted in (("a", "alpha"), ("b", "nosuch"), ("c", "beta"), ("d", "nosuch-either")):
+        write_profile(project, {**SMALL, "packages": [wanted]}, name)
+    done = envbuild("lock", "a", "b", "c", "d", "--json")
+    assert done.code == 3
+    assert "nosuch" in str(done.document["error"]) and "either" not in str(done.document["error"])
+    locks = [(project / "profiles" / f"{name}.lock.yaml").is_file() for name in "abcd"]
+    assert locks == [True, False, False, False]
+    assert envbuild("lock", "c").code == 0, "a failure does not last"
