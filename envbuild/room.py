@@ -32,6 +32,11 @@ def lacked(said: str) -> bool:
     return bool(_SAID.search(said))
 
 
+def is_none(folder: Path) -> bool:
+    """Whether a folder's disk has not even a MiB: some programs, apt for one, go on as if they had written."""
+    return shutil.disk_usage(_there(folder)).free < 1 << 20
+
+
 def full(folders: Iterable[Path | None] = (), what: str = "the disk is full") -> DiskError:
     """The error to raise, with figures: of those `folders` that have hardly any room, or of all where none is low (a
     quota is used up, or room was made meanwhile). Without any, of all folders that envbuild writes to."""

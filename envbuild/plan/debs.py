@@ -119,6 +119,8 @@ def _resolve(
         # `?essential` alone misses packages that are needed only once: apt resolves the rest.
         wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
         done = _apt("install", "--yes", "--no-install-recommends", "--print-uris", *wanted, config=config)
+        if done.code and room.is_none(state):
+            raise room.full([state], "the disk is full while apt is asked")
         if done.code:
             raise _not_resolved(suite, done.stderr, components)
         debs = [_deb(line) for line in done.stdout.splitlines() if line.startswith("'")]

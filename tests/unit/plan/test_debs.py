@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envbuild import settings
-from envbuild.errors import EnvbuildError, NetworkError, ProfileError
+from envbuild.errors import DiskError, EnvbuildError, NetworkError, ProfileError
 from envbuild.plan import debs, store
 from envbuild.plan.debs import Archive, Deb, Unavailable
 from envbuild.process import Completed, ProcessMissing
@@ -264,3 +264,13 @@ def test_a_root_that_does_not_answer_is_no_gone_package(apt: Apt) -> None:
     assert not isinstance(caught.value, Unavailable)
     assert isinstance(caught.value, EnvbuildError)
     assert "Could not connect" in str(caught.value.hint)
+
+
+def test_where_apt_goes_on_without_room_it_is_the_disks_fault(apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends well where it could write no list, and then knows no package."""
+    apt.install = Completed(100, "", "E: Unable to locate package python3")
+    with pytest.raises(ProfileError):
+        debs.resolve("bookworm", ["python3"])
+    monkeypatch.setattr("envbuild.room.is_none", lambda folder: True)
+    with pytest.raises(DiskError, match="the disk is full"):
+        debs.resolve("bookworm", ["python3"])
