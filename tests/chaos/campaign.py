@@ -99,7 +99,7 @@ def _keep(file: Path | None, before: tuple[Ran, ...], one: Ran) -> None:
 
 
 def _publish(ran: list[Ran]) -> int:
-    write("chaos", report.lines(ran, described()))
+    write("chaos", report.lines(ran, described(), COUNTS))
     return 1 if any(one.breaches for one in ran) else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from chaos.invariant import HALF, LEFT, WRONG
 from chaos.rounds import Outcome, Ran
@@ -18,7 +18,8 @@ _WHAT = {
 }
 
 
-def lines(ran: Sequence[Ran], machine: str) -> list[str]:
+def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[str]:
+    """`wanted`: how many faults each campaign has where it is not cut short."""
     outcomes = [outcome for one in ran for outcome in one.outcomes]
     seeds = ", ".join(f"{one.name} {len(one.outcomes)} from seed {one.seed}" for one in ran)
     return [
@@ -37,10 +38,18 @@ def lines(ran: Sequence[Ran], machine: str) -> list[str]:
         *(f"| {kind} | {_count(outcomes, kind, 'after the fault')} | {_count(outcomes, kind, 'after the next')} |"
           for kind in (WRONG, HALF, LEFT)),
         f"| did not end as it may | {_count(outcomes, 'the run under it')} | {_count(outcomes, 'the next run')} |",
+        *_short(ran, wanted),
         *(line for name in _WHAT for line in _table(name, [one for one in ran if one.name == name])),
         "",
         *(_faults(outcomes) or ["No fault is left."]),
     ]  # fmt: skip
+
+
+def _short(ran: Sequence[Ran], wanted: Mapping[str, int]) -> Iterator[str]:
+    for name, most in wanted.items():
+        had = sum(len(one.outcomes) for one in ran if one.name == name)
+        if had < most:
+            yield from ("", f"Cut short: {name} had {had} of {most} faults.")
 
 
 def _count(outcomes: Iterable[Outcome], *words: str) -> int:

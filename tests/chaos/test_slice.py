@@ -54,12 +54,13 @@ def test_a_report_counts_what_did_not_hold() -> None:
     ran = Ran(
         "kill", 7, [outcome(), outcome(), outcome(-9, f"after the fault: {WRONG}: x", f"after the next run: {LEFT}: y")]
     )
-    text = "\n".join(lines([ran], "a machine"))
+    text = "\n".join(lines([ran], "a machine", {"kill": 4, "engine": 0}))
     assert f"| {WRONG} | 1 | 0 |" in text and f"| {LEFT} | 0 | 1 |" in text and f"| {HALF} | 0 | 0 |" in text
     assert "| before an effect | relock | 3 | killed: 3 | 0: 3 | 2.5, 2.5 |" in text
     assert "kill 3 from seed 7" in text and "- 3 times: the index did not answer" in text
     assert "No fault is left" not in text
+    assert "Cut short: kill had 3 of 4 faults." in text and "Cut short: engine" not in text
 
 
 def test_a_report_without_a_breach_says_so() -> None:
-    assert "No fault is left." in lines([Ran("kill", 1, [outcome()])], "a machine")
+    assert "No fault is left." in lines([Ran("kill", 1, [outcome()])], "a machine", {"kill": 1})
