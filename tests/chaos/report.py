@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from chaos.invariant import HALF, LEFT, WRONG
-from chaos.rounds import Outcome, Ran
+from chaos.rounds import NONE, Outcome, Ran
 
 _WHAT = {
     "kill": "SIGKILL for envbuild in `make`",
@@ -21,7 +21,7 @@ _WHAT = {
 def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[str]:
     """`wanted`: how many faults each campaign has where it is not cut short."""
     outcomes = [outcome for one in ran for outcome in one.outcomes]
-    seeds = ", ".join(f"{one.name} {len(one.outcomes)} from seed {one.seed}" for one in ran)
+    seeds = ", ".join(f"{one.name} {len(_struck(one))} from seed {one.seed}" for one in ran)
     return [
         "# Faults survived",
         "",
@@ -47,9 +47,14 @@ def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[s
 
 def _short(ran: Sequence[Ran], wanted: Mapping[str, int]) -> Iterator[str]:
     for name, most in wanted.items():
-        had = sum(len(one.outcomes) for one in ran if one.name == name)
+        had = sum(len(_struck(one)) for one in ran if one.name == name)
         if had < most:
             yield from ("", f"Cut short: {name} had {had} of {most} faults.")
+
+
+def _struck(ran: Ran) -> list[Outcome]:
+    """Without the runs that failed where nothing was done to them; those are told as what is left."""
+    return [outcome for outcome in ran.outcomes if outcome.struck.kind != NONE]
 
 
 def _count(outcomes: Iterable[Outcome], *words: str) -> int:
@@ -57,7 +62,7 @@ def _count(outcomes: Iterable[Outcome], *words: str) -> int:
 
 
 def _table(name: str, ran: Sequence[Ran]) -> Iterator[str]:
-    outcomes = [outcome for one in ran for outcome in one.outcomes]
+    outcomes = [outcome for one in ran for outcome in _struck(one)]
     if not outcomes:
         return
     kinds: dict[tuple[str, str], list[Outcome]] = defaultdict(list)

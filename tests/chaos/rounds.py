@@ -19,6 +19,9 @@ from envbuild.image.names import repository
 from envbuild.plan import lock
 
 
+NONE = "none"
+
+
 @dataclass(frozen=True)
 class Struck:
     """One fault. `kind`: what it was, for the table; `where`: the moment; `code`: how the run under it ended, -9 where
@@ -93,7 +96,7 @@ def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[
         try:
             struck = campaign.strike(place, dice, len(ran.outcomes))
         except AssertionError as failed:  # in a run that nothing was done to
-            struck = Struck("none", "-, a run without a fault", -1, 0.0, str(failed)[:500], fair=False)
+            struck = Struck(NONE, "-, a run without a fault", -1, 0.0, str(failed)[:500], fair=False)
         if struck:
             ran.outcomes.append(_settle(campaign, place, struck))
             _tell(len(ran.outcomes), count, ran.outcomes[-1])
