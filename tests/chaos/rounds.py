@@ -18,7 +18,6 @@ from chaos.place import NAME, VARIANTS, Place
 from envbuild.image.names import repository
 from envbuild.plan import lock
 
-
 NONE = "none"
 
 
