@@ -22,9 +22,11 @@ from envbuild.process import ProcessMissing, run
 SOURCE_DATE_EPOCH = 1704067200
 
 # Run in the finished root ($1): what the host's name and resolver, the local archive, logs and caches left behind.
+# apt's own cleaning is skipped: it makes folders anew, whose owner hangs on whether the host's _apt may enter TMPDIR.
 _CLEAN = (
     'rm -rf "$1"/etc/apt/sources.list "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/var/log/* "$1"/var/lib/apt/lists/* '
-    '"$1"/var/cache/apt/*.bin "$1"/var/cache/ldconfig/aux-cache "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old'
+    '"$1"/var/cache/apt/archives/* "$1"/var/cache/apt/*.bin "$1"/var/cache/ldconfig/aux-cache '
+    '"$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old'
 )
 # The builder mounts these; where they were missing it would make and remove them, which shows in /etc of every layer.
 _MOUNT_POINTS = ': >"$1"/etc/resolv.conf; : >"$1"/etc/hosts'
@@ -37,6 +39,7 @@ _OPTIONS = (
     "--architectures=amd64",
     "--format=tar",
     "--aptopt=APT::Install-Recommends false",
+    "--skip=cleanup/apt",
     f"--customize-hook={_CLEAN}",
     f"--customize-hook={_MOUNT_POINTS}",
     f"--customize-hook={_NO_BYTECODE}",

@@ -8,12 +8,15 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from envbuild.plan import lock
+from envbuild.image import base
+from envbuild.plan import lock, store
+from envbuild.plan.store import digest
 
 from .registries import unpacked
 from .support import Project, Proved, burdened, command, holding, in_layers, machine_cache
@@ -105,8 +108,8 @@ def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
     assert locked
     files = [("wheels", item.wheel.sha256) for item in locked.wheels]
     files += [("debs", deb.sha256) for deb in (*locked.base, *locked.apt)]
-    for kind, digest in files:
-        shutil.copytree(machine_cache(kind) / digest, scratch / "clone" / "cache" / "envbuild" / kind / digest)
+    for kind, sha256 in files:
+        shutil.copytree(machine_cache(kind) / sha256, scratch / "clone" / "cache" / "envbuild" / kind / sha256)
     subprocess.run(["chown", "-R", f"{UID}:{UID}", scratch / "clone"], check=True)
     wanted = ("build", name, "--no-cache", "--locked")
     said = somebody.run(sys.executable, "-m", "envbuild", *wanted, cwd=clone.folder)
@@ -115,3 +118,18 @@ def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
     assert holding(SECRET, clone.folder, clone.state) == []
     assert not in_layers(f"envbuild/{name}:{locked.short}", [SECRET.encode()])
     assert (scratch / "clone" / "cache" / "envbuild" / "bases").stat().st_uid == UID
+
+
+def test_the_base_is_the_same_where_apts_user_may_not_go(
+    quick: Proved, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apt works as its own user only where that one may enter the temporary folder, and would own what it makes."""
+    locked = lock.read(quick.project.lock(quick.name))
+    assert locked
+    usual, made = base.tar_file(locked), scratch / "base.tar"
+    closed = scratch / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(closed))
+    monkeypatch.setattr(base, "tar_file", lambda lock, make=True: made)
+    base.make(locked, store.debs(), print)
+    assert digest(made) == digest(usual)
