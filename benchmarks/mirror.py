@@ -19,6 +19,8 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 _BLOCK = 1 << 20
+# What a line's own queue holds: so long it stays busy though the sender is late, as this one is on a busy machine.
+_QUEUE_SECONDS = 0.25
 
 
 class Link:
@@ -36,7 +38,7 @@ class Link:
             self.sent += count
             if self.rate is None:
                 return
-            self._free = max(self._free, time.monotonic()) + count / self.rate
+            self._free = max(self._free, time.monotonic() - _QUEUE_SECONDS) + count / self.rate
             wait = self._free - time.monotonic()
         time.sleep(max(0.0, wait))
 
