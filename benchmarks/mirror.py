@@ -9,6 +9,7 @@ import hashlib
 import html
 import re
 import socketserver
+import sys
 import threading
 import time
 import zipfile
@@ -68,6 +69,10 @@ class Mirror:
         class Server(socketserver.ThreadingTCPServer):
             allow_reuse_address = True
             daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                if not isinstance(sys.exc_info()[1], ConnectionError):  # who asked has gone
+                    super().handle_error(request, client_address)  # type: ignore[arg-type]
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self._server.server_address[1]}/simple"
