@@ -1,7 +1,8 @@
 """A Docker Engine of the benchmark's own, which is emptied between runs; nobody else's images or caches are touched.
 
-It needs root and dockerd: the one on the PATH, or the one that `make engine` unpacked. It has no bridge and sets no
-firewall rules, so builds that need the mirror get the host's network.
+It needs root and dockerd: the one on the PATH, or the one that `make engine` unpacked. It sets no firewall rules, so
+builds that need the mirror get the host's network; its bridge is its own, for an engine told to have none removes that
+of the machine's engine.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 _TREE = Path(os.environ.get("ENVBUILD_ENGINE_ROOT", "/var/lib/envbuild-engine")) / "tree" / "usr"
 _PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin", str(_TREE / "sbin"), str(_TREE / "bin")])
 _SECONDS = 60.0
+_BRIDGE = "envbuild-bench"
 
 
 class Arena:
@@ -38,6 +40,7 @@ class Arena:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        subprocess.run(["ip", "link", "delete", _BRIDGE], capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -56,7 +59,7 @@ class Arena:
         self.data.mkdir(parents=True, exist_ok=True)
         settings = {
             "data-root": str(self.data), "exec-root": f"{self.folder}/exec", "pidfile": f"{self.folder}/pid",
-            "hosts": [self.host], "bridge": "none", "iptables": False, "ip6tables": False,
+            "hosts": [self.host], "bridge": _BRIDGE, "iptables": False, "ip6tables": False,
             "ip-forward": False, "ip-masq": False, "init-path": shutil.which("tini-static", path=_PATH) or "",
             # nothing is collected behind our back: each run says what it leaves
             "builder": {"gc": {"enabled": False}},
@@ -64,6 +67,7 @@ class Arena:
         }  # fmt: skip
         file = self.folder / "daemon.json"
         file.write_text(json.dumps({key: value for key, value in settings.items() if value != ""}), encoding="utf-8")
+        subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True)  # it may be there
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [program, "--config-file", file], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
