@@ -126,31 +126,30 @@ def _contained() -> list[str]:
 
 
 def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_line: Callable[[str], None]) -> None:
-    try:
-        done = run(
-            [
-                *_contained(),
-                "mmdebstrap",
-                *_OPTIONS,
-                f"--include={','.join(deb.name for deb in debs)}",
-                suite,
-                target,
-                f"deb [trusted=yes] copy://{folder} ./",
-            ],
-            env={
-                "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
-                "LC_ALL": "C.UTF-8",
-                "TZ": "UTC",
-                "TMPDIR": str(folder),
-            },
-            on_line=on_line,
-            timeout=1800,
-        )
-    except ProcessMissing as error:
+    if shutil.which("mmdebstrap") is None:  # what starts it would be the one to miss it
         raise ProcessMissing(
             "mmdebstrap is not installed; a bootstrap base is made with it",
             hint="install it (Debian: apt-get install mmdebstrap), or name an image: base in the profile",
-        ) from error
+        )
+    done = run(
+        [
+            *_contained(),
+            "mmdebstrap",
+            *_OPTIONS,
+            f"--include={','.join(deb.name for deb in debs)}",
+            suite,
+            target,
+            f"deb [trusted=yes] copy://{folder} ./",
+        ],
+        env={
+            "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
+            "LC_ALL": "C.UTF-8",
+            "TZ": "UTC",
+            "TMPDIR": str(folder),
+        },
+        on_line=on_line,
+        timeout=1800,
+    )
     if done.code and room.lacked(done.stderr):
         raise room.full([folder, target.parent], "the disk is full in the middle of making the base")
     if done.code:

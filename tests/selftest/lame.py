@@ -144,7 +144,7 @@ def noop(right: Call) -> Call:
 def watched(context: Context) -> None:
     """Notes what the probe's own process calls of torch; what it imports ahead is left out, for that calls much."""
     modules: tuple[Any, Any] = (dist, torch.cuda)
-    modules[0]._import_ahead, modules[0].PROCESSES = lambda: None, 2
+    modules[0].import_ahead, modules[0].PROCESSES = lambda: None, 2
     modules[1].is_available = modules[1].device_count = raises(noop)
     with Calls() as calls:
         STAGED.function(context)

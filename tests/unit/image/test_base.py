@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Tools:
 def tools(monkeypatch: pytest.MonkeyPatch) -> Tools:
     found = Tools()
     monkeypatch.setattr(base, "run", found)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     return found
 
 
@@ -153,7 +155,6 @@ def test_a_package_that_changed_on_disk_gets_into_no_base(locked: Lock, tools: T
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (ProcessMissing("mmdebstrap is not installed or not on PATH"), ProcessMissing, "image: base"),
         (Completed(25, "", "I: one\nE: the last word"), BuildError, "the last word"),
         (Completed(25, "", "E: unable to pick chroot mode automatically"), BuildError, "/etc/subuid"),
         (KeyboardInterrupt(), KeyboardInterrupt, ""),
@@ -177,6 +178,15 @@ def test_a_failure_leaves_no_half_base(
             make(locked)
         assert words in str(getattr(caught.value, "hint", ""))
     assert leftovers() == []
+
+
+def test_without_mmdebstrap_another_base_is_named(locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though unshare, which would start it, is there."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ProcessMissing) as caught:
+        make(locked)
+    assert "image: base" in str(caught.value.hint)
+    assert (tools.words, leftovers()) == ([], [])
 
 
 def test_a_disk_that_is_full_is_an_error_of_the_disk_with_figures(locked: Lock, tools: Tools) -> None:
