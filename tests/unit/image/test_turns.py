@@ -87,7 +87,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def until(probe: Callable[[], bool], place: Place) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not probe():
         assert time.monotonic() < end, (place.log(), [file.read_text() for file in place.folder.glob("stderr-*")])
         time.sleep(0.02)
