@@ -31,7 +31,7 @@ from chaos.rounds import Campaign, Ran  # noqa: E402
 # How many faults each has at least.
 COUNTS = {"kill": 200, "engine": 40, "registry": 40, "index": 40}
 # And in the tests.
-SLICE = {"kill": 4, "engine": 1, "registry": 2, "index": 4}
+SLICE = {"kill": 2, "engine": 1, "registry": 1, "index": 2}
 
 
 def main() -> int:
