@@ -200,6 +200,8 @@ def test_profiles_that_are_only_unproved_end_with_4(children: Children) -> None:
         (("a", "b", "c"), 2, 1 << 40, 1),
         (("a", "b", "c"), 1, 1 << 40, 1),
         (("a", "b", "c"), 8, 1 << 30, 1),
+        (("a", "b", "c"), 4, 25276076032, 3),  # what a machine of 24 GiB says it has
+        (("a", "b", "c"), 4, 20 << 30, 2),
         (("gpu-a", "gpu-b", "gpu-c"), 8, 1 << 40, 1),
     ],
 )
