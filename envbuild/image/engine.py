@@ -220,15 +220,18 @@ class Engine:
                     raise
 
     def images(self, prefix: str) -> list[tuple[str, str, int]]:
-        """(tag, handle, bytes) of every tagged image whose name begins with `prefix`."""
+        """(tag, handle, bytes) of every tagged image whose name begins with `prefix`, by tag.
+
+        The engine itself lists images of one age in no order, and reproducible images are of one age.
+        """
         with asking(self):
             listed = self.client.api.images()
-        return [
+        return sorted(
             (name, item["Id"], item["Size"])
             for item in listed
             for name in item.get("RepoTags") or ()
             if name.startswith(prefix)
-        ]
+        )
 
     def untagged(self, label: str) -> list[tuple[str, str, int]]:
         """(value of `label`, handle, bytes) of images that have it and that no tag names any longer."""

@@ -111,7 +111,8 @@ def test_where_nothing_changed_nothing_grows(quick: Proved, scratch: Path) -> No
     def seen() -> dict[str, object]:
         context = machine_cache("contexts") / here.name
         files = full.contents(here.project.folder) | full.contents(here.project.state)
-        images = sorted(docker("image", "ls", "--quiet", f"envbuild/{here.name}").split())  # equally old: in no order
+        # those of one age are listed in no order
+        images = sorted(docker("image", "ls", "--quiet", f"envbuild/{here.name}").split())
         hashed = {str(path): hashlib.sha256(raw).hexdigest() for path, raw in files.items()}
         return {**hashed, "context": len(list(context.rglob("*"))), "images": images}
 

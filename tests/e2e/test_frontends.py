@@ -20,9 +20,10 @@ from .support import Proved, docker
 pytestmark = pytest.mark.engine
 
 
-def images(made: Proved) -> str:
+def images(made: Proved) -> list[str]:
+    """Sorted: the engine lists images of one age in no order."""
     form = "{{.Repository}}:{{.Tag}} {{.ID}}"
-    return docker("image", "ls", "--no-trunc", "--format", form, f"envbuild/{made.name}")
+    return sorted(docker("image", "ls", "--no-trunc", "--format", form, f"envbuild/{made.name}").splitlines())
 
 
 def shell(made: Proved, command: str, stdin: str) -> str:
