@@ -1,91 +1,51 @@
 """A Docker Engine of the benchmark's own, which is emptied between runs; nobody else's images or caches are touched.
 
-It needs root and dockerd: the one on the PATH, or the one that `make engine` unpacked. It sets no firewall rules, so
-builds that need the mirror get the host's network; its bridge is its own, for an engine told to have none removes that
-of the machine's engine.
+It sets no firewall rules, so builds that need the mirror get the host's network, which it therefore shares; its bridge
+is its own, for an engine told to have none removes that of the machine's engine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
-import time
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_TREE = Path(os.environ.get("ENVBUILD_ENGINE_ROOT", "/var/lib/envbuild-engine")) / "tree" / "usr"
-_PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin", str(_TREE / "sbin"), str(_TREE / "bin")])
-_SECONDS = 60.0
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from e2e.engines import OwnEngine, lacking
+
 _BRIDGE = "envbuild-bench"
 
 
-class Arena:
-    """`folder` holds all of it. Used as a context: it runs inside."""
+class Arena(OwnEngine):
+    """`folder` holds all of it, and is gone after the context."""
 
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
-        """`limit`: how many steps BuildKit may run at a time; its own choice if None."""
-        self.folder = folder
-        self.limit = limit
-        self.host = f"unix://{folder}/docker.sock"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Arena:
-        self.start()
-        return self
+    def __init__(self, folder: Path) -> None:
+        # nothing is collected behind our back: each run says what it leaves
+        settings = {"bridge": _BRIDGE, "ip-forward": False, "ip-masq": False, "builder": {"gc": {"enabled": False}}}
+        super().__init__(folder, apart=False, settings=settings)
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        super().__exit__()
         subprocess.run(["ip", "link", "delete", _BRIDGE], capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
-    def data(self) -> Path:
-        return self.folder / "data"
-
-    @property
     def pid(self) -> int:
-        assert self._process
-        return self._process.pid
+        assert self.process
+        return self.process.pid
 
     def start(self) -> None:
-        program = shutil.which("dockerd", path=_PATH)
-        if program is None or os.geteuid() != 0:
-            raise SystemExit("the benchmark starts an engine of its own: it needs root and dockerd (make engine)")
-        self.data.mkdir(parents=True, exist_ok=True)
-        settings = {
-            "data-root": str(self.data), "exec-root": f"{self.folder}/exec", "pidfile": f"{self.folder}/pid",
-            "hosts": [self.host], "bridge": _BRIDGE, "iptables": False, "ip6tables": False,
-            "ip-forward": False, "ip-masq": False, "init-path": shutil.which("tini-static", path=_PATH) or "",
-            # nothing is collected behind our back: each run says what it leaves
-            "builder": {"gc": {"enabled": False}},
-            **({"max-concurrent-downloads": self.limit} if self.limit else {}),
-        }  # fmt: skip
-        file = self.folder / "daemon.json"
-        file.write_text(json.dumps({key: value for key, value in settings.items() if value != ""}), encoding="utf-8")
+        why = lacking()
+        if why:
+            raise SystemExit(f"the benchmark starts an engine of its own: {why} (make engine)")
         subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True)  # it may be there
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [program, "--config-file", file], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, env={**os.environ, "PATH": _PATH},
-            )  # fmt: skip
-        end = time.monotonic() + _SECONDS
-        while subprocess.run(["docker", "version"], env=self.environment, capture_output=True).returncode:
-            if self._process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"the engine does not start, see {self.folder}/log")
-            time.sleep(0.1)
-
-    def stop(self) -> None:
-        if self._process:
-            self._process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_SECONDS)
-            self._process.kill()
-            self._process = None
+        super().start()
 
     def empty(self) -> None:
         """Every image and all of BuildKit's cache is gone, and what was written before is on the disk."""

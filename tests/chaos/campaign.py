@@ -19,6 +19,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE.parents[1]), str(_HERE.parent), str(_HERE.parents[1] / "benchmarks")]
 
+from e2e import engines  # noqa: E402
 from machine import described, write  # noqa: E402
 
 from chaos import isolation, place, registries, report, rounds  # noqa: E402
@@ -79,7 +80,7 @@ def _asked() -> argparse.Namespace:
     unknown = sorted(set(asked.names) - set(COUNTS))
     if unknown:
         parser.error(f"there is no campaign {unknown[0]!r}")
-    lacking = None if asked.report else isolation.lacking()
+    lacking = None if asked.report else engines.lacking()
     if lacking:
         parser.error(lacking)
     return asked

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from e2e.engines import OwnEngine
 from e2e.support import CHECKOUT, Project, Result, Running, machine_cache, python_path
 
-from chaos.engine import OwnEngine
 from envbuild import fetching
 from envbuild.image import dockerfile
 from envbuild.making import Options
@@ -127,7 +127,7 @@ def place(root: Path) -> Iterator[Place]:
     All of it is gone afterwards.
     """
     root.mkdir(parents=True)
-    engine = OwnEngine(root / "engine")
+    engine = OwnEngine(root / "engine", apart=False)  # in the campaign's own network
     made = Place(root, Project.create(root), engine)
     try:
         cpu = lock.read(CHECKOUT / "profiles" / "cpu.lock.yaml")

@@ -14,10 +14,10 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from e2e.engines import die_with_parent
 from e2e.support import Result, until
 
 from chaos.invariant import WRONG, Breach
-from chaos.isolation import die_with_parent
 from chaos.place import NAME, PATIENCE, VARIANTS, Place
 from chaos.rounds import Struck, wait, words
 from envbuild.attest import oci

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e import engines
+from e2e.engines import OwnEngine
 from e2e.support import CHECKOUT, Project, Result
 
-from chaos import isolation, rounds
-from chaos.engine import OwnEngine
+from chaos import rounds
 from chaos.invariant import HALF, LEFT, WRONG, Ground, check
 from chaos.place import Place
 from chaos.rounds import Outcome, Struck
@@ -29,16 +30,12 @@ NAME = "sample"
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnEngine]:
-    lacking = isolation.lacking()
+def engine() -> Iterator[OwnEngine]:
+    lacking = engines.lacking()
     if lacking:
         pytest.skip(lacking)
-    made = OwnEngine(tmp_path_factory.mktemp("engine") / "engine", apart=True)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
+    with engines.own_engine() as own:
+        yield own
 
 
 class Sample:

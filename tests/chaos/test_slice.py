@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from e2e import engines
 
-from chaos import isolation
 from chaos.invariant import HALF, LEFT, WRONG
 from chaos.report import lines
 from chaos.rounds import Outcome, Ran, Struck
@@ -21,7 +21,7 @@ _MINUTES = 13  # five times what it takes
 @pytest.mark.engine
 def test_no_fault_makes_a_wrong_image_or_leaves_anything(tmp_path: Path) -> None:
     """In a process of its own: it leaves this machine's network, for one with nothing in it."""
-    lacking = isolation.lacking()
+    lacking = engines.lacking()
     if lacking:
         pytest.skip(lacking)
     file = tmp_path / "ran.json"

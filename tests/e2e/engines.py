@@ -1,86 +1,185 @@
-"""A Docker Engine of a test's own, from the private engine's unpacked tree: to be killed, filled or starved."""
+"""A Docker Engine of a test's, a campaign's or a benchmark's own: to be killed, filled, starved or emptied.
+
+It needs root, and dockerd: the one that scripts/engine unpacked, else the machine's.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Self
 
-from .support import docker, until
+import requests
+from docker import DockerClient
+from docker.errors import DockerException
+
+from .support import until
+
+_TREE = Path(os.environ.get("ENVBUILD_ENGINE_ROOT") or "/var/lib/envbuild-engine") / "tree" / "usr"
+_SECONDS = 60.0  # to start, and to end
+_RUN_CONTAINERS = ("containerd-shim-runc-v2", "runc")  # runc: for BuildKit's steps
+_ALL = ("dockerd", "containerd", *_RUN_CONTAINERS)
 
 
-def tree() -> Path | None:
-    """Where scripts/engine unpacked the engine, None where it did not, or where this user may not run one."""
-    found = Path(os.environ.get("ENVBUILD_ENGINE_ROOT") or "/var/lib/envbuild-engine") / "tree" / "usr"
-    usable = os.geteuid() == 0 and (found / "sbin" / "dockerd").is_file() and shutil.which("unshare")
-    return found if usable else None
+def lacking() -> str | None:
+    """Why no engine of one's own can be started here; None where it can."""
+    if os.geteuid():
+        return "an engine of its own needs root"
+    if dockerd() is None:
+        return "no dockerd is installed, nor unpacked by scripts/engine"
+    if not shutil.which("unshare") or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
+        return "no network namespace can be made here"
+    return None
+
+
+def dockerd() -> Path | None:
+    """The one that scripts/engine unpacked, else the machine's."""
+    unpacked = _TREE / "sbin" / "dockerd"
+    installed = shutil.which("dockerd")
+    return unpacked if unpacked.is_file() else Path(installed) if installed else None
+
+
+def die_with_parent() -> None:
+    """For a child that is just starting: it is told to end where the one who started it is killed."""
+    ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+
+
+class OwnEngine:
+    """Its socket, log and state lie in `folder`, by which its processes are known; its images in `data`.
+
+    `apart`: in a network of its own, which nobody shares with it. `settings`: more of daemon.json's, or others. Used as
+    a context: it runs inside.
+    """
+
+    def __init__(
+        self, folder: Path, data: Path | None = None, apart: bool = True, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self.folder, self.data = folder, data or folder / "data"
+        self.host = f"unix://{folder}/docker.sock"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._network = ["unshare", "--net"] if apart else []
+        self._settings = {
+            "data-root": str(self.data), "exec-root": f"{folder}/exec", "pidfile": f"{folder}/pid",
+            "hosts": [self.host], "bridge": "none", "iptables": False, "ip6tables": False, **(settings or {}),
+        }  # fmt: skip
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def client(self, timeout: int = 60) -> Any:
+        return DockerClient(base_url=self.host, timeout=timeout)
+
+    def start(self) -> None:
+        """Returns once it answers. Raises AssertionError, with the end of its log where it has ended."""
+        program = dockerd()
+        assert program, "there is no dockerd to start an engine with"
+        shared = not self._network and self._settings["bridge"] == "none"
+        assert not shared or "docker0" not in (name for _, name in socket.if_nameindex()), (
+            "an engine without a bridge removes that of another one in the same network"
+        )
+        tree = program.parents[1]
+        init = tree / "bin" / "tini-static"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "daemon.json"
+        more = {"init-path": str(init)} if init.is_file() else {}
+        file.write_text(json.dumps({**self._settings, **more}), encoding="utf-8")
+        path = os.pathsep.join([f"{tree}/sbin", f"{tree}/bin", os.environ["PATH"], "/usr/sbin", "/sbin"])
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self._network, program, "--config-file", file], env={**os.environ, "PATH": path},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent,
+            )  # fmt: skip
+        until(f"an engine at {self.host}, see {self.log}", self._answers, _SECONDS)
+
+    def _answers(self) -> bool:
+        assert self.process and self.process.poll() is None, (
+            f"the engine ended:\n{self.log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
+        )
+        with contextlib.suppress(DockerException, requests.RequestException):
+            return bool(self.client(5).ping())
+        return False
+
+    def kill(self, whole: bool = False) -> None:
+        """SIGKILL for dockerd; `whole`: for its containerd too. Containers and their shims go on."""
+        assert self.process
+        self.process.kill()
+        self.process.wait()
+        if whole:
+            for pid in self.processes("containerd"):
+                _kill(pid)
+
+    def stop(self) -> None:
+        """No process of it is left, in containers neither, and no mount. Its files stay."""
+        if self.process and self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_SECONDS)
+        for pid in self.processes(*_RUN_CONTAINERS):
+            for child in _children(pid):
+                _kill(child)
+        for pid in self.processes(*_ALL):
+            _kill(pid)
+        if self.process:
+            self.process.wait()
+        for mount in sorted(self._mounts(), reverse=True):  # the innermost first
+            subprocess.run(["umount", "--lazy", "--", mount], check=False, capture_output=True)
+
+    def processes(self, *programs: str) -> list[int]:
+        """Those of the programs that were told of this engine's folder, or of its data."""
+        return [
+            pid
+            for pid, told in _running(programs)
+            if any(f"{folder}/".encode() in told for folder in (self.folder, self.data))
+        ]
+
+    def _mounts(self) -> Iterator[str]:
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+            place = line.split()[4]
+            if place.startswith((f"{self.folder}/", f"{self.data}/")):
+                yield place
 
 
 @contextlib.contextmanager
-def own_engine(data: Path, *options: str) -> Iterator[str]:
-    """Its address, for DOCKER_HOST, while it runs with its images below `data`; `options` are more of dockerd's.
-
-    It has a network of its own: a second engine with --bridge=none takes the first one's bridge away.
-    """
-    found = tree()
-    assert found
+def own_engine(data: Path | None = None, **settings: Any) -> Iterator[OwnEngine]:
+    """One in a folder that is gone afterwards, with its images if `data` names no other; `settings` as daemon.json has
+    them, with _ for -."""
     with tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as name:  # sockets' paths are short
         folder = Path(name)
         folder.chmod(0o711)  # the socket has a group of its own
-        host = f"unix://{folder}/docker.sock"
-        path = os.pathsep.join([f"{found}/sbin", f"{found}/bin", os.environ["PATH"]])
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                ["unshare", "--net", found / "sbin" / "dockerd", "--config-file", os.devnull, "--data-root", data,
-                 "--exec-root", folder / "exec", "--pidfile", folder / "pid", "--init-path", found / "bin/tini-static",
-                 "--bridge=none", "--iptables=false", "-H", host, *options],
-                env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-        try:
-            until(f"an engine at {host}", lambda: _answers(host, process), 60)
-            yield host
-        finally:
-            _end(process, folder)
-            _unmount(folder)
-            _unmount(data)
+        with OwnEngine(folder, data, settings={key.replace("_", "-"): value for key, value in settings.items()}) as own:
+            yield own
 
 
-def _answers(host: str, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None, "the engine ended: see its log"
-    with contextlib.suppress(AssertionError):
-        return bool(docker("version", "--format", "{{.Server.Version}}", env={"DOCKER_HOST": host}))
-    return False
-
-
-def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """dockerd and all that it started, each told of its folder; what runs in containers is their shims' children."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(30)
-    for pid in [process.pid, *started_in(folder)]:
-        for one in (*children(pid), pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one, signal.SIGKILL)
-    process.wait()
-
-
-def started_in(folder: Path) -> list[int]:
-    """Processes that were told a path below the folder."""
-    found = []
+def _running(programs: tuple[str, ...]) -> Iterator[tuple[int, bytes]]:
+    """Processes of these programs: id and command line."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"{folder}/".encode() in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+            if (entry / "exe").readlink().name in programs:
+                yield int(entry.name), (entry / "cmdline").read_bytes()
 
 
-def children(pid: int) -> list[int]:
+def _children(pid: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -88,9 +187,6 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def _unmount(folder: Path) -> None:
-    """What is mounted below the folder, the innermost first."""
-    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
-    for place in sorted((line.split()[4] for line in lines), reverse=True):
-        if place.startswith(f"{folder}/"):
-            subprocess.run(["umount", "--lazy", "--", place], check=False, capture_output=True)
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchmarks")]
 
-from e2e.engines import own_engine, tree  # noqa: E402
+from e2e.engines import lacking, own_engine  # noqa: E402
 from e2e.support import machine_cache  # noqa: E402
 from machine import described  # noqa: E402
 
@@ -38,8 +38,8 @@ def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     with ExitStack() as stack:
         engine_disk = stack.enter_context(disk(folder / "engine", 8 << 30))
         small = stack.enter_context(disk(folder / "disk", 3 << 30))
-        host = stack.enter_context(own_engine(engine_disk.folder / "data"))
-        rounds = full.steps(full.Site(folder, host, small, engine_disk), asked.only or full.every(), say)
+        own = stack.enter_context(own_engine(engine_disk.folder / "data"))
+        rounds = full.steps(full.Site(folder, own.host, small, engine_disk), asked.only or full.every(), say)
     return _full("the disk of a place is filled to its last block when the step begins", rounds)
 
 
@@ -81,8 +81,8 @@ def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 def crowds(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     """Eight processes on four profiles that change meanwhile."""
-    with own_engine(folder / "data") as host:
-        many = together.crowd(folder, host, secrets.token_hex(3), 8, 4, asked.seconds)
+    with own_engine(folder / "data") as own:
+        many = together.crowd(folder, own.host, secrets.token_hex(3), 8, 4, asked.seconds)
     return _crowded(many, len(many.makes), many.tested, len(many.refused)), len(many.faults)
 
 
@@ -101,10 +101,10 @@ def two_users(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     why = together.may_share(UID)
     if why:
         return [f"Not tried: {why}."], 0
-    with own_engine(folder / "data") as host:
+    with own_engine(folder / "data") as own:
         users = [together.user(folder, uid, machine_cache("wheels").parent) for uid in (0, UID)]
-        group = Path(host.removeprefix("unix://")).stat().st_gid
-        two = together.two(folder, host, secrets.token_hex(3), users, asked.rounds, group)
+        group = Path(own.host.removeprefix("unix://")).stat().st_gid
+        two = together.two(folder, own.host, secrets.token_hex(3), users, asked.rounds, group)
     return [
         f"Two users (uid 0 and {UID}; homes, caches and states of their own) made a profile of the same name and one",
         f"of their own at once, {asked.rounds} times, {two.seconds:.0f} s: {len(two.makes)} makes ended verified,",
@@ -115,17 +115,15 @@ def two_users(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 def soaking(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     """`make` of cpu where nothing changed."""
-    data = folder / "data"
-    with own_engine(data) as host:
-        rows = soak.run(soak.unchanged(folder, host, data, asked.makes), say)
+    with own_engine(folder / "data") as own:
+        rows = soak.run(soak.unchanged(folder, own, asked.makes), say)
     return _grown("nothing changed", rows, 10)
 
 
 def pinning(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     """`make` of a profile whose pin is another each time; old images are pruned after each."""
-    data = folder / "data"
-    with own_engine(data) as host:
-        rows = soak.run(soak.changed(folder, host, data, asked.changes), say)
+    with own_engine(folder / "data") as own:
+        rows = soak.run(soak.changed(folder, own, asked.changes), say)
     return _grown(f"the pin of a package another each time, of {len(soak.PINS)}", rows, 2 * len(soak.PINS))
 
 
@@ -157,7 +155,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"all without any: {', '.join(PARTS)}")
     asked = parser.parse_args()
     unknown = sorted(set(asked.parts) - set(PARTS))
-    why = usable() or (None if tree() else "no engine that scripts/engine unpacked")
+    why = usable() or lacking()
     if unknown or why:
         parser.error(f"there is no part {unknown[0]!r}" if unknown else str(why))
     faults = 0

@@ -62,8 +62,8 @@ def run(folder: Path, say: Callable[[Round], None]) -> list[Round]:
     if limitable():
         return []
     rounds: list[Round] = []
-    with group("envbuild-endurance") as made, own_engine(folder / "data", f"--cgroup-parent=/{made.name}") as host:
-        project = _project(folder, host, "no-memory")
+    with group("envbuild-endurance") as made, own_engine(folder / "data", cgroup_parent=f"/{made.name}") as own:
+        project = _project(folder, own.host, "no-memory")
 
         def make(what: str, limit: str, code: int, *words: str) -> None:
             done = project.start("make", "no-memory", "--json").finish(600)

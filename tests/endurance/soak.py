@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from e2e.engines import OwnEngine
 from e2e.support import CHECKOUT, Project, docker
 
 from endurance.full import REQUIRED
@@ -36,19 +37,19 @@ class Seen:
     data: float
 
 
-def unchanged(folder: Path, host: str, data: Path, number: int, level: str = "standard") -> Iterator[Seen]:
+def unchanged(folder: Path, own: OwnEngine, number: int, level: str = "standard") -> Iterator[Seen]:
     """The profile cpu, which nothing changes."""
-    project, name = _project(folder / "unchanged", host, "soak-cpu", level)
+    project, name = _project(folder / "unchanged", own.host, "soak-cpu", level)
     for _ in range(number):
-        yield _made(project, name, host, data)
+        yield _made(project, name, own)
 
 
-def changed(folder: Path, host: str, data: Path, number: int) -> Iterator[Seen]:
+def changed(folder: Path, own: OwnEngine, number: int) -> Iterator[Seen]:
     """The same with a small package whose pin is another each time, of four; `prune` after each."""
-    project, name = _project(folder / "changed", host, "soak-pin", "quick")
+    project, name = _project(folder / "changed", own.host, "soak-pin", "quick")
     for at in range(number):
         project.change(name, packages=["numpy", f"idna=={PINS[at % len(PINS)]}"])
-        seen = _made(project, name, host, data)
+        seen = _made(project, name, own)
         pruned = project.run("prune", "--images-only", "--json")
         assert pruned.code == 0, pruned.stdout
         yield seen
@@ -61,7 +62,7 @@ def _project(folder: Path, host: str, name: str, level: str) -> tuple[Project, s
     return project, name
 
 
-def _made(project: Project, name: str, host: str, data: Path) -> Seen:
+def _made(project: Project, name: str, own: OwnEngine) -> Seen:
     begin = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "envbuild", "make", name, "--allow-unproved"], cwd=project.folder,
@@ -73,8 +74,9 @@ def _made(project: Project, name: str, host: str, data: Path) -> Seen:
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, said
     seconds = time.monotonic() - begin
-    servers = list(_servers(host))
-    images = docker("image", "ls", "--all", "--quiet", env={"DOCKER_HOST": host}).split()
+    servers = own.processes("dockerd", "containerd")
+    env = {"DOCKER_HOST": own.host}
+    images = docker("image", "ls", "--all", "--quiet", env=env).split()
     return Seen(
         seconds=seconds,
         memory=used.ru_maxrss / 1024,
@@ -82,23 +84,11 @@ def _made(project: Project, name: str, host: str, data: Path) -> Seen:
         files=sum(map(_open_files, servers)),
         machine_files=int(Path("/proc/sys/fs/file-nr").read_text(encoding="ascii").split()[0]),
         images=len(set(images)),
-        containers=len(docker("ps", "--all", "--quiet", env={"DOCKER_HOST": host}).split()),
+        containers=len(docker("ps", "--all", "--quiet", env=env).split()),
         temporary=len(list(Path("/tmp").glob("envbuild-tmp-*"))),
         own=sum(_size(root) for root in (project.folder, project.state, project.cache or project.state)) / 1e6,
-        data=_size(data) / 1e6,
+        data=_size(own.data) / 1e6,
     )
-
-
-def _servers(host: str) -> Iterator[int]:
-    """dockerd and its containerd, by the folder that both were told of."""
-    folder = host.removeprefix("unix://").rpartition("/")[0]
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            told = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if Path(told[0].decode()).name in ("dockerd", "containerd") and any(folder.encode() in word for word in told):
-            yield int(entry.name)
 
 
 def _resident(pid: int) -> int:
