@@ -65,7 +65,7 @@ class Engine:
             self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=timeout)
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineError(f"no Docker Engine answers at {self.host}: {_why(error)}", hint=START) from error
+            raise EngineError(f"no Docker Engine answers at {self.host}: {why(error)}", hint=START) from error
         self.version: str = version.get("Version", "")
         self.platform = f"{version.get('Os')}/{version.get('Arch')}"
         if any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ()):
@@ -263,9 +263,10 @@ class asking:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, docker.errors.DockerException | requests.RequestException):
-            text = getattr(error, "explanation", None) or str(error) or type(error).__name__
-            if room.lacked(text):
+            told = getattr(error, "explanation", None)
+            if room.lacked(told or str(error)):
                 raise self._engine.full() from error
+            text = told or why(error) or type(error).__name__
             raise EngineError(f"the Docker Engine failed: {text}") from error
 
 
@@ -285,7 +286,7 @@ def _endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
     return context.Host or "unix:///var/run/docker.sock", context.TLSConfig
 
 
-def _why(error: BaseException) -> str:
+def why(error: BaseException) -> str:
     """What the machine itself said, out of what libraries wrapped around it; else their first line."""
     told, left = str(error), [error]
     for depth in range(_DEEPEST):

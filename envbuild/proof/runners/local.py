@@ -17,8 +17,8 @@ import docker.errors
 import requests
 from docker.types import DeviceRequest, LogConfig
 
-from envbuild.errors import EngineError, NotProved, UsageError
-from envbuild.image.engine import Engine, Image, asking
+from envbuild.errors import EngineError, EnvbuildError, Fault, NotProved, UsageError
+from envbuild.image.engine import Engine, Image, asking, why
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import Watch
 from envbuild.proof.testrun import MAX_STDOUT, RawOutput
@@ -47,21 +47,34 @@ def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line
     """Run the job to its end. `on_line` gets each whole line of its stdout as it comes.
 
     Raises EngineError if the container cannot be started. The container is gone afterwards, also after an
-    interruption; one that a killed envbuild left behind is removed first.
+    interruption; one that a killed envbuild, or an engine that went away, left behind is removed first.
     """
     sweep(engine)
     name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
     api: Any = engine.client.api
+    with _cleared(f"container {name}", lambda: _remove(api, name)), asking(engine), _card_asked(job):
+        _create(api, name, job)
+        output = api.attach(name, stdout=True, stderr=True, stream=True, demux=True)
+        stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
+        begin = time.monotonic()
+        api.start(name)
+        return _follow(api, name, job, output, stdin, begin, on_line)
+
+
+@contextlib.contextmanager
+def _cleared(what: str, clear: Callable[[], None]) -> Iterator[None]:
+    """`clear` is done afterwards. Where that fails as well, the error is still what went wrong first, and `what` is
+    named below it: an engine that went away explains both. An interruption stays one."""
     try:
-        with asking(engine), _card_asked(job):
-            _create(api, name, job)
-            output = api.attach(name, stdout=True, stderr=True, stream=True, demux=True)
-            stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
-            begin = time.monotonic()
-            api.start(name)
-            return _follow(api, name, job, output, stdin, begin, on_line)
-    finally:
-        _remove(api, name)
+        yield
+    except BaseException as error:
+        try:
+            clear()
+        except EngineError:
+            if isinstance(error, EnvbuildError):
+                error.faults += (Fault(f"left in the engine: {what}; the next self-test removes it"),)
+        raise
+    clear()
 
 
 @contextlib.contextmanager
@@ -98,21 +111,21 @@ def look_for_gpu(engine: Engine) -> None:
     api: Any = engine.client.api
     name, tag = f"{_LOOK}{uuid.uuid4().hex[:12]}", "0"
     job = Job(f"{name}:{tag}", ("/nothing",), b"", "", Limits(64 << 20, 1, shm=1 << 20, tmp=1 << 20), gpus=True)
-    try:
-        with asking(engine):
-            api.import_image_from_data(  # a tar without members
-                bytes(1024), repository=name, tag=tag, changes=[f"LABEL {OWNER}={json.dumps(_owner())}"]
-            )
-            _create(api, name, job)
-            try:
-                api.start(name)
-            except docker.errors.APIError as error:  # there is nothing to start: only why, matters
-                text = str(error.explanation or error)
-                if _NO_DRIVER in text or "nvidia-container-cli: initialization error" in text:
-                    raise _no_gpu(text) from error
-    finally:
-        _remove(api, name)
-        engine.remove(job.image)
+    with (
+        _cleared(f"image {job.image}", lambda: engine.remove(job.image)),
+        _cleared(f"container {name}", lambda: _remove(api, name)),
+        asking(engine),
+    ):
+        api.import_image_from_data(  # a tar without members
+            bytes(1024), repository=name, tag=tag, changes=[f"LABEL {OWNER}={json.dumps(_owner())}"]
+        )
+        _create(api, name, job)
+        try:
+            api.start(name)
+        except docker.errors.APIError as error:  # there is nothing to start: only why, matters
+            text = str(error.explanation or error)
+            if _NO_DRIVER in text or "nvidia-container-cli: initialization error" in text:
+                raise _no_gpu(text) from error
 
 
 def _create(api: Any, name: str, job: Job) -> None:
@@ -214,7 +227,9 @@ def _remove(api: Any, name: str) -> None:
     except docker.errors.NotFound:
         pass  # it was never created
     except (docker.errors.DockerException, requests.RequestException) as error:
-        raise EngineError(f"container {name} could not be removed: {error}", hint=f"docker rm -f {name}") from error
+        raise EngineError(
+            f"container {name} could not be removed: {why(error)}", hint=f"docker rm -f {name}"
+        ) from error
 
 
 def sweep(engine: Engine) -> int:

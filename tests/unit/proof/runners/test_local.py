@@ -3,10 +3,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,10 @@ from typing import Any
 import docker.errors
 import pytest
 import requests
+from urllib3.exceptions import ProtocolError
 
 import envbuild
-from envbuild.errors import NotProved, UsageError
+from envbuild.errors import EngineError, NotProved, UsageError
 from envbuild.plan.profile import SelfTest
 from envbuild.proof import job
 from envbuild.proof.runners import local
@@ -151,6 +154,65 @@ def test_an_engine_without_the_card_says_so(
     engine: Any = Engine(says)
     with pytest.raises(error, match=words):
         local.run(engine, job.make("x", SelfTest(), {}, "3.11", CARD, job.Asked(gpus=devices)))
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def end(*_: Any, **__: Any) -> None:
+        raise error
+
+    return end
+
+
+# As requests says it of an engine that has just gone away.
+refused = raising(
+    requests.ConnectionError(ProtocolError("Connection aborted.", ConnectionRefusedError(111, "Connection refused")))
+)
+
+
+def left_by(step: BaseException | None) -> pytest.ExceptionInfo[BaseException]:
+    """What is raised where `step` ends the self-test, and the container cannot be removed."""
+    engine: Any = Engine()
+    engine.api.remove_container = refused
+    engine.api.create_container = raising(step) if step else lambda *_, **__: None
+    engine.api.attach = lambda *_, **__: iter(())
+    engine.api.attach_socket = lambda *_, **__: SimpleNamespace(sendall=lambda _: None, shutdown=lambda _: None)
+    engine.api.start = lambda _: None
+    engine.api.wait = lambda _: {"StatusCode": 0}
+    engine.api.inspect_container = lambda _: {"State": {}}
+    with pytest.raises(BaseException) as caught:
+        local.run(engine, job.make("x", SelfTest(), {}, "3.11", (), job.Asked()))
+    return caught
+
+
+def test_what_ended_the_selftest_is_told_first_and_a_container_that_is_left_below_it() -> None:
+    aborted = requests.exceptions.ChunkedEncodingError("Connection broken: IncompleteRead(0 bytes read)")
+    error = left_by(aborted).value
+    assert isinstance(error, EngineError)
+    assert error.message == "the Docker Engine failed: Connection broken: IncompleteRead(0 bytes read)"
+    (fault,) = error.faults
+    assert re.fullmatch(
+        r"left in the engine: container envbuild-test-[0-9a-f]{12}; the next self-test removes it", str(fault)
+    )
+
+
+def test_an_interruption_stays_one_though_the_container_cannot_be_removed() -> None:
+    assert left_by(KeyboardInterrupt()).type is KeyboardInterrupt
+
+
+def test_a_container_that_alone_is_left_is_the_error() -> None:
+    error = left_by(None).value
+    assert isinstance(error, EngineError)
+    assert re.fullmatch(r"container envbuild-test-\w+ could not be removed: connection refused", error.message)
+    assert error.hint and error.hint.startswith("docker rm -f envbuild-test-")
+
+
+def test_an_engine_that_goes_away_in_a_look_for_the_card_is_the_error() -> None:
+    engine: Any = Looking("")
+    engine.api.start = engine.api.remove_container = refused
+    engine.remove = raising(EngineError("the Docker Engine failed: connection refused"))
+    with pytest.raises(EngineError, match="the Docker Engine failed: connection refused") as caught:
+        local.look_for_gpu(engine)
+    assert [str(fault).split()[4] for fault in caught.value.faults] == ["container", "image"]
 
 
 HIDDEN = """
