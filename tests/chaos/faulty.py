@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.utils import parse_wheel_filename
+from unit.served import served
 
 MODES = ("slow", "truncated", "500", "wrong bytes", "reset")
 _HALF, _PIECES = 2, 8
@@ -158,16 +159,10 @@ def serving(folder: Path) -> Iterator[Index]:
     index = Index(folder)
 
     class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
         def handle_error(self, request: Any, client_address: Any) -> None:
             """A connection that breaks off is what is wanted."""
 
     server = Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"index": index}))
-    index.port = server.server_address[1]
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
+    index.port = server.server_port
+    with served(server):
         yield index
-    finally:
-        server.shutdown()
-        server.server_close()

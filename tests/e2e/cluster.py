@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shlex
-import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from .support import CHECKOUT, until
+from .daemons import Daemons
+from .support import CHECKOUT, free_port, until
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 NODES = {"gpu-h20": "h20", "gpu-a100": "a100"}
@@ -30,20 +29,16 @@ def unpacked(tree: Path) -> Path:
     return tree
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 @dataclass
 class Cluster:
     """`programs`: a folder for PATH, with the clients that speak to this one."""
 
     tree: Path
     folder: Path
-    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    daemons: Daemons = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.daemons = Daemons(self.folder / "log")
 
     @property
     def programs(self) -> Path:
@@ -128,29 +123,7 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
         until(f"the nodes to be up, see {self.folder}/log", lambda: self.ask(*up).count("\n") == len(NODES), 60)
 
     def _daemon(self, name: str, program: str, *argv: str, env: Mapping[str, str]) -> None:
-        log = (self.folder / "log" / name).open("ab")
-        self.daemons[name] = subprocess.Popen(
-            [self.tree / "usr/sbin" / program, *argv],
-            env={**os.environ, **self.environment, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-    def end(self, name: str, by: signal.Signals = signal.SIGTERM) -> None:
-        process = self.daemons.pop(name)
-        process.send_signal(by)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def end_all(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name in self.daemons:
-                self.end(name)
+        self.daemons.start(name, self.tree / "usr/sbin" / program, *argv, env={**self.environment, **env})
 
     def stop(self) -> None:
         """Cancels what runs, and ends the daemons, the controller last but one."""
@@ -158,7 +131,7 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
         try:
             until("no job to be left", lambda: not self.ask("squeue", "-h").strip(), 40)
         finally:
-            self.end_all([*NODES, "slurmctld", "munged"])
+            self.daemons.end_all([*NODES, "slurmctld", "munged"])
 
     def ask(self, program: str, *arguments: str) -> str:
         """What a client says; empty where the controller does not answer."""

@@ -142,8 +142,8 @@ class OwnEngine:
             _kill(pid)
         if self.process:
             self.process.wait()
-        for mount in sorted(self._mounts(), reverse=True):  # the innermost first
-            subprocess.run(["umount", "--lazy", "--", mount], check=False, capture_output=True)
+        unmount(self.folder)
+        unmount(self.data)
 
     def processes(self, *programs: str) -> list[int]:
         """Those of the programs that were told of this engine's folder, or of its data."""
@@ -152,12 +152,6 @@ class OwnEngine:
             for pid, told in _running(programs)
             if any(f"{folder}/".encode() in told for folder in (self.folder, self.data))
         ]
-
-    def _mounts(self) -> Iterator[str]:
-        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-            place = line.split()[4]
-            if place.startswith((f"{self.folder}/", f"{self.data}/")):
-                yield place
 
 
 @contextlib.contextmanager
@@ -169,6 +163,17 @@ def own_engine(data: Path | None = None, **settings: Any) -> Iterator[OwnEngine]
         folder.chmod(0o711)  # the socket has a group of its own
         with OwnEngine(folder, data, settings={key.replace("_", "-"): value for key, value in settings.items()}) as own:
             yield own
+
+
+def mounts(folder: Path) -> list[str]:
+    """What is mounted below the folder, the innermost first."""
+    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    return sorted((line.split()[4] for line in lines if line.split()[4].startswith(f"{folder}/")), reverse=True)
+
+
+def unmount(folder: Path) -> None:
+    for mount in mounts(folder):
+        subprocess.run(["umount", "--lazy", "--", mount], check=False, capture_output=True)
 
 
 def _running(programs: tuple[str, ...]) -> Iterator[tuple[int, bytes]]:

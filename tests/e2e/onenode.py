@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,11 +23,12 @@ import pytest
 import requests
 import yaml
 
-from .support import CHECKOUT, command, docker, until
+from .daemons import Daemons
+from .engines import OwnEngine, lacking, unmount
+from .support import CHECKOUT, command, docker, free_port, until
 
 NODE = "gpu-h20"
 NAMESPACE = "proofs"
-ENGINE = Path(os.environ.get("ENVBUILD_ENGINE_ROOT", "/var/lib/envbuild-engine")) / "tree" / "usr"  # scripts/engine's
 PAUSE = "envbuild-e2e/pause:1"
 # Of a machine without CAP_SYS_RESOURCE: a pod's processes are to be spared by the kernel more than others.
 RUNTIME = """#!/usr/bin/env python3
@@ -45,13 +45,6 @@ os.execv("{runc}", ["{runc}", *sys.argv[1:]])
 """
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def address() -> str:
     """Of this machine, and not the loopback's: the API server wants one to tell others. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
@@ -66,18 +59,22 @@ class OneNode:
     folder: Path
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     port: int = field(default_factory=free_port)
-    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    daemons: Daemons = field(init=False)
+    engine: OwnEngine = field(init=False)
 
-    @property
-    def engine(self) -> str:
-        return f"unix://{self.folder}/docker.sock"
+    def __post_init__(self) -> None:
+        self.daemons = Daemons(self.folder / "log")
+        runtimes = {"spared": {"path": str(self.folder / "runtime")}}
+        # with docker's bridge, in a network of its own: a pod without an address is not left alone
+        settings = {"bridge": "", "runtimes": runtimes, "default-runtime": "spared"}
+        self.engine = OwnEngine(self.folder / "engine", settings=settings)
 
     @property
     def kubeconfig(self) -> Path:
         return self.folder / "kubeconfig"
 
     def docker(self, *arguments: str | Path) -> str:
-        return docker("--host", self.engine, *arguments)
+        return docker("--host", self.engine.host, *arguments)
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
         """Of the API server, as its administrator. Raises requests' errors, also for a refusal."""
@@ -114,23 +111,14 @@ class OneNode:
         self._node()
 
     def _engine(self) -> None:
-        dockerd = ENGINE / "sbin" / "dockerd"
-        found = str(dockerd) if dockerd.is_file() else shutil.which("dockerd")
-        if not found:
-            pytest.skip("there is no dockerd to start an engine with")
-        # A network of its own: another engine has this machine's bridge, and a pod without an address is not left alone
+        why = lacking()
+        if why:
+            pytest.skip(why)
         runtime = self.folder / "runtime"
         runtime.write_text(RUNTIME.replace("{runc}", shutil.which("runc") or "/usr/sbin/runc"), encoding="utf-8")
         runtime.chmod(0o755)
-        at = self.folder
-        self._daemon(
-            "dockerd", "unshare", "--net", found, "--config-file", os.devnull,
-            "--data-root", at / "data", "--exec-root", at / "exec",
-            "--pidfile", at / "dockerd.pid", "--host", self.engine, "--iptables=false",
-            "--add-runtime", f"spared={runtime}", "--default-runtime", "spared",
-        )  # fmt: skip
-        until("the node's engine", lambda: self._answers(self.docker, "version"), 60)
-        pause = at / "pause"
+        self.engine.start()
+        pause = self.folder / "pause"
         pause.mkdir()
         shutil.copy(self.programs / "pause", pause)
         (pause / "Dockerfile").write_text('FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n', encoding="utf-8")
@@ -183,7 +171,7 @@ class OneNode:
         self._daemon(
             "kubelet", self.programs / "kubelet", f"--kubeconfig={self.kubeconfig}", f"--root-dir={at}/kubelet",
             f"--cert-dir={at}/certs-kubelet", "--container-runtime=docker",
-            f"--docker-endpoint={self.engine}", f"--docker={self.engine}",
+            f"--docker-endpoint={self.engine.host}", f"--docker={self.engine.host}",
             f"--pod-infra-container-image={PAUSE}", f"--hostname-override={NODE}", f"--node-ip={address()}",
             "--cgroup-driver=cgroupfs", "--fail-swap-on=false", "--anonymous-auth=true",
             "--authorization-mode=AlwaysAllow", f"--port={free_port()}", "--read-only-port=0",
@@ -237,41 +225,13 @@ class OneNode:
         return True
 
     def _daemon(self, name: str, *argv: str | Path) -> None:
-        path = os.pathsep.join([str(ENGINE / "bin"), str(ENGINE / "sbin"), os.environ["PATH"], "/usr/sbin", "/sbin"])
-        log = (self.folder / "log" / name).open("ab")
-        self.daemons[name] = subprocess.Popen(
-            [str(part) for part in argv],
-            env={**os.environ, "PATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-    def end(self, name: str, by: signal.Signals = signal.SIGTERM) -> None:
-        process = self.daemons.pop(name)
-        process.send_signal(by)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        self.daemons.start(name, *argv, env={"PATH": os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])})
 
     def stop(self) -> None:
         """The kubelet first: it would start again what is removed."""
-        names = ("kubelet", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
-        for name in names:
-            if name in self.daemons:
-                self.end(name)
-        if "dockerd" in self.daemons:
-            with contextlib.suppress(AssertionError):
-                left = self.docker("ps", "--all", "--quiet").split()
-                if left:
-                    self.docker("rm", "--force", *left)
-            self.end("dockerd")
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
-        for mount in sorted((one for one in mounts if one.startswith(f"{self.folder}/")), reverse=True):
-            subprocess.run(["umount", "--lazy", mount], capture_output=True)
+        self.daemons.end_all(("kubelet", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"))
+        self.engine.stop()
+        unmount(self.folder)
 
 
 @pytest.fixture(scope="session")

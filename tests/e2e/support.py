@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -68,6 +69,13 @@ def until(what: str, probe: Callable[[], T | None], seconds: float = 60) -> T:
             return found
         time.sleep(0.02)
     raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
 
 
 class Running:

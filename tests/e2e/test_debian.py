@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import http.server
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from unit.served import served
 
 from envbuild.plan import lock, store
 from envbuild.plan.debs import Deb
@@ -107,10 +107,9 @@ def snapshot(aged: Aged, scratch: Path) -> Iterator[str]:
     target.parent.mkdir(parents=True)
     aged.file.rename(target)
     handler = functools.partial(Recording, directory=str(scratch / "archive"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    with served(server):
         yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 def test_a_snapshot_archive_has_it_and_then_mmdebstrap_is_missing(aged: Aged, snapshot: str, scratch: Path) -> None:

@@ -29,8 +29,8 @@ def test_nothing_of_it_is_left_though_it_was_killed_with_a_container_that_runs()
         assert len(own.processes("dockerd", "containerd", "containerd-shim-runc-v2")) == 3
         own.kill(whole=True)
         until("the shim alone", lambda: own.processes(*engines._ALL) == own.processes("containerd-shim-runc-v2"), 10)
-        assert list(own._mounts())
-    assert not own.processes(*engines._ALL) and not list(own._mounts()) and not own.folder.exists()
+        assert engines.mounts(own.folder)
+    assert not own.processes(*engines._ALL) and not engines.mounts(own.folder) and not own.folder.exists()
     until("the container's process to be gone", lambda: not Path(f"/proc/{pid}").exists(), 10)
 
 

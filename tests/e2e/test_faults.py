@@ -8,12 +8,12 @@ import os
 import shutil
 import socket
 import subprocess
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from unit.served import served
 
 from envbuild.plan import lock
 
@@ -57,10 +57,9 @@ class OldEngine(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def old_engine() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OldEngine) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), OldEngine)
+    with served(server):
         yield f"tcp://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 def test_an_engine_too_old(here: Proved, old_engine: str) -> None:

@@ -17,7 +17,7 @@ from envbuild.host import machine
 
 from .broken import Workshop
 from .onenode import NAMESPACE, NODE, OneNode
-from .support import CHECKOUT, Proved, Result, Running, docker, recorded, until
+from .support import CHECKOUT, Proved, Result, Running, recorded, until
 
 pytestmark = pytest.mark.kubernetes
 
@@ -51,7 +51,7 @@ class Place:
         with subprocess.Popen(["docker", "save", reference], stdout=subprocess.PIPE) as saved:
             assert saved.stdout
             subprocess.run(
-                ["docker", "--host", self.cluster.engine, "load", "--quiet"],
+                ["docker", "--host", self.cluster.engine.host, "load", "--quiet"],
                 stdin=saved.stdout,
                 check=True,
                 timeout=300,
@@ -129,7 +129,7 @@ def test_a_lost_waiting_process_is_resumed(place: Place, told: Told) -> None:
 
 
 def test_an_image_that_the_node_lacks_is_told(place: Place, told: Told) -> None:
-    docker("--host", place.cluster.engine, "image", "rm", "--force", place.quick.id)
+    place.cluster.docker("image", "rm", "--force", place.quick.id)
     done = place.start("prove").finish(120)
     assert done.code == 6 and f"{NODE} has no such image" in done.words
     told("the node lacks the image, and no registry is named", done)
@@ -187,7 +187,7 @@ def test_an_eviction_by_the_api_is_told(place: Place, broken: Workshop, told: To
 def test_a_node_that_dies_is_told(place: Place, broken: Workshop, told: Told) -> None:
     begun, _ = place.running(broken.image("hangs"))
     with place.cluster.neighbour():
-        place.cluster.end("kubelet", signal.SIGKILL)
+        place.cluster.daemons.end("kubelet", signal.SIGKILL)
         try:
             done = begun.finish(240)
         finally:

@@ -172,7 +172,7 @@ def test_a_job_that_somebody_cancels_is_told(place: Place, broken: Workshop) -> 
 
 def test_a_node_that_dies_is_told(place: Place, broken: Workshop) -> None:
     begun, job, node = place.running(broken.image("hangs"))
-    place.cluster.end(node, signal.SIGKILL)
+    place.cluster.daemons.end(node, signal.SIGKILL)
     try:
         done = begun.finish(180)
     finally:
@@ -182,12 +182,12 @@ def test_a_node_that_dies_is_told(place: Place, broken: Workshop) -> None:
 
 def test_a_node_whose_clock_is_off_proves_all_the_same(place: Place, bare: Bare) -> None:
     """One is ahead, the other behind; a job goes to each. What counts is when the controller says that it began."""
-    place.cluster.end_all(NODES)
+    place.cluster.daemons.end_all(NODES)
     try:
         place.cluster.start(*NODES, clocks=dict(zip(NODES, ("+2h", "-400d"), strict=True)))
         runs = [bare.run(Site(), place.quick.tag, node) for node in NODES]
     finally:
-        place.cluster.end_all(NODES)
+        place.cluster.daemons.end_all(NODES)
         place.cluster.start(*NODES)
     assert [(run.passed, run.where["node"]) for run in runs] == [(True, node) for node in NODES]
     assert all(0 <= run.where["queued_seconds"] < 120 and 0 <= run.seconds < 120 for run in runs)
@@ -230,7 +230,7 @@ def test_two_jobs_for_one_digest_do_not_meet(cluster: Cluster, quick: Proved, pl
 def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
     begun = place.start("prove")
     begun.says("running on", 120)
-    place.cluster.end("slurmctld")
+    place.cluster.daemons.end("slurmctld")
     try:
         begun.says("does not answer", 120)
     finally:

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from envbuild.attest import oci
+from unit.served import served
 
 
 @dataclass
@@ -145,14 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving(registry: Registry) -> Iterator[Registry]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"registry": registry}))
-    server.daemon_threads = True
-    registry.port = server.server_address[1]
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
+    registry.port = server.server_port
+    with served(server):
         yield registry
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def docker_login(folder: Path, monkeypatch: pytest.MonkeyPatch, **logins: str) -> None:

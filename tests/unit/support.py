@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from envbuild.plan.resolve import Plan
 from envbuild.plan.source import Source
 from envbuild.plan.workshop import Workshop
 from envbuild.process import Completed
+from unit.served import served
 
 MADE = "20261121T000000Z"
 
@@ -292,15 +292,9 @@ class _Handler(BaseHTTPRequestHandler):
 def serving(index: Index) -> Iterator[Index]:
     handler = type("Handler", (_Handler,), {"index": index})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    index.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    index.port = server.server_port
+    with served(server):
         yield index
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def quick_pip(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import pytest
 
 import envbuild
 from unit.image.test_engine import Api, answering
+from unit.served import served
 from unit.support import Said
 
 SOURCES = Path(envbuild.__file__).parents[1]
@@ -114,10 +114,8 @@ def bench(folder: Path, libraries: dict[str, str]) -> Iterator[Bench]:
     """An innocent machine with two H20; `libraries`: the environment in which the driver's library is found."""
     folder.mkdir(parents=True)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Index)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    with answering(Api(folder)) as engine:
-        made = Bench(folder, engine, f"http://127.0.0.1:{server.server_address[1]}")
+    with served(server), answering(Api(folder)) as engine:
+        made = Bench(folder, engine, f"http://127.0.0.1:{server.server_port}")
         engine.answers["/info"] = (200, {"DockerRootDir": str(folder), "Runtimes": {"runc": {}, "nvidia": {}}})
         made.bin.mkdir()
         (made.bin / "python").symlink_to(sys.executable)
@@ -137,11 +135,7 @@ def bench(folder: Path, libraries: dict[str, str]) -> Iterator[Bench]:
         made.put("dev/kmsg", "6,1,0,-;Linux version 6.1\n6,2,9,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n")
         (made.root / "dev" / "shm").mkdir()
         made.cards(*TWO_H20.split(";"))
-        try:
-            yield made
-        finally:
-            server.shutdown()
-            server.server_close()
+        yield made
 
 
 def needs_unshare() -> None:

@@ -11,7 +11,6 @@ import re
 import socketserver
 import sys
 import tarfile
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -23,6 +22,7 @@ from envbuild.errors import DiskError, EngineError
 from envbuild.image import client
 from envbuild.image import engine as engine_module
 from envbuild.image.engine import Engine
+from unit.served import served
 
 
 class Api:
@@ -68,12 +68,8 @@ def answering(api: Api) -> Iterator[Api]:
         do_GET = do_POST = do_DELETE = handle_any
 
     server = _Server(str(api.socket), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
+    with served(server):
         yield api
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture

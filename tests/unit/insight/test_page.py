@@ -7,7 +7,6 @@ import http.server
 import itertools
 import math
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from selenium.webdriver.common.keys import Keys
 from unit.conftest import forget
 from unit.insight import pages
 from unit.insight.browser import MISSING, Browser
+from unit.served import served
 from unit.support import envbuild
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no {' and no '.join(MISSING)} on PATH: scripts/browser")
@@ -71,10 +71,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             asked.append(self.path)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield Site(folder, f"http://127.0.0.1:{server.server_address[1]}", asked)
-    server.shutdown()
-    server.server_close()
+    with served(server):
+        yield Site(folder, f"http://127.0.0.1:{server.server_port}", asked)
 
 
 @pytest.fixture(scope="module")

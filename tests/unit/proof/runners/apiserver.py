@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
+
+from unit.served import served
 
 Object = dict[str, Any]
 CREATED, STARTED, FINISHED = (f"2026-11-21T10:00:{second:02}Z" for second in (0, 7, 19))
@@ -127,12 +128,8 @@ def serving(server: Server) -> Iterator[Server]:
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.address = f"http://127.0.0.1:{http.server_port}"
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    try:
+    with served(http):
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()
 
 
 def kubeconfig(address: str, file: Path, namespace: str = "proofs") -> Path:

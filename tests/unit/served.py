@@ -1,0 +1,19 @@
+"""A server of a test's own that answers in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import socketserver
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def served(server: socketserver.BaseServer) -> Iterator[None]:
+    """It answers meanwhile, and is closed afterwards."""
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
