@@ -19,7 +19,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE.parents[1]), str(_HERE.parent), str(_HERE.parents[1] / "benchmarks")]
 
-from e2e import engines  # noqa: E402
+from e2e import engines, openregistry  # noqa: E402
 from machine import described, write  # noqa: E402
 
 from chaos import isolation, place, registries, report, rounds  # noqa: E402
@@ -44,7 +44,7 @@ def main() -> int:
     names = asked.names or list(COUNTS)
     place.stock()
     with tempfile.TemporaryDirectory(prefix="envbuild-chaos-", dir="/var/tmp", ignore_cleanup_errors=True) as folder:
-        program = registries.program(Path(folder) / "packages") if "registry" in names else None
+        program = openregistry.program(Path(folder) / "packages") if "registry" in names else None
         if "registry" in names and not program:
             sys.exit("no docker-registry is installed, and there is no Debian to fetch it from")
         isolation.leave_network()

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import secrets
 import shutil
-import socket
-import subprocess
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from e2e.engines import die_with_parent
-from e2e.support import Result, until
+from e2e.openregistry import OpenRegistry
+from e2e.support import Result
 
 from chaos.invariant import WRONG, Breach
 from chaos.place import NAME, PATIENCE, VARIANTS, Place
@@ -25,70 +21,11 @@ from envbuild.attest import oci
 _ALLOWED = {0, 7}  # it came back in time, or: the registry
 
 
-@dataclass
-class Server:
-    """On loopback, without TLS or password, which envbuild and docker do with this machine alone."""
-
-    folder: Path
-    program: Path
-    port: int = 0
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        if not self.port:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self.port = free.getsockname()[1]
-        config = self.folder / "config.yml"
-        config.write_text(
-            f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {self.folder}/data}}}}\n"
-            f"http: {{addr: '{self.host}', secret: {secrets.token_hex(8)}}}\n",
-            encoding="utf-8",
-        )
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [self.program, "serve", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "OTEL_TRACES_EXPORTER": "none"}, preexec_fn=die_with_parent,
-            )  # fmt: skip
-        until(f"the registry, see {self.folder}/log", lambda: self._ask("/v2/"))
-
-    def kill(self) -> None:
-        assert self.process
-        self.process.kill()
-        self.process.wait()
-
+class Server(OpenRegistry):
     def image(self, repository: str, tag: str) -> str | None:
         """The id of the image that a tag names; None where there is no such tag."""
-        found = self._ask(f"/v2/{repository}/manifests/{tag}")
+        found = self.ask(f"/v2/{repository}/manifests/{tag}", Accept=", ".join(oci.MANIFESTS))
         return str(json.loads(found)["config"]["digest"]) if found else None
-
-    def _ask(self, path: str) -> bytes:
-        """Nothing where it does not answer, or says no."""
-        asked = urllib.request.Request(f"http://{self.host}{path}", headers={"Accept": ", ".join(oci.MANIFESTS)})
-        try:
-            with urllib.request.urlopen(asked, timeout=10) as answer:
-                return bytes(answer.read())
-        except OSError:
-            return b""
-
-
-def program(folder: Path) -> Path | None:
-    """The one installed, else Debian's, unpacked in `folder`; None where there is neither. Needs the network."""
-    installed = shutil.which("docker-registry")
-    if installed:
-        return Path(installed)
-    if not shutil.which("apt-get"):
-        return None
-    folder.mkdir(parents=True)
-    subprocess.run(["apt-get", "download", "docker-registry"], cwd=folder, check=True, capture_output=True)
-    (package,) = folder.glob("*.deb")
-    subprocess.run(["dpkg", "-x", package, folder], check=True, capture_output=True)
-    return folder / "usr" / "bin" / "docker-registry"
 
 
 @dataclass
@@ -133,7 +70,7 @@ class Registries:
         self.kind = "verify" if number % 3 == 2 else "fresh" if number % 8 == 7 else "push"
         if self.kind == "fresh":
             self.server.kill()
-            shutil.rmtree(self.server.folder / "data")
+            shutil.rmtree(self.server.data)
             self.server.start()
         if self.kind != "verify":
             self.repository = f"r{dice.getrandbits(40):x}"

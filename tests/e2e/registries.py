@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from . import openregistry
 from .support import command, docker, until
 
 USER = "reader"
@@ -26,9 +27,7 @@ def unpacked(workplace: Path, package: str) -> Path:
     if not shutil.which("apt-get"):
         pytest.skip(f"no {package} is installed, and there is no apt-get to fetch it with")
     folder = workplace / "packages" / package
-    folder.mkdir(parents=True)
-    command("apt-get", "download", package, cwd=folder)
-    command("dpkg", "-x", next(folder.glob("*.deb")), folder)
+    openregistry.unpack(package, folder)
     return folder
 
 
@@ -46,8 +45,10 @@ class Registry:
 @pytest.fixture(scope="session")
 def program(workplace: Path) -> Path:
     """Debian's docker-registry: the one installed, else unpacked from its package."""
-    installed = shutil.which("docker-registry")
-    return Path(installed) if installed else unpacked(workplace, "docker-registry") / "usr" / "bin" / "docker-registry"
+    found = openregistry.program(workplace / "packages" / "docker-registry")
+    if found is None:
+        pytest.skip("no docker-registry is installed, and there is no apt-get to fetch it with")
+    return found
 
 
 @pytest.fixture(scope="session")
