@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `s
     from envbuild.making import Step
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MOST = 64  # nodes of one job
 
 
 def profile_argument(argument: str, **attributes: Any) -> Callable[[F], F]:
@@ -75,8 +76,8 @@ def on_options(function: F) -> F:
         ),
         click.option("--resume", metavar="JOB", help="Wait for a job that was submitted before: its id, or its name."),
         click.option(
-            "--nodes", type=click.IntRange(1, 64), default=1, metavar="N",
-            help="Ranks on N nodes together too, in a job of their own (dist.nodes; --on slurm).",
+            "--nodes", default="1", metavar="N", callback=_nodes,
+            help=f"Ranks on N nodes (1 to {_MOST}) together too, in a job of their own (dist.nodes; --on slurm).",
         ),
         click.option("--gpu", metavar="MODEL", help="On this one of the profile's GPUs, as in h20."),
         click.option(
@@ -91,6 +92,12 @@ def on_options(function: F) -> F:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def _nodes(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    if value not in map(str, range(1, _MOST + 1)):
+        raise click.BadParameter(f"{value!r} is no number of nodes; write one from 1 to {_MOST}")
+    return int(value)
 
 
 def _given(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:

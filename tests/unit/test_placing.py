@@ -80,6 +80,25 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     assert envbuild("prove", "sample", "--kubernetes", "namespace").code == 2
 
 
+@pytest.mark.parametrize("given", ["two", "0", "65", "-1", "3.5", ""])
+def test_what_is_no_number_of_nodes_is_told_with_those_that_are(given: str) -> None:
+    done: Said = envbuild("test", "sample", "--on", "slurm", "--nodes", given)
+    assert done.code == 2 and f"{given!r} is no number of nodes; write one from 1 to 64" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "nodes"), [([], 1), (["--nodes", "1"], 1), (["--nodes", "64"], 64)])
+def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch, given: list[str], nodes: int) -> None:
+    found: list[On] = []
+
+    def script(name: str, reference: str | None, progress: object, on: On, *asked: object, brief: bool) -> str:
+        found.append(on)
+        return ""
+
+    monkeypatch.setattr(pipeline, "script", script)
+    assert envbuild("prove", "sample", "--dry-run", "--on", "slurm", *given).code == 0
+    assert [on.nodes for on in found] == [nodes]
+
+
 @pytest.fixture
 def registry() -> Iterator[Registry]:
     with serving(Registry()) as found:
