@@ -1,6 +1,9 @@
-"""How tests run beside each other."""
+"""How tests run beside each other, and what those of several folders share."""
 
 from __future__ import annotations
+
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +29,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return "GPU images" if any(word in file for word in _GPU) else "images"
 
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty /tmp."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder

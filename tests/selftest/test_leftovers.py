@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import pytest
 
 import envbuild
 from envbuild.selftest import leftovers
+
+pytestmark = pytest.mark.usefixtures("temporary")
 
 WORK = """
 import time
@@ -23,15 +24,6 @@ with leftovers.folder("envbuild-ranks-") as folder:
     print(folder, flush=True)
     time.sleep(60)
 """
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    return folder
 
 
 def age(folder: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,8 @@ import pytest
 
 from envbuild import scratch
 from envbuild.image import prune
+
+pytestmark = pytest.mark.usefixtures("temporary")
 
 # The command line, with work in its place that has a folder, says which, and waits for a program.
 WORK = """
@@ -35,16 +36,6 @@ def work(**_):
 cli.cli.main = work
 cli.main()
 """
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty /tmp."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    return folder
 
 
 def at_work(temporary: Path) -> Iterator[subprocess.Popen[str]]:
