@@ -31,6 +31,7 @@ _PODMAN = (
 )
 _BOUNDS = {"memory": "MemoryLimit", "processes": "PidsLimit"}
 _NO_ROOM = "free some where it runs: docker system df; docker buildx prune; docker image prune"
+_GONE = "where it went away, its log says why; once docker version answers, run the same command again"
 START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
@@ -267,7 +268,8 @@ class asking:
             if room.lacked(told or str(error)):
                 raise self._engine.full() from error
             text = told or why(error) or type(error).__name__
-            raise EngineError(f"the Docker Engine failed: {text}") from error
+            gone = isinstance(error, requests.ConnectionError)
+            raise EngineError(f"the Docker Engine failed: {text}", hint=_GONE if gone else None) from error
 
 
 def _endpoint() -> tuple[str, docker.tls.TLSConfig | None]:

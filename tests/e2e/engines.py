@@ -49,7 +49,7 @@ def dockerd() -> Path | None:
 
 
 def die_with_parent() -> None:
-    """For a child that is just starting: it is told to end where the one who started it is killed."""
+    """For a child that is just starting: it is told to end where the thread that started it ends, killed or not."""
     ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 
 

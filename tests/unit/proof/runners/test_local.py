@@ -213,6 +213,7 @@ def test_an_engine_that_goes_away_in_a_look_for_the_card_is_the_error() -> None:
     with pytest.raises(EngineError, match="the Docker Engine failed: connection refused") as caught:
         local.look_for_gpu(engine)
     assert [str(fault).split()[4] for fault in caught.value.faults] == ["container", "image"]
+    assert "its log says why" in str(caught.value.hint)
 
 
 HIDDEN = """
