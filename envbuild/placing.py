@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from envbuild import settings
 from envbuild.attest import pushing
@@ -29,7 +30,7 @@ def runner(
 
     Pushes the image where the runner fetches it from a registry, unless `dry`: its script is only shown then, and where
     the registry lacks the image, with a digest of zeros, which `on_line` is told. Raises UsageError for what does not
-    go together.
+    go together, SettingsError for what is at fault in the site's settings.
     """
     on = options.on
     chosen = on.runner or settings.setting("on") or "local"
@@ -48,14 +49,14 @@ def runner(
         return Local(engine, image)
     if options.asked.gpus:
         raise UsageError("--gpus names GPUs of the engine's machine; a scheduler hands out its own", hint="--gpu MODEL")
-    section, given, known = settings.section(chosen), on.given.get(chosen, {}), facts.gpus().__contains__
+    given, known = on.given.get(chosen, {}), facts.gpus().__contains__
     fetched = _known if dry else _fetched
     if chosen == "slurm":
-        cluster = slurm_site.parse(section, given, known)
+        cluster = settings.read("slurm", partial(slurm_site.parse, knows=known), given)
         if on.nodes > 1:  # told now, and not after the self-test on one
             nodes.network(cluster)
         return Slurm(cluster, image, fetched(cluster.registry, engine, image, on_line), name, on.resume)
-    place = kubernetes_site.parse(section, given, known)
+    place = settings.read("kubernetes", partial(kubernetes_site.parse, knows=known), given)
     return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name, on.resume)
 
 
