@@ -22,7 +22,7 @@ from envbuild.process import ProcessTimeout, run
 from envbuild.proof import reading, together
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import RunnerError, Watch
-from envbuild.proof.runners.slurm import outcomes, states
+from envbuild.proof.runners.slurm import files, outcomes, states
 from envbuild.proof.runners.slurm import runner as module
 from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.proof.runners.slurm.site import Site
@@ -440,6 +440,15 @@ def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
 
     assert states.outcome(text(GOOD))
     assert states.outcome(text({**GOOD, **change})) is None
+
+
+def test_an_outcome_of_many_nodes_with_long_names_is_read_whole(tmp_path: Path) -> None:
+    names = ",".join(f"gpu-{number:03}.{'x' * 240}" for number in range(64))
+    values = {**GOOD, "node": names, "parts": " ".join(["0:67108864"] * 64), "fabric": " ".join(["yes"] * 64)}
+    text = "".join(f"{key}={value}\n" for key, value in values.items())
+    (tmp_path / "outcome").write_text(text, encoding="utf-8")
+    found = files.outcome(tmp_path)
+    assert found and (found.node, len(found.parts), len(found.fabric)) == (names, 64, 64)
 
 
 PYXIS = """pyxis: importing docker image: registry.example#team/h20
