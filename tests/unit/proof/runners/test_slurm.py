@@ -420,6 +420,17 @@ def test_what_is_told_of_a_job(text: str, told: str) -> None:
     assert found and found.told() == told
 
 
+@pytest.mark.parametrize(
+    ("state", "over"),
+    [("PENDING", False), ("COMPLETING", False), ("POWER_UP_NODE", False), ("EXPEDITING", False), ("OF_TOMORROW", False),
+     ("COMPLETED", True), ("FAILED", True), ("CANCELLED", True), ("BOOT_FAIL", True), ("REVOKED", True)],
+)  # fmt: skip
+def test_a_job_is_over_only_where_slurm_says_so(state: str, over: bool) -> None:
+    """What is removed of one that goes on would end it; its nodes may be booting for minutes."""
+    found = states.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
+    assert found and found.over is over
+
+
 @pytest.mark.parametrize("text", ["", "JobId=1", "JobState= x", "JobState=\x1b[2J", "sbatch: JobStatePENDING"])
 def test_what_slurm_does_not_say_so_is_not_believed(text: str) -> None:
     assert states.seen(text) is None
