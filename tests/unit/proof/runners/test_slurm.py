@@ -533,6 +533,24 @@ def test_what_keeps_two_nodes_from_it_is_told(stub: Stub) -> None:
     assert stub.left() == []
 
 
+def test_a_job_on_two_nodes_that_nobody_waits_for_ends(stub: Stub) -> None:
+    """It cannot be taken up: what it was to be joined with is gone with the process that waited."""
+
+    def gone(text: str) -> None:
+        if "is submitted" in text:
+            raise HungUp
+
+    stub.say(hold="")
+    site = Site(folder=str(stub.shared), grace=1, interface="ib0")
+    with pytest.raises(HungUp):
+        Slurm(site, IMAGE, None, "sample").run(TOGETHER, Watch(say=gone))
+    assert stub.told("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
+    stub.say(down="")
+    with pytest.raises(RunnerError) as caught:
+        stub.run(TOGETHER, site)
+    assert caught.value.ending == "unknown" and "--resume" not in str(caught.value.hint) and stub.left() == []
+
+
 def test_a_damaged_ticket_is_none(stub: Stub) -> None:
     (settings.state_folder("slurm") / "9.ticket.json").write_text(json.dumps({"job": "9"}), encoding="utf-8")
     for job in ("9", "../9", "x"):
