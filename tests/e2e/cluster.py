@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .support import CHECKOUT, until
+from .support import CHECKOUT, free_port, until
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 NODES = {"gpu-h20": "h20", "gpu-a100": "a100"}
@@ -28,13 +28,6 @@ def unpacked(tree: Path) -> Path:
     if done.returncode != 0:
         pytest.skip(done.stderr.strip())
     return tree
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -24,7 +24,7 @@ import pytest
 import requests
 import yaml
 
-from .support import CHECKOUT, command, docker, until
+from .support import CHECKOUT, command, docker, free_port, until
 
 NODE = "gpu-h20"
 NAMESPACE = "proofs"
@@ -43,13 +43,6 @@ if "create" in sys.argv and "--bundle" in sys.argv:
             json.dump(config, stream)
 os.execv("{runc}", ["{runc}", *sys.argv[1:]])
 """
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def address() -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +33,13 @@ REQUIRED = ("env.libs", "gemm.crash", "gemm.exact", "gemm.accuracy", "attention.
 ODD = 'it\'s "quoted" $(touch /tmp/odd) $HOME `id` \\ {{ x }} # --flag'
 
 T = TypeVar("T")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
 
 
 @dataclass(frozen=True)
