@@ -100,10 +100,10 @@ class Cluster:
             response: Any = self._core.read_namespaced_pod_log(
                 pod, self.namespace, follow=follow, _preload_content=False, _request_timeout=(_SECONDS[0], seconds)
             )
-            try:
-                yield response.stream(1 << 16)
-            finally:
-                response.close()
+        try:
+            yield _blocks(response)
+        finally:
+            response.close()
 
     def remove(self, name: str) -> None:
         """The Job with its pod, and the ConfigMap. What is gone already is fine."""
@@ -139,6 +139,12 @@ class Cluster:
             finally:
                 response.close()
             return found if isinstance(found, dict) else {}
+
+
+def _blocks(response: Any) -> Iterator[bytes]:
+    """Apart from whoever takes them, whose own errors are not the API server's."""
+    with _asking():
+        yield from response.stream(1 << 16)
 
 
 def uid(found: Object) -> str | None:

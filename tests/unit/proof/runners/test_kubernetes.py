@@ -426,6 +426,19 @@ def test_an_interruption_removes_all_of_it(place: Place) -> None:
     assert place.server.stored == {} and len(place.server.created) == 2
 
 
+def test_an_error_of_whoever_watches_is_not_the_api_servers(place: Place) -> None:
+    """stderr may be a file on a disk that is full for a moment."""
+
+    def full(line: bytes) -> None:
+        place.lines.append(line)
+        if len(place.lines) == 1:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        place.run(watch=Watch(full))
+    assert place.server.stored == {}
+
+
 def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed_once_and_only_by_the_same(place: Place) -> None:
     def gone(line: bytes) -> None:
         raise HungUp
