@@ -8,7 +8,7 @@ from functools import partial
 from envbuild import settings
 from envbuild.attest import pushing
 from envbuild.attest.registry import Repository
-from envbuild.errors import NetworkError, UsageError, near
+from envbuild.errors import NetworkError, UsageError
 from envbuild.image.engine import Engine, Image
 from envbuild.making import Options
 from envbuild.plan import facts
@@ -16,7 +16,6 @@ from envbuild.plan.profile import Profile
 from envbuild.proof.runners.kubernetes import site as kubernetes_site
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
-from envbuild.proof.runners.names import RUNNERS
 from envbuild.proof.runners.protocol import Runner
 from envbuild.proof.runners.slurm import nodes
 from envbuild.proof.runners.slurm import site as slurm_site
@@ -26,7 +25,7 @@ from envbuild.proof.runners.slurm.runner import Slurm
 def runner(
     options: Options, engine: Engine, image: Image, name: str, on_line: Callable[[str], None], *, dry: bool = False
 ) -> Runner:
-    """The one that is asked for, else the site's (setting `on`), else the engine's own.
+    """The one that is asked for, else the site's (setting `on`), else the engine's own: one of names.RUNNERS.
 
     Pushes the image where the runner fetches it from a registry, unless `dry`: its script is only shown then, and where
     the registry lacks the image, with a digest of zeros, which `on_line` is told. Raises UsageError for what does not
@@ -34,8 +33,6 @@ def runner(
     """
     on = options.on
     chosen = on.runner or settings.setting("on") or "local"
-    if chosen not in RUNNERS:
-        raise UsageError(f"there is no runner {chosen!r}", hint=near(chosen, RUNNERS) or f"known: {', '.join(RUNNERS)}")
     for other in on.given:
         if other != chosen:
             raise UsageError(f"--{other} is for --on {other}")

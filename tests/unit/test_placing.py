@@ -48,7 +48,6 @@ def test_the_command_line_goes_before_the_settings() -> None:
         (On("local", nodes=2), "--nodes is for --on slurm"),
         (On("slurm", nodes=2), "none is declared"),
         (On("slurm", resume="7", nodes=2), "--resume takes up one job"),
-        (On("nomad"), "there is no runner 'nomad'"),
         (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "settings of kubernetes"),
     ],
 )  # fmt: skip
