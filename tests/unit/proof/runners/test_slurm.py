@@ -520,7 +520,7 @@ def test_what_keeps_two_nodes_from_it_is_told(stub: Stub) -> None:
         stub.run(TOGETHER)
     with pytest.raises(UsageError, match="not possible with pyxis"):
         stub.run(TOGETHER, Site(container="pyxis", registry="r", interface="ib0"), reference=f"r@{IMAGE.id}")
-    with pytest.raises(UsageError, match="node-7 has no address on eth9"):
+    with pytest.raises(UsageError, match="node-7 has no IPv4 address on eth9"):
         stub.run(TOGETHER, Site(interface="eth9"))
     stub.say(no_image="")
     with pytest.raises(EngineError, match="has no image"):
