@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from envbuild import settings
 from envbuild.attest import pushing
 from envbuild.attest.registry import Repository
-from envbuild.errors import NetworkError, UsageError, near
+from envbuild.errors import NetworkError, UsageError
 from envbuild.image.engine import Engine, Image
 from envbuild.making import Options
 from envbuild.plan import facts
@@ -15,7 +16,6 @@ from envbuild.plan.profile import Profile
 from envbuild.proof.runners.kubernetes import site as kubernetes_site
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
-from envbuild.proof.runners.names import RUNNERS
 from envbuild.proof.runners.protocol import Runner
 from envbuild.proof.runners.slurm import nodes
 from envbuild.proof.runners.slurm import site as slurm_site
@@ -25,16 +25,14 @@ from envbuild.proof.runners.slurm.runner import Slurm
 def runner(
     options: Options, engine: Engine, image: Image, name: str, on_line: Callable[[str], None], *, dry: bool = False
 ) -> Runner:
-    """The one that is asked for, else the site's (setting `on`), else the engine's own.
+    """The one that is asked for, else the site's (setting `on`), else the engine's own: one of names.RUNNERS.
 
     Pushes the image where the runner fetches it from a registry, unless `dry`: its script is only shown then, and where
     the registry lacks the image, with a digest of zeros, which `on_line` is told. Raises UsageError for what does not
-    go together.
+    go together, SettingsError for what is at fault in the site's settings.
     """
     on = options.on
     chosen = on.runner or settings.setting("on") or "local"
-    if chosen not in RUNNERS:
-        raise UsageError(f"there is no runner {chosen!r}", hint=near(chosen, RUNNERS) or f"known: {', '.join(RUNNERS)}")
     for other in on.given:
         if other != chosen:
             raise UsageError(f"--{other} is for --on {other}")
@@ -48,14 +46,14 @@ def runner(
         return Local(engine, image)
     if options.asked.gpus:
         raise UsageError("--gpus names GPUs of the engine's machine; a scheduler hands out its own", hint="--gpu MODEL")
-    section, given, known = settings.section(chosen), on.given.get(chosen, {}), facts.gpus().__contains__
+    given, known = on.given.get(chosen, {}), facts.gpus().__contains__
     fetched = _known if dry else _fetched
     if chosen == "slurm":
-        cluster = slurm_site.parse(section, given, known)
+        cluster = settings.read("slurm", partial(slurm_site.parse, knows=known), given)
         if on.nodes > 1:  # told now, and not after the self-test on one
             nodes.network(cluster)
         return Slurm(cluster, image, fetched(cluster.registry, engine, image, on_line), name, on.resume)
-    place = kubernetes_site.parse(section, given, known)
+    place = settings.read("kubernetes", partial(kubernetes_site.parse, knows=known), given)
     return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name, on.resume)
 
 

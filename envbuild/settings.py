@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import platformdirs
 
 from envbuild import document
 from envbuild.document import Document
-from envbuild.errors import Fault, SettingsError, near
+from envbuild.errors import Fault, SettingsError, UsageError, near
 
 _APP = "envbuild"
+T = TypeVar("T")
+# Of a section: its keys, and over them those of a command line. Raises UsageError with every fault.
+Reader = Callable[[Mapping[str, Any], Mapping[str, str]], T]
 
 
 def config_file() -> Path:
@@ -97,9 +100,33 @@ def section(name: str) -> dict[str, Any]:
     return found
 
 
+def read(name: str, reader: Reader[T], given: Mapping[str, str]) -> T:
+    """A section, and over it what the command line gives, by its own reader. What is at fault in the file has its line.
+
+    Raises SettingsError where all that is wrong stands in the file, UsageError where the command line has a share.
+    """
+    try:
+        return reader(section(name), given)
+    except UsageError as error:
+        own = error.faults if not given else _own(name, reader)
+        faults = [placed(name, fault) if fault in own else fault for fault in error.faults]
+        kind = SettingsError if all(fault in own for fault in error.faults) else UsageError
+        raise kind(error.message, hint=error.hint, faults=faults) from error
+
+
+def _own(name: str, reader: Reader[T]) -> tuple[Fault, ...]:
+    """What is wrong in a section, whatever the command line puts over it."""
+    try:
+        reader(section(name), {})
+    except UsageError as error:
+        return error.faults
+    return ()
+
+
 def placed(name: str, fault: Fault) -> Fault:
-    """A fault that a section's own reader found, whose field is a key of it, with the file and the line of that key."""
-    path = (name, *(fault.field or "").split("."))
+    """A fault of a setting with its file and line. `field`: a key of the section, or KEY.INNER, where INNER may hold
+    dots, as a label's name does."""
+    path = (name, *(fault.field or "").split(".", 1))
     return replace(_settings().fault(path, fault.message), field=".".join(filter(None, path)))
 
 

@@ -104,7 +104,7 @@ class Crowd:
     builds: Pool
     tests: Pool  # on the CPU
     cards: Pool
-    environment: Mapping[str, str] = field(default_factory=dict)  # of those that sign
+    environment: Mapping[str, str]  # of those that sign
     stop: Stop = field(default_factory=Stop)
 
     def make(self, name: str, source: Source) -> Outcome:
@@ -199,7 +199,8 @@ def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome
             source = sources.load(name, wanted=wanted.requirements)
             found.setdefault(source.name, (name, source))
         except EnvbuildError as error:
-            outcomes.append(Outcome(name, *_outcome(error)))
+            code, document = _refused(error)
+            outcomes.append(Outcome(name, code, 0.0, document))
             done(outcomes[-1])
     if wanted.gpus and not any(source.profile.gpus for _, source in found.values()):
         raise UsageError("--gpus: none of these profiles names gpus", hint="they are tested on the CPU")
@@ -228,11 +229,6 @@ def _require_known(names: Sequence[str], requirements: Path | None) -> None:
     if faults:
         hints = dict.fromkeys(error.hint for error in faults if error.hint)
         raise ProfileError("; ".join(error.message for error in faults), hint="\n".join(hints) or None)
-
-
-def _outcome(error: EnvbuildError) -> tuple[int, float, dict[str, Any]]:
-    code, document = _refused(error)
-    return code, 0.0, document
 
 
 def _crowd(engine: Engine, profiles: Sequence[Source], wanted: Wanted, say: Say) -> Crowd:

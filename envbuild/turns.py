@@ -1,4 +1,4 @@
-"""Locks among the envbuilds of one machine. They lie in the cache folder, most of what they keep whole does too: two
+"""Locks among the envbuilds of one machine. They lie in the cache folder, as most of what they keep whole does: two
 checkouts, or two state folders, may share it."""
 
 from __future__ import annotations

@@ -71,6 +71,8 @@ def command(
         raise UsageError("--image and --python name two things to test: give one of them")
     if python and (on not in (None, "local") or given or resume or dry_run or gpu or nodes > 1):
         raise UsageError("--python tests on this machine; --on, --gpu and --nodes an image on others")
+    if dry_run and (report or print_file):
+        raise UsageError("--dry-run runs nothing: no --junit and no --fingerprint comes of it")
     output.prepare(report, print_file, as_json=as_json)
     taken = as_json or output.STDOUT in (report, print_file)  # stdout, by one document
     from envbuild import pipeline  # not for --help

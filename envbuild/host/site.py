@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from envbuild import settings
@@ -29,9 +30,9 @@ def read() -> Site:
     found: list[Fault] = list(_keys())
     for section, parse in _SECTIONS.items():
         try:
-            parse(settings.section(section), {}, known)
+            settings.read(section, partial(parse, knows=known), {})
         except EnvbuildError as error:
-            found += [settings.placed(section, fault) for fault in error.faults]
+            found += error.faults
     return Site(name, names, tuple(clean(str(fault), 400) for fault in found))
 
 

@@ -19,8 +19,9 @@ def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
     for code, size in output.parts:
         stdout = output.stdout[begin : begin + size]
         begin += size
-        exit_code = None if output.exit_code is None else code
-        runs.append(reading.judge(replace(output, stdout=stdout, exit_code=exit_code), nonce, require))
+        late = output.timed_out and code not in (0, 5)  # such a node came to its end, and another did not
+        own = replace(output, stdout=stdout, exit_code=None if late else code, timed_out=late)
+        runs.append(reading.judge(own, nonce, require))
     if not runs:
         return replace(reading.judge(output, nonce, require), errors=("no node left any output",))
     names = dict.fromkeys(result["probe"] for run in runs for result in run.results)
@@ -51,5 +52,6 @@ def joined(alone: TestRun, across: TestRun) -> TestRun:
         seconds=alone.seconds + across.seconds,
         skipped_required=(*alone.skipped_required, *across.skipped_required),
         log=alone.log + across.log,
+        short=alone.short or across.short,
         where={**alone.where, "unconfined": lacks, "nodes": dict(across.where)},
     )

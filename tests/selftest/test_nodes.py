@@ -3,11 +3,14 @@
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+from envbuild.selftest.probes import nodes
 from envbuild.selftest.probes.nodes import Stage, stages
 
 from .reading import Frame, job, outcomes, read, start
@@ -20,10 +23,10 @@ def free_port() -> int:
         return port
 
 
-def together(folder: Path, *machines: Mapping[str, str], **fields: object) -> list[Frame]:
+def together(folder: Path, *machines: Mapping[str, str], size: int = 2, **fields: object) -> list[Frame]:
     """What each machine says of dist.nodes; its variables over those that it needs."""
     meeting = f"127.0.0.1:{free_port()}"
-    document = job(probes=["dist.nodes"], require=["dist.nodes"], threads=1, expect={"nodes": 2}, **fields)
+    document = job(probes=["dist.nodes"], require=["dist.nodes"], threads=1, expect={"nodes": size}, **fields)
     started = []
     for number, more in enumerate(machines):
         place = folder / str(number)
@@ -42,6 +45,38 @@ def test_two_machines_work_together(tmp_path: Path) -> None:
         assert [stage["stage"] for stage in frame["traits"]["stages"]] == ["gloo nodes 0+1 x1", "gloo nodes 0+1 x2"]
         cases = {figure["case"] for figure in frame["figures"]}
         assert "gloo nodes 0+1 x2 ddp gradient of weight" in cases and all(f["error"] == 0 for f in frame["figures"])
+
+
+def test_three_machines_meet_by_twos_and_then_all(tmp_path: Path) -> None:
+    found = together(tmp_path, {}, {}, {}, size=3)
+    assert [frame["status"] for frame in found] == ["passed"] * 3, [frame["reason"] for frame in found]
+    tried = [[stage["stage"] for stage in frame["traits"]["stages"]] for frame in found]
+    everyone = ["gloo nodes 0+1+2 x1", "gloo nodes 0+1+2 x2"]
+    one, two = "gloo nodes 0+1 x1", "gloo nodes 0+2 x1"
+    assert tried == [[one, two, *everyone], [one, *everyone], [two, *everyone]]
+
+
+def test_whoever_comes_early_waits_for_those_who_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of many sits out what the others try, and none of them is late before its own stages have ended."""
+    now = 0.0
+    ends: dict[int, float] = {}  # a stage, by its port -> when this machine gives it up
+
+    def run(worlds: Any, device: str, limit: float) -> Any:
+        nonlocal now
+        ends[int(worlds[0].among.meeting.rpartition(":")[2])] = now + limit
+        now += 2.0
+        return [SimpleNamespace()]
+
+    monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(nodes.ranks, "run", run)
+    monkeypatch.setattr(nodes.dist, "import_ahead", lambda: None)
+    monkeypatch.setattr(nodes, "_tell", lambda context, spot, done: done.clear())
+    variables = {"ENVBUILD_NODE": "7", "ENVBUILD_MEETING": "127.0.0.1:0", "ENVBUILD_INTERFACE": "lo"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    context: Any = SimpleNamespace(job=SimpleNamespace(nodes=8, device="cpu"), on_cpu=True, step=lambda name: None)
+    nodes.across(context)
+    assert ends == {number: nodes.CAP * (number + 1) for number in (6, 7, 8)}
 
 
 def test_a_rank_that_dies_is_named_where_it_ran(tmp_path: Path) -> None:

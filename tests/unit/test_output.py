@@ -86,6 +86,14 @@ def test_a_bundle_goes_to_no_terminal(project: Path) -> None:
     assert (done.code, "name a file instead of -" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("option", ["--junit", "--fingerprint"])
+def test_what_is_only_shown_writes_no_report(ready: list[str], project: Path, option: str) -> None:
+    before = sorted(project.rglob("*"))
+    done = envbuild("test", "sample", "--on", "slurm", "--dry-run", option, "made/here.x")
+    assert (done.code, "--dry-run runs nothing" in done.stderr) == (2, True)
+    assert sorted(project.rglob("*")) == before
+
+
 def test_stdout_holds_one_document(ready: list[str]) -> None:
     assert envbuild("test", "sample", "--junit", "-", "--fingerprint", "-").code == 2
     done = envbuild("test", "sample", "--junit", "-")

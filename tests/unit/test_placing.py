@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from envbuild import pipeline, placing
+from envbuild import pipeline, placing, settings
 from envbuild.attest import oci
-from envbuild.errors import UsageError
+from envbuild.errors import EnvbuildError, SettingsError, UsageError
 from envbuild.image.engine import Engine
 from envbuild.making import On, Options
 from envbuild.proof.job import Asked
@@ -48,13 +48,55 @@ def test_the_command_line_goes_before_the_settings() -> None:
         (On("local", nodes=2), "--nodes is for --on slurm"),
         (On("slurm", nodes=2), "none is declared"),
         (On("slurm", resume="7", nodes=2), "--resume takes up one job"),
-        (On("nomad"), "there is no runner 'nomad'"),
         (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "settings of kubernetes"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(on: On, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         runner(on)
+
+
+CLUSTERS = """on: slurm
+slurm:
+  partition: a b
+  gres: {nosuch: x}
+kubernetes:
+  nodes:
+    example.com/pool: x
+    example.com/zone: x y
+  queue: soon
+"""
+
+
+def told(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str | None]]]:
+    """The kind of error, and each fault's line and field."""
+    with pytest.raises(EnvbuildError) as caught:
+        runner(on)
+    faults = caught.value.faults
+    assert {fault.file for fault in faults if fault.line} <= {str(settings.config_file())}
+    return type(caught.value), [(fault.line, fault.field) for fault in faults]
+
+
+def test_what_is_at_fault_in_the_settings_comes_with_its_line() -> None:
+    configure(CLUSTERS)
+    assert told(On()) == (SettingsError, [(3, "slurm.partition"), (4, "slurm.gres")])
+    expected = [(9, "kubernetes.queue"), (8, "kubernetes.nodes.example.com/zone")]
+    assert told(On("kubernetes")) == (SettingsError, expected)
+
+
+def test_what_is_at_fault_on_the_command_line_has_no_line_of_the_settings() -> None:
+    configure("slurm: {account: team}\n")
+    assert told(On("slurm", {"slurm": {"partition": "a b"}})) == (UsageError, [(None, "partition")])
+    assert told(On("slurm", {"slurm": {"container": "pyxis"}})) == (UsageError, [(None, "registry")])
+
+
+def test_what_the_command_line_puts_over_the_settings_mends_them_or_shares_the_blame() -> None:
+    configure("slurm:\n  time: soon\n  partition: a b\n")
+    assert told(On("slurm", {"slurm": {"time": "30"}})) == (SettingsError, [(3, "slurm.partition")])
+    given = {"time": "30", "partition": "c d"}
+    assert told(On("slurm", {"slurm": given})) == (UsageError, [(None, "partition")])
+    assert told(On("slurm", {"slurm": {"time": "now"}})) == (UsageError, [(None, "time"), (3, "slurm.partition")])
+    assert isinstance(runner(On("slurm", {"slurm": {"time": "30", "partition": "c"}})), Slurm)
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])

@@ -7,6 +7,7 @@ import pytest
 from envbuild import settings
 from envbuild.errors import SettingsError
 from envbuild.host import site
+from envbuild.proof.runners.names import RUNNERS
 from unit.support import configure, envbuild
 
 
@@ -38,6 +39,12 @@ def test_words_and_numbers_of_old_yaml_are_what_was_written() -> None:
     configure("on: slurm\nslurm:\n  time: 1:30:00\n  account: 0012\n")
     assert settings.setting("on") == "slurm"
     assert settings.section("slurm") == {"time": "1:30:00", "account": "0012"}
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_every_runner_that_an_option_names_can_be_set(name: str) -> None:
+    configure(f"on: {name}\n")
+    assert settings.setting("on") == name
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from envbuild import several
+from envbuild.commands.console import Console
 from envbuild.errors import Interrupted
+from envbuild.making import Step
 from envbuild.process import Completed
 from unit.support import PROFILE, envbuild, write_profile
 
@@ -122,6 +124,14 @@ def test_each_is_built_then_proved_and_told_in_a_table(children: Children) -> No
     assert children.options("a", "build") == ["--json", "--no-cache", "--locked", "--builder=farm"]
     assert children.options("b", "make") == ["--json", "--allow-unproved", "--locked", "--builder=farm"]
     assert said.stderr.count("lock ") == 2  # the second process' repetition is not shown
+
+
+@pytest.mark.parametrize("step", [Step("load profile", 0.0, False, ""), Step("self-test", 1234.5, False, "14 passed"),
+                                  Step("build", 0.1, True, "")], ids=lambda step: step.name)  # fmt: skip
+def test_a_step_is_known_as_a_process_tells_it(step: Step, capsys: pytest.CaptureFixture[str]) -> None:
+    Console().end(step)
+    found = several._STEP.match(capsys.readouterr().err)
+    assert found and found[1] == step.name
 
 
 def test_what_is_no_step_is_told_whole(children: Children) -> None:

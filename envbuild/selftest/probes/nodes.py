@@ -1,13 +1,15 @@
 """dist.nodes: ranks on several machines, one each and then all, over NCCL and over gloo.
 
 Each machine has the image, runs this at the same time, and tells what its own ranks did. What is tried is the same for
-all, whatever fails: none could tell the others to leave a stage out.
+all, whatever fails: none could tell the others to leave a stage out. Each stage's end is counted from the probe's
+beginning: who sat out the stage before, or failed in it at once, waits for those who were in it to its end.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +22,7 @@ from envbuild.selftest.outcome import Skip
 from envbuild.selftest.probes import dist
 from envbuild.selftest.ranks import Among, Tried, World
 
-CAP = 60.0  # seconds of a stage: containers of several machines do not begin together
+CAP = 60.0  # seconds of a stage at least: containers of several machines do not begin together
 PROCESSES = 2  # a machine, on the CPU
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,253}):(?P<port>[0-9]{1,5})")
 _INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
@@ -72,10 +74,12 @@ def across(context: Context) -> None:
     if context.on_cpu:
         dist.import_ahead()
     done = []
+    begin = time.monotonic()
     for number, stage in enumerate(stages(job.nodes, each, not context.on_cpu)):
         if spot.number in stage.nodes:
             context.step(stage.name)
-            done.append((stage, _try(stage, spot, spot.port + number, job.device)))
+            limit = begin + CAP * (number + 1) - time.monotonic()
+            done.append((stage, _try(stage, spot, spot.port + number, job.device, limit)))
     _tell(context, spot, done)
     failed = {stage: tried for stage, tried in done if tried.stage.faults}
     for stage, tried in failed.items():
@@ -84,10 +88,10 @@ def across(context: Context) -> None:
         context.fail(first.kind, f"rank {first.rank} of {stage.name}: {first.reason}{_says(stage, done)}", first.signal)
 
 
-def _try(stage: Stage, spot: Spot, port: int, device: str) -> Tried:
+def _try(stage: Stage, spot: Spot, port: int, device: str, limit: float) -> Tried:
     first = stage.nodes.index(spot.number) * stage.each
     among = Among(first, len(stage.nodes) * stage.each, f"{spot.host}:{port}", spot.interface)
-    (tried,) = ranks.run([World(stage.backend, tuple(range(stage.each)), (), among)], device, CAP)
+    (tried,) = ranks.run([World(stage.backend, tuple(range(stage.each)), (), among)], device, limit)
     return tried
 
 
@@ -110,13 +114,9 @@ def _says(failed: Stage, done: list[tuple[Stage, Tried]]) -> str:
     """Which layer it is, told from the same machines over gloo."""
     if failed.backend == "gloo":
         return ""
-    twins = (tried for stage, tried in done if (stage.backend, stage.nodes, stage.each) == ("gloo", *_who(failed)))
-    passes = any(not tried.stage.faults for tried in twins)
+    twin = Stage("gloo", failed.nodes, failed.each)
+    passes = any(not tried.stage.faults for stage, tried in done if stage == twin)
     return f"; {'nccl fails and gloo passes: NCCL, or the fabric' if passes else 'gloo fails too: network or image'}"
-
-
-def _who(stage: Stage) -> tuple[tuple[int, ...], int]:
-    return stage.nodes, stage.each
 
 
 def _spot(job: Job) -> Spot:

@@ -50,6 +50,23 @@ def test_output_of_a_node_that_is_not_whole_is_an_error(other: bytes) -> None:
     assert not run.passed and all(error.startswith("node 1: ") for error in run.errors) and run.errors
 
 
+def test_only_the_node_that_did_not_end_is_told_as_late() -> None:
+    late = said().rpartition(b"ENVBUILD")[0]
+    sizes = ((0, len(said())), (124, len(late)))
+    output = RawOutput(said() + late, "", None, 60.0, timed_out=True, parts=sizes, where=WHERE)
+    run = together.judge(output, NONCE, ("dist.nodes",))
+    assert not run.passed and any("stopped after 60 s" in error for error in run.errors)
+    assert all(error.startswith("node 1: ") for error in run.errors), run.errors
+
+
+def test_a_container_on_one_of_them_that_was_short_of_memory_is_told() -> None:
+    """The way out is the profile's selftest.memory_gb."""
+    alone = reading.judge(RawOutput(b"".join(lines(documents(probe("env.libs")))), "", 0, 4.0), NONCE, ())
+    ended = RawOutput(said(), "", 137, 3.0, out_of_memory=True, parts=((0, len(said())), (137, 0)))
+    run = together.joined(alone, together.judge(ended, NONCE, ("dist.nodes",)))
+    assert run.out_of_memory and not run.passed
+
+
 def test_no_node_is_no_pass() -> None:
     assert not judged().passed
 

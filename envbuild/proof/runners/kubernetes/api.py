@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import UsageError, printable
+import yaml
+
+from envbuild.errors import SettingsError, UsageError, printable
 from envbuild.proof.runners.kubernetes.manifest import Object
 
 _SECONDS = (5.0, 30.0)  # for a connection, and for an answer
@@ -34,7 +36,8 @@ class Cluster:
     """A connection, as kubectl would have it: ~/.kube/config or KUBECONFIG, else from inside a pod."""
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
-        """Raises UsageError where the client is not installed, or no cluster is configured."""
+        """Raises UsageError where the client is not installed, or no cluster is configured; SettingsError where the
+        configuration is malformed."""
         try:
             from kubernetes import client, config  # half a second, and an extra
         except ImportError as error:
@@ -46,6 +49,9 @@ class Cluster:
             active = _configure(config, context, known)
         except (config.ConfigException, OSError) as error:
             raise UsageError(f"no cluster is configured: {error}", hint="kubectl config view") from error
+        except (yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:  # as the client meets it
+            said = printable(" ".join(str(error).split())[:300])
+            raise SettingsError(f"kubectl's configuration is malformed: {said}", hint="kubectl config view") from error
         known.retries = False
         self.namespace = namespace or active or "default"
         api = client.ApiClient(known)
@@ -54,12 +60,13 @@ class Cluster:
     def create(self, config: Object, work: Object) -> str:
         """The Job, and the ConfigMap that it owns: that goes when the Job goes, whoever is lost in between. Its pod
         waits for the ConfigMap, as for any that is not there yet. Returns the Job's uid."""
-        made = self._ask(self._batch.create_namespaced_job, self.namespace, work)
-        meta = made["metadata"]
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+        made = uid(self._ask(self._batch.create_namespaced_job, self.namespace, work))
+        if made is None:
+            raise Silent("its answer shows no Job")
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": work["metadata"]["name"], "uid": made}
         owned = {**config, "metadata": {**config["metadata"], "ownerReferences": [owner]}}
         self._ask(self._core.create_namespaced_config_map, self.namespace, owned)
-        return str(meta["uid"])
+        return made
 
     def job(self, name: str) -> Object | None:
         return self._found(self._batch.read_namespaced_job, name, self.namespace)
@@ -81,8 +88,8 @@ class Cluster:
         while True:
             page = self._ask(self._core.list_node, limit=_PAGE, **more)
             found += _objects(page)
-            token = (page.get("metadata") or {}).get("continue")
-            if not token:
+            token = _meta(page).get("continue")
+            if not isinstance(token, str) or not token:
                 return found
             more = {"_continue": token}
 
@@ -93,10 +100,10 @@ class Cluster:
             response: Any = self._core.read_namespaced_pod_log(
                 pod, self.namespace, follow=follow, _preload_content=False, _request_timeout=(_SECONDS[0], seconds)
             )
-            try:
-                yield response.stream(1 << 16)
-            finally:
-                response.close()
+        try:
+            yield _blocks(response)
+        finally:
+            response.close()
 
     def remove(self, name: str) -> None:
         """The Job with its pod, and the ConfigMap. What is gone already is fine."""
@@ -134,8 +141,25 @@ class Cluster:
             return found if isinstance(found, dict) else {}
 
 
+def _blocks(response: Any) -> Iterator[bytes]:
+    """Apart from whoever takes them, whose own errors are not the API server's."""
+    with _asking():
+        yield from response.stream(1 << 16)
+
+
+def uid(found: Object) -> str | None:
+    value = _meta(found).get("uid")
+    return value if isinstance(value, str) else None
+
+
+def _meta(found: Object) -> Object:
+    meta = found.get("metadata")
+    return meta if isinstance(meta, dict) else {}
+
+
 def _objects(page: Object) -> list[Object]:
-    return [item for item in page.get("items") or [] if isinstance(item, dict)]
+    items = page.get("items")
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 @contextlib.contextmanager

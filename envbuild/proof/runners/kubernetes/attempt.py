@@ -164,7 +164,10 @@ class Attempt:
         why = states.reasons(found) if found is not None else pod.unplaced
         queue = self._site.queue
         if queue is None and found is not None and all(lacks.ever for lacks in found.values()):
-            raise NotProved("no node of the cluster can take the job", hint=why)
+            raise NotProved(
+                "no node of the cluster can take the job",
+                hint=f"{why}\nkubernetes: {{queue: MINUTES}} waits for one that is to come",
+            )
         if queue is not None and self._lasts("unplaced", True) >= queue * 60:
             raise RunnerError(f"the job waited {queue} min for a node", ending="unschedulable", hint=why)
         if why != self._why:

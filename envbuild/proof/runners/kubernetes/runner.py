@@ -11,7 +11,7 @@ from envbuild.image.engine import Image
 from envbuild.proof.job import Job
 from envbuild.proof.runners import tickets
 from envbuild.proof.runners.kubernetes import manifest, states
-from envbuild.proof.runners.kubernetes.api import Cluster, Refused, Silent
+from envbuild.proof.runners.kubernetes.api import Cluster, Refused, Silent, uid
 from envbuild.proof.runners.kubernetes.attempt import Attempt
 from envbuild.proof.runners.kubernetes.manifest import Object
 from envbuild.proof.runners.kubernetes.site import Site
@@ -56,9 +56,12 @@ class Kubernetes:
         cluster = Cluster(self._site.context, self._site.namespace)
         if self._ticket:
             self._resumed(self._ticket, cluster, job)
+        else:
+            self._submit(cluster, job, config, work, watch)
         try:
             if not self._ticket:
-                self._submit(cluster, job, config, work, watch)
+                watch.say(f"job {cluster.namespace}/{self._name} is submitted; "
+                          f"if this process is lost: --resume {self._name}")  # fmt: skip
             output = Attempt(cluster, self._site, self._name, job, work, watch).output()
         except HungUp:
             raise Interrupted(
@@ -73,15 +76,23 @@ class Kubernetes:
         return output
 
     def _submit(self, cluster: Cluster, job: Job, config: Object, work: Object, watch: Watch) -> None:
+        """Nothing of it stays where that fails: without its ticket nobody could come back to it."""
         try:
-            uid = cluster.create(config, work)
+            tickets.keep(_RUNNER, self._created(cluster, job, config, work))
+        except BaseException:
+            self._remove(cluster, watch)
+            raise
+
+    def _created(self, cluster: Cluster, job: Job, config: Object, work: Object) -> Ticket:
+        try:
+            made = cluster.create(config, work)
         except Silent as silent:
-            raise NetworkError(f"the cluster's API server does not answer: {silent}") from silent
+            raise NetworkError(
+                f"the cluster's API server does not answer: {silent}", hint="kubectl cluster-info asks it too"
+            ) from silent
         except Refused as refused:
             raise UsageError(f"the cluster does not take the job: {refused}", hint="--dry-run shows it") from refused
-        tickets.keep(_RUNNER, tickets.made(self._name, self._name, self.image, job, uid))
-        watch.say(f"job {cluster.namespace}/{self._name} is submitted; "
-                  f"if this process is lost: --resume {self._name}")  # fmt: skip
+        return tickets.made(self._name, self._name, self.image, job, made)
 
     def _resumed(self, ticket: Ticket, cluster: Cluster, job: Job) -> None:
         """Raises UsageError where this job was not given what is asked for now, and RunnerError where it is gone."""
@@ -94,7 +105,7 @@ class Kubernetes:
             raise UsageError(
                 f"the cluster does not show the job: {refused}", hint="is it the same cluster?"
             ) from refused
-        if found is None or found["metadata"].get("uid") != ticket.place:
+        if found is None or uid(found) != ticket.place:
             tickets.forget(_RUNNER, self._name)
             raise RunnerError(
                 f"job {cluster.namespace}/{self._name} is lost: the cluster has it no longer, nor its output",

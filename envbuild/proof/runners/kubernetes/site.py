@@ -65,7 +65,7 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
     texts: dict[str, Any] = {key: _text(key, merged[key], faults) for key in _TEXTS if key in merged}
     lists: dict[str, Any] = {key: _items(key, merged[key], *_LISTS[key], faults) for key in _LISTS if key in merged}
     nodes = {
-        str(key): _one("nodes", value, _LABEL, "a label's value", faults)
+        str(key): _one(f"nodes.{key}", value, _LABEL, "a label's value", faults)
         for key, value in _mapping("nodes", merged.get("nodes", {}), faults).items()
         if _one("nodes", key, _KEY, "a label's key", faults)
     }

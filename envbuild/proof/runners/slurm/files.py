@@ -13,6 +13,8 @@ from envbuild.proof.runners.slurm import states
 from envbuild.proof.runners.slurm.states import Outcome
 from envbuild.proof.testrun import MAX_STDOUT
 
+_OUTCOME = 32 << 10  # bytes: 64 nodes have names of 16 kB at most
+
 
 def remove(folder: Path) -> None:
     """What there is of a job, here."""
@@ -55,7 +57,7 @@ def outcome(attempt: Path) -> Outcome | None:
     """None where it has not ended yet, or was stopped."""
     try:
         with (attempt / "outcome").open("rb") as file:
-            return states.outcome(file.read(4096).decode(errors="replace"))
+            return states.outcome(file.read(_OUTCOME).decode(errors="replace"))
     except OSError:
         return None
 

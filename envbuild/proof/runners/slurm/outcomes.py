@@ -43,7 +43,7 @@ def require_started(outcome: Outcome, site: Site, image: str, words: str) -> Non
     if outcome.stage == "gpu":
         raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")
     if outcome.stage == "network":
-        raise UsageError(f"{node} has no address on {site.interface}", hint=f"--slurm interface=NAME\n{said}")
+        raise UsageError(f"{node} has no IPv4 address on {site.interface}", hint=f"--slurm interface=NAME\n{said}")
     fetches = outcome.stage == "image" or (outcome.size == 0 and _NOT_FETCHED in words)
     if fetches and site.registry:
         raise NetworkError(f"{node} cannot fetch {image}", hint=f"{said}\nis the registry reachable from there?")

@@ -12,13 +12,7 @@ import time
 from pathlib import Path, PurePosixPath
 
 from envbuild import settings
-from envbuild.errors import (
-    EnvbuildError,
-    HungUp,
-    Interrupted,
-    UsageError,
-    printable,
-)
+from envbuild.errors import EnvbuildError, HungUp, Interrupted, UsageError, printable
 from envbuild.image.engine import Image
 from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
 from envbuild.proof.job import Job
@@ -70,26 +64,27 @@ class Slurm:
         return base / self._token
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
+        """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it; one
+        on several nodes ends: what its result was to be joined with is gone with this process."""
         ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
         try:
             if job.nodes > 1:
                 watch.say(f"job {ticket.job} is submitted, on {job.nodes} nodes")
             elif not self._ticket:
                 watch.say(f"job {ticket.job} is submitted; if this process is lost: --resume {ticket.job}")
-            attempt, outcome = self._wait(ticket, watch)
+            attempt, outcome = self._wait(ticket, job, watch)
             output = self._output(job, attempt, outcome, watch)
-        except HungUp:
-            raise Interrupted(
-                f"the terminal is gone; job {ticket.job} goes on", hint=f"to wait for it: --resume {ticket.job}"
-            ) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as end:
+            if isinstance(end, HungUp) and job.nodes == 1:
+                raise Interrupted(
+                    f"the terminal is gone; job {ticket.job} goes on", hint=f"to wait for it: --resume {ticket.job}"
+                ) from None
             self._cancel(ticket.name, watch)
             _forget(ticket.name, Path(ticket.place))
             raise
-        except (_Unknown, ProcessMissing):
-            raise
-        except EnvbuildError:
+        except EnvbuildError as error:
+            if isinstance(error, _Unknown | ProcessMissing) and job.nodes == 1:
+                raise
             _forget(ticket.name, Path(ticket.place))
             raise
         _forget(ticket.name, Path(ticket.place))
@@ -128,7 +123,7 @@ class Slurm:
 
     # waiting
 
-    def _wait(self, ticket: Ticket, watch: Watch) -> tuple[Path, Outcome]:
+    def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, Outcome]:
         """Until there is an outcome of the job's last attempt, and all of what it names. Raises RunnerError."""
         tail, told, asked, over_since, silent_since = files.Tail(watch.line), "", -ASK, None, None
         while True:
@@ -157,7 +152,9 @@ class Slurm:
                 raise _Unknown(
                     f"Slurm's controller does not answer any longer: nothing is known of job {ticket.job}",
                     ending="unknown",
-                    hint=f"when it does: --resume {ticket.job}",
+                    hint=f"when it does: --resume {ticket.job}"
+                    if job.nodes == 1
+                    else "its folder is removed, with which it ends: run it again",
                 )
             time.sleep(POLL)
 
@@ -223,7 +220,7 @@ class Slurm:
 
 
 class _Unknown(RunnerError):
-    """The job may well go on: nothing of it is removed."""
+    """The job may well go on: nothing of it is removed, if it can be taken up."""
 
 
 def _ask(job: str) -> tuple[bool, Seen | None]:

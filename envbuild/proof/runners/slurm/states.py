@@ -10,7 +10,6 @@ from envbuild.errors import printable
 from envbuild.proof.runners.protocol import RunnerError
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 # Slurm's own ending -> (our word for it, what happened, what to do)
 _AGAIN = "run it again"
 _ENDINGS = {
@@ -23,6 +22,9 @@ _ENDINGS = {
     "OUT_OF_MEMORY": ("memory", "had more memory than Slurm allows it", "selftest.memory_gb says how much"),
     "REVOKED": ("cancelled", "was revoked: another cluster of the federation ran it", _AGAIN),
 }  # fmt: skip
+# Slurm's manual: base states are few, and flags, which hide them, become more. Where one that is not known here hides
+# an end, Slurm forgets the job soon.
+_OVER = {*_ENDINGS, "COMPLETED", "FAILED"}
 LOST = "lost"
 
 
@@ -38,7 +40,7 @@ class Seen:
 
     @property
     def over(self) -> bool:
-        return self.state not in WAITING | RUNNING
+        return self.state in _OVER
 
     def told(self) -> str:
         """For whoever waits."""

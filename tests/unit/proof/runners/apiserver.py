@@ -59,7 +59,8 @@ def node(name: str = NODE, product: str = "NVIDIA-H20", gpus: str = "8", **spec:
 @dataclass
 class Server:
     """`pods`: what is answered, one after the other; the last stays. None: there is no pod. `log`: of the pod; `logs`:
-    what reads of it get first, in turn. `refuse`: (method, part of the path) -> (status, message)."""
+    what reads of it get first, in turn. `refuse`: (method, part of the path) -> (status, message).
+    `answers`: the same -> what is answered instead."""
 
     pods: list[Object | None] = field(default_factory=lambda: [running(), ended(0)])
     log: bytes = b""
@@ -68,6 +69,7 @@ class Server:
     events: list[Object] = field(default_factory=list)
     conditions: list[Object] = field(default_factory=list)
     refuse: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+    answers: dict[tuple[str, str], object] = field(default_factory=dict)
     stored: dict[str, Object] = field(default_factory=dict)
     created: list[Object] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
@@ -78,6 +80,9 @@ class Server:
         for (verb, part), (status, message) in self.refuse.items():
             if verb == method and part in path:
                 return status, {"kind": "Status", "message": message, "code": status}
+        for (verb, part), given in self.answers.items():
+            if verb == method and part in path:
+                return 200, given
         kind, _, name = path.partition("/namespaces/")[2].partition("/")[2].partition("/")
         if method == "GET" and path.endswith("/nodes"):
             begin, size = int(query.get("continue", ["0"])[0]), int(query["limit"][0])

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from envbuild.errors import EngineError, EnvbuildError, HungUp, Interrupted, NetworkError, NotProved, UsageError
+from envbuild.errors import (
+    EngineError,
+    EnvbuildError,
+    HungUp,
+    Interrupted,
+    NetworkError,
+    NotProved,
+    SettingsError,
+    UsageError,
+)
 from envbuild.image.engine import Image
 from envbuild.proof import reading
 from envbuild.proof.job import Job, Limits
@@ -172,7 +181,7 @@ def test_no_node_that_could_ever_take_it_is_no_proof_and_says_why_by_node(place:
         "c: is cordoned, nvidia.com/gpu.product is NVIDIA-L4",
         "d: taint team",
     ]
-    assert "e: is not ready" in error.hint
+    assert "e: is not ready" in error.hint and "{queue: MINUTES}" in error.hint
 
 
 NOT_READY = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
@@ -203,7 +212,7 @@ def test_every_node_of_a_large_cluster_is_looked_at(place: Place, monkeypatch: p
     monkeypatch.setattr("envbuild.proof.runners.kubernetes.api._PAGE", 2)
     place.server.pods = [unplaced()]
     place.server.nodes = [node(f"n{number}", gpus="0") for number in range(5)]
-    assert len(place.fails(NotProved, GPU_JOB).hint.splitlines()) == 5
+    assert len(place.fails(NotProved, GPU_JOB).hint.splitlines()) == 5 + 1
 
 
 def test_nodes_that_are_too_long_an_answer_are_no_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,6 +426,19 @@ def test_an_interruption_removes_all_of_it(place: Place) -> None:
     assert place.server.stored == {} and len(place.server.created) == 2
 
 
+def test_an_error_of_whoever_watches_is_not_the_api_servers(place: Place) -> None:
+    """stderr may be a file on a disk that is full for a moment."""
+
+    def full(line: bytes) -> None:
+        place.lines.append(line)
+        if len(place.lines) == 1:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        place.run(watch=Watch(full))
+    assert place.server.stored == {}
+
+
 def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed_once_and_only_by_the_same(place: Place) -> None:
     def gone(line: bytes) -> None:
         raise HungUp
@@ -483,6 +505,42 @@ def test_without_a_configuration_nothing_is_asked(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     with pytest.raises(UsageError, match="no cluster is configured"):
         Kubernetes(SITE, IMAGE, REFERENCE, "cpu").run(JOB, Watch())
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a\n", "hello", "\0", "contexts: 5\ncurrent-context: a\n"])
+def test_a_configuration_that_is_malformed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(text, encoding="utf-8")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    with pytest.raises(SettingsError, match="kubectl's configuration is malformed"):
+        Kubernetes(SITE, IMAGE, REFERENCE, "cpu").run(JOB, Watch())
+
+
+@pytest.mark.parametrize("answer", [{}, {"metadata": 5}, {"metadata": {"name": "x", "uid": 7}}, []], ids=str)
+def test_an_answer_that_shows_no_job_is_told(place: Place, answer: object) -> None:
+    place.server.answers = {("POST", "/jobs"): answer}
+    assert "shows no Job" in place.fails(NetworkError).message
+
+
+def test_nodes_of_another_shape_are_none(place: Place) -> None:
+    place.server.answers = {("GET", "/nodes"): {"metadata": [], "items": 5}}
+    place.server.pods = [unplaced()]
+    assert "the cluster has no nodes" in place.fails(NotProved, GPU_JOB).hint
+
+
+def test_a_terminal_that_is_gone_before_there_is_a_ticket_leaves_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could come back to it."""
+
+    def gone(*_: object) -> None:
+        raise HungUp
+
+    monkeypatch.setattr("envbuild.proof.runners.tickets.keep", gone)
+    with pytest.raises(HungUp):
+        place.run()
+    assert len(place.server.created) == 2 and place.server.stored == {}
 
 
 def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from envbuild.process import ProcessTimeout, run
 from envbuild.proof import reading, together
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import RunnerError, Watch
-from envbuild.proof.runners.slurm import outcomes, states
+from envbuild.proof.runners.slurm import files, outcomes, states
 from envbuild.proof.runners.slurm import runner as module
 from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.proof.runners.slurm.site import Site
@@ -420,6 +420,17 @@ def test_what_is_told_of_a_job(text: str, told: str) -> None:
     assert found and found.told() == told
 
 
+@pytest.mark.parametrize(
+    ("state", "over"),
+    [("PENDING", False), ("COMPLETING", False), ("POWER_UP_NODE", False), ("EXPEDITING", False), ("OF_TOMORROW", False),
+     ("COMPLETED", True), ("FAILED", True), ("CANCELLED", True), ("BOOT_FAIL", True), ("REVOKED", True)],
+)  # fmt: skip
+def test_a_job_is_over_only_where_slurm_says_so(state: str, over: bool) -> None:
+    """What is removed of one that goes on would end it; its nodes may be booting for minutes."""
+    found = states.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
+    assert found and found.over is over
+
+
 @pytest.mark.parametrize("text", ["", "JobId=1", "JobState= x", "JobState=\x1b[2J", "sbatch: JobStatePENDING"])
 def test_what_slurm_does_not_say_so_is_not_believed(text: str) -> None:
     assert states.seen(text) is None
@@ -440,6 +451,15 @@ def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
 
     assert states.outcome(text(GOOD))
     assert states.outcome(text({**GOOD, **change})) is None
+
+
+def test_an_outcome_of_many_nodes_with_long_names_is_read_whole(tmp_path: Path) -> None:
+    names = ",".join(f"gpu-{number:03}.{'x' * 240}" for number in range(64))
+    values = {**GOOD, "node": names, "parts": " ".join(["0:67108864"] * 64), "fabric": " ".join(["yes"] * 64)}
+    text = "".join(f"{key}={value}\n" for key, value in values.items())
+    (tmp_path / "outcome").write_text(text, encoding="utf-8")
+    found = files.outcome(tmp_path)
+    assert found and (found.node, len(found.parts), len(found.fabric)) == (names, 64, 64)
 
 
 PYXIS = """pyxis: importing docker image: registry.example#team/h20
@@ -500,7 +520,7 @@ def test_what_keeps_two_nodes_from_it_is_told(stub: Stub) -> None:
         stub.run(TOGETHER)
     with pytest.raises(UsageError, match="not possible with pyxis"):
         stub.run(TOGETHER, Site(container="pyxis", registry="r", interface="ib0"), reference=f"r@{IMAGE.id}")
-    with pytest.raises(UsageError, match="node-7 has no address on eth9"):
+    with pytest.raises(UsageError, match="node-7 has no IPv4 address on eth9"):
         stub.run(TOGETHER, Site(interface="eth9"))
     stub.say(no_image="")
     with pytest.raises(EngineError, match="has no image"):
@@ -511,6 +531,24 @@ def test_what_keeps_two_nodes_from_it_is_told(stub: Stub) -> None:
     with pytest.raises(EngineError, match="does not start the image"):
         stub.run(TOGETHER, Site(interface="ib0"))
     assert stub.left() == []
+
+
+def test_a_job_on_two_nodes_that_nobody_waits_for_ends(stub: Stub) -> None:
+    """It cannot be taken up: what it was to be joined with is gone with the process that waited."""
+
+    def gone(text: str) -> None:
+        if "is submitted" in text:
+            raise HungUp
+
+    stub.say(hold="")
+    site = Site(folder=str(stub.shared), grace=1, interface="ib0")
+    with pytest.raises(HungUp):
+        Slurm(site, IMAGE, None, "sample").run(TOGETHER, Watch(say=gone))
+    assert stub.told("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
+    stub.say(down="")
+    with pytest.raises(RunnerError) as caught:
+        stub.run(TOGETHER, site)
+    assert caught.value.ending == "unknown" and "--resume" not in str(caught.value.hint) and stub.left() == []
 
 
 def test_a_damaged_ticket_is_none(stub: Stub) -> None:
