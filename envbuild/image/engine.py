@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import docker
-import docker.context
 import docker.errors
-import docker.tls
-import docker.utils
 import requests
 
 from envbuild import room, settings
 from envbuild.blocks import Blocks
 from envbuild.errors import DiskError, EngineError, NetworkError
+from envbuild.image.endpoint import endpoint, why
 from envbuild.plan.store import write_atomically
 
 MINIMUM = (23, 0)
@@ -62,7 +60,7 @@ class Engine:
         self.builder = builder
         self.host = os.environ.get("DOCKER_HOST") or "the default socket"
         try:
-            self.host, tls = _endpoint()
+            self.host, tls = endpoint()
             self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=timeout)
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
@@ -270,40 +268,6 @@ class asking:
             text = told or why(error) or type(error).__name__
             gone = isinstance(error, requests.ConnectionError)
             raise EngineError(f"the Docker Engine failed: {text}", hint=_GONE if gone else None) from error
-
-
-def _endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
-    """DOCKER_HOST, else the current docker context, else the default socket."""
-    if os.environ.get("DOCKER_HOST"):
-        parameters = docker.utils.kwargs_from_env()
-        return parameters.get("base_url") or os.environ["DOCKER_HOST"], parameters.get("tls") or None
-    try:
-        chosen = os.environ.get("DOCKER_CONTEXT")
-        api = docker.context.ContextAPI
-        context = api.get_context(chosen) if chosen else api.get_current_context()
-    except Exception as error:  # the library raises bare Exception for a damaged context
-        raise EngineError(f"the current docker context cannot be read: {error}", hint="docker context use") from error
-    if context is None:
-        raise EngineError("the current docker context does not exist", hint="docker context ls; docker context use")
-    return context.Host or "unix:///var/run/docker.sock", context.TLSConfig
-
-
-def why(error: BaseException) -> str:
-    """What the machine itself said, out of what libraries wrapped around it; else their first line."""
-    told, left = str(error), [error]
-    for depth in range(_DEEPEST):
-        if depth == len(left):
-            break
-        inner = left[depth]
-        if isinstance(inner, OSError) and inner.errno is not None and inner.strerror:
-            return inner.strerror.lower()
-        left += [one for one in (inner.__cause__, inner.__context__, *inner.args) if isinstance(one, BaseException)]
-    if any(isinstance(one, TimeoutError | requests.Timeout) for one in left):
-        return "no answer in time"
-    return told.partition("\n")[0]
-
-
-_DEEPEST = 20
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -18,7 +18,8 @@ import requests
 from docker.types import DeviceRequest, LogConfig
 
 from envbuild.errors import EngineError, EnvbuildError, Fault, NotProved, UsageError
-from envbuild.image.engine import Engine, Image, asking, why
+from envbuild.image.endpoint import why
+from envbuild.image.engine import Engine, Image, asking
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import Watch
 from envbuild.proof.testrun import MAX_STDOUT, RawOutput

@@ -20,7 +20,7 @@ import pytest
 
 from envbuild.errors import DiskError, EngineError
 from envbuild.image import client
-from envbuild.image import engine as engine_module
+from envbuild.image.endpoint import endpoint
 from envbuild.image.engine import Engine
 from unit.served import served
 
@@ -209,7 +209,7 @@ def test_the_context_of_the_environment_is_used(tmp_path: Path, monkeypatch: pyt
         context("remote", found.host)
         (Path(os.environ["DOCKER_CONFIG"]) / "config.json").write_text('{"currentContext": "gone"}', encoding="utf-8")
         monkeypatch.setenv("DOCKER_CONTEXT", "remote")
-        assert engine_module._endpoint()[0] == found.host
+        assert endpoint()[0] == found.host
         monkeypatch.setenv("DOCKER_CONTEXT", "nosuch")
         with pytest.raises(EngineError, match="context"):
             Engine()
@@ -221,7 +221,7 @@ def test_a_context_is_found_without_a_configuration(tmp_path: Path, monkeypatch:
     context("remote", f"unix://{tmp_path}/socket")
     (Path(os.environ["DOCKER_CONFIG"]) / "config.json").unlink()
     monkeypatch.setenv("DOCKER_CONTEXT", "remote")
-    assert engine_module._endpoint()[0] == f"unix://{tmp_path}/socket"
+    assert endpoint()[0] == f"unix://{tmp_path}/socket"
 
 
 # what it is asked
