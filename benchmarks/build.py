@@ -30,7 +30,7 @@ from rounds import Rounds
 from stock import PINS, Stock
 from ways import Ours, Way, ways
 
-CASES = ("builds", "here", "push", "link", "lock", "commands", "proved", "cores")
+CASES = ("builds", "here", "plain", "push", "link", "lock", "commands", "proved", "cores")
 _DISK = 4 << 30
 RESULTS = Path(__file__).parent / "results"
 
@@ -106,6 +106,9 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
             if number == 0 and "builds" not in only:
                 ours.build(PINS[0])
             rounds.here(ours)
+    if "plain" in only:
+        for _ in range(runs):
+            rest.plain(rounds)
     if "link" in only:
         rest.slow_link(rounds, ours)
     if "commands" in only:

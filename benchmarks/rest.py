@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 from rounds import Rounds
 from stock import CHECKOUT, PINS, profile
 from ways import Ours
+
+from envbuild.plan.wheels import uv_binary
 
 _BLOCK = bytes(1 << 22)
 _REPEATED = 5
@@ -43,6 +46,34 @@ def disk(folder: Path, size: int) -> float:
     took = time.perf_counter() - begin
     file.unlink()
     return size / took
+
+
+def plain(rounds: Rounds) -> None:
+    """The same wheels by uv into a folder of this machine, and what came of them hashed: no image is had for less."""
+    stock = rounds.stock
+    folder = stock.folder / "plain"
+    wanted = {
+        "all wheels": [item.wheel for item in stock.wheels],
+        "the pin's wheel": [stock.cublas[PINS[1]].wheel],
+    }
+    for case, wheels in wanted.items():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        files = [stock.folder / "wheels" / wheel.sha256 / wheel.file for wheel in wheels]
+        env = {**os.environ, "UV_CACHE_DIR": str(folder / "cache")}
+        took = seconds(
+            [uv_binary(), "pip", "install", "--no-config", "--offline", "--no-deps", "--no-index",
+             "--python-version=3.11", "--link-mode=hardlink", "--python", sys.executable, "--target",
+             folder / "site", *files],
+            env, folder,
+        )  # fmt: skip
+        begin = time.perf_counter()
+        for file in sorted((folder / "site").rglob("*")):
+            if file.is_file():
+                with file.open("rb") as stream:
+                    hashlib.file_digest(stream, "sha256")
+        rounds.note("no image", case, seconds=took, hashed=time.perf_counter() - begin)
+    shutil.rmtree(folder)
 
 
 def slow_link(rounds: Rounds, ours: Ours) -> None:

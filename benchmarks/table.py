@@ -39,6 +39,10 @@ _FLOOR = """
 Bytes over the disk's speed, were there nothing else to wait for. A build may be faster while the machine's memory takes
 what the disk has not.
 """
+_PLAIN = """
+uv installs the wheels, which lie on the host, into a folder there; then each file that came of it is hashed, as every
+layer is. An image has to be handed the wheels, too, and its layers are told apart and packed.
+"""
 
 
 class Figures:
@@ -184,6 +188,16 @@ def floors(document: Mapping[str, Any]) -> Iterator[str]:
             ["what", "GB", "s"],
             [[what, _gb(size), f"{size / speed:.1f}"] for what, size in rows.items()],
             _FLOOR,
+        )
+    if "no image" in f.cases:
+        yield from _table(
+            "No image at all",
+            ["what", "unpacked by uv, s", "hashed, s"],
+            [
+                [way, _spread(f.all("no image", way)), _spread(f.all("no image", way, "hashed"))]
+                for way in f.cases["no image"]
+            ],
+            _PLAIN,
         )
     bound = sorted(case for case in f.cases if case.endswith("processors"))
     if bound:
