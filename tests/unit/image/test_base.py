@@ -30,9 +30,11 @@ class Tools:
         self.answer: Completed | Exception = Completed(0, "", "")
         self.archive: dict[str, str] = {}
         self.namespaces = 0  # what unshare ends with
+        self.temporary: set[str] = set()  # where every one of them puts what it leaves when it is killed
 
     def __call__(self, argv: Sequence[str | Path], **options: Any) -> Completed:
         words = [str(word) for word in argv]
+        self.temporary |= {options.get("env", {}).get("TMPDIR", "")} if words[-1] != "true" else set()
         if words[0] == "dpkg-deb":
             return Completed(0, f"Package: {Path(words[-1]).name.partition('_')[0]}\nVersion: 1\n\n", "")
         if words[-1] == "true":
@@ -100,6 +102,8 @@ def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, t
     assert "Codename: bookworm" in tools.archive["Release"]
     assert tools.options["env"]["SOURCE_DATE_EPOCH"] == str(base.SOURCE_DATE_EPOCH)
     assert f"--include={','.join(item.name for item in locked.base)}" in tools.words
+    (temporary,) = tools.temporary
+    assert Path(temporary).name.startswith("envbuild-tmp-base-"), "of no use to anybody, it is swept by the next run"
 
 
 @pytest.mark.parametrize(
