@@ -100,7 +100,7 @@ def _archive(folder: Path, suite: str, debs: Sequence[Deb], store: Store) -> Non
         store.check(deb.sha256, deb.file)
         source = store.path(deb.sha256, deb.file)
         shutil.copyfile(source, folder / deb.file)
-        control = run(["dpkg-deb", "--field", source]).stdout.strip()
+        control = run(["dpkg-deb", "--field", source], env={"TMPDIR": str(folder)}).stdout.strip()
         stanzas.append(f"{control}\nFilename: ./{deb.file}\nSize: {deb.bytes}\nSHA256: {deb.sha256}\n")
     index = "\n".join(stanzas).encode()
     (folder / "Packages").write_bytes(index)

@@ -39,7 +39,7 @@ def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[s
         "|---|---|---|",
         *(f"| {kind} | {_count(outcomes, kind, 'after the fault')} | {_count(outcomes, kind, 'after the next')} |"
           for kind in (WRONG, HALF, LEFT)),
-        f"| did not end as it may | {_count(outcomes, 'the run under it')} | {_count(outcomes, 'the next run')} |",
+        f"| did not end as it may | {_ended(outcomes, 'the run under it')} | {_ended(outcomes, 'the next run')} |",
         *_short(ran, wanted),
         *(line for name in _WHAT for line in _table(name, [one for one in ran if one.name == name])),
         "",
@@ -61,6 +61,11 @@ def _struck(ran: Ran) -> list[Outcome]:
 
 def _count(outcomes: Iterable[Outcome], *words: str) -> int:
     return sum(all(word in breach for word in words) for outcome in outcomes for breach in outcome.breaches)
+
+
+def _ended(outcomes: Iterable[Outcome], whose: str) -> int:
+    """Breaches that are of a run itself; the others begin with when they were found."""
+    return sum(breach.startswith(whose) for outcome in outcomes for breach in outcome.breaches)
 
 
 def _table(name: str, ran: Sequence[Ran]) -> Iterator[str]:

@@ -30,10 +30,12 @@ class Tools:
         self.answer: Completed | Exception = Completed(0, "", "")
         self.archive: dict[str, str] = {}
         self.namespaces = 0  # what unshare ends with
+        self.temporary: set[str | None] = set()  # where dpkg-deb's own files go
 
     def __call__(self, argv: Sequence[str | Path], **options: Any) -> Completed:
         words = [str(word) for word in argv]
         if words[0] == "dpkg-deb":
+            self.temporary.add((options.get("env") or {}).get("TMPDIR"))
             return Completed(0, f"Package: {Path(words[-1]).name.partition('_')[0]}\nVersion: 1\n\n", "")
         if words[-1] == "true":
             return Completed(self.namespaces, "", "")
@@ -118,6 +120,7 @@ def test_what_root_mounts_ends_with_mmdebstrap(
         assert {"--mount", "--pid", "--kill-child"} <= set(tools.words[: tools.words.index("mmdebstrap")])
     copied = tools.words[-1].split()[2].removeprefix("copy://")
     assert tools.options["env"]["TMPDIR"] == copied, "it is swept with the rest"
+    assert tools.temporary == {copied}, "a killed dpkg-deb leaves a folder"
 
 
 def test_a_base_is_made_once(locked: Lock, tools: Tools) -> None:
