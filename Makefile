@@ -73,7 +73,7 @@ faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; res
 fuzz: .venv/.dev ## 200000 hostile inputs on all that is read; `make test` tries some of them; result in benchmarks/results
 	$(BIN)/python tests/fuzz/campaign.py
 
-chaos: .venv/.dev engine ## 320 faults: envbuild, engine and registry killed, the index at fault; `make test` has some of them (root)
+chaos: .venv/.dev engine ## 332 faults: envbuild, engine and registry killed, the index at fault, 30 GB; `make test` has some of them (root)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/campaign.py
 
 endurance: .venv/.dev engine ## full disks, no memory, many at once, 220 makes: an hour and more; PARTS=disks one of them; result in benchmarks/results

@@ -166,7 +166,8 @@ Acquire::Languages "none";
 
 
 def _apt(*arguments: str, config: Path | None = None) -> Completed:
-    given = {"APT_CONFIG": str(config)} if config else {}
+    # TMPDIR: where it is killed, what checks the signatures leaves files there
+    given = {"APT_CONFIG": str(config), "TMPDIR": str(config.parent)} if config else {}
     try:
         done = run(["apt-get", *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
     except ProcessMissing as error:

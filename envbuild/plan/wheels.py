@@ -58,13 +58,14 @@ def uv_binary() -> Path:
 def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
     """What uv comes to. Raises DiskError where it has no room, for its own cache as well."""
     platform = f"x86_64-manylinux_2_{min(int(glibc.partition('.')[2]), _UV_NEWEST_GLIBC)}"
-    done = run(
-        # no interpreter is fetched for a Python that this machine lacks: wheels are only chosen, and none is built
-        [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--no-python-downloads", "--only-binary", ":all:",
-         "--python-version", python, "--python-platform", platform, *index.uv_options(), *options, "-"],
-        stdin="".join(f"{line}\n" for line in lines),
-        env=index.uv_environment(),
-    )  # fmt: skip
+    with scratch.folder("uv") as folder:
+        done = run(
+            # no interpreter is fetched for a Python that this machine lacks: wheels are only chosen, and none is built
+            [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--no-python-downloads", "--only-binary", ":all:",
+             "--python-version", python, "--python-platform", platform, *index.uv_options(), *options, "-"],
+            stdin="".join(f"{line}\n" for line in lines),
+            env={**index.uv_environment(), "TMPDIR": str(folder)},  # where it was killed, it leaves its own folders
+        )  # fmt: skip
     if done.code and room.lacked(done.stderr):
         own = os.environ.get("UV_CACHE_DIR") or platformdirs.user_cache_dir("uv")
         raise room.full([Path(own), *room.places()], "the disk is full while uv resolves")

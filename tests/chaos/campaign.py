@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
+import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,17 +24,25 @@ sys.path[:0] = [str(_HERE.parents[1]), str(_HERE.parent), str(_HERE.parents[1] /
 from e2e import engines, openregistry  # noqa: E402
 from machine import described, write  # noqa: E402
 
-from chaos import isolation, place, registries, report, rounds  # noqa: E402
+from chaos import engines as engine_kills  # noqa: E402
+from chaos import isolation, place, products, registries, report, rounds  # noqa: E402
 from chaos.engines import Engines  # noqa: E402
 from chaos.indexes import Indexes  # noqa: E402
-from chaos.kills import STARTS, Kills  # noqa: E402
+from chaos.kills import BUILD, MAKE, STARTS, Kills  # noqa: E402
 from chaos.place import Place  # noqa: E402
+from chaos.products import CPU, GPU, Product  # noqa: E402
 from chaos.rounds import Campaign, Ran  # noqa: E402
 
 # How many faults each has at least.
-COUNTS = {"kill": 200, "engine": 40, "registry": 40, "index": 40}
+COUNTS = {"kill": 200, "engine": 40, "registry": 40, "index": 40, "gpu": 12}
 # And in the tests.
-SLICE = {"kill": 2, "engine": 1, "registry": 1, "index": 2}
+SLICE = {"kill": 2, "engine": 1, "registry": 1, "index": 2, "gpu": 0}
+# And at most: a fault of these takes minutes.
+MOST = {"gpu": 30}
+PRODUCTS = {"gpu": GPU}  # of the others: CPU
+_BEGINNINGS = {"kill": MAKE.shares, "gpu": BUILD.shares, "engine": engine_kills.SHARES}
+_FREE = {"gpu": 30e9}  # bytes: what a build of the image asks for beside two of them and the builder's cache
+_FOLDER = Path("/var/tmp")
 
 
 def main() -> int:
@@ -41,11 +51,15 @@ def main() -> int:
         read = (json.loads(file.read_text(encoding="utf-8")) for file in asked.report)
         return _publish([Ran.read(one) for document in read for one in document])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is under way is cleaned up
-    names = asked.names or list(COUNTS)
-    place.stock()
-    with tempfile.TemporaryDirectory(prefix="envbuild-chaos-", dir="/var/tmp", ignore_cleanup_errors=True) as folder:
-        program = openregistry.program(Path(folder) / "packages") if "registry" in names else None
-        if "registry" in names and not program:
+    counts = _counts(asked.names or COUNTS, asked.count, SLICE if asked.slice else COUNTS)
+    short = _short_of_room(counts)
+    if short:
+        sys.exit(short)
+    ran: list[Ran] = []
+    stocked = {one.extends: products.stock(one) for one in (CPU, GPU) if one in map(_product, counts)}
+    with tempfile.TemporaryDirectory(prefix="envbuild-chaos-", dir=_FOLDER, ignore_cleanup_errors=True) as folder:
+        program = openregistry.program(Path(folder) / "packages") if "registry" in counts else None
+        if "registry" in counts and not program:
             sys.exit("no docker-registry is installed, and there is no Debian to fetch it from")
         isolation.leave_network()
         kinds: dict[str, Callable[[], Campaign]] = {
@@ -53,25 +67,47 @@ def main() -> int:
             "engine": lambda: Engines(starts=asked.starts),
             "registry": lambda: registries.Registries(program or Path()),
             "index": Indexes,
+            "gpu": lambda: Kills(starts=asked.starts, name="gpu", moments=BUILD),
         }
-        counts = {name: asked.count or (SLICE if asked.slice else COUNTS)[name] for name in names}
-        with place.place(Path(folder) / "place") as there:
-            ran: list[Ran] = []
-            for name in names:
-                keep = functools.partial(_keep, asked.json, tuple(ran))  # what is over, where the rest is cut short
-                ran.append(_run(kinds[name](), there, counts[name], asked.seed, keep))
+        for product, names in itertools.groupby(counts, _product):
+            with place.place(Path(folder) / "place", product, stocked[product.extends]) as there:
+                for name in names:
+                    keep = functools.partial(_keep, asked.json, tuple(ran))  # what is over, where the rest is cut short
+                    ran.append(_run(kinds[name](), there, counts[name], asked.seed, keep))
     if not asked.json and not asked.names and counts == COUNTS:  # a part of it is no result
         return _publish(ran)
     return 1 if any(one.breaches for one in ran) else 0
 
 
+def _counts(names: Iterable[str], count: int | None, usual: Mapping[str, int]) -> dict[str, int]:
+    """How many faults each campaign has here; those without any are left out."""
+    found = {name: min(count or usual[name], MOST.get(name, sys.maxsize)) for name in names}
+    return {name: found[name] for name in names if usual[name] and found[name]}
+
+
+def _short_of_room(names: Iterable[str]) -> str | None:
+    """Why a campaign is not begun; None where there is room for all."""
+    free = shutil.disk_usage(_FOLDER).free
+    for name in names:
+        if free < _FREE.get(name, 0):
+            return (
+                f"the campaign {name} needs {_FREE[name] / 1e9:.0f} GB free in {_FOLDER}, {free / 1e9:.1f} GB are: "
+                "free some (envbuild prune; docker buildx prune), or name the other campaigns alone"
+            )
+    return None
+
+
+def _product(name: str) -> Product:
+    return PRODUCTS.get(name, CPU)
+
+
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, help="faults of each campaign")
+    parser.add_argument("--count", type=int, help="faults of each campaign; gpu has 30 at most")
     parser.add_argument("--slice", action="store_true", help="a few of each")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same faults")
     parser.add_argument(
-        "--starts", nargs="+", choices=STARTS, default=(), help="kill, engine: begin rounds so; all without any"
+        "--starts", nargs="+", choices=STARTS, default=(), help="kill, engine, gpu: begin rounds so; all without any"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="what came of it, for --report")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE")
@@ -80,6 +116,9 @@ def _asked() -> argparse.Namespace:
     unknown = sorted(set(asked.names) - set(COUNTS))
     if unknown:
         parser.error(f"there is no campaign {unknown[0]!r}")
+    for name in asked.names or COUNTS:
+        if asked.starts and name in _BEGINNINGS and not set(asked.starts) & set(_BEGINNINGS[name]):
+            parser.error(f"--starts: no round of {name} begins so; its: {', '.join(_BEGINNINGS[name])}")
     lacking = None if asked.report else engines.lacking()
     if lacking:
         parser.error(lacking)

@@ -10,11 +10,12 @@ from e2e.support import Result
 
 from chaos.invariant import Breach
 from chaos.kills import STARTS
-from chaos.place import NAME, PATIENCE, VARIANTS, Place
+from chaos.place import NAME, PATIENCE, Place
+from chaos.products import VARIANTS
 from chaos.rounds import Struck, both, current, other, wait, words
 
 _ALLOWED = {0, 6}  # it had no need of the engine any more, or waited long enough; else: the engine
-_SHARES = {"switch": 3, "relock": 3, "reprove": 2, "cold": 1}  # of kills.STARTS
+SHARES = {"switch": 3, "relock": 3, "reprove": 2, "cold": 1}  # of kills.STARTS
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Engines:
         both(place)
 
     def strike(self, place: Place, dice: random.Random, number: int) -> Struck | None:
-        shares = {start: share for start, share in _SHARES.items() if start in (self.starts or _SHARES)}
+        shares = {start: share for start, share in SHARES.items() if start in (self.starts or SHARES)}
         (start,) = dice.choices([*shares], [*shares.values()])
         options = STARTS[start].options
         if start not in self.seconds:

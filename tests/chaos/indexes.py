@@ -11,7 +11,8 @@ from e2e.support import Result
 
 from chaos.faulty import MODES, Fault, Index, serving
 from chaos.invariant import WRONG, Breach
-from chaos.place import NAME, VARIANTS, Place
+from chaos.place import NAME, Place
+from chaos.products import VARIANTS
 from chaos.rounds import Struck, both, current, forget_build, locked, other, words
 
 # 3: what came was not what was asked for, which only wrong bytes may be.

@@ -1,17 +1,19 @@
-"""SIGKILL for envbuild: at the begin and end of every step, before any of its effects, and at random moments."""
+"""SIGKILL for envbuild, in `make` or `build`: at the begin and end of steps, before any effect, at random moments."""
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from e2e.support import Result
 
-from chaos.invariant import Breach
-from chaos.place import NAME, PATIENCE, VARIANTS, Place
-from chaos.rounds import Struck, both, current, forget_build, forget_proof, other, wait
+from chaos.invariant import WRONG, Breach
+from chaos.place import NAME, PATIENCE, Place
+from chaos.products import VARIANTS
+from chaos.rounds import Struck, both, current, forget_build, forget_proof, forget_unused, other, wait
+from envbuild.image.names import VERIFIED, repository
 
 _SMALL = 5_000_000  # bytes; larger wheels are not fetched again in every round
 
@@ -28,6 +30,13 @@ class Start:
 def _relock(place: Place, variant: str) -> None:
     """The profile changed, and the image of its new lock is not there."""
     forget_build(place, variant)
+
+
+def _layer(place: Place, variant: str) -> None:
+    """It is locked, and the layer that tells it from the other is not in the builder's cache: it is made again."""
+    place.lock_file.write_text(place.locks[variant], encoding="utf-8")
+    forget_build(place, variant)
+    forget_unused(place)
 
 
 def _reprove(place: Place, variant: str) -> None:
@@ -55,29 +64,50 @@ def _switch(place: Place, variant: str) -> None:
 STARTS = {
     "switch": Start(_switch, ("load profile", "resolve", "lock", "render")),
     "relock": Start(_relock, ("build", "audit", "label")),
+    "layer": Start(_layer, ("build", "audit", "label")),
     "reprove": Start(_reprove, ("self-test", "evidence", "tag")),
     "fetch": Start(_fetch, ()),
     "base": Start(_without_base, ()),
     "cold": Start(_relock, (), ("--no-cache",)),
 }
-_BOUNDARIES = [
-    (start, f"{edge} {step}")
-    for start in ("switch", "relock", "reprove")
-    for step in STARTS[start].steps
-    for edge in ("begin", "end")
-]
-# How often each start is taken where the moment is not a step's: the longer a run takes, the more seldom.
-_SHARES = {"switch": 44, "relock": 16, "fetch": 8, "reprove": 5, "cold": 1, "base": 1}
-_EVERY = 7  # one in so many is at a step's begin or end
+
+
+@dataclass(frozen=True)
+class Moments:
+    """When it is killed. `boundaries`: (start, a step's begin or end), in turn, one in `every`; `shares`: how often
+    each start is taken where the moment is not a step's: the longer a run takes, the more seldom."""
+
+    boundaries: Sequence[tuple[str, str]]
+    every: int
+    shares: Mapping[str, int]
+
+
+MAKE = Moments(
+    [
+        (start, f"{edge} {step}")
+        for start in ("switch", "relock", "reprove")
+        for step in STARTS[start].steps
+        for edge in ("begin", "end")
+    ],
+    every=7,
+    shares={"switch": 44, "relock": 16, "fetch": 8, "reprove": 5, "cold": 1, "base": 1},
+)
+# Of a build alone, that of a large image: few kills, so that most are where something of it is half done.
+BUILD = Moments(
+    [("layer", f"{edge} {step}") for edge in ("end", "begin") for step in STARTS["layer"].steps],
+    every=3,
+    shares={"layer": 5, "switch": 1},
+)
 
 
 @dataclass
 class Kills:
-    """`starts`: what rounds begin with, all of STARTS if none is named. `effects`, `seconds`: start -> how many effects
-    a whole run has from there, and how long it takes."""
+    """`starts`: what rounds begin with, all of the moments' if none is named. `effects`, `seconds`: start -> how many
+    effects a whole run has from there, and how long it takes."""
 
     starts: Collection[str] = ()
     name: str = "kill"
+    moments: Moments = MAKE
     effects: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     target: str = VARIANTS[0]
@@ -97,14 +127,14 @@ class Kills:
         self.seconds[start] = done.seconds
 
     def _begin(self, place: Place, start: str) -> None:
-        self.target = other(current(place)) if start != "reprove" else current(place)
+        self.target = other(current(place, self.target)) if start != "reprove" else current(place, self.target)
         place.want(self.target)
         STARTS[start].set(place, self.target)
 
     def strike(self, place: Place, dice: random.Random, number: int) -> Struck | None:
         start, kind, moment, delay = self._moment(place, dice, number)
         self._begin(place, start)
-        running = place.start("make", NAME, "--json", *STARTS[start].options, at=moment)
+        running = place.start(place.product.verb, NAME, "--json", *STARTS[start].options, at=moment)
         if moment is None and not wait(delay, lambda: not running.alive()):
             running.kill()
         ended = running.finish(PATIENCE)
@@ -115,10 +145,11 @@ class Kills:
 
     def _moment(self, place: Place, dice: random.Random, number: int) -> tuple[str, str, str | None, float]:
         """(start, kind, moment, delay): every boundary in turn; of the others half at an effect, half at any time."""
-        shares = {start: share for start, share in _SHARES.items() if start in (self.starts or STARTS)}
-        boundaries = [(start, moment) for start, moment in _BOUNDARIES if start in shares]
-        if number % _EVERY == 0 and boundaries:
-            start, moment = boundaries[number // _EVERY % len(boundaries)]
+        every = self.moments.every
+        shares = {start: share for start, share in self.moments.shares.items() if start in (self.starts or STARTS)}
+        boundaries = [(start, moment) for start, moment in self.moments.boundaries if start in shares]
+        if number % every == 0 and boundaries:
+            start, moment = boundaries[number // every % len(boundaries)]
             return start, "at a step's begin or end", moment, 0.0
         (start,) = dice.choices([*shares], [*shares.values()])
         self._measure(place, start)
@@ -130,7 +161,11 @@ class Kills:
         return place.make(self.target)
 
     def extra(self, place: Place) -> list[Breach]:
-        return []
+        """What is only built is never verified, whatever evidence there is."""
+        if place.product.status == VERIFIED:
+            return []
+        named = place.engine.client().api.images(f"{repository(NAME)}:{VERIFIED}")
+        return [Breach(WRONG, f"{image['Id'][:19]}: nothing can prove it here") for image in named]
 
     def close(self) -> None:
         """It has nothing of its own."""

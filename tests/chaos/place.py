@@ -6,22 +6,19 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.engines import OwnEngine
-from e2e.support import CHECKOUT, Project, Result, Running, machine_cache, python_path
+from e2e.support import Project, Result, Running, machine_cache, python_path
 
-from envbuild import fetching
+from chaos.products import CPU, VARIANTS, Product
 from envbuild.image import dockerfile
-from envbuild.making import Options
 from envbuild.plan import lock
 from envbuild.plan.lock import Lock
-from envbuild.steps import Session
 
 NAME = "chaos"
-VARIANTS = ("a", "b")
 HOOKS = Path(__file__).parent / "hooks"
 _STORES = ("wheels", "debs", "bases")
 PATIENCE = 900.0  # seconds for one run; a run that takes longer hangs
@@ -29,13 +26,16 @@ PATIENCE = 900.0  # seconds for one run; a run that takes longer hangs
 
 @dataclass
 class Place:
-    """`rendered`: lock id -> Dockerfile of every lock that was seen; `images`: variant -> image id, once made."""
+    """`rendered`: lock id -> Dockerfile of every lock that was seen; `images`, `locks`: variant -> image id and the
+    lock's text, once made."""
 
     root: Path
     project: Project
     engine: OwnEngine
+    product: Product = CPU
     rendered: dict[str, str] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
+    locks: dict[str, str] = field(default_factory=dict)
 
     @property
     def temporary(self) -> Path:
@@ -59,9 +59,8 @@ class Place:
         return self.project.lock(NAME)
 
     def want(self, variant: str) -> None:
-        """The profile as that variant has it: one value in its environment, so that a lock and an image are others."""
-        selftest = {"level": "quick", "require": ["env.libs"]}
-        self.project.write(NAME, extends="cpu", env={"CHAOS": variant}, selftest=selftest)
+        """The profile as that variant has it, so that a lock and an image are others."""
+        self.project.write(NAME, extends=self.product.extends, **self.product.keys[variant])
 
     def start(self, *arguments: str, at: str | None = None, trace: Path | None = None, **env: str) -> Running:
         """envbuild; `at`: the moment when it kills itself (hooks/sitecustomize.py)."""
@@ -76,17 +75,19 @@ class Place:
         return self.start(*arguments, at=at, trace=trace, **env).finish(PATIENCE)
 
     def make(self, variant: str, *options: str, trace: Path | None = None) -> Result:
-        """A run that must verify the variant. Raises AssertionError where it does not, or verifies another image."""
-        done = self.run("make", NAME, "--json", *options, trace=trace)
-        assert done.code == 0, f"make ended with {done.code}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        """A run that must verify or build the variant. Raises AssertionError where it does not, or gives another."""
+        verb = self.product.verb
+        done = self.run(verb, NAME, "--json", *options, trace=trace)
+        assert done.code == 0, f"{verb} ended with {done.code}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         made = done.document
-        assert made["status"] == "verified", made
+        assert made["status"] == self.product.status, made
         image = made["image"]["id"]
         known = self.images.get(variant, image)
         self.images[variant] = image
         assert image == known, f"the lock of {variant} gave {image}, and before {known}"
         current = lock.read(self.lock_file)
         assert current
+        self.locks[variant] = self.lock_file.read_text(encoding="utf-8")
         self.rendered.setdefault(current.id, dockerfile.render(current, NAME))
         return done
 
@@ -103,35 +104,18 @@ class Place:
         return found
 
 
-def stock() -> None:
-    """Bring what the campaign's image is made of to this machine's stores, while there is a network."""
-    session = Session("cpu", Options(locked=True), _Quiet())
-    source = session.load()
-    plan = session.resolve(source)
-    fetching.image(plan, session.lock(source, plan), session.progress)
-
-
-class _Quiet:
-    def begin(self, step: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def say(self, text: str) -> None: ...
-    def probe(self, told: object) -> None: ...
-    def end(self, step: object) -> None: ...
-    def abort(self) -> None: ...
-
-
 @contextlib.contextmanager
-def place(root: Path) -> Iterator[Place]:
+def place(root: Path, product: Product, locks: Iterable[Lock]) -> Iterator[Place]:
     """A project whose stores are copies of this machine's, and which asks no index; an engine that runs.
+
+    `locks`: what is in the stores, see products.stock.
 
     All of it is gone afterwards.
     """
     root.mkdir(parents=True)
     engine = OwnEngine(root / "engine", apart=False)  # in the campaign's own network
-    made = Place(root, Project.create(root), engine)
+    made = Place(root, Project.create(root), engine, product)
     try:
-        cpu = lock.read(CHECKOUT / "profiles" / "cpu.lock.yaml")
-        assert cpu
         for folder in (made.temporary, made.links, root / "docker"):
             folder.mkdir()
         made.project = made.project.with_cache(root, *_STORES).with_env(
@@ -141,8 +125,9 @@ def place(root: Path) -> Iterator[Place]:
         )  # fmt: skip
         shutil.rmtree(made.project.config)  # pip's settings are those above alone
         made.project.config.mkdir()
-        _fill(made, cpu)
-        shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", made.lock_file)
+        for one in locks:
+            _fill(made, one)
+        shutil.copy(product.lock_file, made.lock_file)
         made.want(VARIANTS[0])
         engine.start()
         yield made
@@ -154,13 +139,13 @@ def place(root: Path) -> Iterator[Place]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _fill(made: Place, cpu: Lock) -> None:
-    """The stores hold what the lock names and nothing else. Links: 400 MB are not copied."""
-    for item in cpu.wheels:
+def _fill(made: Place, locked: Lock) -> None:
+    """The stores hold what the locks name and nothing else. Links: gigabytes are not copied."""
+    for item in locked.wheels:
         kept = Path(item.wheel.sha256) / item.wheel.file
         _link(machine_cache("wheels") / kept, made.project.cached("wheels") / kept)
         _link(machine_cache("wheels") / kept, made.links / item.wheel.file)
-    for deb in cpu.base:
+    for deb in (*locked.base, *locked.apt):
         kept = Path(deb.sha256) / deb.file
         if (machine_cache("debs") / kept).is_file():
             _link(machine_cache("debs") / kept, made.project.cached("debs") / kept)
@@ -169,6 +154,8 @@ def _fill(made: Place, cpu: Lock) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
+    if target.exists():  # two locks share most
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)

@@ -14,7 +14,8 @@ from e2e.openregistry import OpenRegistry
 from e2e.support import Result
 
 from chaos.invariant import WRONG, Breach
-from chaos.place import NAME, PATIENCE, VARIANTS, Place
+from chaos.place import NAME, PATIENCE, Place
+from chaos.products import VARIANTS
 from chaos.rounds import Struck, wait, words
 from envbuild.attest import oci
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from e2e.support import Result
 
 from chaos.invariant import LEFT, Breach, Ground, check
-from chaos.place import NAME, VARIANTS, Place
+from chaos.place import NAME, Place
+from chaos.products import VARIANTS
 from envbuild.image.names import repository
 from envbuild.plan import lock
 
@@ -133,8 +134,8 @@ def _tell(number: int, count: int, outcome: Outcome) -> None:
 
 def ground(place: Place) -> Ground:
     return Ground(
-        place.project.folder, place.project.state, place.root / "cache", place.temporary, place.engine.client(),
-        place.rendered,
+        place.project.folder, place.project.state, place.project.cached("wheels").parent, place.temporary,
+        place.engine.client(), place.rendered,
     )  # fmt: skip
 
 
@@ -161,16 +162,17 @@ def clear(place: Place) -> None:
 
 
 def both(place: Place) -> None:
-    """Both variants made and proved; the first one is what the profile wants."""
+    """Both variants made, and proved where they can be; the first one is what the profile wants."""
     for variant in reversed(VARIANTS):
         place.want(variant)
         place.make(variant)
+    assert len({place.images[variant] for variant in VARIANTS}) == len(VARIANTS), "both have the same image"
 
 
-def current(place: Place) -> str:
-    """The variant whose image is called verified."""
+def current(place: Place, made: str = VARIANTS[0]) -> str:
+    """The variant whose image is called verified; `made`, the last one, where none is."""
     (found,) = place.engine.client().api.images(f"{repository(NAME)}:verified") or [None]
-    return next((name for name, image in place.images.items() if found and image == found["Id"]), VARIANTS[0])
+    return next((name for name, image in place.images.items() if found and image == found["Id"]), made)
 
 
 def other(variant: str) -> str:
@@ -186,6 +188,12 @@ def forget_build(place: Place, variant: str) -> None:
         if found["Id"] == image:
             for name in found["RepoTags"] or ():
                 place.engine.client().api.remove_image(name)
+
+
+def forget_unused(place: Place) -> None:
+    """What the builder has kept of images that are not there: layers that only a forgotten one had are made again."""
+    presence: list[str] = []  # a filter without a value asks whether the record has it
+    place.engine.client(300).api.prune_builds(filters={"type": "regular", "private": presence})
 
 
 def forget_proof(place: Place, variant: str) -> None:

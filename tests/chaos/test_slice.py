@@ -58,8 +58,14 @@ def test_a_report_counts_what_did_not_hold() -> None:
     assert f"| {WRONG} | 1 | 0 |" in text and f"| {LEFT} | 0 | 1 |" in text and f"| {HALF} | 0 | 0 |" in text
     assert "| before an effect | relock | 3 | killed: 3 | 0: 3 | 2.5, 2.5 |" in text
     assert "kill 3 from seed 7" in text and "- 3 times: the index did not answer" in text
+    assert "| did not end as it may | 0 | 0 |" in text
     assert "No fault is left" not in text
     assert "Cut short: kill had 3 of 4 faults." in text and "Cut short: engine" not in text
+
+
+def test_a_report_counts_runs_that_did_not_end_as_they_may() -> None:
+    ran = Ran("kill", 7, [outcome(6, "the run under it ended with 6: x", "the next run: make ended with 6")])
+    assert "| did not end as it may | 1 | 1 |" in lines([ran], "a machine", {"kill": 1})
 
 
 def test_a_report_without_a_breach_says_so() -> None:

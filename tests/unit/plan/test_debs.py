@@ -42,6 +42,7 @@ class Apt:
         self.dead: set[str] = set()
         self.asked: list[list[str]] = []
         self.sources = ""
+        self.temporary: set[str] = set()
 
     def __call__(
         self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout: float | None = None
@@ -49,6 +50,7 @@ class Apt:
         words = [str(word) for word in argv]
         self.asked.append(words)
         if env and "APT_CONFIG" in env:
+            self.temporary.add(Path(env["TMPDIR"]).name)
             self.sources = Path(env["APT_CONFIG"]).with_name("sources.list").read_text(encoding="utf-8")
         if words[0].endswith("apt-helper"):
             return self._download(words[words.index("download-file") + 1 :])
@@ -132,6 +134,12 @@ def test_without_apt_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # what is needed
+
+
+def test_what_a_killed_apt_leaves_is_swept(apt: Apt) -> None:
+    """What checks signatures makes files where temporary ones go; the kernel kills it with a killed envbuild."""
+    debs.resolve("bookworm", ["less"])
+    assert apt.temporary and all(name.startswith("envbuild-tmp-apt-") for name in apt.temporary)
 
 
 def test_packages_are_what_apt_would_fetch(apt: Apt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import requests
 from packaging.utils import InvalidWheelFilename
 from urllib3.util.retry import Retry
 
-from envbuild.errors import HashMismatch, NetworkError, ProfileError
+from envbuild.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError
 from envbuild.plan import facts, store, wheels
 from envbuild.plan import index as index_module
 from envbuild.plan.locked import LockedWheel, Wheel
@@ -48,6 +49,30 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Downloads are tried as often as ever, without the pauses."""
     monkeypatch.setattr(index_module, "Retry", lambda **options: Retry(**{**options, "backoff_factor": 0.0}))
+
+
+@pytest.mark.parametrize("work", ["resolve", "locate"])
+def test_what_a_killed_uv_leaves_is_swept(
+    work: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cache it makes folders where temporary files go; the kernel kills it with a killed envbuild."""
+    write_wheel(folder, "one", "1.0")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    uv = tmp_path / "uv"
+    uv.write_text(
+        '#!/bin/sh\nmkdir "$TMPDIR/.tmpleft"\ncd "$TMPDIR" && pwd >> "$NOTED"\nkill -9 $$\n', encoding="utf-8"
+    )
+    uv.chmod(0o755)
+    monkeypatch.setattr(wheels, "uv_binary", lambda: uv)
+    monkeypatch.setenv("NOTED", str(tmp_path / "noted"))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with pytest.raises(EnvbuildError):
+        resolve("one") if work == "resolve" else locate_one("one", "1.0")
+    used = [Path(line) for line in (tmp_path / "noted").read_text(encoding="utf-8").splitlines()]
+    assert used and all(path.parent == temporary and path.name.startswith("envbuild-tmp-uv-") for path in used)
+    assert not list(temporary.iterdir())
 
 
 def resolve(*requirements: str, keep: dict[str, str] | None = None, python: str = PYTHON) -> Resolved:

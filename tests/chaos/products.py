@@ -1,0 +1,73 @@
+"""What the campaigns have made: a small image for the CPU, which is proved, and a GPU's, which cannot be here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e.support import CHECKOUT, OTHER_CUBLAS
+
+from envbuild import fetching
+from envbuild.making import Options
+from envbuild.plan.lock import Lock
+from envbuild.steps import Session
+
+VARIANTS = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Product:
+    """`extends`: the profile that the campaign's own extends, whose lock is in `lock_file`; `keys`: variant -> what its
+    own says besides, so that each has a lock and an image of its own. `verb`: what makes it; `status`: what it then is.
+    """
+
+    extends: str
+    lock_file: Path
+    keys: Mapping[str, Mapping[str, Any]]
+    verb: str
+    status: str
+
+    def pins(self, variant: str) -> dict[str, str]:
+        return {name: pin["version"] for name, pin in self.keys[variant].get("pins", {}).items()}
+
+
+_QUICK = {"level": "quick", "require": ["env.libs"]}
+CPU = Product(
+    "cpu", CHECKOUT / "profiles" / "cpu.lock.yaml",
+    {variant: {"env": {"CHAOS": variant}, "selftest": _QUICK} for variant in VARIANTS}, "make", "verified",
+)  # fmt: skip
+GPU = Product(
+    "step-video", CHECKOUT / "profiles" / "projects" / "step-video.lock.yaml",
+    {"a": {}, "b": {"pins": {"cublas": {"version": OTHER_CUBLAS, "reason": "one layer is another"}}}}, "build", "built",
+)  # fmt: skip
+
+
+def stock(product: Product) -> list[Lock]:
+    """Bring what the product's images are made of to this machine's stores, while there is a network; their locks."""
+    return [_stocked(product, pins) for pins in _each(product)]
+
+
+def _each(product: Product) -> Iterator[dict[str, str]]:
+    """What there is to lock: the lock that is there, and one more for each set of pins."""
+    yield {}
+    yield from filter(None, map(product.pins, VARIANTS))
+
+
+def _stocked(product: Product, pins: dict[str, str]) -> Lock:
+    session = Session(product.extends, Options(locked=not pins, pins=pins), _Quiet())
+    source = session.load()
+    plan = session.resolve(source)
+    locked = session.lock(source, plan)
+    fetching.image(plan, locked, session.progress)
+    return locked
+
+
+class _Quiet:
+    def begin(self, step: str) -> None: ...
+    def line(self, text: str) -> None: ...
+    def say(self, text: str) -> None: ...
+    def probe(self, told: object) -> None: ...
+    def end(self, step: object) -> None: ...
+    def abort(self) -> None: ...

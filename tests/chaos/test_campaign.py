@@ -1,0 +1,130 @@
+"""Which campaigns are run, how many faults each has, and when one of a GPU image is killed; no fault is made here."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from e2e.support import OTHER_CUBLAS, Project
+
+from chaos import campaign, kills, report
+from chaos.invariant import HALF, WRONG, check
+from chaos.kills import BUILD, MAKE, STARTS, Kills
+from chaos.place import NAME, Place
+from chaos.products import CPU, GPU
+from chaos.rounds import Outcome, Ran, Struck, ground
+from envbuild.plan import lock
+
+
+def place(root: Path, client: Any = None, **keys: Any) -> Place:
+    """Without an engine; `client` stands for docker's."""
+    engine: Any = SimpleNamespace(client=lambda *_: client)
+    made = Place(root, Project.create(root).with_cache(root, "wheels", "bases"), engine, **keys)
+    made.temporary.mkdir()
+    return made
+
+
+def test_the_tests_run_no_gpu_image() -> None:
+    assert campaign._counts(campaign.COUNTS, None, campaign.SLICE) == {
+        "kill": 2,
+        "engine": 1,
+        "registry": 1,
+        "index": 2,
+    }
+    assert campaign._counts(["gpu"], 5, campaign.SLICE) == {}
+
+
+@pytest.mark.parametrize(("asked", "counted"), [(None, 12), (5, 5), (30, 30), (200, 30)])
+def test_a_gpu_image_is_killed_so_often(asked: int | None, counted: int) -> None:
+    assert campaign._counts(["gpu"], asked, campaign.COUNTS) == {"gpu": counted}
+    assert campaign._counts(["kill"], asked, campaign.COUNTS) == {"kill": asked or 200}
+
+
+@pytest.mark.parametrize("free", [29.9e9, 30e9])
+def test_without_room_it_is_not_begun(free: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    assert campaign._short_of_room(["kill", "index"]) is None
+    said = campaign._short_of_room(["kill", "gpu"])
+    if free >= 30e9:
+        assert said is None
+    else:
+        assert said and "the campaign gpu needs 30 GB free in /var/tmp, 29.9 GB are" in said
+
+
+def test_what_no_round_begins_with_is_told() -> None:
+    argv = [sys.executable, campaign.__file__, "--starts", "reprove", "--", "gpu"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "no round of gpu begins so; its: layer, switch" in done.stderr
+
+
+@pytest.mark.parametrize("moments", [MAKE, BUILD])
+def test_rounds_begin_with_what_there_is(moments: kills.Moments) -> None:
+    named = {*moments.shares, *(start for start, _ in moments.boundaries)}
+    assert named <= set(STARTS)
+    assert {start for start, _ in moments.boundaries} <= set(moments.shares)
+
+
+def test_a_gpu_image_is_killed_at_boundaries_at_effects_and_at_any_time(tmp_path: Path) -> None:
+    seconds = dict.fromkeys(BUILD.shares, 40.0)
+    killing = Kills(name="gpu", moments=BUILD, effects=dict.fromkeys(BUILD.shares, 90), seconds=seconds)
+    there = place(tmp_path)
+    made = [killing._moment(there, random.Random(number), number) for number in range(12)]
+    kinds = Counter(kind for _, kind, _, _ in made)
+    assert kinds == {"at a step's begin or end": 4, "before an effect": 4, "at a random moment": 4}
+    boundaries = [moment for _, kind, moment, _ in made if kind.startswith("at a step")]
+    assert boundaries == ["end build", "end audit", "end label", "begin build"]
+
+
+def test_the_two_gpu_images_differ_in_one_pin() -> None:
+    shipped = lock.read(GPU.lock_file)
+    assert shipped
+    assert (GPU.pins("a"), GPU.pins("b"), CPU.pins("b")) == ({}, {"cublas": OTHER_CUBLAS}, {})
+    assert not any(OTHER_CUBLAS in item.wheel.file for item in shipped.wheels)
+
+
+def test_what_can_only_be_built_is_never_verified(tmp_path: Path) -> None:
+    asked = []
+
+    def images(name: str) -> list[dict[str, str]]:
+        asked.append(name)
+        return [{"Id": f"sha256:{'0' * 64}"}]
+
+    there = place(tmp_path, SimpleNamespace(api=SimpleNamespace(images=images)), product=GPU)
+    assert [breach.kind for breach in Kills().extra(there)] == [WRONG]
+    assert Kills().extra(replace(there, product=CPU)) == []  # of those the evidence is looked at
+    assert asked == [f"envbuild/{NAME}:verified"]
+
+
+def test_the_stores_of_a_place_are_looked_at(tmp_path: Path) -> None:
+    there = place(tmp_path)
+    torn = there.project.cached("wheels") / ("0" * 64) / "torn.whl"
+    torn.parent.mkdir()
+    torn.write_bytes(b"half")
+    base = there.project.cached("bases") / "torn.tar"
+    base.write_bytes(b"half")
+    found = [(breach.kind, breach.what.partition(":")[0]) for breach in check(ground(there))]
+    assert sorted(found) == [(HALF, "torn.tar"), (HALF, "torn.whl")]
+
+
+def test_what_several_runs_wrote_is_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = Outcome(Struck("before an effect", "layer, effect 3", -9, 1.0), 0, 2.5, ())
+    for name, seed in (("kill", 1), ("gpu", 11)):
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps([asdict(Ran(name, seed, [outcome]))]), encoding="utf-8")
+    written: list[str] = []
+    monkeypatch.setattr(campaign, "write", lambda name, lines: written.extend(lines))
+    monkeypatch.setattr(sys, "argv", ["campaign", "--report", *map(str, sorted(tmp_path.glob("*.json")))])
+    assert campaign.main() == 0
+    assert "## SIGKILL for envbuild in `build` of a GPU image: 1" in written
+    assert "| before an effect | layer | 1 | killed: 1 | 0: 1 | 2.5, 2.5 |" in written
+    assert f"## {report._WHAT['kill']}: 1" in written
+    assert "Cut short: gpu had 1 of 12 faults." in written
