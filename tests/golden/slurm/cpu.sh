@@ -51,6 +51,7 @@ gpus=()
 limit=900
 
 program=docker
+command -v "$program" >/dev/null || finish program 127 # this node has none
 engine="docker $("$program" version --format '{{.Server.Version}}')"
 clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {

@@ -57,6 +57,7 @@ limit=900
 [[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
 gpus=(--gpus "\"device=$SLURM_JOB_GPUS\"")
 program=docker
+command -v "$program" >/dev/null || finish program 127 # this node has none
 engine="docker $("$program" version --format '{{.Server.Version}}')"
 clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {

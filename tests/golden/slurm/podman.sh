@@ -54,6 +54,7 @@ limit=900
 [[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
 for one in ${SLURM_JOB_GPUS//,/ }; do gpus+=(--device "nvidia.com/gpu=$one"); done
 program=podman
+command -v "$program" >/dev/null || finish program 127 # this node has none
 engine="podman $("$program" version --format '{{.Client.Version}}')"
 clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {

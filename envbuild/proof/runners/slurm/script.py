@@ -21,6 +21,9 @@ from envbuild.proof.testrun import MAX_STDOUT
 MAX_STDERR = 64 << 10  # bytes of its end
 _AROUND = 15  # minutes for fetching the image, beside the self-test's own time
 _BESIDE = 1 << 10  # MiB for the runtime's client, beside the container's memory
+# Before anything else is asked of it: without it every later answer would look like one about the image.
+THERE = """command -v "$program" >/dev/null || finish program 127 # this node has none
+"""
 # What each runtime does not do of the local runner's confinement; the evidence says so.
 UNCONFINED = {
     "docker": (),
@@ -149,7 +152,7 @@ def _runtime(job: Job, site: Site) -> str:
         return (
             check
             + f"""program={program}
-engine=$("$program" --version)
+{THERE}engine=$("$program" --version)
 scratch=$(mktemp -d) || exit 1
 clean() {{ rm -rf "$scratch"; }}
 run() {{
@@ -163,7 +166,7 @@ run() {{
     return (
         check
         + f"""program={program}
-engine=$("$program" --version)
+{THERE}engine=$("$program" --version)
 clean() {{ :; }}
 run() {{
     timeout --foreground -k 10 "$limit" "$program" --nodes=1 --ntasks=1 --quiet --container-image="$image" \\
@@ -190,7 +193,7 @@ def engine(job: Job, site: Site, network: str = "none") -> str:
     program, entry, command = quote(site.program or kind), quote(job.argv[0]), " ".join(map(quote, job.argv[1:]))
     version = "{{.Server.Version}}" if kind == "docker" else "{{.Client.Version}}"
     return f"""program={program}
-engine="{kind} $("$program" version --format {quote(version)})"
+{THERE}engine="{kind} $("$program" version --format {quote(version)})"
 clean() {{ "$program" rm --force --volumes "$name" >/dev/null 2>&1; }}
 run() {{
     timeout --foreground -k 10 "$limit" "$program" run --name "$name" --label io.envbuild.slurm="$SLURM_JOB_ID" \\

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ class Stub:
         file = self.folder / name
         return file.read_text(encoding="utf-8") if file.exists() else ""
 
-    def run(self, job: Job = JOB, site: Site | None = None, resume: str | None = None, **how: str) -> RawOutput:
+    def run(self, job: Job = JOB, site: Site | None = None, resume: str | None = None, **how: Any) -> RawOutput:
         self.said.clear()
         self.lines.clear()
         made = dataclasses.replace(site or Site(), folder=str(self.shared), grace=1)
@@ -133,9 +134,9 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     return made
 
 
-def fails(stub: Stub, kind: type[EnvbuildError] = RunnerError, **how: str) -> EnvbuildError:
+def fails(stub: Stub, kind: type[EnvbuildError] = RunnerError, **how: Any) -> EnvbuildError:
     with pytest.raises(kind) as caught:
-        stub.run(**how)  # type: ignore[arg-type]
+        stub.run(**how)
     return caught.value
 
 
@@ -319,6 +320,28 @@ def test_an_image_that_is_not_there_is_no_fault_of_it(stub: Stub) -> None:
     with pytest.raises(NetworkError, match="node-7 cannot fetch registry") as caught:
         stub.run(dataclasses.replace(JOB), registry, reference=f"registry.example/team/h20@sha256:{'3' * 64}")
     assert "connection refused" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("site", "program"),
+    [(Site(container="podman"), "podman"), (Site(program="/usr/bin/nodocker"), "/usr/bin/nodocker"),
+     (Site(container="apptainer", program="/no/apptainer", registry="r"), "/no/apptainer")],
+)  # fmt: skip
+def test_a_node_without_the_program_says_so_and_nothing_of_the_image(stub: Stub, site: Site, program: str) -> None:
+    if program == "podman" and shutil.which("podman"):
+        pytest.skip("this machine has podman")
+    error = fails(stub, EngineError, site=site, reference=f"r/x@{IMAGE.id}" if site.registry else None)
+    assert (error.message, error.code) == (f"node-7 has no program {program}", 6)
+    assert "slurm: {program: PATH}" in str(error.hint) and "registry" not in str(error.hint)
+    if site.container != "apptainer":
+        again = fails(stub, EngineError, job=TOGETHER, site=dataclasses.replace(site, interface="ib0"))
+        assert again.message.endswith(f" has no program {program}")
+
+
+def test_what_a_nodes_engine_says_of_the_image_is_told(stub: Stub) -> None:
+    """Where it does not answer, too."""
+    (stub.folder / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2; exit 1\n")
+    assert "Cannot connect to the Docker daemon" in str(fails(stub, EngineError).hint)
 
 
 def test_an_engine_that_does_not_start_the_image_is_no_failed_test(stub: Stub) -> None:
