@@ -21,6 +21,9 @@ from envbuild.proof.runners.slurm import nodes
 from envbuild.proof.runners.slurm import site as slurm_site
 from envbuild.proof.runners.slurm.runner import Slurm
 
+# By what a site says under which name its scheduler knows a card.
+_CALLED = {"slurm": "slurm: {gres: ...}", "kubernetes": "kubernetes: {products: ...}"}
+
 
 def runner(
     options: Options, engine: Engine, image: Image, name: str, on_line: Callable[[str], None], *, dry: bool = False
@@ -45,7 +48,10 @@ def runner(
     if chosen == "local":
         return Local(engine, image)
     if options.asked.gpus:
-        raise UsageError("--gpus names GPUs of the engine's machine; a scheduler hands out its own", hint="--gpu MODEL")
+        raise UsageError(
+            "--gpus names GPUs of the engine's machine; a scheduler hands out its own",
+            hint=f"--gpu MODEL says which card, gpu_count in the profile how many, {_CALLED[chosen]} what it is called",
+        )
     given, known = on.given.get(chosen, {}), facts.gpus().__contains__
     fetched = _known if dry else _fetched
     if chosen == "slurm":

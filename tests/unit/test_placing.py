@@ -101,8 +101,27 @@ def test_what_the_command_line_puts_over_the_settings_mends_them_or_shares_the_b
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
 def test_gpus_of_this_machine_mean_nothing_to_a_scheduler(name: str) -> None:
-    with pytest.raises(UsageError, match="--gpus names GPUs"):
+    with pytest.raises(UsageError, match="--gpus names GPUs") as caught:
         runner(On(name), Asked(gpus=("0",)))
+    called = {"slurm": "gres", "kubernetes": "products"}[name]
+    assert "--gpu MODEL" in str(caught.value.hint) and f"{name}: {{{called}: ...}}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("verb", ["test", "prove"])
+@pytest.mark.parametrize("dry", [True, False])
+def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
+    monkeypatch: pytest.MonkeyPatch, verb: str, dry: bool
+) -> None:
+    found: list[Options] = []
+
+    class Session:
+        def __init__(self, name: str, options: Options, progress: object) -> None:
+            found.append(options)
+            raise UsageError("seen")
+
+    monkeypatch.setattr(pipeline, "Session", Session)
+    assert envbuild(verb, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else [])).code == 2
+    assert [options.asked.gpus for options in found] == [("0", "1")]
 
 
 def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
