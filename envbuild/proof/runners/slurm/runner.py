@@ -19,6 +19,7 @@ from envbuild.proof.job import Job
 from envbuild.proof.runners import tickets
 from envbuild.proof.runners.protocol import RunnerError, Watch
 from envbuild.proof.runners.slurm import files, nodes, outcomes, script, states
+from envbuild.proof.runners.slurm.queue import Queue
 from envbuild.proof.runners.slurm.site import Site
 from envbuild.proof.runners.slurm.states import Outcome, Seen
 from envbuild.proof.runners.tickets import Ticket
@@ -124,8 +125,10 @@ class Slurm:
     # waiting
 
     def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, Outcome]:
-        """Until there is an outcome of the job's last attempt, and all of what it names. Raises RunnerError."""
+        """Until there is an outcome of the job's last attempt, and all of what it names. Raises RunnerError, and
+        NotProved where Slurm can never start it."""
         tail, told, asked, over_since, silent_since = files.Tail(watch.line), "", -ASK, None, None
+        queue = Queue(self._site.queue)
         while True:
             now = time.monotonic()
             if now - asked >= ASK:
@@ -139,6 +142,9 @@ class Slurm:
                     watch.say(f"job {ticket.job}: {text}")
                 over = known and (last is None or last.over)
                 over_since = (over_since or now) if over else None
+                if ends := queue.ends(ticket.job, last, now):
+                    self._cancel(ticket.name, watch)
+                    raise ends
             attempt = files.attempt(Path(ticket.place))
             if attempt:
                 tail.read(attempt)

@@ -22,7 +22,8 @@ class Site:
     """`folder`: shared with the nodes; None: in the user's state folder. `gres`: GPU id -> what Slurm calls it.
 
     `program`: of the container runtime on the nodes, where PATH does not have it. `requeue`: after a node's failure or
-    a preemption the job waits again, instead of ending. `grace`: seconds until files that
+    a preemption the job waits again, instead of ending. `queue`: minutes that it may wait; None: as long as it takes,
+    but not where Slurm says that it can never start. `grace`: seconds until files that
     another machine wrote are surely seen here, which a network's file system may hold back. `interface`: of the
     network between nodes, for what runs on several; no container has a network otherwise.
     """
@@ -37,6 +38,7 @@ class Site:
     folder: str | None = None
     interface: str | None = None
     requeue: bool = False
+    queue: int | None = None
     grace: int = 20
     gres: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,9 +61,10 @@ _SHAPES = {
     "folder": (PATH, "an absolute path, without blanks"),
     "interface": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}", "a network interface's name, as in ib0"),
     "requeue": ("yes|no", "yes or no"),
+    "queue": ("[0-9]{1,6}", "minutes"),
     "grace": ("[0-9]{1,3}", "seconds"),
 }
-_NUMBERS = ("grace", "time", "account")
+_NUMBERS = ("queue", "grace", "time", "account")
 _GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,60})?")
 
 
@@ -84,7 +87,8 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
         found.append(Fault(f"{container} takes images from a registry alone: name one", field="registry"))
     if found:
         raise UsageError("the settings of slurm are not valid", faults=found, hint=f"known: {', '.join(_SHAPES)}, gres")
-    exact = {"requeue": plain.get("requeue") == "yes", "grace": int(plain.get("grace", Site.grace))}
+    queue, grace = plain.get("queue"), plain.get("grace", Site.grace)
+    exact = {"requeue": plain.get("requeue") == "yes", "queue": int(queue) if queue else None, "grace": int(grace)}
     return Site(**{**plain, **exact}, gres=gres)
 
 

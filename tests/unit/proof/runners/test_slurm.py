@@ -23,7 +23,7 @@ from envbuild.process import ProcessTimeout, run
 from envbuild.proof import reading, together
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import RunnerError, Watch
-from envbuild.proof.runners.slurm import files, outcomes, states
+from envbuild.proof.runners.slurm import files, outcomes, queue, states
 from envbuild.proof.runners.slurm import runner as module
 from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.proof.runners.slurm.site import Site
@@ -52,7 +52,7 @@ echo 42
 SCONTROL = """#!/bin/bash
 [ ! -e "$STUB/down" ] || { echo "Unable to contact slurm controller (connect failure)" >&2; exit 1; }
 [ ! -e "$STUB/forgotten" ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
-echo "JobId=42 JobName=x JobState=$(cat "$STUB/state") Reason=None Restarts=0 NodeList=node-7 $TIMES"
+echo "JobId=42 JobName=x JobState=$(cat "$STUB/state") Reason=$(cat "$STUB/reason") Restarts=0 NodeList=node-7 $TIMES"
 """
 SCANCEL = """#!/bin/bash
 echo "$@" >"$STUB/cancelled"
@@ -99,7 +99,7 @@ class Stub:
                            "squeue": "#!/bin/sh\n", "srun": SRUN, "ip": IP}.items():  # fmt: skip
             (self.folder / name).write_text(text.replace("$TIMES", TIMES), encoding="utf-8")
             (self.folder / name).chmod(0o755)
-        self.say(state="RUNNING", has=IMAGE.id, words="", code="0")
+        self.say(state="RUNNING", reason="None", has=IMAGE.id, words="", code="0")
         self.frames(b"".join(lines(documents())))
 
     def say(self, **files: str) -> None:
@@ -279,6 +279,59 @@ def test_a_job_that_starts_before_it_is_submitted_did_not_wait() -> None:
         "JobId=1 JobState=RUNNING Reason=None NodeList=n SubmitTime=2026-11-21T10:00:00 StartTime=2026-11-21T09:00:00"
     )
     assert found and found.queued == 0.0
+
+
+# A job that waits
+
+VAIN = ("PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints", "AssocMaxWallDurationPerJobLimit", "InvalidQOS",
+        "AssocMaxCpuPerJobLimit", "QOSMaxGRESPerJob", "QOSMaxMemoryPerNode", "QOSMinGRES", "AssocGrpCPUMinutesLimit",
+        "QOSGrpWallLimit", "AccountNotAllowed", "launch_failed_requeued_held")  # fmt: skip
+PASSES = ("Priority", "Resources", "AssocGrpGRES", "AssocGrpCpuLimit", "AssocGrpCPURunMinutesLimit", "Licenses",
+          "QOSMaxJobsPerUserLimit", "QOSMaxCpuPerUserLimit", "ReqNodeNotAvail,_UnavailableNodes:n1", "JobHeldAdmin",
+          "PartitionDown", "Reservation", "BeginTime", "None", "")  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", [*VAIN, *PASSES])
+def test_only_what_never_passes_by_itself_is_not_waited_for(reason: str) -> None:
+    assert (queue.never(reason) is not None) is (reason in VAIN)
+
+
+def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "GRACE", 0.3)
+    stub.say(hold="", state="PENDING", reason="PartitionTimeLimit")
+    error = fails(stub, NotProved)
+    assert "can never start job 42 (PartitionTimeLimit)" in error.message and "time=MINUTES" in error.message
+    assert stub.told("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
+
+
+def test_a_job_waits_no_longer_than_its_queue(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "GRACE", 0.3)
+    stub.say(hold="", state="PENDING", reason="Priority")
+    error = fails(stub, site=Site(queue=0))
+    assert isinstance(error, RunnerError) and error.ending == "unschedulable" and "(Priority)" in error.message
+    assert stub.told("cancelled") and stub.left() == []
+
+
+def waits(state: str = "PENDING", reason: str = "Priority") -> states.Seen:
+    return states.Seen(state, reason, "", 0, None)
+
+
+def test_a_queue_is_counted_without_what_is_no_waiting() -> None:
+    short = queue.Queue(1)
+    assert short.ends("1", waits(), 0) is None and short.ends("1", waits(reason="BadConstraints"), 59) is None
+    assert isinstance(short.ends("1", waits(), 60), RunnerError)
+    assert short.ends("1", None, 70) is None and short.ends("1", waits("CONFIGURING"), 80) is None
+    assert short.ends("1", waits(), 81) is None  # it is queued anew
+
+
+def test_a_reason_must_last_to_be_believed() -> None:
+    long = queue.Queue(None)
+    assert long.ends("1", waits(reason="BadConstraints"), 0) is None
+    assert long.ends("1", waits(), 10) is None
+    assert long.ends("1", waits(reason="BadConstraints"), 20) is None
+    assert long.ends("1", waits(reason="BadConstraints"), 49) is None
+    assert isinstance(long.ends("1", waits(reason="BadConstraints"), 50), NotProved)
+    assert long.ends("1", waits(), 10**7) is None
 
 
 def test_another_jobs_output_does_not_count(stub: Stub) -> None:

@@ -56,10 +56,11 @@ def test_a_hostile_setting_is_refused(key: str, value: object) -> None:
     assert "\x1b" not in str(caught.value.faults)
 
 
-@pytest.mark.parametrize("value", [*(value for value in HOSTILE), -1, 1000, True], ids=repr)
-def test_a_hostile_grace_is_refused(value: object) -> None:
+@pytest.mark.parametrize("value", [*(value for value in HOSTILE), -1, 10_000_000, True], ids=repr)
+@pytest.mark.parametrize("key", ["grace", "queue"])
+def test_a_hostile_number_is_refused(key: str, value: object) -> None:
     with pytest.raises(UsageError):
-        parsed(grace=value)
+        parsed(**{key: value})
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,7 @@ def test_all_faults_come_at_once_and_the_command_line_wins() -> None:
     found = site.parse({"partition": "a", "gres": {"h20": "y", "a100": "z"}}, given, facts.gpus().__contains__)
     assert (found.partition, found.gres, found.requeue) == ("b", {"h20": "gpu:x", "a100": "z"}, True)
     assert (parsed(grace=3).grace, parsed(grace="3").grace, parsed().grace) == (3, 3, 20)
+    assert (parsed(queue=0).queue, parsed(queue="60").queue, parsed().queue) == (0, 60, None)
 
 
 @pytest.mark.parametrize("folder", ["/a b", "/a'b", "/a%jb", "relative", "/a$b", "/a\nb"])
