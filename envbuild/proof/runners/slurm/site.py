@@ -49,12 +49,14 @@ class Site:
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,99}"
 PATH = r"/[A-Za-z0-9_./+@=~-]{1,300}"  # no %: Slurm expands it in file names; nothing that a shell reads
+# sbatch(1): a time of zero is no limit at all
+_TIME = r"(?=.*[1-9])([0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2})"
 _SHAPES = {
     "partition": (_NAME, "a partition's name"),
     "account": (_NAME, "an account's name"),
     # sbatch(1): features joined by & | and brackets, counts by *
     "constraint": (r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=&|,*()\[\]-]{0,199}", "features, as in h20&nvlink"),
-    "time": (r"[0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2}", "minutes, or [D-]HH:MM:SS"),
+    "time": (_TIME, "minutes, or [D-]HH:MM:SS, and more than 0"),
     "container": ("|".join(CONTAINERS), " or ".join(CONTAINERS)),
     "program": (PATH, "an absolute path, without blanks"),
     "registry": REGISTRY,

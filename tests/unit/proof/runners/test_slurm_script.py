@@ -78,7 +78,7 @@ def test_numbers_need_no_quotes(text: str, time: str, account: str) -> None:
     assert (found.time, found.account) == (time, account)
 
 
-@pytest.mark.parametrize("value", [100000, -1, True], ids=repr)
+@pytest.mark.parametrize("value", [100000, -1, True, 0, "0", "00", "0:00", "0-0", "0-00:00:00"], ids=repr)
 def test_a_time_that_is_none_is_refused(value: object) -> None:
     with pytest.raises(UsageError):
         parsed(time=value)
