@@ -101,7 +101,7 @@ class Slurm:
             ticket = self._handed_over(job, text, folder)
         except BaseException as error:
             if not isinstance(error, ProcessMissing):  # Slurm may have it already, whatever sbatch said
-                self._cancel(self._token, watch)
+                self._cancel(self._token, Watch() if isinstance(error, _NotTaken) else watch)
             _forget(self._token, folder)
             raise
         return ticket
@@ -112,7 +112,9 @@ class Slurm:
         done = run(["sbatch", "--parsable", folder / "job.sh"], cwd=folder, timeout=_ANSWER)
         found = re.fullmatch(r"([0-9]{1,12})(;\S+)?", done.stdout.strip())
         if done.code != 0 or not found:
-            raise UsageError(f"Slurm does not take the job: {_words(done)}", hint="--dry-run shows its script")
+            told = f"Slurm does not take the job: {_words(done)}"
+            kind = _NotTaken if done.code and "timed out" not in told.lower() else RunnerError
+            raise kind(told, ending="refused", hint="--dry-run shows its script")
         ticket = tickets.made(found[1], self._token, self.image, job, str(folder))
         tickets.keep(_NAME, ticket)
         return ticket
@@ -223,6 +225,10 @@ class Slurm:
                 time.sleep(POLL / 4)
         except EnvbuildError as error:
             watch.say(f"whether the job is cancelled is not known: {error.message}; scancel --name={name}")
+
+
+class _NotTaken(RunnerError):
+    """sbatch says that there is no job: that none can be cancelled is no news."""
 
 
 class _Unknown(RunnerError):

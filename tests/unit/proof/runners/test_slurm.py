@@ -39,7 +39,7 @@ TIMES = "SubmitTime=2026-11-21T10:00:00 StartTime=2026-11-21T10:00:07"
 
 SBATCH = """#!/bin/bash
 for last; do :; done
-[ ! -e "$STUB/refuse" ] || { echo "sbatch: error: Batch job submission failed: Invalid account" >&2; exit 1; }
+[ ! -e "$STUB/refuse" ] || { echo "sbatch: error: Batch job submission failed: $(cat "$STUB/refuse")" >&2; exit 1; }
 echo "$@" >"$STUB/submitted"
 rm -f "$STUB/pid"
 if [ ! -e "$STUB/hold" ]; then
@@ -421,9 +421,15 @@ def test_too_little_memory_and_too_much_output_are_told(stub: Stub, monkeypatch:
 
 
 def test_what_slurm_does_not_take_is_said_in_its_words(stub: Stub) -> None:
-    stub.say(refuse="")
-    assert "Invalid account" in fails(stub, UsageError).message
-    assert stub.left() == [] and stub.told("cancelled")
+    """And nothing of a job that cannot be cancelled: there is none. Where sbatch gave up waiting, there may be."""
+    (stub.folder / "scancel").write_text("#!/bin/sh\necho no controller >&2; exit 1\n", encoding="utf-8")
+    stub.say(refuse="Invalid account")
+    error = fails(stub)
+    assert isinstance(error, RunnerError) and (error.ending, error.code) == ("refused", 6)
+    assert "Invalid account" in error.message and stub.said == [] and stub.left() == []
+    stub.say(refuse="Socket timed out on send/recv operation")
+    fails(stub)
+    assert any("could not be cancelled" in said for said in stub.said) and stub.left() == []
 
 
 def test_a_job_that_sbatch_may_have_queued_is_cancelled(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
