@@ -68,7 +68,7 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
                 hint=f"its self-test output could be forged; build it: envbuild build {source.name}, "
                 "or only look: envbuild test",
             )
-        session.made.image, session.made.lock = image, locked
+        session.there(source, image, locked)
         signer = signing.configured()
         run = session.selftest(source, session.runner(source, image), locked.versions, locked.python)
         session.evidence(source, image, locked, run, signer)
