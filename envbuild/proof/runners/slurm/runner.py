@@ -36,7 +36,8 @@ _NAME = "slurm"
 class Slurm:
     """The runner. `resume`: the id of a job whose waiting process was lost.
 
-    Raises UsageError where that is not known here, or where Slurm's commands are missing.
+    Raises UsageError where that is not known here, and ProcessMissing, once it runs a job, where Slurm's commands are
+    missing.
     """
 
     def __init__(
@@ -109,7 +110,11 @@ class Slurm:
     def _handed_over(self, job: Job, text: str, folder: Path) -> Ticket:
         (folder / "payload").write_bytes(job.stdin)
         (folder / "job.sh").write_text(text, encoding="utf-8")
-        done = run(["sbatch", "--parsable", folder / "job.sh"], cwd=folder, timeout=_ANSWER)
+        try:
+            done = run(["sbatch", "--parsable", folder / "job.sh"], cwd=folder, timeout=_ANSWER)
+        except ProcessMissing as error:
+            error.hint = "run it where jobs are submitted, a login node of the cluster; or without --on slurm"
+            raise
         found = re.fullmatch(r"([0-9]{1,12})(;\S+)?", done.stdout.strip())
         if done.code != 0 or not found:
             told = f"Slurm does not take the job: {_words(done)}"

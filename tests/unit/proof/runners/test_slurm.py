@@ -19,7 +19,7 @@ import pytest
 from envbuild import settings
 from envbuild.errors import EngineError, EnvbuildError, HungUp, Interrupted, NetworkError, NotProved, UsageError
 from envbuild.image.engine import Image
-from envbuild.process import ProcessTimeout, run
+from envbuild.process import ProcessMissing, ProcessTimeout, run
 from envbuild.proof import reading, together
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import RunnerError, Watch
@@ -430,6 +430,13 @@ def test_what_slurm_does_not_take_is_said_in_its_words(stub: Stub) -> None:
     stub.say(refuse="Socket timed out on send/recv operation")
     fails(stub)
     assert any("could not be cancelled" in said for said in stub.said) and stub.left() == []
+
+
+def test_without_sbatch_it_is_told_where_to_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(stub.shared))
+    error = fails(stub, ProcessMissing)
+    assert (error.message, error.code) == ("sbatch is not installed or not on PATH", 6)
+    assert "login node" in str(error.hint) and stub.left() == []
 
 
 def test_a_job_that_sbatch_may_have_queued_is_cancelled(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
