@@ -97,7 +97,12 @@ def script(
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
     jobs = [session.job(source, runner, locked.versions, locked.python, nodes) for nodes in sorted({1, on.nodes})]
-    return "\n".join(runner.script(job, brief=brief) for job in jobs)
+    shown = [runner.script(job, brief=brief) for job in jobs]
+    if len(shown) == 1:
+        return shown[0]
+    what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
+    # Nothing runs of all at once: sbatch takes no script whose first line is another remark.
+    return "\n".join(f"# job {i} of 2: {said}\n{text}" for i, (said, text) in enumerate(zip(what, shown, strict=True), 1))
 
 
 def test_environment(name: str, python: str, progress: Progress, asked: Asked = ALL) -> Made:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,6 +21,8 @@ from envbuild.proof.job import Asked
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
 from envbuild.proof.runners.slurm.runner import Slurm
+from envbuild.steps import Session
+from unit.proof.runners.scripts import CPU
 from unit.registries import Registry, serving
 from unit.support import Said, configure, envbuild, image_of
 
@@ -160,6 +164,23 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
     assert [on.nodes for on in found] == [nodes]
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_each_of_several_scripts_is_stands_before_it(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    """One alone is as sbatch takes it; two at once are nothing that it takes."""
+    cluster = runner(On("slurm", {"slurm": {"interface": "ib0"}}))
+    monkeypatch.setattr(pipeline, "existing", lambda *_: (object(), SimpleNamespace(versions={}, python=""), None))
+    monkeypatch.setattr(Session, "runner", lambda *_, **__: cluster)
+    monkeypatch.setattr(Session, "job", lambda *asked: dataclasses.replace(CPU, nodes=asked[-1]))
+    text = pipeline.script("sample", None, cast(Any, None), On("slurm", nodes=nodes))
+    begun = [line for line in text.splitlines() if line.startswith(("#!", "# job"))]
+    first, second = "# job 1 of 2: the self-test, on one node", "# job 2 of 2: dist.nodes, on 2 nodes, "
+    if nodes == 1:
+        assert text.startswith("#!/bin/bash\n") and len(begun) == 1
+    else:
+        assert begun == [first, "#!/bin/bash", f"{second}where the first has passed", "#!/bin/bash"]
+        assert text.startswith(first)
+
+
 @pytest.fixture
 def registry() -> Iterator[Registry]:
     with serving(Registry()) as found:
@@ -194,6 +215,4 @@ def test_what_would_run_is_shown_without_a_registry() -> None:
 
 def test_the_manifests_are_shown_as_yaml(tmp_path: Path) -> None:
     made = runner(On("kubernetes"))
-    from unit.proof.runners.scripts import CPU
-
     assert [one["kind"] for one in yaml.safe_load_all(made.script(CPU))] == ["ConfigMap", "Job"]
