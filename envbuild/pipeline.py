@@ -102,7 +102,8 @@ def script(
         return shown[0]
     what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
     # Nothing runs of all at once: sbatch takes no script whose first line is another remark.
-    return "\n".join(f"# job {i} of 2: {said}\n{text}" for i, (said, text) in enumerate(zip(what, shown, strict=True), 1))
+    said = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
+    return "\n".join(f"{remark}\n{text}" for remark, text in zip(said, shown, strict=True))
 
 
 def test_environment(name: str, python: str, progress: Progress, asked: Asked = ALL) -> Made:

@@ -83,8 +83,8 @@ def _time(text: str) -> datetime.datetime | None:
 @dataclass(frozen=True)
 class Outcome:
     """What a script left at its end. `stage`: what it came to, gpu, program, image, network or run; `size` and
-    `sha256` of its stdout. `parts`: of several nodes, each one's exit code and the bytes of its stdout, which follow each other;
-    `fabric`: whether each had InfiniBand's devices."""
+    `sha256` of its stdout. `parts`: of several nodes, each one's exit code and the bytes of its stdout, which follow
+    each other; `fabric`: whether each had InfiniBand's devices."""
 
     stage: str
     exit: int
