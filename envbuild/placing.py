@@ -58,7 +58,8 @@ def runner(
         cluster = settings.read("slurm", partial(slurm_site.parse, knows=known), given)
         if on.nodes > 1:  # told now, and not after the self-test on one
             nodes.network(cluster)
-        return Slurm(cluster, image, fetched(cluster.registry, engine, image, on_line), name, on.resume)
+        reference = fetched(cluster.registry, engine, image, on_line)
+        return Slurm(cluster, image, reference, name, on.resume, origins=settings.origins("slurm", given))
     place = settings.read("kubernetes", partial(kubernetes_site.parse, knows=known), given)
     return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name, on.resume)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from envbuild import settings
@@ -18,7 +19,7 @@ from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
 from envbuild.proof.job import Job
 from envbuild.proof.runners import tickets
 from envbuild.proof.runners.protocol import RunnerError, Watch
-from envbuild.proof.runners.slurm import files, nodes, outcomes, script, states
+from envbuild.proof.runners.slurm import files, nodes, outcomes, request, script, states
 from envbuild.proof.runners.slurm.queue import Queue
 from envbuild.proof.runners.slurm.site import Site
 from envbuild.proof.runners.slurm.states import Outcome, Seen
@@ -41,10 +42,18 @@ class Slurm:
     """
 
     def __init__(
-        self, site: Site, image: Image, reference: str | None, profile: str, resume: str | None = None
+        self,
+        site: Site,
+        image: Image,
+        reference: str | None,
+        profile: str,
+        resume: str | None = None,
+        *,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
-        """`reference`: by which a registry has the image, with its digest; None: the nodes' engines have it."""
-        self._site = site
+        """`reference`: by which a registry has the image, with its digest; None: the nodes' engines have it.
+        `origins`: where the site's values are set, as request.told has it."""
+        self._site, self._profile, self._origins = site, profile, origins or {}
         self._names = (reference,) if reference else tuple(dict.fromkeys((image.id, image.handle)))
         self.image = self._names[0]
         self._ticket = tickets.read(_NAME, resume) if resume else None
@@ -119,10 +128,13 @@ class Slurm:
         if done.code != 0 or not found:
             told = f"Slurm does not take the job: {_words(done)}"
             kind = _NotTaken if done.code and "timed out" not in told.lower() else RunnerError
-            raise kind(told, ending="refused", hint="--dry-run shows its script")
+            raise kind(told, ending="refused", hint=f"{self._asked(job)}\n--dry-run shows its script")
         ticket = tickets.made(found[1], self._token, self.image, job, str(folder))
         tickets.keep(_NAME, ticket)
         return ticket
+
+    def _asked(self, job: Job) -> str:
+        return request.told(job, self._site, self._profile, self._origins)
 
     def _resumed(self, job: Job) -> Ticket:
         assert self._ticket
@@ -151,6 +163,7 @@ class Slurm:
                 over_since = (over_since or now) if over else None
                 if ends := queue.ends(ticket.job, last, now):
                     self._cancel(ticket.name, watch)
+                    ends.hint = f"{ends.hint}\n{self._asked(job)}"
                     raise ends
             attempt = files.attempt(Path(ticket.place))
             if attempt:

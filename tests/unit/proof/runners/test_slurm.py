@@ -301,6 +301,7 @@ def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monke
     stub.say(hold="", state="PENDING", reason="PartitionTimeLimit")
     error = fails(stub, NotProved)
     assert "can never start job 42 (PartitionTimeLimit)" in error.message and "time=MINUTES" in error.message
+    assert "{queue: MINUTES}" in str(error.hint) and "sinfo" in str(error.hint)
     assert stub.told("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
 
 
@@ -430,6 +431,27 @@ def test_what_slurm_does_not_take_is_said_in_its_words(stub: Stub) -> None:
     stub.say(refuse="Socket timed out on send/recv operation")
     fails(stub)
     assert any("could not be cancelled" in said for said in stub.said) and stub.left() == []
+
+
+def test_what_slurm_does_not_have_is_told_with_what_it_was_asked_for(stub: Stub) -> None:
+    stub.say(refuse="Requested node configuration is not available")
+    asked = Site(partition="gpu", constraint="nvlink", folder=str(stub.shared))
+    job = dataclasses.replace(JOB, gpus=True, models=("a100",), count=16)
+    origins = {"partition": "--slurm", "constraint": "config.yaml:7"}
+    with pytest.raises(RunnerError, match="node configuration is not available") as caught:
+        Slurm(asked, IMAGE, None, "fleet", origins=origins).run(job, Watch())
+    assert str(caught.value.hint).splitlines()[:4] == [
+        "it asked for",
+        "  gres gpu:a100:16 (the count: gpu_count of profile fleet; the name: a100's own name, "
+        "where slurm: {gres: ...} has no other)",
+        "  partition gpu (--slurm)",
+        "  constraint nvlink (config.yaml:7)",
+    ]
+    origins = {"gres.a100": "config.yaml:9"}
+    site = dataclasses.replace(asked, gres={"a100": "gpu:nvidia_a100"})
+    with pytest.raises(RunnerError) as named:
+        Slurm(site, IMAGE, None, "fleet", origins=origins).run(job, Watch())
+    assert "gres gpu:nvidia_a100:16 " in str(named.value.hint) and "the name: config.yaml:9)" in str(named.value.hint)
 
 
 def test_without_sbatch_it_is_told_where_to_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
