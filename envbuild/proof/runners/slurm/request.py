@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from envbuild.proof.job import Job
 from envbuild.proof.runners.slurm.site import Site
 
-_SET = ("partition", "account", "constraint", "time")
+_SET = ("partition", "account", "qos", "reservation", "constraint", "time", "cpus_per_task", "mem")
 
 
 def told(job: Job, site: Site, profile: str, origins: Mapping[str, str]) -> str:

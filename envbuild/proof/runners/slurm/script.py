@@ -58,7 +58,7 @@ def require(folder: PurePosixPath, name: str, names: Sequence[str]) -> None:
 
 def options(job: Job, site: Site, folder: PurePosixPath, name: str) -> str:
     """#SBATCH lines: sbatch reads double quotes in them; no value holds one, or a `#`."""
-    memory = (job.limits.memory >> 20) + _BESIDE
+    memory = f"{(job.limits.memory >> 20) + _BESIDE}M"
     options = {
         "job-name": name,
         "output": f"{folder}/slurm.log",
@@ -66,11 +66,14 @@ def options(job: Job, site: Site, folder: PurePosixPath, name: str) -> str:
         "nodes": str(job.nodes),
         "ntasks": str(job.nodes),
         "ntasks-per-node": "1" if job.nodes > 1 else None,
-        "mem": f"{memory}M",
+        "cpus-per-task": site.cpus_per_task,
+        "mem": site.mem or memory,
         "time": site.time or str(math.ceil(job.limits.timeout / 60) + _AROUND),
         "export": "HOME,LOGNAME,PATH,USER",  # no secret of the environment goes to the controller
         "partition": site.partition,
         "account": site.account,
+        "qos": site.qos,
+        "reservation": site.reservation,
         "constraint": site.constraint,
         "gres": _gres(job, site),
     }

@@ -251,6 +251,16 @@ def test_a_queue_ends_where_the_site_says(place: Place) -> None:
     assert place.fails().ending == "time-out"
 
 
+def test_a_job_that_a_queue_of_the_cluster_holds_back_is_waited_for(place: Place) -> None:
+    """As Kueue does, by the label that says which queue."""
+    place.server.answers = {("GET", "/jobs/"): {"spec": {"suspend": True}}}
+    place.server.pods = [*[None] * 40, running(), ended(0)]
+    assert place.run().exit_code == 0
+    assert any("is suspended" in said for said in place.said)
+    place.server.pods = [None]
+    assert place.fails(site=dataclasses.replace(SITE, queue=0)).ending == "unschedulable"
+
+
 def test_nodes_that_may_not_be_listed_are_no_fault(place: Place) -> None:
     place.server.refuse = {("GET", "/nodes"): (403, "nodes is forbidden")}
     place.server.pods = [*[unplaced("0/3 nodes: 3 Insufficient nvidia.com/gpu")] * 40, running(), ended(0)]

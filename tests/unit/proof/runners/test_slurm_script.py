@@ -47,7 +47,7 @@ HOSTILE = ["x\n#SBATCH --uid=0", "$(id)", "a b", '"', "'", "x#y", "-x", "é", ""
 
 
 @pytest.mark.parametrize("key", ["partition", "account", "constraint", "time", "container", "program", "registry",
-                                 "folder", "requeue"])  # fmt: skip
+                                 "folder", "requeue", "qos", "reservation", "cpus_per_task", "mem"])  # fmt: skip
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
 def test_a_hostile_setting_is_refused(key: str, value: object) -> None:
     with pytest.raises(UsageError) as caught:
@@ -82,6 +82,19 @@ def test_numbers_need_no_quotes(text: str, time: str, account: str) -> None:
 def test_a_time_that_is_none_is_refused(value: object) -> None:
     with pytest.raises(UsageError):
         parsed(time=value)
+
+
+@pytest.mark.parametrize("value", ["0", "08", "10000", "1.5", True, -1], ids=repr)
+def test_processors_that_are_no_number_are_refused(value: object) -> None:
+    with pytest.raises(UsageError):
+        parsed(cpus_per_task=value)
+
+
+@pytest.mark.parametrize("value", ["64g", "64GB", "G", "00", "064", -1, True], ids=repr)
+def test_a_memory_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(UsageError):
+        parsed(mem=value)
+    assert (parsed(mem=64000).mem, parsed(mem="64G").mem, parsed(mem=0).mem) == ("64000", "64G", "0")
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
