@@ -14,7 +14,7 @@ from envbuild.making import Options
 from envbuild.plan import facts
 from envbuild.plan.profile import Profile
 from envbuild.proof.runners.kubernetes import site as kubernetes_site
-from envbuild.proof.runners.kubernetes.runner import Kubernetes
+from envbuild.proof.runners.kubernetes.runner import ALONE, Kubernetes
 from envbuild.proof.runners.local import Local
 from envbuild.proof.runners.protocol import Runner
 from envbuild.proof.runners.slurm import nodes
@@ -61,6 +61,8 @@ def runner(
         reference = fetched(cluster.registry, engine, image, on_line)
         return Slurm(cluster, image, reference, name, on.resume, origins=settings.origins("slurm", given))
     place = settings.read("kubernetes", partial(kubernetes_site.parse, knows=known), given)
+    if dry and not place.registry:  # a run says so itself
+        on_line(ALONE)
     return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name, on.resume)
 
 

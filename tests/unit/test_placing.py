@@ -14,12 +14,13 @@ import yaml
 
 from envbuild import pipeline, placing, settings
 from envbuild.attest import oci
-from envbuild.errors import EnvbuildError, SettingsError, UsageError
+from envbuild.errors import EnvbuildError, NetworkError, SettingsError, UsageError
 from envbuild.image.engine import Engine
 from envbuild.making import On, Options
 from envbuild.proof.job import Asked
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
+from envbuild.proof.runners.protocol import Watch
 from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.steps import Session
 from unit.proof.runners.scripts import CPU
@@ -204,6 +205,27 @@ def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, t
     if not there:
         with pytest.raises(AttributeError):  # otherwise the engine is asked to push
             placing.runner(options, cast(Engine, object()), image, "sample", told.append)
+
+
+@pytest.mark.parametrize("registry", [None, "127.0.0.1:9/team/x"])
+@pytest.mark.parametrize("dry", [True, False])
+def test_where_no_node_fetches_the_image_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, registry: str | None, dry: bool
+) -> None:
+    told: list[str] = []
+    settings_ = {"registry": registry} if registry else {}
+    options = Options(on=On("kubernetes", {"kubernetes": {"namespace": "a", **settings_}}))
+    monkeypatch.setattr(placing, "_fetched", lambda place, *_: f"r/x@{image_of().id}" if place else None)
+    made = placing.runner(options, cast(Engine, object()), image_of(), "sample", told.append, dry=dry)
+    if not dry:
+
+        def unreachable(*_: object) -> None:
+            raise NetworkError("there is none")
+
+        monkeypatch.setattr("envbuild.proof.runners.kubernetes.runner.Cluster", unreachable)
+        with pytest.raises(NetworkError):
+            made.run(CPU, Watch(say=told.append))
+    assert any("imagePullPolicy: Never" in text for text in told) is (registry is None)
 
 
 def test_what_would_run_is_shown_without_a_registry() -> None:

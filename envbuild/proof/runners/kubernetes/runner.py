@@ -20,6 +20,11 @@ from envbuild.proof.runners.tickets import Ticket
 from envbuild.proof.testrun import RawOutput
 
 _RUNNER = "kubernetes"
+# Of an image that nodes are not told to fetch.
+ALONE = (
+    "warning: no registry is set (imagePullPolicy: Never): only a node that shares this engine has the image; "
+    "kubernetes: {registry: HOST/NAME} says where the others get it"
+)
 
 
 class Kubernetes:
@@ -53,6 +58,8 @@ class Kubernetes:
     def run(self, job: Job, watch: Watch) -> RawOutput:
         """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
         config, work = manifest.render(job, self._site, self._name, self.image)
+        if not self._site.registry:
+            watch.say(ALONE)
         cluster = Cluster(self._site.context, self._site.namespace)
         if self._ticket:
             self._resumed(self._ticket, cluster, job)
