@@ -191,7 +191,10 @@ GPU = {
 
 
 def engine(job: Job, site: Site, network: str = "none") -> str:
-    """As the local runner has it: proof/runners/local.py says why. `network`: and options that come with one."""
+    """As the local runner has it: proof/runners/local.py says why. `network`: and options that come with one.
+
+    Before bash 4.4 an array without elements is unset, where `set -u` stands: ${a[@]+...} is nothing then.
+    """
     limits, kind = job.limits, site.container
     program, entry, command = quote(site.program or kind), quote(job.argv[0]), " ".join(map(quote, job.argv[1:]))
     version = "{{.Server.Version}}" if kind == "docker" else "{{.Client.Version}}"
@@ -203,7 +206,7 @@ run() {{
         --pull never --interactive --init --read-only --network {network} --cap-drop ALL \\
         --security-opt no-new-privileges --memory {limits.memory} --memory-swap {limits.memory} \\
         --shm-size {limits.shm} --pids-limit {limits.pids} --tmpfs /tmp:exec,mode=1777,size={limits.tmp} \\
-        --log-driver none --user 65534:65534 --workdir /tmp "${{gpus[@]}}" --entrypoint {entry} \\
+        --log-driver none --user 65534:65534 --workdir /tmp ${{gpus[@]+"${{gpus[@]}}"}} --entrypoint {entry} \\
         "$image" {command} <"$payload"
     code=$?
     [ "$("$program" inspect --format '{{{{.State.OOMKilled}}}}' "$name" 2>/dev/null)" != true ] || : >"$at/oom"

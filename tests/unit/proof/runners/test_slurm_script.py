@@ -34,6 +34,13 @@ def test_bash_can_read_it(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_no_array_without_elements_ends_it_in_an_old_bash(case: str) -> None:
+    """Before 4.4 one is unset, and the scripts say `set -u`."""
+    guarded = re.sub(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}', "", rendered(case))
+    assert "[@]}" not in guarded.replace("${#fabric[@]}", "")
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_script_asks_for_its_gpus_and_no_more(case: str) -> None:
     asked = {"cpu": [], "docker": ['#SBATCH --gres="gpu:nvidia_h20:2"']}.get(case, ['#SBATCH --gres="gpu:h20:2"'])
     assert [line for line in rendered(case).splitlines() if "gres" in line] == asked
