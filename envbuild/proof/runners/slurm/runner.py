@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from envbuild import settings
-from envbuild.errors import EnvbuildError, HungUp, Interrupted, UsageError, printable
+from envbuild.errors import EnvbuildError, HungUp, Interrupted, SystemFault, printable
 from envbuild.image.engine import Image
 from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
 from envbuild.proof.job import Job
@@ -276,7 +276,7 @@ def _private(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, mode=0o700)
     except OSError as error:
-        raise UsageError(
+        raise SystemFault(
             f"{folder} cannot be made: {error.strerror}", hint="slurm: {folder: ...} names another"
         ) from error
 

@@ -17,7 +17,16 @@ from typing import Any
 import pytest
 
 from envbuild import settings
-from envbuild.errors import EngineError, EnvbuildError, HungUp, Interrupted, NetworkError, NotProved, UsageError
+from envbuild.errors import (
+    EngineError,
+    EnvbuildError,
+    HungUp,
+    Interrupted,
+    NetworkError,
+    NotProved,
+    SystemFault,
+    UsageError,
+)
 from envbuild.image.engine import Image
 from envbuild.process import ProcessMissing, ProcessTimeout, run
 from envbuild.proof import reading, together
@@ -454,6 +463,12 @@ def test_what_slurm_does_not_have_is_told_with_what_it_was_asked_for(stub: Stub)
     assert "gres gpu:nvidia_a100:16 " in str(named.value.hint) and "the name: config.yaml:9)" in str(named.value.hint)
 
 
+def test_a_folder_that_cannot_be_made_is_no_fault_of_the_command_line(stub: Stub) -> None:
+    stub.shared.touch()
+    error = fails(stub, SystemFault)
+    assert "cannot be made" in error.message and (error.code, "{folder: ...}" in str(error.hint)) == (6, True)
+
+
 def test_without_sbatch_it_is_told_where_to_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(stub.shared))
     error = fails(stub, ProcessMissing)
@@ -631,7 +646,7 @@ def test_what_keeps_two_nodes_from_it_is_told(stub: Stub) -> None:
         stub.run(TOGETHER)
     with pytest.raises(UsageError, match="not possible with pyxis"):
         stub.run(TOGETHER, Site(container="pyxis", registry="r", interface="ib0"), reference=f"r@{IMAGE.id}")
-    with pytest.raises(UsageError, match="node-7 has no IPv4 address on eth9"):
+    with pytest.raises(RunnerError, match="node-7 has no IPv4 address on eth9"):
         stub.run(TOGETHER, Site(interface="eth9"))
     stub.say(no_image="")
     with pytest.raises(EngineError, match="has no image"):
