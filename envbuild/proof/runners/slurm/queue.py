@@ -1,4 +1,4 @@
-"""How long a job may wait in Slurm's queue, and for what it would wait for ever. Pure, but for the time it is told."""
+"""How long a job may wait in Slurm's queue, and for what it would wait for ever. Pure: it is told the time."""
 
 from __future__ import annotations
 
