@@ -142,8 +142,11 @@ class Attempt:
             self._tell("is suspended: it waits in a queue of the cluster")
             queue = manifest.QUEUE if self._site.queue is None else self._site.queue
             if held >= max(queue * 60, GRACE):
-                raise RunnerError(f"the job waited {queue} min, suspended, in a queue of the cluster",
-                                  ending="unschedulable", hint="kubernetes: {queue: MINUTES} gives it more")  # fmt: skip
+                raise RunnerError(
+                    f"the job waited {queue} min, suspended, in a queue of the cluster",
+                    ending="unschedulable",
+                    hint="kubernetes: {queue: MINUTES} gives it more",
+                )
             return
         if self._lasts("no pod", True) >= GRACE:
             said = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]

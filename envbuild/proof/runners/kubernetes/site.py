@@ -86,7 +86,7 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
     faults += [Fault("unknown setting", field=printable(str(key)[:100])) for key in merged if key not in KNOWN]
     if faults:
         raise UsageError("the settings of kubernetes are not valid", faults=faults, hint=f"known: {', '.join(KNOWN)}")
-    numbers = {key: int(texts.pop(key)) for key in _NUMBERS if key in texts}
+    numbers: dict[str, Any] = {key: int(texts.pop(key)) for key in _NUMBERS if key in texts}
     return Site(**texts, **lists, **meta, **numbers, products=products)
 
 

@@ -168,7 +168,12 @@ def test_a_hostile_label_or_product_is_refused(value: Any) -> None:
         {"products": value},
     ]
     for settings in tried:
-        if settings in ({"products": {"h20": ["x"]}}, {"nodes": {"a": "b"}}, {"labels": {"a": "b"}}, {"annotations": {"a": "b"}}):
+        if settings in (
+            {"products": {"h20": ["x"]}},
+            {"nodes": {"a": "b"}},
+            {"labels": {"a": "b"}},
+            {"annotations": {"a": "b"}},
+        ):
             continue
         with pytest.raises(UsageError):
             parsed(**settings)
