@@ -99,7 +99,7 @@ def cli() -> None:
 
     \b
     Exit codes: 0 done; 2 usage; 3 profile, lock or a file that is read; 4 built, not proved here; 5 a check failed;
-    6 engine, disk or build; 7 index, mirror or registry; 8 out of date; 130 interrupted.
+    6 engine, disk, build or scheduler; 7 index, mirror or registry; 8 out of date; 130 interrupted.
     """
 
 

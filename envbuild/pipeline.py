@@ -68,7 +68,7 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
                 hint=f"its self-test output could be forged; build it: envbuild build {source.name}, "
                 "or only look: envbuild test",
             )
-        session.made.image, session.made.lock = image, locked
+        session.there(source, image, locked)
         signer = signing.configured()
         run = session.selftest(source, session.runner(source, image), locked.versions, locked.python)
         session.evidence(source, image, locked, run, signer)
@@ -97,7 +97,13 @@ def script(
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
     jobs = [session.job(source, runner, locked.versions, locked.python, nodes) for nodes in sorted({1, on.nodes})]
-    return "\n".join(runner.script(job, brief=brief) for job in jobs)
+    shown = [runner.script(job, brief=brief) for job in jobs]
+    if len(shown) == 1:
+        return shown[0]
+    what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
+    # Nothing runs of all at once: sbatch takes no script whose first line is another remark.
+    said = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
+    return "\n".join(f"{remark}\n{text}" for remark, text in zip(said, shown, strict=True))
 
 
 def test_environment(name: str, python: str, progress: Progress, asked: Asked = ALL) -> Made:

@@ -14,12 +14,15 @@ from envbuild.making import Options
 from envbuild.plan import facts
 from envbuild.plan.profile import Profile
 from envbuild.proof.runners.kubernetes import site as kubernetes_site
-from envbuild.proof.runners.kubernetes.runner import Kubernetes
+from envbuild.proof.runners.kubernetes.runner import ALONE, Kubernetes
 from envbuild.proof.runners.local import Local
 from envbuild.proof.runners.protocol import Runner
 from envbuild.proof.runners.slurm import nodes
 from envbuild.proof.runners.slurm import site as slurm_site
 from envbuild.proof.runners.slurm.runner import Slurm
+
+# By what a site says under which name its scheduler knows a card.
+_CALLED = {"slurm": "slurm: {gres: ...}", "kubernetes": "kubernetes: {products: ...}"}
 
 
 def runner(
@@ -45,15 +48,21 @@ def runner(
     if chosen == "local":
         return Local(engine, image)
     if options.asked.gpus:
-        raise UsageError("--gpus names GPUs of the engine's machine; a scheduler hands out its own", hint="--gpu MODEL")
+        raise UsageError(
+            "--gpus names GPUs of the engine's machine; a scheduler hands out its own",
+            hint=f"--gpu MODEL says which card, gpu_count in the profile how many, {_CALLED[chosen]} what it is called",
+        )
     given, known = on.given.get(chosen, {}), facts.gpus().__contains__
     fetched = _known if dry else _fetched
     if chosen == "slurm":
         cluster = settings.read("slurm", partial(slurm_site.parse, knows=known), given)
         if on.nodes > 1:  # told now, and not after the self-test on one
             nodes.network(cluster)
-        return Slurm(cluster, image, fetched(cluster.registry, engine, image, on_line), name, on.resume)
+        reference = fetched(cluster.registry, engine, image, on_line)
+        return Slurm(cluster, image, reference, name, on.resume, origins=settings.origins("slurm", given))
     place = settings.read("kubernetes", partial(kubernetes_site.parse, knows=known), given)
+    if dry and not place.registry:  # a run says so itself
+        on_line(ALONE)
     return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name, on.resume)
 
 

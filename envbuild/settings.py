@@ -130,6 +130,16 @@ def placed(name: str, fault: Fault) -> Fault:
     return replace(_settings().fault(path, fault.message), field=".".join(filter(None, path)))
 
 
+def origins(name: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Where each value of a section is set, once both are read: KEY or KEY.INNER -> the file with the line, or the
+    command line's option."""
+    keys: list[str] = []
+    for key, value in section(name).items():
+        keys += [f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key]
+    places = {key: placed(name, Fault("", field=key)) for key in keys}
+    return {key: f"{at.file}:{at.line}" for key, at in places.items()} | dict.fromkeys(given, f"--{name}")
+
+
 def setting(name: str) -> str | None:
     """A site's value for one of the known settings, or None. Raises SettingsError if the file is at fault."""
     assert name in _KNOWN

@@ -86,6 +86,14 @@ class Session(Building):
     def _proofs(self, source: Source, image: Image, locked: Lock) -> tuple[Proof, ...]:
         return proved.of(image.id, source.name, source.profile, locked)
 
+    def there(self, source: Source, image: Image, locked: Lock) -> None:
+        """What holds of an image before it is tested again: a self-test that never ran takes nothing from it."""
+        named = repository(source.name)
+        tags = sorted(self.connected().tags(named).items())
+        self.made.image, self.made.lock = image, locked
+        self.made.tags = [f"{named}:{tag}" for tag, handle in tags if handle == image.handle]
+        self.made.proofs = self._proofs(source, image, locked)
+
     def proved_already(self, source: Source, image: Image, locked: Lock) -> bool:
         """Whether the evidence on disk still proves this image; then the self-test need not run again."""
         proofs = self._proofs(source, image, locked)
@@ -126,6 +134,7 @@ class Session(Building):
         named = repository(source.name)
         if not self.options.trial and self.connected().tags(named).get(VERIFIED) == image.handle:
             self.connected().remove(f"{named}:{VERIFIED}")
+            self.made.tags = [tag for tag in self.made.tags if tag != f"{named}:{VERIFIED}"]
             self.progress.say(f"{named}:{VERIFIED} is withdrawn: what it named failed its self-test")
 
     def tag(self, source: Source, image: Image) -> None:
@@ -144,7 +153,7 @@ class Session(Building):
                 engine.tag(image, named, VERIFIED)
             if engine.tags(named).get(VERIFIED) != image.handle:
                 raise EngineError(f"{named}:{VERIFIED} was moved by somebody else meanwhile")
-            self.made.tags.append(f"{named}:{VERIFIED}")
+            self.made.tags = list(dict.fromkeys([*self.made.tags, f"{named}:{VERIFIED}"]))
             return None, cached, f"{named}:{VERIFIED}"
 
         self.step("tag", work)

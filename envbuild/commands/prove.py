@@ -27,10 +27,11 @@ def command(
     """
     from envbuild import pipeline  # not for --help
     from envbuild.making import On
+    from envbuild.proof.job import Asked
 
     where = On(on, given or {}, resume, gpu, nodes)
     if dry_run:
-        script = pipeline.script(name, reference, Console(), where, brief=not as_json)
+        script = pipeline.script(name, reference, Console(), where, Asked(gpus=gpus), brief=not as_json)
         emit({"script": script}) if as_json else click.echo(script, nl=False)
         return
     made = pipeline.prove(name, reference, Console(), gpus, where)

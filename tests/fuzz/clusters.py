@@ -41,11 +41,13 @@ SLURM: list[Any] = [
     {"container": "podman", "program": "/opt/bin/podman", "registry": "registry.example/x", "requeue": "yes"},
     {"container": "apptainer", "registry": "r", "gres": {"h20": "gpu:nvidia_h20"}, "folder": "/shared/envbuild"},
     {"container": "pyxis", "registry": "r", "time": 30},
+    {"qos": "high", "reservation": "proofs", "cpus_per_task": 8, "mem": "64G", "queue": 30},
 ]
 KUBERNETES: list[Any] = [
     {"namespace": "proofs", "registry": "registry.example/x", "runtime_class": "nvidia", "priority_class": "low",
      "pull_secrets": ["one", "two"], "tolerations": ["team=x:NoSchedule", "spot"], "queue": 30,
      "nodes": {"pool": "gpu", "zone.example/a": "b"}, "products": {"h20": ["NVIDIA-H20", "NVIDIA-H20-SHARED"]}},
+    {"labels": {"kueue.x-k8s.io/queue-name": "team"}, "annotations": {"team.example/why": 'a "b": #1'}, "cpu": 8},
     {"context": "admin@cluster", "queue": "60", "products": {"h20": "NVIDIA-H20"}},
 ]  # fmt: skip
 
@@ -100,9 +102,11 @@ def judge_script(text: str, job: Job, site: slurm.Site, folder: str, name: str, 
     skeleton = script.render(standing, plain, PurePosixPath(FOLDER), NAME, (IMAGE,))
     lines, expected = text.split("\n"), skeleton.split("\n")
     options = dict(_options(lines))
-    asked = {"partition": site.partition, "account": site.account, "constraint": site.constraint, "time": site.time}
+    asked = {"partition": site.partition, "account": site.account, "constraint": site.constraint, "time": site.time,
+             "qos": site.qos, "reservation": site.reservation, "cpus-per-task": site.cpus_per_task}  # fmt: skip
     for key, value in asked.items():
         assert key == "time" or options.get(key) == value, key
+    assert site.mem is None or options["mem"] == site.mem
     assert options["job-name"] == name and options["output"] == f"{folder}/slurm.log"
     gres = f"{site.gres.get(job.models[0], f'gpu:{job.models[0]}')}:{job.count}" if job.gpus else None
     assert options.get("gres") == gres and ("requeue" in options) is site.requeue
@@ -174,6 +178,11 @@ def judge_job(
     }
     for key, value in own.items():
         assert spec.pop(key, None) == (value or None), key
+    limits = spec["containers"][0]["resources"]["limits"]
+    assert limits.pop("cpu", None) == (str(site.cpu) if site.cpu else None)
+    for meta in (made[1]["metadata"], made[1]["spec"]["template"]["metadata"]):
+        assert meta.pop("annotations", {}) == site.annotations
+        assert {key: meta["labels"].pop(key) for key in site.labels} == site.labels
     placed = {key: spec.pop(key, None) for key in ("nodeSelector", "affinity", "tolerations")}
     _placed(placed, job, site)
     for key in placed:

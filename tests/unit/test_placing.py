@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,13 +14,16 @@ import yaml
 
 from envbuild import pipeline, placing, settings
 from envbuild.attest import oci
-from envbuild.errors import EnvbuildError, SettingsError, UsageError
+from envbuild.errors import EnvbuildError, NetworkError, SettingsError, UsageError
 from envbuild.image.engine import Engine
 from envbuild.making import On, Options
 from envbuild.proof.job import Asked
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
+from envbuild.proof.runners.protocol import Watch
 from envbuild.proof.runners.slurm.runner import Slurm
+from envbuild.steps import Session
+from unit.proof.runners.scripts import CPU
 from unit.registries import Registry, serving
 from unit.support import Said, configure, envbuild, image_of
 
@@ -101,8 +106,27 @@ def test_what_the_command_line_puts_over_the_settings_mends_them_or_shares_the_b
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
 def test_gpus_of_this_machine_mean_nothing_to_a_scheduler(name: str) -> None:
-    with pytest.raises(UsageError, match="--gpus names GPUs"):
+    with pytest.raises(UsageError, match="--gpus names GPUs") as caught:
         runner(On(name), Asked(gpus=("0",)))
+    called = {"slurm": "gres", "kubernetes": "products"}[name]
+    assert "--gpu MODEL" in str(caught.value.hint) and f"{name}: {{{called}: ...}}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("verb", ["test", "prove"])
+@pytest.mark.parametrize("dry", [True, False])
+def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
+    monkeypatch: pytest.MonkeyPatch, verb: str, dry: bool
+) -> None:
+    found: list[Options] = []
+
+    class Session:
+        def __init__(self, name: str, options: Options, progress: object) -> None:
+            found.append(options)
+            raise UsageError("seen")
+
+    monkeypatch.setattr(pipeline, "Session", Session)
+    assert envbuild(verb, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else [])).code == 2
+    assert [options.asked.gpus for options in found] == [("0", "1")]
 
 
 def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +165,23 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
     assert [on.nodes for on in found] == [nodes]
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_each_of_several_scripts_is_stands_before_it(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    """One alone is as sbatch takes it; two at once are nothing that it takes."""
+    cluster = runner(On("slurm", {"slurm": {"interface": "ib0"}}))
+    monkeypatch.setattr(pipeline, "existing", lambda *_: (object(), SimpleNamespace(versions={}, python=""), None))
+    monkeypatch.setattr(Session, "runner", lambda *_, **__: cluster)
+    monkeypatch.setattr(Session, "job", lambda *asked: dataclasses.replace(CPU, nodes=asked[-1]))
+    text = pipeline.script("sample", None, cast(Any, None), On("slurm", nodes=nodes))
+    begun = [line for line in text.splitlines() if line.startswith(("#!", "# job"))]
+    first, second = "# job 1 of 2: the self-test, on one node", "# job 2 of 2: dist.nodes, on 2 nodes, "
+    if nodes == 1:
+        assert text.startswith("#!/bin/bash\n") and len(begun) == 1
+    else:
+        assert begun == [first, "#!/bin/bash", f"{second}where the first has passed", "#!/bin/bash"]
+        assert text.startswith(first)
+
+
 @pytest.fixture
 def registry() -> Iterator[Registry]:
     with serving(Registry()) as found:
@@ -166,6 +207,27 @@ def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, t
             placing.runner(options, cast(Engine, object()), image, "sample", told.append)
 
 
+@pytest.mark.parametrize("registry", [None, "127.0.0.1:9/team/x"])
+@pytest.mark.parametrize("dry", [True, False])
+def test_where_no_node_fetches_the_image_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, registry: str | None, dry: bool
+) -> None:
+    told: list[str] = []
+    settings_ = {"registry": registry} if registry else {}
+    options = Options(on=On("kubernetes", {"kubernetes": {"namespace": "a", **settings_}}))
+    monkeypatch.setattr(placing, "_fetched", lambda place, *_: f"r/x@{image_of().id}" if place else None)
+    made = placing.runner(options, cast(Engine, object()), image_of(), "sample", told.append, dry=dry)
+    if not dry:
+
+        def unreachable(*_: object) -> None:
+            raise NetworkError("there is none")
+
+        monkeypatch.setattr("envbuild.proof.runners.kubernetes.runner.Cluster", unreachable)
+        with pytest.raises(NetworkError):
+            made.run(CPU, Watch(say=told.append))
+    assert any("imagePullPolicy: Never" in text for text in told) is (registry is None)
+
+
 def test_what_would_run_is_shown_without_a_registry() -> None:
     told: list[str] = []
     options = Options(on=On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
@@ -175,6 +237,4 @@ def test_what_would_run_is_shown_without_a_registry() -> None:
 
 def test_the_manifests_are_shown_as_yaml(tmp_path: Path) -> None:
     made = runner(On("kubernetes"))
-    from unit.proof.runners.scripts import CPU
-
     assert [one["kind"] for one in yaml.safe_load_all(made.script(CPU))] == ["ConfigMap", "Job"]

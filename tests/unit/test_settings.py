@@ -120,6 +120,17 @@ def test_show_answers_and_tells_that_the_settings_are_at_fault(arguments: list[s
     assert envbuild("show", *arguments, "--json").document
 
 
+def test_where_each_value_of_a_section_is_set() -> None:
+    configure("slurm:\n  partition: a\n  gres:\n    h20: gpu:x\n    a100: gpu:y\n  account: team\n")
+    file = settings.config_file()
+    assert settings.origins("slurm", {"account": "other", "gres.a100": "gpu:z"}) == {
+        "partition": f"{file}:2",
+        "gres.h20": f"{file}:4",
+        "gres.a100": "--slurm",
+        "account": "--slurm",
+    }
+
+
 def test_folders_are_made_where_the_platform_wants_them() -> None:
     assert settings.cache_folder("wheels").is_dir()
     assert settings.state_folder("evidence").is_dir()

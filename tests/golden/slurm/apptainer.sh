@@ -53,6 +53,7 @@ limit=900
 
 [[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
 program=/opt/apptainer/bin/apptainer
+command -v "$program" >/dev/null || finish program 127 # this node has none
 engine=$("$program" --version)
 scratch=$(mktemp -d) || exit 1
 clean() { rm -rf "$scratch"; }

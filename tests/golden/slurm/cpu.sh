@@ -51,6 +51,7 @@ gpus=()
 limit=900
 
 program=docker
+command -v "$program" >/dev/null || finish program 127 # this node has none
 engine="docker $("$program" version --format '{{.Server.Version}}')"
 clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {
@@ -58,7 +59,7 @@ run() {
         --pull never --interactive --init --read-only --network none --cap-drop ALL \
         --security-opt no-new-privileges --memory 8589934592 --memory-swap 8589934592 \
         --shm-size 1073741824 --pids-limit 4096 --tmpfs /tmp:exec,mode=1777,size=2147483648 \
-        --log-driver none --user 65534:65534 --workdir /tmp "${gpus[@]}" --entrypoint python \
+        --log-driver none --user 65534:65534 --workdir /tmp ${gpus[@]+"${gpus[@]}"} --entrypoint python \
         "$image" -I -c 'it'"'"'s "$(touch /tmp/odd)" `id` \ #' <"$payload"
     code=$?
     [ "$("$program" inspect --format '{{.State.OOMKilled}}' "$name" 2>/dev/null)" != true ] || : >"$at/oom"

@@ -4,11 +4,14 @@
 #SBATCH --open-mode="append"
 #SBATCH --nodes="1"
 #SBATCH --ntasks="1"
-#SBATCH --mem="9216M"
+#SBATCH --cpus-per-task="8"
+#SBATCH --mem="64G"
 #SBATCH --time="30"
 #SBATCH --export="HOME,LOGNAME,PATH,USER"
 #SBATCH --partition="gpu"
 #SBATCH --account="team"
+#SBATCH --qos="high"
+#SBATCH --reservation="proofs"
 #SBATCH --constraint="h20&nvlink"
 #SBATCH --gres="gpu:nvidia_h20:2"
 #SBATCH --no-requeue
@@ -57,6 +60,7 @@ limit=900
 [[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
 gpus=(--gpus "\"device=$SLURM_JOB_GPUS\"")
 program=docker
+command -v "$program" >/dev/null || finish program 127 # this node has none
 engine="docker $("$program" version --format '{{.Server.Version}}')"
 clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {
@@ -64,7 +68,7 @@ run() {
         --pull never --interactive --init --read-only --network none --cap-drop ALL \
         --security-opt no-new-privileges --memory 8589934592 --memory-swap 8589934592 \
         --shm-size 1073741824 --pids-limit 4096 --tmpfs /tmp:exec,mode=1777,size=2147483648 \
-        --log-driver none --user 65534:65534 --workdir /tmp "${gpus[@]}" --entrypoint python \
+        --log-driver none --user 65534:65534 --workdir /tmp ${gpus[@]+"${gpus[@]}"} --entrypoint python \
         "$image" -I -c 'it'"'"'s "$(touch /tmp/odd)" `id` \ #' <"$payload"
     code=$?
     [ "$("$program" inspect --format '{{.State.OOMKilled}}' "$name" 2>/dev/null)" != true ] || : >"$at/oom"

@@ -55,15 +55,16 @@ gpus=()
 [[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
 gpus=(--gpus "\"device=$SLURM_JOB_GPUS\"")
 program=docker
+command -v "$program" >/dev/null || finish program 127 # this node has none
 engine="docker $("$program" version --format '{{.Server.Version}}')"
 clean() { "$program" rm --force --volumes "$name" >/dev/null 2>&1; }
 run() {
     timeout --foreground -k 10 "$limit" "$program" run --name "$name" --label io.envbuild.slurm="$SLURM_JOB_ID" \
-        --pull never --interactive --init --read-only --network host "${fabric[@]}" --env ENVBUILD_NODE="$SLURM_NODEID" \
+        --pull never --interactive --init --read-only --network host ${fabric[@]+"${fabric[@]}"} --env ENVBUILD_NODE="$SLURM_NODEID" \
         --env ENVBUILD_MEETING="$meeting" --env ENVBUILD_INTERFACE="$interface" --cap-drop ALL \
         --security-opt no-new-privileges --memory 8589934592 --memory-swap 8589934592 \
         --shm-size 1073741824 --pids-limit 4096 --tmpfs /tmp:exec,mode=1777,size=2147483648 \
-        --log-driver none --user 65534:65534 --workdir /tmp "${gpus[@]}" --entrypoint python \
+        --log-driver none --user 65534:65534 --workdir /tmp ${gpus[@]+"${gpus[@]}"} --entrypoint python \
         "$image" -I -c 'it'"'"'s "$(touch /tmp/odd)" `id` \ #' <"$payload"
     code=$?
     [ "$("$program" inspect --format '{{.State.OOMKilled}}' "$name" 2>/dev/null)" != true ] || : >"$at/oom"

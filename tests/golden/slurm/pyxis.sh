@@ -53,6 +53,7 @@ limit=900
 
 [[ ${SLURM_JOB_GPUS:-} =~ ^[0-9]+(,[0-9]+)*$ ]] || finish gpu 1 # none was handed out
 program=srun
+command -v "$program" >/dev/null || finish program 127 # this node has none
 engine=$("$program" --version)
 clean() { :; }
 run() {

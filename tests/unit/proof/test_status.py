@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from envbuild import settings
+from envbuild import pipeline, placing, settings
 from envbuild.commands import status as command
 from envbuild.image import build, dockerfile, records
 from envbuild.image.engine import Engine, Image
@@ -19,6 +19,7 @@ from envbuild.plan.lock import Lock
 from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved, status, testrun
 from envbuild.proof.job import selftest_id
+from envbuild.proof.runners.protocol import RunnerError
 from envbuild.proof.status import Status
 from envbuild.steps import Session
 from unit.proof.runs import passed_run, probe
@@ -92,6 +93,25 @@ def test_built_proved_and_tagged_is_verified(world: World) -> None:
     assert found.tags == (f"envbuild/sample:{world.lock.short}", "envbuild/sample:verified")
     document = found.document()
     assert document["image"] == {"id": image.id, "tags": list(found.tags)}
+    assert [proof["state"] for proof in document["proofs"]] == ["proved"]
+
+
+def test_a_self_test_that_never_began_takes_nothing_from_an_image(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+
+    def refused(*_: object, **__: object) -> None:
+        raise RunnerError("Slurm does not take the job", ending="refused")
+
+    monkeypatch.setattr(pipeline, "existing", lambda *_: (world.source, world.lock, image))
+    monkeypatch.setattr(Session, "connected", lambda _: world.engine)
+    monkeypatch.setattr(placing, "runner", refused)
+    document = envbuild("prove", "sample", "--on", "slurm", "--json").document
+    assert (document["error"]["kind"], document["status"], document["selftest"]) == ("runner", "verified", None)
+    assert document["image"]["tags"] == [f"envbuild/sample:{world.lock.short}", "envbuild/sample:verified"]
     assert [proof["state"] for proof in document["proofs"]] == ["proved"]
 
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from envbuild.errors import SettingsError, UsageError, printable
+from envbuild.errors import printable
+from envbuild.process import ProcessMissing
+from envbuild.proof.runners.kubernetes import login
 from envbuild.proof.runners.kubernetes.manifest import Object
 
 _SECONDS = (5.0, 30.0)  # for a connection, and for an answer
-_INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX = 16 << 20  # bytes of an answer that is no log
 _PAGE = 200  # nodes; one is tens of kB
 
 
 class Silent(Exception):
     """The API server does not answer, or not now."""
+
+
+class Unreached(Silent):
+    """There was not even a connection: nothing of what was asked for can have been done."""
 
 
 class Refused(Exception):
@@ -33,25 +34,22 @@ class Refused(Exception):
 
 
 class Cluster:
-    """A connection, as kubectl would have it: ~/.kube/config or KUBECONFIG, else from inside a pod."""
+    """A connection, as kubectl would have it: ~/.kube/config or KUBECONFIG, else from inside a pod.
+
+    `made`: whether a Job of ours may be there, also where nobody heard so.
+    """
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
-        """Raises UsageError where the client is not installed, or no cluster is configured; SettingsError where the
-        configuration is malformed."""
+        """Raises ProcessMissing where the client is not installed, and what login.configure does."""
         try:
             from kubernetes import client, config  # half a second, and an extra
         except ImportError as error:
-            raise UsageError(
+            raise ProcessMissing(
                 "--on kubernetes needs Kubernetes' Python client", hint="pip install 'envbuild[kubernetes]'"
             ) from error
         known = client.Configuration()
-        try:
-            active = _configure(config, context, known)
-        except (config.ConfigException, OSError) as error:
-            raise UsageError(f"no cluster is configured: {error}", hint="kubectl config view") from error
-        except (yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:  # as the client meets it
-            said = printable(" ".join(str(error).split())[:300])
-            raise SettingsError(f"kubectl's configuration is malformed: {said}", hint="kubectl config view") from error
+        active = login.configure(config, context, known)
+        self.made = False
         known.retries = False
         self.namespace = namespace or active or "default"
         api = client.ApiClient(known)
@@ -60,7 +58,12 @@ class Cluster:
     def create(self, config: Object, work: Object) -> str:
         """The Job, and the ConfigMap that it owns: that goes when the Job goes, whoever is lost in between. Its pod
         waits for the ConfigMap, as for any that is not there yet. Returns the Job's uid."""
-        made = uid(self._ask(self._batch.create_namespaced_job, self.namespace, work))
+        self.made = True
+        try:
+            made = uid(self._ask(self._batch.create_namespaced_job, self.namespace, work))
+        except (Refused, Unreached):
+            self.made = False
+            raise
         if made is None:
             raise Silent("its answer shows no Job")
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": work["metadata"]["name"], "uid": made}
@@ -167,16 +170,19 @@ def _asking() -> Iterator[None]:
     """Of the client's exceptions ours are made: what may be asked again, and what is a refusal."""
     import urllib3
     from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import ConnectTimeoutError, ProxyError  # one that is refused is of the former too
 
     try:
         yield
     except ApiException as error:
         status = int(error.status or 0)
         if status in (0, 408, 429) or status >= 500:
-            raise Silent(f"{status} {error.reason}") from error
+            kind = Unreached if "CERTIFICATE_VERIFY_FAILED" in str(error.reason) else Silent
+            raise kind(f"{status} {printable(str(error.reason)[:300])}") from error
         raise Refused(status, _message(error)) from error
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise Silent(printable(str(error)[:300])) from error
+        kind = Unreached if isinstance(error, ConnectTimeoutError | ProxyError) else Silent
+        raise kind(printable(str(error)[:300])) from error
 
 
 def _message(error: Any) -> str:
@@ -186,18 +192,3 @@ def _message(error: Any) -> str:
     except (ValueError, KeyError, TypeError):
         said = body or error.reason
     return printable(str(said)[:1000])
-
-
-def _configure(config: Any, context: str | None, known: Any) -> str | None:
-    """The namespace that is configured; None where none is."""
-    try:
-        config.load_kube_config(context=context, client_configuration=known)
-    except config.ConfigException:
-        if context or "KUBERNETES_SERVICE_HOST" not in os.environ:
-            raise
-        config.load_incluster_config(client_configuration=known)
-        return _INSIDE.read_text(encoding="ascii").strip() if _INSIDE.is_file() else None
-    every, active = config.list_kube_config_contexts()
-    found = next((item for item in every if item["name"] == context), active)
-    namespace = found["context"].get("namespace")
-    return namespace if isinstance(namespace, str) else None

@@ -136,6 +136,18 @@ class Attempt:
                               hint=f"{ended[1]}\nkubernetes: {{queue: MINUTES}} gives it more")  # fmt: skip
         if ended:
             raise _gone(ended[1])
+        held = self._lasts("suspended", states.suspended(job))
+        if states.suspended(job):  # by Kueue, say: until its turn comes, no deadline of the Job's own counts
+            self._lasts("no pod", False)
+            self._tell("is suspended: it waits in a queue of the cluster")
+            queue = manifest.QUEUE if self._site.queue is None else self._site.queue
+            if held >= max(queue * 60, GRACE):
+                raise RunnerError(
+                    f"the job waited {queue} min, suspended, in a queue of the cluster",
+                    ending="unschedulable",
+                    hint="kubernetes: {queue: MINUTES} gives it more",
+                )
+            return
         if self._lasts("no pod", True) >= GRACE:
             said = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]
             raise RunnerError("the cluster makes no pod for the job", ending="refused",

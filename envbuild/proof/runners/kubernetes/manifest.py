@@ -4,6 +4,7 @@ the same."""
 from __future__ import annotations
 
 import base64
+import copy
 import math
 import re
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ _MAX_STDERR = 4096  # bytes of it that a kubelet takes
 _DISK = 256 << 20  # bytes of a node's disk: for the log alone, the rest is memory
 LATE = 124  # what it ends with where the self-test had its time, as timeout(1) has it
 _FETCHING = 900  # seconds to fetch the image, beside the self-test's own time
-_QUEUE = 24 * 60  # minutes
+QUEUE = 24 * 60  # minutes
 _KEPT = 3600  # seconds that a finished Job stays where nobody is left to remove it
 _MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap takes
 _NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")  # a pod's name is longer by 6, and a label of 63 holds it
@@ -68,6 +69,9 @@ def render(job: Job, site: Site, name: str, image: str) -> tuple[Object, Object]
         raise UsageError(f"the self-test is {len(job.stdin)} bytes, more than a ConfigMap takes",
                          hint="shorten the profile's own script")  # fmt: skip
     meta = {"name": name, "labels": {LABEL: "envbuild"}}
+    told: Object = {"labels": {**site.labels, LABEL: "envbuild"}}  # for queues, quotas and meshes of the cluster
+    if site.annotations:
+        told["annotations"] = dict(site.annotations)
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -76,18 +80,18 @@ def render(job: Job, site: Site, name: str, image: str) -> tuple[Object, Object]
         "binaryData": {"payload": base64.b64encode(job.stdin).decode()},
     }
     seconds = math.ceil(job.limits.timeout) + _FETCHING
-    queue = (_QUEUE if site.queue is None else site.queue) * 60
+    queue = (QUEUE if site.queue is None else site.queue) * 60
     work = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": meta,
+        "metadata": {"name": name, **told},
         "spec": {
             "backoffLimit": 0,
             "completions": 1,
             "parallelism": 1,
             "activeDeadlineSeconds": seconds + queue,
             "ttlSecondsAfterFinished": _KEPT,
-            "template": {"metadata": {"labels": {LABEL: "envbuild"}}, "spec": _pod(job, site, name, image, seconds)},
+            "template": {"metadata": copy.deepcopy(told), "spec": _pod(job, site, name, image, seconds)},
         },
     }
     return config, work
@@ -128,7 +132,7 @@ def _pod(job: Job, site: Site, name: str, image: str, seconds: int) -> Object:
                     "readOnlyRootFilesystem": True,
                     "capabilities": {"drop": ["ALL"]},
                 },
-                "resources": _resources(job),
+                "resources": _resources(job, site),
                 "volumeMounts": [
                     {"name": "payload", "mountPath": "/envbuild", "readOnly": True},
                     {"name": "tmp", "mountPath": "/tmp"},
@@ -150,10 +154,11 @@ def around(seconds: float, stderr: str = _STDERR) -> str:
     return _AROUND.format(stderr=stderr, most=_MAX_STDERR, seconds=seconds, late=LATE)
 
 
-def _resources(job: Job) -> Object:
+def _resources(job: Job, site: Site) -> Object:
     """A request that is not given is the limit."""
     gpus = {GPU: str(job.count)} if job.gpus else {}
-    limits = {"memory": str(job.limits.memory), "ephemeral-storage": str(_DISK), **gpus}
+    cpu = {"cpu": str(site.cpu)} if site.cpu else {}
+    limits = {"memory": str(job.limits.memory), "ephemeral-storage": str(_DISK), **cpu, **gpus}
     return {"limits": limits, "requests": {"cpu": "1"}}
 
 

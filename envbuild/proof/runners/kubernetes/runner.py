@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import secrets
 
-from envbuild.errors import HungUp, Interrupted, NetworkError, UsageError
+from envbuild.errors import HungUp, Interrupted, NetworkError
 from envbuild.image.engine import Image
 from envbuild.proof.job import Job
 from envbuild.proof.runners import tickets
@@ -20,14 +20,19 @@ from envbuild.proof.runners.tickets import Ticket
 from envbuild.proof.testrun import RawOutput
 
 _RUNNER = "kubernetes"
+# Of an image that nodes are not told to fetch.
+ALONE = (
+    "warning: no registry is set (imagePullPolicy: Never): only a node that shares this engine has the image; "
+    "kubernetes: {registry: HOST/NAME} says where the others get it"
+)
 
 
 class Kubernetes:
     """The runner. `reference`: by which a registry has the image, with its digest; None: the nodes have it.
     `resume`: the name of a job whose waiting process was lost.
 
-    Raises UsageError where that is not known here; where no cluster is configured, once it is asked for more than its
-    manifests.
+    Raises UsageError where that is not known here; SettingsError where no cluster is configured, once it is asked for
+    more than its manifests.
     """
 
     def __init__(
@@ -53,6 +58,8 @@ class Kubernetes:
     def run(self, job: Job, watch: Watch) -> RawOutput:
         """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
         config, work = manifest.render(job, self._site, self._name, self.image)
+        if not self._site.registry:
+            watch.say(ALONE)
         cluster = Cluster(self._site.context, self._site.namespace)
         if self._ticket:
             self._resumed(self._ticket, cluster, job)
@@ -76,11 +83,13 @@ class Kubernetes:
         return output
 
     def _submit(self, cluster: Cluster, job: Job, config: Object, work: Object, watch: Watch) -> None:
-        """Nothing of it stays where that fails: without its ticket nobody could come back to it."""
+        """Nothing of it stays where that fails: without its ticket nobody could come back to it. Nor is anything said
+        of a job that there cannot be."""
         try:
             tickets.keep(_RUNNER, self._created(cluster, job, config, work))
         except BaseException:
-            self._remove(cluster, watch)
+            if cluster.made:
+                self._remove(cluster, watch)
             raise
 
     def _created(self, cluster: Cluster, job: Job, config: Object, work: Object) -> Ticket:
@@ -91,19 +100,22 @@ class Kubernetes:
                 f"the cluster's API server does not answer: {silent}", hint="kubectl cluster-info asks it too"
             ) from silent
         except Refused as refused:
-            raise UsageError(f"the cluster does not take the job: {refused}", hint="--dry-run shows it") from refused
+            raise RunnerError(
+                f"the cluster does not take the job: {refused}", ending="refused", hint="--dry-run shows it"
+            ) from refused
         return tickets.made(self._name, self._name, self.image, job, made)
 
     def _resumed(self, ticket: Ticket, cluster: Cluster, job: Job) -> None:
-        """Raises UsageError where this job was not given what is asked for now, and RunnerError where it is gone."""
+        """Raises UsageError where this job was not given what is asked for now, and RunnerError where it is gone, or
+        not shown."""
         tickets.require_same(ticket, self.image, job)
         try:
             found = cluster.job(self._name)
         except Silent as silent:
             raise states.Unknown(f"the API server does not answer: {silent}", self._name) from silent
         except Refused as refused:
-            raise UsageError(
-                f"the cluster does not show the job: {refused}", hint="is it the same cluster?"
+            raise RunnerError(
+                f"the cluster does not show the job: {refused}", ending="unknown", hint="is it the same cluster?"
             ) from refused
         if found is None or uid(found) != ticket.place:
             tickets.forget(_RUNNER, self._name)

@@ -17,6 +17,7 @@ class Site:
     """`context`, `namespace`: None: as kubectl would. `queue`: minutes to wait for a node; None: a day, but not where
     none of the nodes could ever take the job. `nodes`: labels that the node must have too. `products`: GPU id -> the
     values of its label nvidia.com/gpu.product. `tolerations`: KEY[=VALUE][:EFFECT], beside that of nvidia.com/gpu.
+    `labels`, `annotations`: of the Job and its pod. `cpu`: processors that it may take at most.
     """
 
     context: str | None = None
@@ -25,15 +26,19 @@ class Site:
     runtime_class: str | None = None
     priority_class: str | None = None
     queue: int | None = None
+    cpu: int | None = None
     pull_secrets: tuple[str, ...] = ()
     tolerations: tuple[str, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"  # RFC 1123, as object names are
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"({_NAME}/)?{_LABEL}"
+_FREE = rf"(?!(batch\.kubernetes\.io|app\.kubernetes\.io/managed-by|job-name$|controller-uid$)){_KEY}"
 TOLERATION = re.compile(rf"(?P<key>{_KEY})(=(?P<value>{_LABEL}))?(:(?P<effect>NoSchedule|NoExecute))?")
 _TEXTS = {
     "context": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}", "a context's name"),
@@ -42,9 +47,17 @@ _TEXTS = {
     "runtime_class": (_NAME, "a RuntimeClass's name"),
     "priority_class": (_NAME, "a PriorityClass's name"),
     "queue": ("[0-9]{1,6}", "minutes"),
+    "cpu": ("[1-9][0-9]{0,3}", "a number of processors"),
 }
 _LISTS = {"pull_secrets": (_NAME, "names of Secrets"), "tolerations": (TOLERATION.pattern, "KEY[=VALUE][:EFFECT]")}
-_MAPS = ("nodes", "products")
+# What a label, or an annotation, is called and holds. What the cluster and envbuild find a job's pod by is theirs.
+_META = {
+    "nodes": (_KEY, "a label's key", _LABEL, "a label's value"),
+    "labels": (_FREE, "a label's key that is not the cluster's", _LABEL, "a label's value"),
+    "annotations": (_FREE, "an annotation's key that is not the cluster's", "[ -~]{1,1000}", "a line of ASCII"),
+}
+_MAPS = (*_META, "products")
+_NUMBERS = ("queue", "cpu")
 KNOWN = (*_TEXTS, *_LISTS, *_MAPS)
 
 
@@ -64,11 +77,7 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
     faults: list[Fault] = []
     texts: dict[str, Any] = {key: _text(key, merged[key], faults) for key in _TEXTS if key in merged}
     lists: dict[str, Any] = {key: _items(key, merged[key], *_LISTS[key], faults) for key in _LISTS if key in merged}
-    nodes = {
-        str(key): _one(f"nodes.{key}", value, _LABEL, "a label's value", faults)
-        for key, value in _mapping("nodes", merged.get("nodes", {}), faults).items()
-        if _one("nodes", key, _KEY, "a label's key", faults)
-    }
+    meta: dict[str, Any] = {name: _pairs(name, merged.get(name, {}), faults) for name in _META}
     products = {
         str(key): _items(f"products.{key}", value, _LABEL, "values of nvidia.com/gpu.product", faults)
         for key, value in _mapping("products", merged.get("products", {}), faults).items()
@@ -77,8 +86,8 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
     faults += [Fault("unknown setting", field=printable(str(key)[:100])) for key in merged if key not in KNOWN]
     if faults:
         raise UsageError("the settings of kubernetes are not valid", faults=faults, hint=f"known: {', '.join(KNOWN)}")
-    queue = texts.pop("queue", None)
-    return Site(**texts, **lists, nodes=nodes, products=products, queue=int(queue) if queue else None)
+    numbers: dict[str, Any] = {key: int(texts.pop(key)) for key in _NUMBERS if key in texts}
+    return Site(**texts, **lists, **meta, **numbers, products=products)
 
 
 def _one(field_: str, value: object, pattern: str, wanted: str, faults: list[Fault]) -> str:
@@ -88,8 +97,17 @@ def _one(field_: str, value: object, pattern: str, wanted: str, faults: list[Fau
     return ""
 
 
+def _pairs(name: str, value: object, faults: list[Fault]) -> dict[str, str]:
+    key_shape, key_words, shape, words = _META[name]
+    return {
+        str(key): _one(f"{name}.{key}", inner, shape, words, faults)
+        for key, inner in _mapping(name, value, faults).items()
+        if _one(name, key, key_shape, key_words, faults)
+    }
+
+
 def _text(key: str, value: object, faults: list[Fault]) -> str:
-    if key == "queue" and type(value) is int:
+    if key in _NUMBERS and type(value) is int:
         value = str(value)
     return _one(key, value, *_TEXTS[key], faults)
 

@@ -258,6 +258,11 @@ def reasons(found: Mapping[str, Lacks], most: int = 20) -> str:
     return "\n".join([*lines[:most], *more]) or "the cluster has no nodes"
 
 
+def suspended(document: Object) -> bool:
+    """Whether a Job is held back, so that it has no pod yet."""
+    return _dict(document.get("spec")).get("suspend") is True
+
+
 def job_ended(document: Object) -> tuple[str, str] | None:
     """(reason, message) of a Job that failed; None where it did not."""
     for item in _list(_dict(document.get("status")).get("conditions")):

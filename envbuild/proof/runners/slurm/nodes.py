@@ -55,7 +55,7 @@ def render(job: Job, site: Site, folder: PurePosixPath, name: str, names: Sequen
     return "\n".join(parts)
 
 
-_NETWORK = """host "${fabric[@]}" --env ENVBUILD_NODE="$SLURM_NODEID" \\
+_NETWORK = """host ${fabric[@]+"${fabric[@]}"} --env ENVBUILD_NODE="$SLURM_NODEID" \\
         --env ENVBUILD_MEETING="$meeting" --env ENVBUILD_INTERFACE="$interface\""""
 # What srun runs on each node: `image`, then `run HOST:PORT`. What it leaves there is the whole script's to judge.
 _PART_BEGIN = """part() { # image, or run HOST:PORT

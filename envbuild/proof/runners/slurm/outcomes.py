@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from envbuild.errors import EngineError, NetworkError, NotProved, UsageError, printable
+from envbuild.errors import EngineError, NetworkError, NotProved, printable
 from envbuild.proof.job import Job
+from envbuild.proof.runners.protocol import RunnerError
 from envbuild.proof.runners.slurm import nodes, script
 from envbuild.proof.runners.slurm.site import Site
 from envbuild.proof.runners.slurm.states import Outcome
@@ -43,12 +44,21 @@ def require_started(outcome: Outcome, site: Site, image: str, words: str) -> Non
     if outcome.stage == "gpu":
         raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")
     if outcome.stage == "network":
-        raise UsageError(f"{node} has no IPv4 address on {site.interface}", hint=f"--slurm interface=NAME\n{said}")
+        raise RunnerError(
+            f"{node} has no IPv4 address on {site.interface}", ending="refused", hint=f"--slurm interface=NAME\n{said}"
+        )
+    if outcome.stage == "program":
+        program = site.program or site.container
+        raise EngineError(
+            f"{node} has no program {program}",
+            hint="slurm: {program: PATH} says where it is on the nodes, {container: NAME} names another",
+        )
     fetches = outcome.stage == "image" or (outcome.size == 0 and _NOT_FETCHED in words)
     if fetches and site.registry:
         raise NetworkError(f"{node} cannot fetch {image}", hint=f"{said}\nis the registry reachable from there?")
     if fetches:
-        raise EngineError(f"{node} has no image {image}", hint="slurm: {registry: HOST/NAME} says where to fetch it")
+        hint = "slurm: {registry: HOST/NAME} says where to fetch it"
+        raise EngineError(f"{node} has no image {image}", hint=f"{hint}\n{said}" if said else hint)
     for code, size in outcome.parts or ((outcome.exit, outcome.size),):
         if code != 125 and (size or code in _RAN):
             continue

@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from envbuild import settings
-from envbuild.errors import EnvbuildError, HungUp, Interrupted, UsageError, printable
+from envbuild.errors import EnvbuildError, HungUp, Interrupted, SystemFault, printable
 from envbuild.image.engine import Image
 from envbuild.process import Completed, ProcessMissing, ProcessTimeout, run
 from envbuild.proof.job import Job
 from envbuild.proof.runners import tickets
 from envbuild.proof.runners.protocol import RunnerError, Watch
-from envbuild.proof.runners.slurm import files, nodes, outcomes, script, states
+from envbuild.proof.runners.slurm import files, nodes, outcomes, request, script, states
+from envbuild.proof.runners.slurm.queue import Queue
 from envbuild.proof.runners.slurm.site import Site
 from envbuild.proof.runners.slurm.states import Outcome, Seen
 from envbuild.proof.runners.tickets import Ticket
@@ -35,14 +37,23 @@ _NAME = "slurm"
 class Slurm:
     """The runner. `resume`: the id of a job whose waiting process was lost.
 
-    Raises UsageError where that is not known here, or where Slurm's commands are missing.
+    Raises UsageError where that is not known here, and ProcessMissing, once it runs a job, where Slurm's commands are
+    missing.
     """
 
     def __init__(
-        self, site: Site, image: Image, reference: str | None, profile: str, resume: str | None = None
+        self,
+        site: Site,
+        image: Image,
+        reference: str | None,
+        profile: str,
+        resume: str | None = None,
+        *,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
-        """`reference`: by which a registry has the image, with its digest; None: the nodes' engines have it."""
-        self._site = site
+        """`reference`: by which a registry has the image, with its digest; None: the nodes' engines have it.
+        `origins`: where the site's values are set, as request.told has it."""
+        self._site, self._profile, self._origins = site, profile, origins or {}
         self._names = (reference,) if reference else tuple(dict.fromkeys((image.id, image.handle)))
         self.image = self._names[0]
         self._ticket = tickets.read(_NAME, resume) if resume else None
@@ -100,7 +111,7 @@ class Slurm:
             ticket = self._handed_over(job, text, folder)
         except BaseException as error:
             if not isinstance(error, ProcessMissing):  # Slurm may have it already, whatever sbatch said
-                self._cancel(self._token, watch)
+                self._cancel(self._token, Watch() if isinstance(error, _NotTaken) else watch)
             _forget(self._token, folder)
             raise
         return ticket
@@ -108,13 +119,22 @@ class Slurm:
     def _handed_over(self, job: Job, text: str, folder: Path) -> Ticket:
         (folder / "payload").write_bytes(job.stdin)
         (folder / "job.sh").write_text(text, encoding="utf-8")
-        done = run(["sbatch", "--parsable", folder / "job.sh"], cwd=folder, timeout=_ANSWER)
+        try:
+            done = run(["sbatch", "--parsable", folder / "job.sh"], cwd=folder, timeout=_ANSWER)
+        except ProcessMissing as error:
+            error.hint = "run it where jobs are submitted, a login node of the cluster; or without --on slurm"
+            raise
         found = re.fullmatch(r"([0-9]{1,12})(;\S+)?", done.stdout.strip())
         if done.code != 0 or not found:
-            raise UsageError(f"Slurm does not take the job: {_words(done)}", hint="--dry-run shows its script")
+            told = f"Slurm does not take the job: {_words(done)}"
+            kind = _NotTaken if done.code and "timed out" not in told.lower() else RunnerError
+            raise kind(told, ending="refused", hint=f"{self._asked(job)}\n--dry-run shows its script")
         ticket = tickets.made(found[1], self._token, self.image, job, str(folder))
         tickets.keep(_NAME, ticket)
         return ticket
+
+    def _asked(self, job: Job) -> str:
+        return request.told(job, self._site, self._profile, self._origins)
 
     def _resumed(self, job: Job) -> Ticket:
         assert self._ticket
@@ -124,8 +144,10 @@ class Slurm:
     # waiting
 
     def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, Outcome]:
-        """Until there is an outcome of the job's last attempt, and all of what it names. Raises RunnerError."""
+        """Until there is an outcome of the job's last attempt, and all of what it names. Raises RunnerError, and
+        NotProved where Slurm can never start it."""
         tail, told, asked, over_since, silent_since = files.Tail(watch.line), "", -ASK, None, None
+        queue = Queue(self._site.queue)
         while True:
             now = time.monotonic()
             if now - asked >= ASK:
@@ -139,6 +161,10 @@ class Slurm:
                     watch.say(f"job {ticket.job}: {text}")
                 over = known and (last is None or last.over)
                 over_since = (over_since or now) if over else None
+                if ends := queue.ends(ticket.job, last, now):
+                    self._cancel(ticket.name, watch)
+                    ends.hint = f"{ends.hint}\n{self._asked(job)}"
+                    raise ends
             attempt = files.attempt(Path(ticket.place))
             if attempt:
                 tail.read(attempt)
@@ -219,6 +245,10 @@ class Slurm:
             watch.say(f"whether the job is cancelled is not known: {error.message}; scancel --name={name}")
 
 
+class _NotTaken(RunnerError):
+    """sbatch says that there is no job: that none can be cancelled is no news."""
+
+
 class _Unknown(RunnerError):
     """The job may well go on: nothing of it is removed, if it can be taken up."""
 
@@ -246,7 +276,7 @@ def _private(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, mode=0o700)
     except OSError as error:
-        raise UsageError(
+        raise SystemFault(
             f"{folder} cannot be made: {error.strerror}", hint="slurm: {folder: ...} names another"
         ) from error
 

@@ -21,6 +21,9 @@ from envbuild.proof.testrun import MAX_STDOUT
 MAX_STDERR = 64 << 10  # bytes of its end
 _AROUND = 15  # minutes for fetching the image, beside the self-test's own time
 _BESIDE = 1 << 10  # MiB for the runtime's client, beside the container's memory
+# Before anything else is asked of it: without it every later answer would look like one about the image.
+THERE = """command -v "$program" >/dev/null || finish program 127 # this node has none
+"""
 # What each runtime does not do of the local runner's confinement; the evidence says so.
 UNCONFINED = {
     "docker": (),
@@ -55,7 +58,7 @@ def require(folder: PurePosixPath, name: str, names: Sequence[str]) -> None:
 
 def options(job: Job, site: Site, folder: PurePosixPath, name: str) -> str:
     """#SBATCH lines: sbatch reads double quotes in them; no value holds one, or a `#`."""
-    memory = (job.limits.memory >> 20) + _BESIDE
+    memory = f"{(job.limits.memory >> 20) + _BESIDE}M"
     options = {
         "job-name": name,
         "output": f"{folder}/slurm.log",
@@ -63,11 +66,14 @@ def options(job: Job, site: Site, folder: PurePosixPath, name: str) -> str:
         "nodes": str(job.nodes),
         "ntasks": str(job.nodes),
         "ntasks-per-node": "1" if job.nodes > 1 else None,
-        "mem": f"{memory}M",
+        "cpus-per-task": site.cpus_per_task,
+        "mem": site.mem or memory,
         "time": site.time or str(math.ceil(job.limits.timeout / 60) + _AROUND),
         "export": "HOME,LOGNAME,PATH,USER",  # no secret of the environment goes to the controller
         "partition": site.partition,
         "account": site.account,
+        "qos": site.qos,
+        "reservation": site.reservation,
         "constraint": site.constraint,
         "gres": _gres(job, site),
     }
@@ -149,7 +155,7 @@ def _runtime(job: Job, site: Site) -> str:
         return (
             check
             + f"""program={program}
-engine=$("$program" --version)
+{THERE}engine=$("$program" --version)
 scratch=$(mktemp -d) || exit 1
 clean() {{ rm -rf "$scratch"; }}
 run() {{
@@ -163,7 +169,7 @@ run() {{
     return (
         check
         + f"""program={program}
-engine=$("$program" --version)
+{THERE}engine=$("$program" --version)
 clean() {{ :; }}
 run() {{
     timeout --foreground -k 10 "$limit" "$program" --nodes=1 --ntasks=1 --quiet --container-image="$image" \\
@@ -185,19 +191,22 @@ GPU = {
 
 
 def engine(job: Job, site: Site, network: str = "none") -> str:
-    """As the local runner has it: proof/runners/local.py says why. `network`: and options that come with one."""
+    """As the local runner has it: proof/runners/local.py says why. `network`: and options that come with one.
+
+    Before bash 4.4 an array without elements is unset, where `set -u` stands: ${a[@]+...} is nothing then.
+    """
     limits, kind = job.limits, site.container
     program, entry, command = quote(site.program or kind), quote(job.argv[0]), " ".join(map(quote, job.argv[1:]))
     version = "{{.Server.Version}}" if kind == "docker" else "{{.Client.Version}}"
     return f"""program={program}
-engine="{kind} $("$program" version --format {quote(version)})"
+{THERE}engine="{kind} $("$program" version --format {quote(version)})"
 clean() {{ "$program" rm --force --volumes "$name" >/dev/null 2>&1; }}
 run() {{
     timeout --foreground -k 10 "$limit" "$program" run --name "$name" --label io.envbuild.slurm="$SLURM_JOB_ID" \\
         --pull never --interactive --init --read-only --network {network} --cap-drop ALL \\
         --security-opt no-new-privileges --memory {limits.memory} --memory-swap {limits.memory} \\
         --shm-size {limits.shm} --pids-limit {limits.pids} --tmpfs /tmp:exec,mode=1777,size={limits.tmp} \\
-        --log-driver none --user 65534:65534 --workdir /tmp "${{gpus[@]}}" --entrypoint {entry} \\
+        --log-driver none --user 65534:65534 --workdir /tmp ${{gpus[@]+"${{gpus[@]}}"}} --entrypoint {entry} \\
         "$image" {command} <"$payload"
     code=$?
     [ "$("$program" inspect --format '{{{{.State.OOMKilled}}}}' "$name" 2>/dev/null)" != true ] || : >"$at/oom"

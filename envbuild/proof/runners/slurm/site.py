@@ -21,22 +21,29 @@ _PULLED = ("apptainer", "pyxis")  # have no store of their own that an image cou
 class Site:
     """`folder`: shared with the nodes; None: in the user's state folder. `gres`: GPU id -> what Slurm calls it.
 
-    `program`: of the container runtime on the nodes, where PATH does not have it. `requeue`: after a node's failure or
-    a preemption the job waits again, instead of ending. `grace`: seconds until files that
-    another machine wrote are surely seen here, which a network's file system may hold back. `interface`: of the
-    network between nodes, for what runs on several; no container has a network otherwise.
+    `mem`: of a node; None: what the self-test's container may take, and some beside. `program`: of the container
+    runtime on the nodes, where PATH does not have it. `requeue`: after a node's failure or a preemption the job waits
+    again, instead of ending. `queue`: minutes that it may wait; None: as long as it takes, but not where Slurm says
+    that it can never start. `grace`: seconds until files that another machine wrote are surely seen here, which a
+    network's file system may hold back. `interface`: of the network between nodes, for what runs on several; no
+    container has a network otherwise.
     """
 
     partition: str | None = None
     account: str | None = None
     constraint: str | None = None
     time: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    cpus_per_task: str | None = None
+    mem: str | None = None
     container: str = "docker"
     program: str | None = None
     registry: str | None = None
     folder: str | None = None
     interface: str | None = None
     requeue: bool = False
+    queue: int | None = None
     grace: int = 20
     gres: Mapping[str, str] = field(default_factory=dict)
 
@@ -47,21 +54,28 @@ class Site:
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,99}"
 PATH = r"/[A-Za-z0-9_./+@=~-]{1,300}"  # no %: Slurm expands it in file names; nothing that a shell reads
+# sbatch(1): a time of zero is no limit at all
+_TIME = r"(?=.*[1-9])([0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2})"
 _SHAPES = {
     "partition": (_NAME, "a partition's name"),
     "account": (_NAME, "an account's name"),
+    "qos": (_NAME, "a QOS's name"),
+    "reservation": (_NAME, "a reservation's name"),
     # sbatch(1): features joined by & | and brackets, counts by *
     "constraint": (r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=&|,*()\[\]-]{0,199}", "features, as in h20&nvlink"),
-    "time": (r"[0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2}", "minutes, or [D-]HH:MM:SS"),
+    "cpus_per_task": ("[1-9][0-9]{0,3}", "a number of processors"),
+    "mem": ("0|[1-9][0-9]{0,8}[KMGT]?", "megabytes, or as 64G; 0: all that the node has"),
+    "time": (_TIME, "minutes, or [D-]HH:MM:SS, and more than 0"),
     "container": ("|".join(CONTAINERS), " or ".join(CONTAINERS)),
     "program": (PATH, "an absolute path, without blanks"),
     "registry": REGISTRY,
     "folder": (PATH, "an absolute path, without blanks"),
     "interface": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}", "a network interface's name, as in ib0"),
     "requeue": ("yes|no", "yes or no"),
+    "queue": ("[0-9]{1,6}", "minutes"),
     "grace": ("[0-9]{1,3}", "seconds"),
 }
-_NUMBERS = ("grace", "time", "account")
+_NUMBERS = ("queue", "grace", "time", "account", "cpus_per_task", "mem")
 _GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,60})?")
 
 
@@ -84,7 +98,8 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
         found.append(Fault(f"{container} takes images from a registry alone: name one", field="registry"))
     if found:
         raise UsageError("the settings of slurm are not valid", faults=found, hint=f"known: {', '.join(_SHAPES)}, gres")
-    exact = {"requeue": plain.get("requeue") == "yes", "grace": int(plain.get("grace", Site.grace))}
+    queue, grace = plain.get("queue"), plain.get("grace", Site.grace)
+    exact = {"requeue": plain.get("requeue") == "yes", "queue": int(queue) if queue else None, "grace": int(grace)}
     return Site(**{**plain, **exact}, gres=gres)
 
 

@@ -82,9 +82,9 @@ def _time(text: str) -> datetime.datetime | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a script left at its end. `stage`: what it came to, image, gpu, network or run; `size` and `sha256` of its
-    stdout. `parts`: of several nodes, each one's exit code and the bytes of its stdout, which follow each other;
-    `fabric`: whether each had InfiniBand's devices."""
+    """What a script left at its end. `stage`: what it came to, gpu, program, image, network or run; `size` and
+    `sha256` of its stdout. `parts`: of several nodes, each one's exit code and the bytes of its stdout, which follow
+    each other; `fabric`: whether each had InfiniBand's devices."""
 
     stage: str
     exit: int
@@ -102,7 +102,7 @@ class Outcome:
 
 
 _SHAPE = {
-    "stage": "image|gpu|network|run", "exit": "[0-9]{1,3}", "seconds": "[0-9]{1,7}", "oom": "true|false",
+    "stage": "program|image|gpu|network|run", "exit": "[0-9]{1,3}", "seconds": "[0-9]{1,7}", "oom": "true|false",
     "job": "[0-9]{1,12}", "node": "[A-Za-z0-9._,-]{0,16000}",
     "gpus": "[A-Za-z0-9,:/_.-]{0,1000}", "engine": "[A-Za-z0-9._ -]{0,80}",
     "image": "[ -~]{0,500}", "bytes": "[0-9]{1,12}", "sha256": "[0-9a-f]{64}",

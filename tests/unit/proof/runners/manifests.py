@@ -12,6 +12,7 @@ from unit.proof.runners.scripts import CPU, FETCHED, ID, JOB
 FULL = Site(
     namespace="proofs", registry="r", runtime_class="nvidia", priority_class="low", queue=30,
     pull_secrets=("one", "two"), tolerations=("team=x:NoSchedule", "spot"),
+    labels={"kueue.x-k8s.io/queue-name": "team"}, annotations={"team.example/why": 'a "proof": #1'}, cpu=8,
     nodes={"pool": "gpu", "zone.example/a": "b"}, products={"h20": ("NVIDIA-H20", "NVIDIA-H20-SHARED")},
 )  # fmt: skip
 CASES: dict[str, tuple[Job, Site, str]] = {

@@ -15,9 +15,13 @@ ODD = """it's "$(touch /tmp/odd)" `id` \\ #"""
 JOB = Job(ID, ("python", "-I", "-c", ODD), b"", "0" * 32, Limits(8 << 30, 900), True, (), ("h20",), 2)
 CPU = dataclasses.replace(JOB, gpus=False, models=(), count=1)
 FOLDER = PurePosixPath("/shared/envbuild-h20-1")
+WHOLE = Site(
+    "gpu", "team", "h20&nvlink", "30", qos="high", reservation="proofs", cpus_per_task="8", mem="64G",
+    gres={"h20": "gpu:nvidia_h20"},
+)  # fmt: skip
 CASES: dict[str, tuple[Job, Site, tuple[str, ...]]] = {
     "cpu": (CPU, Site(), (ID, f"sha256:{'3' * 64}")),
-    "docker": (JOB, Site("gpu", "team", "h20&nvlink", "30", gres={"h20": "gpu:nvidia_h20"}), (ID,)),
+    "docker": (JOB, WHOLE, (ID,)),
     "podman": (JOB, Site(container="podman", registry="r", requeue=True), (FETCHED,)),
     "apptainer": (JOB, Site(container="apptainer", registry="r", program="/opt/apptainer/bin/apptainer"), (FETCHED,)),
     "pyxis": (JOB, Site(container="pyxis", registry="r"), (FETCHED,)),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from envbuild.errors import (
     EngineError,
@@ -18,9 +20,11 @@ from envbuild.errors import (
     NetworkError,
     NotProved,
     SettingsError,
+    SystemFault,
     UsageError,
 )
 from envbuild.image.engine import Image
+from envbuild.process import ProcessMissing
 from envbuild.proof import reading
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.kubernetes import attempt as module
@@ -247,6 +251,16 @@ def test_a_queue_ends_where_the_site_says(place: Place) -> None:
     assert place.fails().ending == "time-out"
 
 
+def test_a_job_that_a_queue_of_the_cluster_holds_back_is_waited_for(place: Place) -> None:
+    """As Kueue does, by the label that says which queue."""
+    place.server.answers = {("GET", "/jobs/"): {"spec": {"suspend": True}}}
+    place.server.pods = [*[None] * 40, running(), ended(0)]
+    assert place.run().exit_code == 0
+    assert any("is suspended" in said for said in place.said)
+    place.server.pods = [None]
+    assert place.fails(site=dataclasses.replace(SITE, queue=0)).ending == "unschedulable"
+
+
 def test_nodes_that_may_not_be_listed_are_no_fault(place: Place) -> None:
     place.server.refuse = {("GET", "/nodes"): (403, "nodes is forbidden")}
     place.server.pods = [*[unplaced("0/3 nodes: 3 Insufficient nvidia.com/gpu")] * 40, running(), ended(0)]
@@ -386,7 +400,8 @@ def test_too_much_output_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("status", [401, 403, 404, 422])
 def test_what_the_cluster_does_not_take_is_said_in_its_words(place: Place, status: int) -> None:
     place.server.refuse = {("POST", "/jobs"): (status, "jobs.batch is \x1b[2Jforbidden")}
-    error = place.fails(UsageError)
+    error = place.fails()
+    assert (error.ending, error.code) == ("refused", 6)
     assert "forbidden" in error.message and "\x1b" not in error.message
 
 
@@ -414,7 +429,44 @@ def test_an_api_server_that_was_silent_for_a_while_is_no_fault(place: Place) -> 
 def test_an_api_server_that_is_not_there_is_told(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = kubeconfig("http://127.0.0.1:9", tmp_path / "other")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    assert place.fails(NetworkError).code == 7
+    assert place.said == []  # nothing of a job: there can be none
+
+
+def test_a_job_that_may_be_there_is_removed_and_one_that_cannot_be_is_not_spoken_of(place: Place) -> None:
+    place.server.refuse = {("POST", "/jobs"): (403, "no"), ("DELETE", "/"): (403, "no")}
+    place.fails(RunnerError)
+    assert place.said == [] and not any(asked.startswith("DELETE") for asked in place.server.asked)
+    place.server.refuse[("POST", "/jobs")] = (504, "its answer is lost")
     place.fails(NetworkError)
+    assert "could not be removed" in place.said[-1]
+    place.server.refuse = {("POST", "/configmaps"): (403, "no")}
+    place.fails(RunnerError)
+    assert len(place.server.created) == 1  # and fails() saw that it is gone
+
+
+def logged_in_by(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kubectl's configuration has its token of a program."""
+    file = kubeconfig("https://127.0.0.1:9", folder / "exec")
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    document["users"][0]["user"] = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": command}}
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+
+
+def test_a_login_that_fails_is_told_as_that_and_only_by_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.root, "handlers", [])  # as without pytest
+        logged_in_by(tmp_path, "no-such-auth-plugin", patch)
+        with pytest.raises(ProcessMissing) as missing:
+            Kubernetes(SITE, IMAGE, REFERENCE, "cpu").run(JOB, Watch())
+        logged_in_by(tmp_path, "false", patch)
+        with pytest.raises(SystemFault, match="logs in to the cluster failed: exec: process returned 1"):
+            Kubernetes(SITE, IMAGE, REFERENCE, "cpu").run(JOB, Watch())
+    assert missing.value.message.startswith("no-such-auth-plugin is not installed") and missing.value.code == 6
+    assert capsys.readouterr().err == ""
 
 
 def test_an_interruption_removes_all_of_it(place: Place) -> None:
@@ -503,7 +555,7 @@ def test_what_is_shown_is_short_and_whole_where_it_is_asked_for() -> None:
 def test_without_a_configuration_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="no cluster is configured"):
+    with pytest.raises(SettingsError, match="no cluster is configured"):
         Kubernetes(SITE, IMAGE, REFERENCE, "cpu").run(JOB, Watch())
 
 
@@ -545,7 +597,7 @@ def test_a_terminal_that_is_gone_before_there_is_a_ticket_leaves_nothing(
 
 def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(ProcessMissing) as caught:
         Kubernetes(SITE, IMAGE, REFERENCE, "cpu").run(JOB, Watch())
     assert "envbuild[kubernetes]" in str(caught.value.hint)
 

@@ -147,7 +147,7 @@ HOSTILE = ["x\ny: z", "a b", '"', "{}", "-x", "é", "", "\x1b[2J", None, 1.5, {"
 
 
 @pytest.mark.parametrize("key", ["context", "namespace", "registry", "runtime_class", "priority_class", "queue",
-                                 "pull_secrets", "tolerations"])  # fmt: skip
+                                 "pull_secrets", "tolerations", "cpu"])  # fmt: skip
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
 def test_a_hostile_setting_is_refused(key: str, value: object) -> None:
     with pytest.raises(UsageError) as caught:
@@ -160,15 +160,57 @@ def test_a_hostile_setting_is_refused(key: str, value: object) -> None:
 def test_a_hostile_label_or_product_is_refused(value: Any) -> None:
     tried: list[dict[str, Any]] = [
         {"nodes": {"pool": value}},
+        {"labels": {"pool": value}},
+        {"labels": value},
+        {"annotations": value},
         {"products": {"h20": value}},
         {"nodes": value},
         {"products": value},
     ]
     for settings in tried:
-        if settings in ({"products": {"h20": ["x"]}}, {"nodes": {"a": "b"}}):
+        if settings in (
+            {"products": {"h20": ["x"]}},
+            {"nodes": {"a": "b"}},
+            {"labels": {"a": "b"}},
+            {"annotations": {"a": "b"}},
+        ):
             continue
         with pytest.raises(UsageError):
             parsed(**settings)
+
+
+@pytest.mark.parametrize("value", [value for value in HOSTILE if value not in ('"', "a b", "{}", "-x", "x,")], ids=repr)
+def test_a_hostile_annotation_is_refused(value: Any) -> None:
+    """Any line of ASCII is one: it is a string of the manifest's."""
+    if value == "a" * 400:
+        value = "a" * 1001
+    with pytest.raises(UsageError):
+        parsed(annotations={"team": value})
+
+
+@pytest.mark.parametrize("key", ["job-name", "controller-uid", "batch.kubernetes.io/job-name", "a b", "-x", "x/y/z",
+                                 manifest.LABEL])  # fmt: skip
+@pytest.mark.parametrize("map_", ["labels", "annotations"])
+def test_a_label_that_is_the_clusters_own_is_refused(map_: str, key: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(**{map_: {key: "x"}})
+    assert [fault.field for fault in caught.value.faults] == [map_]
+
+
+@pytest.mark.parametrize("value", ["0", "500m", "1.5", 0, -1, True], ids=repr)
+def test_processors_that_are_no_number_are_refused(value: object) -> None:
+    with pytest.raises(UsageError):
+        parsed(cpu=value)
+    assert (parsed(cpu=8).cpu, parsed(cpu="8").cpu, parsed().cpu) == (8, 8, None)
+
+
+def test_labels_of_the_command_line_go_before_those_of_the_settings() -> None:
+    given = {"labels.kueue.x-k8s.io/queue-name": "mine", "annotations.a": "b: c"}
+    found = parsed(given, labels={"kueue.x-k8s.io/queue-name": "team", "x": "y"})
+    assert found.labels == {"kueue.x-k8s.io/queue-name": "mine", "x": "y"} and found.annotations == {"a": "b: c"}
+    _, work = manifest.render(CPU, found, "envbuild-x-1", ID)
+    for meta in (work["metadata"], work["spec"]["template"]["metadata"]):
+        assert meta["labels"] == {**found.labels, manifest.LABEL: "envbuild"} and meta["annotations"] == {"a": "b: c"}
 
 
 def test_all_faults_come_at_once_and_the_command_line_wins() -> None:

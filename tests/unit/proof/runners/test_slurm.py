@@ -12,17 +12,27 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envbuild import settings
-from envbuild.errors import EngineError, EnvbuildError, HungUp, Interrupted, NetworkError, NotProved, UsageError
+from envbuild.errors import (
+    EngineError,
+    EnvbuildError,
+    HungUp,
+    Interrupted,
+    NetworkError,
+    NotProved,
+    SystemFault,
+    UsageError,
+)
 from envbuild.image.engine import Image
-from envbuild.process import ProcessTimeout, run
+from envbuild.process import ProcessMissing, ProcessTimeout, run
 from envbuild.proof import reading, together
 from envbuild.proof.job import Job, Limits
 from envbuild.proof.runners.protocol import RunnerError, Watch
-from envbuild.proof.runners.slurm import files, outcomes, states
+from envbuild.proof.runners.slurm import files, outcomes, queue, states
 from envbuild.proof.runners.slurm import runner as module
 from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.proof.runners.slurm.site import Site
@@ -38,7 +48,7 @@ TIMES = "SubmitTime=2026-11-21T10:00:00 StartTime=2026-11-21T10:00:07"
 
 SBATCH = """#!/bin/bash
 for last; do :; done
-[ ! -e "$STUB/refuse" ] || { echo "sbatch: error: Batch job submission failed: Invalid account" >&2; exit 1; }
+[ ! -e "$STUB/refuse" ] || { echo "sbatch: error: Batch job submission failed: $(cat "$STUB/refuse")" >&2; exit 1; }
 echo "$@" >"$STUB/submitted"
 rm -f "$STUB/pid"
 if [ ! -e "$STUB/hold" ]; then
@@ -51,7 +61,7 @@ echo 42
 SCONTROL = """#!/bin/bash
 [ ! -e "$STUB/down" ] || { echo "Unable to contact slurm controller (connect failure)" >&2; exit 1; }
 [ ! -e "$STUB/forgotten" ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
-echo "JobId=42 JobName=x JobState=$(cat "$STUB/state") Reason=None Restarts=0 NodeList=node-7 $TIMES"
+echo "JobId=42 JobName=x JobState=$(cat "$STUB/state") Reason=$(cat "$STUB/reason") Restarts=0 NodeList=node-7 $TIMES"
 """
 SCANCEL = """#!/bin/bash
 echo "$@" >"$STUB/cancelled"
@@ -98,7 +108,7 @@ class Stub:
                            "squeue": "#!/bin/sh\n", "srun": SRUN, "ip": IP}.items():  # fmt: skip
             (self.folder / name).write_text(text.replace("$TIMES", TIMES), encoding="utf-8")
             (self.folder / name).chmod(0o755)
-        self.say(state="RUNNING", has=IMAGE.id, words="", code="0")
+        self.say(state="RUNNING", reason="None", has=IMAGE.id, words="", code="0")
         self.frames(b"".join(lines(documents())))
 
     def say(self, **files: str) -> None:
@@ -112,7 +122,7 @@ class Stub:
         file = self.folder / name
         return file.read_text(encoding="utf-8") if file.exists() else ""
 
-    def run(self, job: Job = JOB, site: Site | None = None, resume: str | None = None, **how: str) -> RawOutput:
+    def run(self, job: Job = JOB, site: Site | None = None, resume: str | None = None, **how: Any) -> RawOutput:
         self.said.clear()
         self.lines.clear()
         made = dataclasses.replace(site or Site(), folder=str(self.shared), grace=1)
@@ -133,9 +143,9 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     return made
 
 
-def fails(stub: Stub, kind: type[EnvbuildError] = RunnerError, **how: str) -> EnvbuildError:
+def fails(stub: Stub, kind: type[EnvbuildError] = RunnerError, **how: Any) -> EnvbuildError:
     with pytest.raises(kind) as caught:
-        stub.run(**how)  # type: ignore[arg-type]
+        stub.run(**how)
     return caught.value
 
 
@@ -280,6 +290,60 @@ def test_a_job_that_starts_before_it_is_submitted_did_not_wait() -> None:
     assert found and found.queued == 0.0
 
 
+# A job that waits
+
+VAIN = ("PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints", "AssocMaxWallDurationPerJobLimit", "InvalidQOS",
+        "AssocMaxCpuPerJobLimit", "QOSMaxGRESPerJob", "QOSMaxMemoryPerNode", "QOSMinGRES", "AssocGrpCPUMinutesLimit",
+        "QOSGrpWallLimit", "AccountNotAllowed", "launch_failed_requeued_held")  # fmt: skip
+PASSES = ("Priority", "Resources", "AssocGrpGRES", "AssocGrpCpuLimit", "AssocGrpCPURunMinutesLimit", "Licenses",
+          "QOSMaxJobsPerUserLimit", "QOSMaxCpuPerUserLimit", "ReqNodeNotAvail,_UnavailableNodes:n1", "JobHeldAdmin",
+          "PartitionDown", "Reservation", "BeginTime", "None", "")  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", [*VAIN, *PASSES])
+def test_only_what_never_passes_by_itself_is_not_waited_for(reason: str) -> None:
+    assert (queue.never(reason) is not None) is (reason in VAIN)
+
+
+def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "GRACE", 0.3)
+    stub.say(hold="", state="PENDING", reason="PartitionTimeLimit")
+    error = fails(stub, NotProved)
+    assert "can never start job 42 (PartitionTimeLimit)" in error.message and "time=MINUTES" in error.message
+    assert "{queue: MINUTES}" in str(error.hint) and "sinfo" in str(error.hint)
+    assert stub.told("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
+
+
+def test_a_job_waits_no_longer_than_its_queue(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "GRACE", 0.3)
+    stub.say(hold="", state="PENDING", reason="Priority")
+    error = fails(stub, site=Site(queue=0))
+    assert isinstance(error, RunnerError) and error.ending == "unschedulable" and "(Priority)" in error.message
+    assert stub.told("cancelled") and stub.left() == []
+
+
+def waits(state: str = "PENDING", reason: str = "Priority") -> states.Seen:
+    return states.Seen(state, reason, "", 0, None)
+
+
+def test_a_queue_is_counted_without_what_is_no_waiting() -> None:
+    short = queue.Queue(1)
+    assert short.ends("1", waits(), 0) is None and short.ends("1", waits(reason="BadConstraints"), 59) is None
+    assert isinstance(short.ends("1", waits(), 60), RunnerError)
+    assert short.ends("1", None, 70) is None and short.ends("1", waits("CONFIGURING"), 80) is None
+    assert short.ends("1", waits(), 81) is None  # it is queued anew
+
+
+def test_a_reason_must_last_to_be_believed() -> None:
+    long = queue.Queue(None)
+    assert long.ends("1", waits(reason="BadConstraints"), 0) is None
+    assert long.ends("1", waits(), 10) is None
+    assert long.ends("1", waits(reason="BadConstraints"), 20) is None
+    assert long.ends("1", waits(reason="BadConstraints"), 49) is None
+    assert isinstance(long.ends("1", waits(reason="BadConstraints"), 50), NotProved)
+    assert long.ends("1", waits(), 10**7) is None
+
+
 def test_another_jobs_output_does_not_count(stub: Stub) -> None:
     """Whole, and of a run that passed, but with another nonce."""
     other = b"".join(lines(documents())).replace(NONCE.encode(), b"f" * 32)
@@ -321,6 +385,28 @@ def test_an_image_that_is_not_there_is_no_fault_of_it(stub: Stub) -> None:
     assert "connection refused" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("site", "program"),
+    [(Site(container="podman"), "podman"), (Site(program="/usr/bin/nodocker"), "/usr/bin/nodocker"),
+     (Site(container="apptainer", program="/no/apptainer", registry="r"), "/no/apptainer")],
+)  # fmt: skip
+def test_a_node_without_the_program_says_so_and_nothing_of_the_image(stub: Stub, site: Site, program: str) -> None:
+    if program == "podman" and shutil.which("podman"):
+        pytest.skip("this machine has podman")
+    error = fails(stub, EngineError, site=site, reference=f"r/x@{IMAGE.id}" if site.registry else None)
+    assert (error.message, error.code) == (f"node-7 has no program {program}", 6)
+    assert "slurm: {program: PATH}" in str(error.hint) and "registry" not in str(error.hint)
+    if site.container != "apptainer":
+        again = fails(stub, EngineError, job=TOGETHER, site=dataclasses.replace(site, interface="ib0"))
+        assert again.message.endswith(f" has no program {program}")
+
+
+def test_what_a_nodes_engine_says_of_the_image_is_told(stub: Stub) -> None:
+    """Where it does not answer, too."""
+    (stub.folder / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2; exit 1\n")
+    assert "Cannot connect to the Docker daemon" in str(fails(stub, EngineError).hint)
+
+
 def test_an_engine_that_does_not_start_the_image_is_no_failed_test(stub: Stub) -> None:
     stub.frames(b"")
     stub.say(code="125", words="docker: Error: no space left on device")
@@ -345,9 +431,49 @@ def test_too_little_memory_and_too_much_output_are_told(stub: Stub, monkeypatch:
 
 
 def test_what_slurm_does_not_take_is_said_in_its_words(stub: Stub) -> None:
-    stub.say(refuse="")
-    assert "Invalid account" in fails(stub, UsageError).message
-    assert stub.left() == [] and stub.told("cancelled")
+    """And nothing of a job that cannot be cancelled: there is none. Where sbatch gave up waiting, there may be."""
+    (stub.folder / "scancel").write_text("#!/bin/sh\necho no controller >&2; exit 1\n", encoding="utf-8")
+    stub.say(refuse="Invalid account")
+    error = fails(stub)
+    assert isinstance(error, RunnerError) and (error.ending, error.code) == ("refused", 6)
+    assert "Invalid account" in error.message and stub.said == [] and stub.left() == []
+    stub.say(refuse="Socket timed out on send/recv operation")
+    fails(stub)
+    assert any("could not be cancelled" in said for said in stub.said) and stub.left() == []
+
+
+def test_what_slurm_does_not_have_is_told_with_what_it_was_asked_for(stub: Stub) -> None:
+    stub.say(refuse="Requested node configuration is not available")
+    asked = Site(partition="gpu", constraint="nvlink", folder=str(stub.shared))
+    job = dataclasses.replace(JOB, gpus=True, models=("a100",), count=16)
+    origins = {"partition": "--slurm", "constraint": "config.yaml:7"}
+    with pytest.raises(RunnerError, match="node configuration is not available") as caught:
+        Slurm(asked, IMAGE, None, "fleet", origins=origins).run(job, Watch())
+    assert str(caught.value.hint).splitlines()[:4] == [
+        "it asked for",
+        "  gres gpu:a100:16 (the count: gpu_count of profile fleet; the name: a100's own name, "
+        "where slurm: {gres: ...} has no other)",
+        "  partition gpu (--slurm)",
+        "  constraint nvlink (config.yaml:7)",
+    ]
+    origins = {"gres.a100": "config.yaml:9"}
+    site = dataclasses.replace(asked, gres={"a100": "gpu:nvidia_a100"})
+    with pytest.raises(RunnerError) as named:
+        Slurm(site, IMAGE, None, "fleet", origins=origins).run(job, Watch())
+    assert "gres gpu:nvidia_a100:16 " in str(named.value.hint) and "the name: config.yaml:9)" in str(named.value.hint)
+
+
+def test_a_folder_that_cannot_be_made_is_no_fault_of_the_command_line(stub: Stub) -> None:
+    stub.shared.touch()
+    error = fails(stub, SystemFault)
+    assert "cannot be made" in error.message and (error.code, "{folder: ...}" in str(error.hint)) == (6, True)
+
+
+def test_without_sbatch_it_is_told_where_to_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(stub.shared))
+    error = fails(stub, ProcessMissing)
+    assert (error.message, error.code) == ("sbatch is not installed or not on PATH", 6)
+    assert "login node" in str(error.hint) and stub.left() == []
 
 
 def test_a_job_that_sbatch_may_have_queued_is_cancelled(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,7 +646,7 @@ def test_what_keeps_two_nodes_from_it_is_told(stub: Stub) -> None:
         stub.run(TOGETHER)
     with pytest.raises(UsageError, match="not possible with pyxis"):
         stub.run(TOGETHER, Site(container="pyxis", registry="r", interface="ib0"), reference=f"r@{IMAGE.id}")
-    with pytest.raises(UsageError, match="node-7 has no IPv4 address on eth9"):
+    with pytest.raises(RunnerError, match="node-7 has no IPv4 address on eth9"):
         stub.run(TOGETHER, Site(interface="eth9"))
     stub.say(no_image="")
     with pytest.raises(EngineError, match="has no image"):

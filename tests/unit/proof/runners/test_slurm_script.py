@@ -34,6 +34,13 @@ def test_bash_can_read_it(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_no_array_without_elements_ends_it_in_an_old_bash(case: str) -> None:
+    """Before 4.4 one is unset, and the scripts say `set -u`."""
+    guarded = re.sub(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}', "", rendered(case))
+    assert "[@]}" not in guarded.replace("${#fabric[@]}", "")
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_script_asks_for_its_gpus_and_no_more(case: str) -> None:
     asked = {"cpu": [], "docker": ['#SBATCH --gres="gpu:nvidia_h20:2"']}.get(case, ['#SBATCH --gres="gpu:h20:2"'])
     assert [line for line in rendered(case).splitlines() if "gres" in line] == asked
@@ -47,7 +54,7 @@ HOSTILE = ["x\n#SBATCH --uid=0", "$(id)", "a b", '"', "'", "x#y", "-x", "é", ""
 
 
 @pytest.mark.parametrize("key", ["partition", "account", "constraint", "time", "container", "program", "registry",
-                                 "folder", "requeue"])  # fmt: skip
+                                 "folder", "requeue", "qos", "reservation", "cpus_per_task", "mem"])  # fmt: skip
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
 def test_a_hostile_setting_is_refused(key: str, value: object) -> None:
     with pytest.raises(UsageError) as caught:
@@ -56,10 +63,11 @@ def test_a_hostile_setting_is_refused(key: str, value: object) -> None:
     assert "\x1b" not in str(caught.value.faults)
 
 
-@pytest.mark.parametrize("value", [*(value for value in HOSTILE), -1, 1000, True], ids=repr)
-def test_a_hostile_grace_is_refused(value: object) -> None:
+@pytest.mark.parametrize("value", [*(value for value in HOSTILE), -1, 10_000_000, True], ids=repr)
+@pytest.mark.parametrize("key", ["grace", "queue"])
+def test_a_hostile_number_is_refused(key: str, value: object) -> None:
     with pytest.raises(UsageError):
-        parsed(grace=value)
+        parsed(**{key: value})
 
 
 @pytest.mark.parametrize(
@@ -77,10 +85,23 @@ def test_numbers_need_no_quotes(text: str, time: str, account: str) -> None:
     assert (found.time, found.account) == (time, account)
 
 
-@pytest.mark.parametrize("value", [100000, -1, True], ids=repr)
+@pytest.mark.parametrize("value", [100000, -1, True, 0, "0", "00", "0:00", "0-0", "0-00:00:00"], ids=repr)
 def test_a_time_that_is_none_is_refused(value: object) -> None:
     with pytest.raises(UsageError):
         parsed(time=value)
+
+
+@pytest.mark.parametrize("value", ["0", "08", "10000", "1.5", True, -1], ids=repr)
+def test_processors_that_are_no_number_are_refused(value: object) -> None:
+    with pytest.raises(UsageError):
+        parsed(cpus_per_task=value)
+
+
+@pytest.mark.parametrize("value", ["64g", "64GB", "G", "00", "064", -1, True], ids=repr)
+def test_a_memory_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(UsageError):
+        parsed(mem=value)
+    assert (parsed(mem=64000).mem, parsed(mem="64G").mem, parsed(mem=0).mem) == ("64000", "64G", "0")
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
@@ -99,6 +120,7 @@ def test_all_faults_come_at_once_and_the_command_line_wins() -> None:
     found = site.parse({"partition": "a", "gres": {"h20": "y", "a100": "z"}}, given, facts.gpus().__contains__)
     assert (found.partition, found.gres, found.requeue) == ("b", {"h20": "gpu:x", "a100": "z"}, True)
     assert (parsed(grace=3).grace, parsed(grace="3").grace, parsed().grace) == (3, 3, 20)
+    assert (parsed(queue=0).queue, parsed(queue="60").queue, parsed().queue) == (0, 60, None)
 
 
 @pytest.mark.parametrize("folder", ["/a b", "/a'b", "/a%jb", "relative", "/a$b", "/a\nb"])
