@@ -99,6 +99,36 @@ def test_what_the_command_line_puts_over_the_settings_mends_them_or_shares_the_b
     assert isinstance(runner(On("slurm", {"slurm": {"time": "30", "partition": "c"}})), Slurm)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("slurm", {"gres": "x"}, "gres: must be gres.GPU=NAME, as in gres.h20=gpu:h20, not 'x'"),
+        ("slurm", {"partion": "x"}, "partion: unknown setting (did you mean partition?)"),
+        ("kubernetes", {"nodes": "x"}, "on the command line nodes.KEY=VALUE"),
+        ("kubernetes", {"namspace": "x"}, "namspace: unknown setting (did you mean namespace?)"),
+        ("kubernetes", {"registry": "http://x/y"}, "registry: must be HOST/REPOSITORY, without http://"),
+    ],
+)  # fmt: skip
+def test_what_a_command_line_gives_is_told_with_what_was_meant(name: str, given: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        runner(On(name, {name: given}))
+    assert words in " ".join(map(str, caught.value.faults))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--kubernetes", "queue=5", "--kubernetes", "namespace="], "'namespace=': write KEY=VALUE, as in namespace="),
+        (["--kubernetes", "=x", "--kubernetes", "y"], "'=x', 'y': write"),
+        (["--slurm", "x"], "'x': write KEY=VALUE, as in partition=gpu"),
+        (["--on", "slrum"], "did you mean slurm?"),
+    ],
+)  # fmt: skip
+def test_a_malformed_option_is_named(options: list[str], words: str) -> None:
+    done: Said = envbuild("prove", "sample", *options)
+    assert done.code == 2 and words in done.stderr
+
+
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
 def test_gpus_of_this_machine_mean_nothing_to_a_scheduler(name: str) -> None:
     with pytest.raises(UsageError, match="--gpus names GPUs"):
