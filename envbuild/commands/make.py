@@ -52,8 +52,9 @@ def command(
     """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
 
     NAME is a profile's name or a path to a YAML file. Several are built in turns at the engine beside self-tests: as
-    processors and memory allow, those of GPUs one at a time, or each on its share of --gpus. One that fails stops no
-    other; the exit code is the worst: 130, then 5, 6, 7, 3, 8, 2, 4. Example: envbuild make cpu
+    processors and memory allow, those of GPUs one at a time, or each on its share of --gpus. One that fails, is not
+    valid or not there stops no other; the exit code is the worst: 130, then 5, 6, 7, 3, 8, 2, 4.
+    Example: envbuild make cpu
     """
     if every == bool(names):
         raise UsageError("name profiles, or give --all" if every else "which profile?", hint="envbuild show lists them")

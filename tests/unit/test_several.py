@@ -263,10 +263,28 @@ def test_an_interruption_ends_all_and_starts_nothing_more(children: Children, mo
     assert (envbuild("make", "a", "b").code, stopped) == (130, [True])
 
 
-def test_a_name_that_is_none_is_told_before_anything_is_made(children: Children) -> None:
-    said = envbuild("make", "a", "gpu-aa", "b", "nothing-like-it")
-    assert (said.code, children.told) == (3, [])
-    assert "there is no profile 'gpu-aa'" in said.stderr and "'nothing-like-it'" in said.stderr
+def test_names_and_profiles_that_are_none_are_rows_and_the_others_are_made(children: Children, project: Path) -> None:
+    write_profile(project, {"torhc": 1}, "wrong")
+    names = ("a", "gpu-aa", "wrong", "b", "nothing-like-it", "nothing-like-it", "./none.yaml")
+    said = envbuild("make", *names)
+    assert said.code == 3
+    rows = {line.split()[0]: line for line in said.stdout.splitlines()[1:]}
+    assert {name: row.split()[1] for name, row in rows.items()} == {
+        "a": "verified", "b": "verified", "gpu-aa": "failed", "wrong": "failed", "nothing-like-it": "failed",
+        "./none.yaml": "failed",
+    }  # fmt: skip
+    assert "there is no profile 'gpu-aa'" in rows["gpu-aa"] and "did you mean gpu-a?" in said.stderr
+    document = envbuild("make", *names, "--json").document
+    assert [row["code"] for row in document["profiles"]] == [3, 3, 3, 3, 0, 0]
+    assert document["error"]["code"] == 3
+
+
+def test_where_none_is_a_profile_all_are_rows(children: Children) -> None:
+    said = envbuild("make", "none", "neither", "--gpus", "0", "--json")
+    assert (said.code, children.told, said.document["error"]["kind"]) == (3, [], "profiles")
+    assert [(row["profile"], row["status"]) for row in said.document["profiles"]] == [
+        ("none", "failed"), ("neither", "failed"),
+    ]  # fmt: skip
 
 
 def test_what_is_built_is_not_called_unmade(children: Children) -> None:
