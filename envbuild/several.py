@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild import turns
 from envbuild.attest import signing
 from envbuild.errors import EnvbuildError, SystemFault, UsageError
 from envbuild.image.engine import Engine
@@ -141,8 +142,8 @@ class Crowd:
         options += [f"--gpus={','.join(gpus)}"] if gpus else []
         # -P: no module of the working folder is taken for one of ours
         argv = [sys.executable, "-P", "-m", "envbuild", verb, "--json", *options, "--", name]
-        environment = self.environment if verb == "make" else {}  # who signs
-        done = run(argv, env=environment, on_line=told, stop=self.stop)
+        signs = self.environment if verb == "make" else {}
+        done = run(argv, env={**signs, turns.BESIDE: "1"}, on_line=told, stop=self.stop)
         document = _document(done.stdout)
         if document is None or (done.code and "error" not in document):
             last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")

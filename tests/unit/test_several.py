@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from envbuild import several
+from envbuild import several, turns
 from envbuild.commands.console import Console
 from envbuild.errors import Interrupted
 from envbuild.making import Step
@@ -20,6 +20,7 @@ from envbuild.process import Completed
 from unit.support import PROFILE, envbuild, write_profile
 
 GPU = {"extends": "h20"}
+BESIDE = {turns.BESIDE: "1"}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_what_is_no_step_is_told_whole(children: Children) -> None:
 def test_only_who_signs_gets_the_passphrase(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envbuild.attest.signing.for_children", lambda: {"TYPED": "a secret"})
     assert envbuild("make", "a", "b").code == 0
-    assert children.environments == {"build": {}, "make": {"TYPED": "a secret"}}
+    assert children.environments == {"build": BESIDE, "make": {"TYPED": "a secret", **BESIDE}}
 
 
 def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Children) -> None:
@@ -292,3 +293,23 @@ def test_what_is_built_is_not_called_unmade(children: Children) -> None:
     children.answers[("b", "build")] = failure(6, "build", "no space")
     said = envbuild("make", "a", "gpu-a", "b")
     assert said.code == 6 and "of 3 profiles 1 not made: b; 1 built, and not proved: gpu-a" in said.stderr
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_who_waits_beside_others_says_whom_it_may_wait_for(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    if beside:
+        monkeypatch.setenv(turns.BESIDE, "1")
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as threads:
+        with turns.alone("_x", "builds on the same base", said.append):
+            waiting = threads.submit(_turn, said)
+            while not said:
+                threading.Event().wait(0.01)
+        waiting.result(20)
+    who = "another profile of this make, or another envbuild," if beside else "another envbuild"
+    assert said == [f"{who} builds on the same base; waiting for it"]
+
+
+def _turn(said: list[str]) -> None:
+    with turns.alone("_x", "builds on the same base", said.append):
+        pass
