@@ -145,8 +145,19 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         counts,
         f"{outcome.seconds:.1f}",
         str(outcome.code),
-        outcome.error["message"] if outcome.error else "-",
+        _why(outcome),
     )
+
+
+def _why(outcome: Outcome) -> str:
+    """What is wrong, and the first line of what to do; all of it was told on stderr when it came."""
+    error = outcome.error
+    if not error:
+        return "-"
+    faults = [str(Fault(**fault)) for fault in error["faults"]]
+    more = [f"{len(faults) - 1} more: envbuild show {outcome.name}"] if len(faults) > 1 else []
+    hint = (error["hint"] or "").splitlines()[:1]
+    return " ".join("; ".join([error["message"], *faults[:1], *more, *hint]).split())
 
 
 def _reasons(outcome: Outcome) -> list[str]:

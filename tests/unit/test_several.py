@@ -112,7 +112,7 @@ def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Childre
 
 
 def failure(code: int, kind: str, message: str) -> Completed:
-    error = {"code": code, "kind": kind, "message": message, "hint": "do this", "faults": []}
+    error = {"code": code, "kind": kind, "message": message, "hint": "do this\ndo that", "faults": []}
     return Completed(code, json.dumps({"status": "failed", "error": error}), "")
 
 
@@ -177,6 +177,9 @@ def test_one_that_fails_stops_no_other(children: Children, project: Path) -> Non
     assert (plain.code, len(plain.stdout.splitlines())) == (5, 5)
     assert "of 4 profiles 3 not made: wrong, a, b" in plain.stderr
     assert "torhc: unknown key" in plain.stderr and "do this" in plain.stderr
+    why = {row.split()[0]: row for row in plain.stdout.splitlines()}
+    assert "no index; do this" in why["a"] and "3 more: envbuild show wrong" in why["wrong"]
+    assert "do that" not in plain.stdout
     assert "\x1b" not in plain.stdout + plain.stderr
 
 
