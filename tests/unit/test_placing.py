@@ -15,12 +15,14 @@ from envbuild.attest import oci
 from envbuild.errors import EnvbuildError, SettingsError, UsageError
 from envbuild.image.engine import Engine
 from envbuild.making import On, Options
+from envbuild.plan import lock
 from envbuild.proof.job import Asked
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
 from envbuild.proof.runners.slurm.runner import Slurm
+from envbuild.steps import Session
 from unit.registries import Registry, serving
-from unit.support import Said, configure, envbuild, image_of
+from unit.support import PROFILE, Said, configure, envbuild, image_of, lock_for, plan_of, source_of
 
 
 def runner(on: On, asked: Asked | None = None) -> Any:
@@ -201,6 +203,22 @@ def test_what_would_run_is_shown_without_a_registry() -> None:
     options = Options(on=On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
     made = placing.runner(options, cast(Engine, object()), image_of(), "sample", told.append, dry=True)
     assert "@sha256:000" in made.image and "could not be asked" in told[0]
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "slurm"])
+@pytest.mark.parametrize("verb", ["test", "prove"])
+def test_what_would_run_is_shown_of_a_profile_that_is_only_locked(
+    project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str
+) -> None:
+    source = source_of(project, PROFILE)
+    lock.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
+    monkeypatch.setattr(Session, "connected", lambda session: object())
+    done: Said = envbuild(verb, "sample", "--on", name, "--dry-run")
+    assert done.code == 0, done.stderr
+    assert f"sha256:{'0' * 64}" in done.stdout
+    assert "sample is not built: zeros stand for its image's digest" in done.stderr
+    without = envbuild(verb, "sample", "--on", name)
+    assert (without.code, "sample is not built" in without.stderr) == (6, True)
 
 
 def test_the_manifests_are_shown_as_yaml(tmp_path: Path) -> None:
