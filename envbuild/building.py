@@ -10,7 +10,7 @@ from typing import TypeVar
 from envbuild import fetching
 from envbuild.document import display
 from envbuild.errors import OutOfDate, UsageError, some
-from envbuild.image import base, build, context, dockerfile, extensions
+from envbuild.image import base, build, buildx, context, dockerfile, extensions
 from envbuild.image.engine import Engine, Image
 from envbuild.image.extensions import Built, Order
 from envbuild.image.names import repository
@@ -51,8 +51,10 @@ class Building:
 
     def connected(self) -> Engine:
         if self.engine is None:
-            self.engine = Engine(builder=self.options.builder)
-            self.engine.require_bounds()
+            found = Engine(builder=self.options.builder)
+            found.require_bounds()
+            buildx.require_builder(found)
+            self.engine = found
         return self.engine
 
     # the steps

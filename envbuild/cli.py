@@ -19,6 +19,7 @@ from envbuild.errors import (
     EnvbuildError,
     HungUp,
     Interrupted,
+    SettingsError,
     SystemFault,
     UsageError,
     near,
@@ -122,6 +123,11 @@ def main() -> None:
         code = _report(UsageError(error.format_message(), hint=_usage_hint(error)), wants_json)
     except (KeyboardInterrupt, click.Abort):
         code = _report(Interrupted("interrupted"), wants_json)
+    except SettingsError as error:
+        from envbuild.host import site  # not for --help
+
+        site.complete(error)
+        code = _report(error, wants_json)
     except EnvbuildError as error:
         code = _report(error, wants_json)
     except OSError as error:

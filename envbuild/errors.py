@@ -22,6 +22,12 @@ def near(name: str, known: Iterable[str], most: int = 1) -> str | None:
     return f"did you mean {' or '.join(found)}?" if found else None
 
 
+def unknown(name: str, known: Iterable[str]) -> str:
+    """What is said of a setting that there is not."""
+    meant = near(name, known)
+    return f"unknown setting ({meant})" if meant else "unknown setting"
+
+
 def some(number: int, noun: str, many: str = "") -> str:
     """ "1 block", "2 blocks"; `many`: the plural of a noun that takes more than an s."""
     return f"{number} {noun if number == 1 else many or f'{noun}s'}"

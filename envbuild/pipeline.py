@@ -89,10 +89,13 @@ def test(name: str, reference: str | None, progress: Progress, asked: Asked = AL
 def script(
     name: str, reference: str | None, progress: Progress, on: On, asked: Asked = ALL, *, brief: bool = False
 ) -> str:
-    """What `test` or `prove` would hand to a cluster, `brief` as Scheduled.script has it. Raises UsageError where the
-    runner is none."""
+    """What `test` or `prove` would hand to a cluster, `brief` as Scheduled.script has it; of an image that is only
+    locked, with a digest of zeros. Raises UsageError where the runner is none."""
     session = Session(name, Options(locked=True, asked=asked, on=on), progress)
-    source, locked, image = existing(session, reference)
+    source, locked, found = _known(session, reference)
+    if found is None:
+        progress.say(f"{source.name} is not built: zeros stand for its image's digest")
+    image = found or Image(f"sha256:{0:064}", f"sha256:{0:064}", (), {}, {}, 0)
     runner = session.runner(source, image, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
@@ -125,13 +128,18 @@ def _locked(session: Session) -> tuple[Source, Lock]:
 
 def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
     """A profile, its current lock, and an image in the engine: `reference`, else the one built from the lock."""
+    source, locked, image = _known(session, reference)
+    if image is None:
+        raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.name}")
+    return source, locked, image
+
+
+def _known(session: Session, reference: str | None) -> tuple[Source, Lock, Image | None]:
+    """The same; no image where nothing was built from the lock."""
     source, locked = _locked(session)
     engine = session.connected()
     if reference is None:
-        image = build.built(engine, locked, dockerfile.render(locked, source.name))
-        if image is None:
-            raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.name}")
-        return source, locked, image
+        return source, locked, build.built(engine, locked, dockerfile.render(locked, source.name))
     return source, locked, engine.get(reference)
 
 

@@ -12,7 +12,7 @@ import platformdirs
 
 from envbuild import document
 from envbuild.document import Document
-from envbuild.errors import Fault, SettingsError, UsageError, near
+from envbuild.errors import Fault, SettingsError, UsageError, near, printable, unknown
 
 _APP = "envbuild"
 T = TypeVar("T")
@@ -59,33 +59,40 @@ _SECTIONS = {
 }
 
 
-_HINT = f"known: {', '.join([*_KNOWN, *_SECTIONS])}"
+HINT = f"known: {', '.join([*_KNOWN, *_SECTIONS])}"
+_RUNNERS = ("local", *_SECTIONS)
 
 
 @cache
-def _settings() -> Document:
+def whole() -> tuple[Document, tuple[Fault, ...]]:
+    """The file, and what is wrong in it, but for what only the readers of its sections can say. Raises SettingsError
+    where it cannot be read."""
     file = config_file()
     if not file.exists():
-        return Document(str(file), {})
-    found = document.read(file, SettingsError, empty=True)
-    if faults := list(_faults(found)):
-        raise SettingsError(f"the settings in {found.file} are not valid", faults=faults, hint=_HINT)
+        return Document(str(file), {}), ()
+    faults: list[Fault] = []
+    found = document.read(file, SettingsError, empty=True, faults=faults)
+    return found, (*faults, *_faults(found))
+
+
+def _settings() -> Document:
+    found, faults = whole()
+    if faults:
+        raise SettingsError(f"the settings in {found.file} are not valid", faults=faults, hint=HINT)
     return found
-
-
-_RUNNERS = ("local", *_SECTIONS)
 
 
 def _faults(found: Document) -> Iterator[Fault]:
     for name, value in found.data.items():
         wanted, words = (dict, "a mapping of keys to values") if name in _SECTIONS else (str, "text: put it in quotes")
         if name not in _KNOWN and name not in _SECTIONS:
-            meant = near(name, [*_KNOWN, *_SECTIONS])
-            yield found.fault((name,), "unknown setting" + (f" ({meant})" if meant else ""))
+            yield found.fault((name,), unknown(name, [*_KNOWN, *_SECTIONS]))
         elif not isinstance(value, wanted):
             yield found.fault((name,), "has no value" if value is None else f"must be {words}")
         elif name == "on" and value not in _RUNNERS:
-            yield found.fault((name,), f"must be one of {', '.join(_RUNNERS)}, not {value!r}")
+            meant = near(str(value), _RUNNERS)
+            said = f"must be one of {', '.join(_RUNNERS)}, not {printable(str(value)[:100])!r}"
+            yield found.fault((name,), f"{said} ({meant})" if meant else said)
 
 
 def names() -> tuple[str, ...]:
@@ -127,7 +134,7 @@ def placed(name: str, fault: Fault) -> Fault:
     """A fault of a setting with its file and line. `field`: a key of the section, or KEY.INNER, where INNER may hold
     dots, as a label's name does."""
     path = (name, *(fault.field or "").split(".", 1))
-    return replace(_settings().fault(path, fault.message), field=".".join(filter(None, path)))
+    return replace(whole()[0].fault(path, fault.message), field=".".join(filter(None, path)))
 
 
 def origins(name: str, given: Mapping[str, str]) -> dict[str, str]:

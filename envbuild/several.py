@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild import turns
 from envbuild.attest import signing
-from envbuild.errors import EnvbuildError, ProfileError, SystemFault, UsageError
+from envbuild.errors import EnvbuildError, SystemFault, UsageError
 from envbuild.image.engine import Engine
-from envbuild.plan import naming, sources
+from envbuild.plan import sources
 from envbuild.plan.source import Source
 from envbuild.process import Stop, run
 
@@ -141,8 +142,8 @@ class Crowd:
         options += [f"--gpus={','.join(gpus)}"] if gpus else []
         # -P: no module of the working folder is taken for one of ours
         argv = [sys.executable, "-P", "-m", "envbuild", verb, "--json", *options, "--", name]
-        environment = self.environment if verb == "make" else {}  # who signs
-        done = run(argv, env=environment, on_line=told, stop=self.stop)
+        signs = self.environment if verb == "make" else {}
+        done = run(argv, env={**signs, turns.BESIDE: "1"}, on_line=told, stop=self.stop)
         document = _document(done.stdout)
         if document is None or (done.code and "error" not in document):
             last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
@@ -187,14 +188,13 @@ def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome
     """Make every profile; one that fails stops no other. `say` gets a profile's name and what it says, `done` each
     outcome as it comes; both from several threads.
 
-    Raises ProfileError, before anything is made, where one of them names no profile; EngineError where no engine
+    A name that is no profile's, and a profile that is not valid, are outcomes too. Raises EngineError where no engine
     answers, UsageError where the signing key cannot be used.
     """
-    _require_known(names, wanted.requirements)
     engine = Engine()
     found: dict[str, tuple[str, Source]] = {}
     outcomes = []
-    for name in names:
+    for name in dict.fromkeys(names):
         try:
             source = sources.load(name, wanted=wanted.requirements)
             found.setdefault(source.name, (name, source))
@@ -202,7 +202,7 @@ def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome
             code, document = _refused(error)
             outcomes.append(Outcome(name, code, 0.0, document))
             done(outcomes[-1])
-    if wanted.gpus and not any(source.profile.gpus for _, source in found.values()):
+    if wanted.gpus and found and not any(source.profile.gpus for _, source in found.values()):
         raise UsageError("--gpus: none of these profiles names gpus", hint="they are tested on the CPU")
     crowd = _crowd(engine, [source for _, source in found.values()], wanted, say)
 
@@ -217,18 +217,6 @@ def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome
         except BaseException:
             crowd.stop()
             raise
-
-
-def _require_known(names: Sequence[str], requirements: Path | None) -> None:
-    faults = []
-    for name in names:
-        try:
-            naming.meant(name, requirements)
-        except ProfileError as error:
-            faults.append(error)
-    if faults:
-        hints = dict.fromkeys(error.hint for error in faults if error.hint)
-        raise ProfileError("; ".join(error.message for error in faults), hint="\n".join(hints) or None)
 
 
 def _crowd(engine: Engine, profiles: Sequence[Source], wanted: Wanted, say: Say) -> Crowd:

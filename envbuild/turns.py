@@ -4,11 +4,15 @@ checkouts, or two state folders, may share it."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 
 from filelock import FileLock, Timeout
 
 from envbuild import settings
+
+# In the environment of those that one `make` started beside each other: who is waited for is likely one of them.
+BESIDE = "ENVBUILD_BESIDE_OTHERS"
 
 
 @contextlib.contextmanager
@@ -19,7 +23,8 @@ def alone(name: str, doing: str, say: Callable[[str], None]) -> Iterator[None]:
     try:
         file.acquire(timeout=0)
     except Timeout:
-        say(f"another envbuild {doing}; waiting for it")
+        other = "another profile of this make, or another envbuild," if os.environ.get(BESIDE) else "another envbuild"
+        say(f"{other} {doing}; waiting for it")
         file.acquire()
     try:
         yield

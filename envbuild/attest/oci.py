@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from envbuild.errors import UsageError
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed
+from envbuild.proof.runners import names
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -23,9 +24,7 @@ MANIFESTS = (MANIFEST, f"{_DOCKER}.v2+json")
 INDEXES = (INDEX, f"{_DOCKER}.list.v2+json")
 MAX_MANIFEST = 4 << 20  # bytes; what registries take, by the distribution specification
 
-_WORD = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_NAME = re.compile(rf"{_WORD}(?:/{_WORD})*")
-_HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
+_NAME, _HOST = re.compile(names.NAME), re.compile(names.HOST)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

@@ -8,11 +8,16 @@ from envbuild.attest.oci import Manifest, Reference
 from envbuild.attest.registry import Repository
 from envbuild.errors import CheckFailed, UsageError
 from envbuild.image.engine import Engine, Image
+from envbuild.proof.runners.names import REGISTRY
 
 
 def repository(text: str) -> Reference:
-    """Raises UsageError for what names an image of it."""
-    reference = Reference.parse(text)
+    """Raises UsageError for what names an image of it, or nothing."""
+    try:
+        reference = Reference.parse(text)
+    except UsageError as error:
+        hint = f"write {REGISTRY[1]}"
+        raise UsageError(f"{text[:200]!r} does not name a repository of a registry", hint=hint) from error
     if reference.tag or reference.digest:
         raise UsageError(f"{text} has a tag", hint=f"name the repository: {reference.repository}; tags are made")
     return reference

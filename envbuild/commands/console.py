@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from envbuild.errors import printable
+from envbuild.errors import near, printable
 from envbuild.proof.runners.names import RUNNERS
 
 if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
     from envbuild.commands.results import Live
     from envbuild.making import Step
 
+    _Choice = click.Choice[str]
+else:  # older releases of click have no such type to name
+    _Choice = click.Choice
+
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST = 64  # nodes of one job
+_EXAMPLES = {"slurm": "partition=gpu", "kubernetes": "namespace=proofs"}
 
 
 def profile_argument(argument: str, **attributes: Any) -> Callable[[F], F]:
@@ -67,6 +72,18 @@ def gpus_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+class _Named(_Choice):
+    """Asks whether another was meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            if meant := near(str(value), self.choices):
+                raise click.BadParameter(f"{error.message.rstrip('.')} ({meant})", ctx, param) from None
+            raise
+
+
 def on_options(function: F) -> F:
     """`on` (a runner's name or None), `given`, `resume`, `gpu`, `nodes` and `dry_run`."""
     for option in (
@@ -88,7 +105,7 @@ def on_options(function: F) -> F:
             "--slurm", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
             help="partition, account, constraint, time, container, ... over the site settings; may be repeated.",
         ),
-        click.option("--on", type=click.Choice(RUNNERS), help="Where it runs (default: the site's)."),
+        click.option("--on", type=_Named(RUNNERS), help="Where it runs (default: the site's)."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -101,9 +118,7 @@ def _nodes(context: click.Context, parameter: click.Parameter, value: str) -> in
 
 
 def _given(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
-    found = dict(value.partition("=")[::2] for value in values)
-    if not all(found.values()) or not all(found):
-        raise click.BadParameter("write KEY=VALUE, as in partition=gpu")
+    found = _pairs(values, "KEY=VALUE", _EXAMPLES[str(parameter.name)])
     if found and parameter.name:
         context.params.setdefault("given", {})[parameter.name] = found
 
@@ -123,10 +138,15 @@ def _gpus(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 def _pins(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    found = dict(value.partition("=")[::2] for value in values)
-    if not all(found.values()) or not all(found):
-        raise click.BadParameter("write NAME=VERSION, as in cublas=12.4.5.8")
-    return found
+    return _pairs(values, "NAME=VERSION", "cublas=12.4.5.8")
+
+
+def _pairs(values: tuple[str, ...], form: str, example: str) -> dict[str, str]:
+    """Raises BadParameter naming all that have another form."""
+    found = [value.partition("=") for value in values]
+    if wrong := [repr("".join(parts)) for parts in found if not (parts[0] and parts[2])]:
+        raise click.BadParameter(f"{', '.join(wrong)}: write {form}, as in {example}")
+    return {key: value for key, _, value in found}
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -52,8 +52,9 @@ def command(
     """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
 
     NAME is a profile's name or a path to a YAML file. Several are built in turns at the engine beside self-tests: as
-    processors and memory allow, those of GPUs one at a time, or each on its share of --gpus. One that fails stops no
-    other; the exit code is the worst: 130, then 5, 6, 7, 3, 8, 2, 4. Example: envbuild make cpu
+    processors and memory allow, those of GPUs one at a time, or each on its share of --gpus. One that fails, is not
+    valid or not there stops no other; the exit code is the worst: 130, then 5, 6, 7, 3, 8, 2, 4.
+    Example: envbuild make cpu
     """
     if every == bool(names):
         raise UsageError("name profiles, or give --all" if every else "which profile?", hint="envbuild show lists them")
@@ -144,8 +145,19 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         counts,
         f"{outcome.seconds:.1f}",
         str(outcome.code),
-        outcome.error["message"] if outcome.error else "-",
+        _why(outcome),
     )
+
+
+def _why(outcome: Outcome) -> str:
+    """What is wrong, and the first line of what to do; all of it was told on stderr when it came."""
+    error = outcome.error
+    if not error:
+        return "-"
+    faults = [str(Fault(**fault)) for fault in error["faults"]]
+    more = [f"{len(faults) - 1} more: envbuild show {outcome.name}"] if len(faults) > 1 else []
+    hint = (error["hint"] or "").splitlines()[:1]
+    return " ".join("; ".join([error["message"], *faults[:1], *more, *hint]).split())
 
 
 def _reasons(outcome: Outcome) -> list[str]:

@@ -56,6 +56,9 @@ def _settings() -> None:
     try:
         settings.names()
     except SettingsError as error:
+        from envbuild.host import site  # only here
+
+        site.complete(error)
         for text in (error.message, *(f"  {fault}" for fault in error.faults)):
             click.echo(printable(f"warning: {text}"), err=True)
 

@@ -1,14 +1,14 @@
-"""The site's settings, read whole: what every command would say of them, at once."""
+"""The site's settings, read whole: what every command would say of them, at once, whatever else is wrong there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from envbuild import settings
 from envbuild.document import display
-from envbuild.errors import EnvbuildError, Fault
+from envbuild.errors import EnvbuildError, Fault, SettingsError, UsageError
 from envbuild.host.model import Site, clean
 from envbuild.plan import facts
 from envbuild.proof.runners.kubernetes import site as kubernetes
@@ -20,28 +20,48 @@ _KEYS = ("signing_key", "public_key")
 
 def read() -> Site:
     """Raises FactsError where a site's own facts are at fault."""
-    known = facts.gpus().__contains__
     name = display(settings.config_file())
     try:
-        names = settings.names()
-    except EnvbuildError as error:
+        found = faults()
+        document, above = settings.whole()
+    except SettingsError as error:
         told = [str(fault) for fault in error.faults] or [error.message]
         return Site(name, (), tuple(clean(text, 400) for text in told), error.hint)
-    found: list[Fault] = list(_keys())
+    names = () if above else tuple(document.data)
+    return Site(name, names, tuple(clean(str(fault), 400) for fault in found), settings.HINT if above else None)
+
+
+def faults() -> list[Fault]:
+    """Raises SettingsError where the file cannot be read, FactsError."""
+    knows = facts.gpus().__contains__
+    document, above = settings.whole()
+    found = [*above, *_keys(document.data)]
     for section, parse in _SECTIONS.items():
+        value = document.data.get(section)
         try:
-            settings.read(section, partial(parse, knows=known), {})
-        except EnvbuildError as error:
-            found += error.faults
-    return Site(name, names, tuple(clean(str(fault), 400) for fault in found))
+            if isinstance(value, dict):
+                parse(value, {}, knows)
+        except UsageError as error:
+            found += [settings.placed(section, fault) for fault in error.faults]
+    return found
 
 
-def _keys() -> Iterator[Fault]:
+def complete(error: SettingsError) -> None:
+    """What a command met in the file first is told with all else that is wrong there."""
+    file = display(settings.config_file())
+    if error.faults and all(fault.file == file for fault in error.faults):
+        try:
+            error.faults = tuple(dict.fromkeys([*error.faults, *faults()]))
+        except EnvbuildError:
+            return  # nothing more can be read
+
+
+def _keys(data: dict[str, Any]) -> Iterator[Fault]:
     for name in _KEYS:
-        file = settings.setting(name)
+        file = data.get(name)
         try:
-            missing = file is not None and not Path(file).expanduser().is_file()
-        except (ValueError, RuntimeError):  # a NUL in its path; ~ of a user that there is not
+            missing = isinstance(file, str) and not Path(file).expanduser().is_file()
+        except (ValueError, RuntimeError, OSError):  # a NUL in its path; ~ of a user that there is not; too long
             missing = True
         if missing:
             yield settings.placed(name, Fault(f"there is no file {file}"))

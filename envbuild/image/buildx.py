@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from envbuild import room, scratch, turns
@@ -14,6 +16,8 @@ from envbuild.plan import store
 from envbuild.plan.lock import Lock, canonical_digest
 from envbuild.plan.store import Store
 from envbuild.process import run
+
+_INSPECTS = 60.0  # seconds
 
 
 class Failed(BuildError):
@@ -63,6 +67,28 @@ def build(
         return found
 
 
+def require_builder(engine: Engine) -> None:
+    """Raises EngineError where there is no builder of the name that was asked for. Whether one that is there answers is
+    met by what it is to build: a farm may take long to say, and an image that is up to date needs none."""
+    if not engine.builder or (_instances() / engine.builder.lower()).is_file():
+        return
+    # otherwise a docker context's, which buildx knows
+    done = run([client.program(), "--host", engine.host, "buildx", "inspect", "--", engine.builder], timeout=_INSPECTS)
+    if done.code:
+        raise EngineError(f"there is no builder {engine.builder!r}", hint=f"{_said(done.stderr)}\n{_BUILDERS}")
+
+
+def _instances() -> Path:
+    """Where buildx keeps a file for each builder (docker/buildx, util/confutil)."""
+    docker = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    return Path(os.environ.get("BUILDX_CONFIG") or docker / "buildx") / "instances"
+
+
+def _said(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    return lines[-1].removeprefix("ERROR: ") if lines else "docker buildx inspect says nothing"
+
+
 def _turn(engine: Engine, lock: Lock) -> str:
     made_of = lock.image or base.tar_file(lock).stem
     return f"_build-{canonical_digest([engine.identity, engine.builder, made_of])[:16]}"
@@ -93,6 +119,11 @@ def _files(lock: Lock) -> Iterator[tuple[Store, str, str]]:
 _REGISTRY = ("failed to resolve source metadata", "failed to authorize", "pull access denied", "failed to do request")
 
 
+_BUILDERS = "docker buildx ls; docker buildx create"
+# And where it cannot reach the builder itself: gRPC's words, and those of its own wait for one that starts.
+_SILENT = ("failed to list workers", "connection error: desc", "while dialing", "waiting for connection")
+
+
 def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
     errors = complaints.builders(stderr)
     if lock.image and any(text in line for line in errors for text in _REGISTRY):
@@ -103,14 +134,17 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
             hint=f"{said}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
         )
     if any("no builder " in line for line in errors):
-        return EngineError(errors[-1].removeprefix("ERROR: "), hint="docker buildx ls; docker buildx create")
+        return EngineError(errors[-1].removeprefix("ERROR: "), hint=_BUILDERS)
+    if engine.builder and any(text in line for line in errors for text in _SILENT):
+        hint = f"{errors[-1].removeprefix('ERROR: ')}\ndocker buildx inspect {engine.builder}; docker buildx ls"
+        return EngineError(f"the builder {engine.builder!r} does not answer", hint=hint)
     if room.lacked(stderr):
         return _full(engine)
     telling = "\n".join(complaints.telling(stderr))
     if complaints.out_of_memory(stderr):
         has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free some"
         return Failed("the image build ran out of memory", f"{has}\n{telling}", stderr)
-    return Failed("the image build failed", telling, stderr)
+    return Failed(f"the image build{f' by {engine.builder!r}' if engine.builder else ''} failed", telling, stderr)
 
 
 def _full(engine: Engine) -> DiskError:

@@ -9,7 +9,7 @@ from typing import Any
 
 from envbuild.plan import facts
 from envbuild.plan.probes import LEVELS
-from envbuild.proof.job import selftest_id
+from envbuild.proof.job import OWN_SCRIPT, selftest_id
 
 CPU = "cpu"
 
@@ -19,8 +19,8 @@ class Proof:
     """What the evidence says of one GPU model ("cpu" where the profile names none).
 
     `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or says no), or missing.
-    `failed`: the self-test said no, and nothing since then said yes. `unconfined`: what the container lacked of the
-    confinement that this engine's has, where it was run elsewhere.
+    `failed`: the self-test said no, and nothing since then said yes to the same. `unconfined`: what the container
+    lacked of the confinement that this engine's has, where it was run elsewhere.
     """
 
     model: str
@@ -78,11 +78,17 @@ def _sharing(model: str) -> frozenset[str]:
 
 
 def judge(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
-    """What statements (named by their records' digests, the newest first) and records say of one model."""
+    """What statements (named by their records' digests, the newest first) and records say of one model.
+
+    A failure is the answer until a run that came after it is a proof, or at least had what failed pass.
+    """
     found = [(path, record) for path, record in found if model_of(record) in _sharing(model)]
     denials = {digest_of(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
-    denied = stale = None
+    denied = failed = stale = None
     for path, record in found:
+        mine = denials.get(digest_of(path))
+        if mine is None and failures(record):
+            continue  # what failed is none of this profile's, and nothing else is believed of such a run
         reason = _objection(record, wanted)
         later = [denials[digest] for digest in denials if digest not in record["before"]]
         if reason is None and not later:
@@ -92,9 +98,12 @@ def judge(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]
             denied = denied or Proof(
                 model, "stale", path, f"the self-test failed since: {', '.join(said)}", failed=True
             )
-        else:
-            stale = stale or Proof(model, "stale", path, reason, failed=bool(failures(record)))
-    return denied or stale or never(model)
+        elif mine is None:
+            stale = stale or Proof(model, "stale", path, reason)
+        elif not any(_outweighs(other, digest_of(path), record, wanted) for _, other in found):
+            said = mine[1]
+            failed = failed or Proof(model, "stale", path, f"the self-test failed: {', '.join(said)}", failed=True)
+    return denied or failed or stale or never(model)
 
 
 def _proof(model: str, path: Path, record: Mapping[str, Any]) -> Proof:
@@ -113,10 +122,28 @@ def _device(record: Mapping[str, Any]) -> str:
 
 
 def _denial(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
-    """What speaks against the image: probes that failed, whoever ran them; faults of a run only for its own profile."""
+    """What speaks against the image as this profile is proved; nothing where all that failed is what it does not run.
+
+    Of its own runs every probe that failed, and the faults of the run. Of another profile's the probes that both run,
+    which are all but another script. A shape of that profile's own counts too: it is a case of a probe that both run,
+    and whether that one's other cases would have passed is not known where it died of this one.
+    """
     if record["profile"] == wanted.profile:
         return failures(record)
-    return [result["probe"] for result in record["results"] if result["status"] == "failed"]
+    foreign = record["selftest"]["own"].get("script") != wanted.own.get("script")
+    return [probe for probe in _probes(record, "failed") if not (foreign and probe == OWN_SCRIPT)]
+
+
+def _outweighs(record: Mapping[str, Any], digest: str, denial: Mapping[str, Any], wanted: Wanted) -> bool:
+    """Whether a run that is no proof came after a denial and shows that it holds no longer: with the profile's own
+    script and shapes, and all that had failed passed. It only says which answer is the newest."""
+    if digest not in record["before"] or failures(record) or record["selftest"]["own"] != dict(wanted.own):
+        return False
+    return set(_probes(denial, "failed")) <= set(_probes(record, "passed"))
+
+
+def _probes(record: Mapping[str, Any], status: str) -> list[str]:
+    return [result["probe"] for result in record["results"] if result["status"] == status]
 
 
 def digest_of(statement_file: Path) -> str:
@@ -126,9 +153,8 @@ def digest_of(statement_file: Path) -> str:
 
 def failures(record: Mapping[str, Any]) -> list[str]:
     """The probes that failed, and the faults of the run; that nothing passed is one."""
-    failed = [result["probe"] for result in record["results"] if result["status"] == "failed"]
-    passed = any(result["status"] == "passed" for result in record["results"])
-    return [*failed, *record["errors"], *([] if passed else ["no probe passed"])]
+    nothing = [] if _probes(record, "passed") else ["no probe passed"]
+    return [*_probes(record, "failed"), *record["errors"], *nothing]
 
 
 def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
@@ -154,6 +180,6 @@ def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
         return f"proved with less asked of {', '.join(less)}"
     if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
         return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
-    passed = {result["probe"] for result in record["results"] if result["status"] == "passed"}
+    passed = _probes(record, "passed")
     missing = [name for name in wanted.require if name not in passed]
     return f"required probes did not run: {', '.join(missing)}" if missing else None

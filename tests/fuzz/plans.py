@@ -236,13 +236,13 @@ def _settings(raw: bytes) -> None:
     file = settings.config_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(raw)
-    settings._settings.cache_clear()
+    settings.whole.cache_clear()
     try:
         settings.setting("debian_mirror")
         signing.trusted()
         signing.configured()
     finally:
-        settings._settings.cache_clear()
+        settings.whole.cache_clear()
         file.unlink()
 
 

@@ -345,4 +345,4 @@ def configure(text: str) -> None:
     file = settings.config_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
-    settings._settings.cache_clear()
+    settings.whole.cache_clear()

@@ -14,9 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from envbuild import fetching, pipeline, settings
-from envbuild.errors import CheckFailed, NotProved
-from envbuild.image import build
+from envbuild import building, fetching, pipeline, settings
+from envbuild.errors import CheckFailed, EngineError, NotProved
+from envbuild.image import build, buildx
 from envbuild.making import Made, On, Options, Progress
 from envbuild.plan import archives, checkouts, probes, wheels
 from envbuild.plan.source import Source
@@ -397,3 +397,19 @@ def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
     else:
         fetching.builder(plan, locked, one, MagicMock())
     assert held and all(held)
+
+
+def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def refuse(engine: Any) -> None:
+        asked.append(engine.builder)
+        raise EngineError("there is no builder 'nope'")
+
+    monkeypatch.setattr(building, "Engine", lambda builder: SimpleNamespace(builder=builder, require_bounds=list))
+    monkeypatch.setattr(buildx, "require_builder", refuse)
+    session = Session("sample", Options(builder="nope"), cast(Progress, MagicMock()))
+    for _ in range(2):  # nor is it taken for found the second time
+        with pytest.raises(EngineError, match="no builder 'nope'"):
+            session.connected()
+    assert asked == ["nope", "nope"]

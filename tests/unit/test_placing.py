@@ -17,6 +17,7 @@ from envbuild.attest import oci
 from envbuild.errors import EnvbuildError, NetworkError, SettingsError, UsageError
 from envbuild.image.engine import Engine
 from envbuild.making import On, Options
+from envbuild.plan import lock
 from envbuild.proof.job import Asked
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
@@ -25,7 +26,7 @@ from envbuild.proof.runners.slurm.runner import Slurm
 from envbuild.steps import Session
 from unit.proof.runners.scripts import CPU
 from unit.registries import Registry, serving
-from unit.support import Said, configure, envbuild, image_of
+from unit.support import PROFILE, Said, configure, envbuild, image_of, lock_for, plan_of, source_of
 
 
 def runner(on: On, asked: Asked | None = None) -> Any:
@@ -102,6 +103,36 @@ def test_what_the_command_line_puts_over_the_settings_mends_them_or_shares_the_b
     assert told(On("slurm", {"slurm": given})) == (UsageError, [(None, "partition")])
     assert told(On("slurm", {"slurm": {"time": "now"}})) == (UsageError, [(None, "time"), (3, "slurm.partition")])
     assert isinstance(runner(On("slurm", {"slurm": {"time": "30", "partition": "c"}})), Slurm)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("slurm", {"gres": "x"}, "gres: must be gres.GPU=NAME, as in gres.h20=gpu:h20, not 'x'"),
+        ("slurm", {"partion": "x"}, "partion: unknown setting (did you mean partition?)"),
+        ("kubernetes", {"nodes": "x"}, "on the command line nodes.KEY=VALUE"),
+        ("kubernetes", {"namspace": "x"}, "namspace: unknown setting (did you mean namespace?)"),
+        ("kubernetes", {"registry": "http://x/y"}, "registry: must be HOST/REPOSITORY, without http://"),
+    ],
+)  # fmt: skip
+def test_what_a_command_line_gives_is_told_with_what_was_meant(name: str, given: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        runner(On(name, {name: given}))
+    assert words in " ".join(map(str, caught.value.faults))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--kubernetes", "queue=5", "--kubernetes", "namespace="], "'namespace=': write KEY=VALUE, as in namespace="),
+        (["--kubernetes", "=x", "--kubernetes", "y"], "'=x', 'y': write"),
+        (["--slurm", "x"], "'x': write KEY=VALUE, as in partition=gpu"),
+        (["--on", "slrum"], "did you mean slurm?"),
+    ],
+)  # fmt: skip
+def test_a_malformed_option_is_named(options: list[str], words: str) -> None:
+    done: Said = envbuild("prove", "sample", *options)
+    assert done.code == 2 and words in done.stderr
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
@@ -233,6 +264,22 @@ def test_what_would_run_is_shown_without_a_registry() -> None:
     options = Options(on=On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
     made = placing.runner(options, cast(Engine, object()), image_of(), "sample", told.append, dry=True)
     assert "@sha256:000" in made.image and "could not be asked" in told[0]
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "slurm"])
+@pytest.mark.parametrize("verb", ["test", "prove"])
+def test_what_would_run_is_shown_of_a_profile_that_is_only_locked(
+    project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str
+) -> None:
+    source = source_of(project, PROFILE)
+    lock.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
+    monkeypatch.setattr(Session, "connected", lambda session: object())
+    done: Said = envbuild(verb, "sample", "--on", name, "--dry-run")
+    assert done.code == 0, done.stderr
+    assert f"sha256:{'0' * 64}" in done.stdout
+    assert "sample is not built: zeros stand for its image's digest" in done.stderr
+    without = envbuild(verb, "sample", "--on", name)
+    assert (without.code, "sample is not built" in without.stderr) == (6, True)
 
 
 def test_the_manifests_are_shown_as_yaml(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from envbuild import settings
-from envbuild.errors import SettingsError
+from envbuild.attest import pushing
+from envbuild.errors import SettingsError, UsageError
 from envbuild.host import site
-from envbuild.proof.runners.names import RUNNERS
-from unit.support import configure, envbuild
+from envbuild.proof.runners.names import REGISTRY, RUNNERS
+from unit.support import PROFILE, configure, envbuild, write_profile
 
 
 def refused(text: str) -> SettingsError:
@@ -73,7 +75,7 @@ def test_a_file_at_fault_is_named(text: str) -> None:
 def test_what_is_not_utf8_is_named_with_its_line() -> None:
     configure("")
     settings.config_file().write_bytes(b"# a\non: \xff\n")
-    settings._settings.cache_clear()
+    settings.whole.cache_clear()
     with pytest.raises(SettingsError, match="not UTF-8") as caught:
         settings.setting("on")
     assert [fault.line for fault in caught.value.faults] == [2]
@@ -109,6 +111,67 @@ def test_doctor_tells_a_file_at_fault_and_fails(project: Path) -> None:
     assert check["status"] == "fail"
     assert ":1: debian_miror" in check["detail"] and ":2: archives" in check["detail"]
     assert "known: on, archives" in check["remedy"]
+
+
+EVERY = """on: slrum
+slurm:
+  registry: http://foo/bar
+  gres: gpu:h20
+  partion: x
+kubernetes:
+  namspace: y
+  registry: example.com/team/x:tag
+signing_key: /no/such.key
+"""
+FAULTS = [
+    "1: on: must be one of local, slurm, kubernetes, not 'slrum' (did you mean slurm?)",
+    "9: signing_key: there is no file /no/such.key",
+    "3: slurm.registry: must be HOST/REPOSITORY, without http:// or https:// and without a tag, not 'http://foo/bar'",
+    "5: slurm.partion: unknown setting (did you mean partition?)",
+    "4: slurm.gres: must be a mapping of GPU to name, as in {h20: gpu:h20}, not 'gpu:h20'",
+    "8: kubernetes.registry: must be HOST/REPOSITORY, without http:// or https:// and without a tag, "
+    "not 'example.com/team/x:tag'",
+    "7: kubernetes.namspace: unknown setting (did you mean namespace?)",
+]
+
+
+def test_no_fault_hides_another(project: Path) -> None:
+    configure(EVERY)
+    file = settings.config_file()
+    assert sorted(site.read().faults) == sorted(f"{file}:{fault}" for fault in FAULTS)
+    (check,) = (check for check in envbuild("doctor", "--json").document["checks"] if check["id"] == "settings")
+    assert all(fault in check["detail"] for fault in FAULTS)
+    write_profile(project, PROFILE)
+    told = {verb: envbuild(verb, named).stderr for verb, named in (("show", "cpu"), ("verify", "example.com/x"))}
+    for command, stderr in told.items():
+        assert all(f"{file}:{fault}" in stderr for fault in FAULTS), (command, stderr)
+
+
+def test_a_key_that_is_there_twice_hides_no_other_fault() -> None:
+    error = refused("on: local\non: slrum\nslurm: x\n")
+    assert [fault.line for fault in error.faults] == [2, 3]
+
+
+def test_a_fault_of_a_section_alone_leaves_the_other_settings_as_they_are() -> None:
+    configure("slurm: {gres: x}\ndebian_mirror: http://mirror.example/debian\n")
+    assert settings.setting("debian_mirror") == "http://mirror.example/debian"
+
+
+@pytest.mark.parametrize(
+    ("value", "good"),
+    [
+        ("registry.example/team/h20", True), ("localhost/x", True), ("localhost:5000/x", True),
+        ("[::1]:5000/x/y", True), ("team/x", True), ("x", True), ("a__b/c-d", True),
+        ("http://foo/bar", False), ("foo/bar:tag", False), (f"foo/bar@sha256:{'0' * 64}", False), ("foo/", False),
+        ("Foo/bar", False), ("foo.example/Bar", False), ("/x", False), ("foo.example:x/y", False),
+    ],
+)  # fmt: skip
+def test_what_a_registry_may_be_called_is_what_a_push_takes(value: str, good: bool) -> None:
+    assert bool(re.fullmatch(REGISTRY[0], value)) is good
+    try:
+        assert pushing.repository(value) and good
+    except UsageError as error:
+        assert not good and "TAG" not in str(error.hint)
 
 
 @pytest.mark.parametrize("arguments", [[], ["cpu"]])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from envbuild import several
+from envbuild import several, turns
 from envbuild.commands.console import Console
 from envbuild.errors import Interrupted
 from envbuild.making import Step
@@ -20,6 +20,7 @@ from envbuild.process import Completed
 from unit.support import PROFILE, envbuild, write_profile
 
 GPU = {"extends": "h20"}
+BESIDE = {turns.BESIDE: "1"}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Childre
 
 
 def failure(code: int, kind: str, message: str) -> Completed:
-    error = {"code": code, "kind": kind, "message": message, "hint": "do this", "faults": []}
+    error = {"code": code, "kind": kind, "message": message, "hint": "do this\ndo that", "faults": []}
     return Completed(code, json.dumps({"status": "failed", "error": error}), "")
 
 
@@ -152,7 +153,7 @@ def test_what_is_no_step_is_told_whole(children: Children) -> None:
 def test_only_who_signs_gets_the_passphrase(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envbuild.attest.signing.for_children", lambda: {"TYPED": "a secret"})
     assert envbuild("make", "a", "b").code == 0
-    assert children.environments == {"build": {}, "make": {"TYPED": "a secret"}}
+    assert children.environments == {"build": BESIDE, "make": {"TYPED": "a secret", **BESIDE}}
 
 
 def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Children) -> None:
@@ -176,6 +177,9 @@ def test_one_that_fails_stops_no_other(children: Children, project: Path) -> Non
     assert (plain.code, len(plain.stdout.splitlines())) == (5, 5)
     assert "of 4 profiles 3 not made: wrong, a, b" in plain.stderr
     assert "torhc: unknown key" in plain.stderr and "do this" in plain.stderr
+    why = {row.split()[0]: row for row in plain.stdout.splitlines()}
+    assert "no index; do this" in why["a"] and "3 more: envbuild show wrong" in why["wrong"]
+    assert "do that" not in plain.stdout
     assert "\x1b" not in plain.stdout + plain.stderr
 
 
@@ -263,10 +267,28 @@ def test_an_interruption_ends_all_and_starts_nothing_more(children: Children, mo
     assert (envbuild("make", "a", "b").code, stopped) == (130, [True])
 
 
-def test_a_name_that_is_none_is_told_before_anything_is_made(children: Children) -> None:
-    said = envbuild("make", "a", "gpu-aa", "b", "nothing-like-it")
-    assert (said.code, children.told) == (3, [])
-    assert "there is no profile 'gpu-aa'" in said.stderr and "'nothing-like-it'" in said.stderr
+def test_names_and_profiles_that_are_none_are_rows_and_the_others_are_made(children: Children, project: Path) -> None:
+    write_profile(project, {"torhc": 1}, "wrong")
+    names = ("a", "gpu-aa", "wrong", "b", "nothing-like-it", "nothing-like-it", "./none.yaml")
+    said = envbuild("make", *names)
+    assert said.code == 3
+    rows = {line.split()[0]: line for line in said.stdout.splitlines()[1:]}
+    assert {name: row.split()[1] for name, row in rows.items()} == {
+        "a": "verified", "b": "verified", "gpu-aa": "failed", "wrong": "failed", "nothing-like-it": "failed",
+        "./none.yaml": "failed",
+    }  # fmt: skip
+    assert "there is no profile 'gpu-aa'" in rows["gpu-aa"] and "did you mean gpu-a?" in said.stderr
+    document = envbuild("make", *names, "--json").document
+    assert [row["code"] for row in document["profiles"]] == [3, 3, 3, 3, 0, 0]
+    assert document["error"]["code"] == 3
+
+
+def test_where_none_is_a_profile_all_are_rows(children: Children) -> None:
+    said = envbuild("make", "none", "neither", "--gpus", "0", "--json")
+    assert (said.code, children.told, said.document["error"]["kind"]) == (3, [], "profiles")
+    assert [(row["profile"], row["status"]) for row in said.document["profiles"]] == [
+        ("none", "failed"), ("neither", "failed"),
+    ]  # fmt: skip
 
 
 def test_what_is_built_is_not_called_unmade(children: Children) -> None:
@@ -274,3 +296,23 @@ def test_what_is_built_is_not_called_unmade(children: Children) -> None:
     children.answers[("b", "build")] = failure(6, "build", "no space")
     said = envbuild("make", "a", "gpu-a", "b")
     assert said.code == 6 and "of 3 profiles 1 not made: b; 1 built, and not proved: gpu-a" in said.stderr
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_who_waits_beside_others_says_whom_it_may_wait_for(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    if beside:
+        monkeypatch.setenv(turns.BESIDE, "1")
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as threads:
+        with turns.alone("_x", "builds on the same base", said.append):
+            waiting = threads.submit(_turn, said)
+            while not said:
+                threading.Event().wait(0.01)
+        waiting.result(20)
+    who = "another profile of this make, or another envbuild," if beside else "another envbuild"
+    assert said == [f"{who} builds on the same base; waiting for it"]
+
+
+def _turn(said: list[str]) -> None:
+    with turns.alone("_x", "builds on the same base", said.append):
+        pass

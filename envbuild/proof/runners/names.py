@@ -7,7 +7,14 @@ import re
 from envbuild.errors import UsageError
 
 RUNNERS = ("local", "slurm", "kubernetes")
-REGISTRY = (r"[A-Za-z0-9\[][A-Za-z0-9._:/\[\]-]{0,299}", "HOST/REPOSITORY, without a tag")
+_WORD = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+NAME = rf"{_WORD}(?:/{_WORD})*"
+HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
+# A first part without any of .:[ is no host, as docker has it; what comes after the name, a tag say, is refused.
+REGISTRY = (
+    rf"(?=.{{1,300}}\Z)(?:(?:localhost|(?=[^/]*[.:\[]){HOST})/)?{NAME}",
+    "HOST/REPOSITORY, without http:// or https:// and without a tag",
+)
 _IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
 
 

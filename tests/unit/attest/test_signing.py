@@ -152,7 +152,7 @@ def test_the_key_comes_from_the_environment_or_the_settings(tmp_path: Path, monk
     settings.config_file().parent.mkdir(parents=True)
     text = f"signing_key: {tmp_path}/a.key\npublic_key: {tmp_path}/a.pub\n"
     settings.config_file().write_text(text, encoding="utf-8")
-    settings._settings.cache_clear()
+    settings.whole.cache_clear()
     assert signing.configured() == signer
     assert signing.trusted() == signer.public
 

@@ -158,6 +158,55 @@ def test_a_builder_that_is_not_there_is_named(locked: Lock, builder: Builder) ->
     assert "docker buildx ls" in str(caught.value.hint)
 
 
+UNREACHABLE = (
+    'ERROR: failed to list workers: Unavailable: connection error: desc = "transport: Error while dialing: dial tcp '
+    '192.0.2.1:1234: connect: connection refused"'
+)
+
+
+def test_a_builder_that_does_not_answer_is_named(locked: Lock, builder: Builder) -> None:
+    engine = FakeEngine()
+    engine.builder = "farm"
+    builder.answer = Completed(1, "", f"{UNREACHABLE}\n")
+    with pytest.raises(EngineError, match=r"^the builder 'farm' does not answer$") as caught:
+        built(locked, engine)
+    assert "192.0.2.1:1234" in str(caught.value.hint) and "docker buildx inspect farm" in str(caught.value.hint)
+    builder.answer = Completed(1, "", "ERROR: failed to solve: a step\n")
+    with pytest.raises(BuildError, match=r"^the image build by 'farm' failed$"):
+        built(locked, engine)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_whether_there_is_a_builder_is_asked_before_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: bool
+) -> None:
+    """Of one that buildx has a file of, buildx is not even asked: it would ask all of the builder's nodes."""
+    asked: list[list[str]] = []
+
+    def run(argv: Sequence[str | Path], timeout: float) -> Completed:
+        asked.append([str(word) for word in argv])
+        return Completed(0, "", "") if answers else Completed(1, "", 'ERROR: no builder "nope" found\n')
+
+    monkeypatch.setattr(buildx, "run", run)
+    monkeypatch.setattr(client, "program", lambda: Path("/fake/docker"))
+    monkeypatch.setenv("BUILDX_CONFIG", str(tmp_path))
+    (tmp_path / "instances").mkdir()
+    (tmp_path / "instances" / "farm").write_text("{}", encoding="utf-8")
+    engine = FakeEngine()
+    for name in (None, "farm", "Farm"):
+        engine.builder = name
+        buildx.require_builder(cast(Engine, engine))
+    assert asked == []
+    engine.builder = "nope"
+    if answers:
+        buildx.require_builder(cast(Engine, engine))
+    else:
+        with pytest.raises(EngineError, match=r"^there is no builder 'nope'$") as caught:
+            buildx.require_builder(cast(Engine, engine))
+        assert str(caught.value.hint).startswith('no builder "nope" found')
+    assert asked == [["/fake/docker", "--host", "unix:///fake.sock", "buildx", "inspect", "--", "nope"]]
+
+
 def test_the_builder_is_told_all_that_makes_it_reproducible(locked: Lock, builder: Builder) -> None:
     built(locked)
     assert builder.words[:5] == ["/fake/docker", "--host", "unix:///fake.sock", "buildx", "build"]

@@ -437,6 +437,92 @@ def test_what_failed_as_another_profile_speaks_against_the_image_too(locked: Loc
     assert state(locked) == ("stale", "the self-test failed since: gemm.crash")
 
 
+# what two profiles of one image say of each other: `sample` has no script, `child` adds one
+
+CHILD: dict[str, Any] = {"profile": "child", "selftest": {"own": {"script": "1" * 64}}}
+
+
+def of_child(locked: Lock, script: str = "1" * 64) -> tuple[str, str, bool]:
+    asked = wanted(locked, require=("env.libs", "own.script"))
+    asked = dataclasses.replace(asked, profile="child", own={"script": script})
+    (proof,) = evidence.prove(IMAGE.id, asked)
+    return proof.state, proof.reason, proof.failed
+
+
+def script_run(script: str = "failed", crash: str = "passed") -> testrun.TestRun:
+    return passed_run(probe("env.libs"), probe("gemm.crash", crash), probe("own.script", script))
+
+
+def test_a_script_that_a_profile_does_not_run_says_nothing_of_it(locked: Lock) -> None:
+    evidence.save(record_of(locked, script_run(), **CHILD))
+    assert state(locked) == ("missing", "never proved")
+    evidence.save(record_of(locked, day=1))
+    evidence.save(record_of(locked, script_run(), day=2, **CHILD))
+    assert state(locked) == ("proved", "proved on the CPU, 2026-11-22")
+    assert of_child(locked) == ("stale", "the self-test failed: own.script", True)
+
+
+def test_a_script_that_both_run_speaks_against_both(locked: Lock) -> None:
+    other = {**CHILD, "profile": "other"}
+    evidence.save(record_of(locked, script_run("passed"), **CHILD))
+    assert of_child(locked)[0] == "proved"
+    evidence.save(record_of(locked, script_run(), day=1, **other))
+    assert of_child(locked) == ("stale", "the self-test failed since: own.script", True)
+    assert of_child(locked, "2" * 64)[1:] == ("proved with another script", False)
+
+
+@pytest.mark.parametrize("script", ["failed", "passed"])
+def test_a_probe_that_both_run_speaks_against_both_whatever_failed_beside_it(locked: Lock, script: str) -> None:
+    evidence.save(record_of(locked))
+    evidence.save(record_of(locked, script_run(script, crash="failed"), day=1, **CHILD))
+    assert state(locked) == ("stale", "the self-test failed since: gemm.crash")
+
+
+def test_what_the_plain_profile_fails_in_counts_for_who_adds_a_script_too(locked: Lock) -> None:
+    evidence.save(record_of(locked, script_run("passed"), **CHILD))
+    evidence.save(record_of(locked, failed_run(), day=1))
+    assert of_child(locked) == ("stale", "the self-test failed since: gemm.crash", True)
+
+
+def test_a_shape_of_anothers_own_counts_for_it_is_a_case_of_a_probe_that_both_run(locked: Lock) -> None:
+    """What died of it did not come to the cases of both."""
+    evidence.save(record_of(locked))
+    died = passed_run(probe("env.libs"), probe("gemm.crash", "failed", at="own matmul bf16 2x64x96 nn"))
+    evidence.save(record_of(locked, died, day=1, profile="child", selftest={"own": {"shapes": "3" * 64}}))
+    assert state(locked) == ("stale", "the self-test failed since: gemm.crash")
+
+
+def test_a_failure_is_the_newest_answer_until_the_profiles_own_script_passes(locked: Lock) -> None:
+    evidence.save(record_of(locked, script_run(), **CHILD))
+    evidence.save(record_of(locked, day=1))  # without the script
+    evidence.save(record_of(locked, script_run("passed"), day=2, profile="other", selftest={"own": TWO}))
+    assert of_child(locked) == ("stale", "the self-test failed: own.script", True)
+    evidence.save(record_of(locked, script_run("skipped"), day=3, **CHILD))
+    assert of_child(locked)[2]
+    evidence.save(record_of(locked, script_run("passed"), day=4, **CHILD))
+    assert of_child(locked)[::2] == ("proved", False)
+
+
+def test_a_failure_of_the_plain_profile_is_not_forgotten_where_only_another_script_passes(locked: Lock) -> None:
+    evidence.save(record_of(locked, failed_run()))
+    evidence.save(record_of(locked, script_run("passed"), day=1, **CHILD))
+    assert state(locked) == ("stale", "the self-test failed: gemm.crash")
+
+
+def test_whose_script_was_changed_is_failed_until_the_new_one_passes(locked: Lock) -> None:
+    evidence.save(record_of(locked, script_run("passed"), **CHILD))
+    evidence.save(record_of(locked, script_run(), day=1, profile="child", selftest={"own": TWO}))
+    assert of_child(locked) == ("stale", "the self-test failed since: own.script", True)  # its own run, its own name
+    assert of_child(locked, "2" * 64)[1:] == ("the self-test failed: own.script", True)
+    evidence.save(record_of(locked, script_run("passed"), day=2, profile="child", selftest={"own": TWO}))
+    assert of_child(locked, "2" * 64)[0] == "proved"
+
+
+def test_of_anothers_run_that_only_broke_off_nothing_is_said(locked: Lock) -> None:
+    evidence.save(record_of(locked, judged(lines(documents())[:-1]), profile="other"))
+    assert state(locked) == ("missing", "never proved")
+
+
 def test_other_settings_of_torch_are_stale(locked: Lock) -> None:
     evidence.save(record_of(locked, selftest={"settings": {"allow_tf32": True}}))
     assert state(locked) == ("stale", "proved with other settings of torch")

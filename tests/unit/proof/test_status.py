@@ -228,6 +228,21 @@ def test_a_failure_after_a_proof_is_a_failure_though_the_tag_stays(world: World)
     assert (found.state, found.reasons) == ("failed", ("sample: the self-test failed since: env.libs",))
 
 
+def test_a_script_of_another_profile_of_the_image_fails_only_that_one(world: World, project: Path) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    (project / "profiles" / "smoke.py").write_text("fail('no')", encoding="utf-8")
+    child = source_of(project, {"extends": "sample", "selftest": {"script": "smoke.py"}}, "child")
+    asked = proved.wanted("child", child.profile, world.lock)
+    run = passed_run(probe("env.libs"), probe("own.script", "failed"))
+    evidence.save(evidence.run_record(image, asked, run, "docker", DAY + datetime.timedelta(days=1)))
+    assert (world.status().state, world.status().reasons) == ("verified", ())
+    world.proved(image)  # another pass without that script is no answer to its failure
+    (proof,) = proved.of(image.id, "child", child.profile, world.lock)
+    assert (proof.state, proof.reason, proof.failed) == ("stale", "the self-test failed: own.script", True)
+
+
 def test_a_changed_profile_is_out_of_date(world: World) -> None:
     image = world.built(image_of())
     world.proved(image)

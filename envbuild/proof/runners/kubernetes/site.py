@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envbuild.errors import Fault, UsageError, printable
+from envbuild.errors import Fault, UsageError, printable, unknown
 from envbuild.proof.runners.names import REGISTRY
 
 
@@ -83,7 +83,8 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
         for key, value in _mapping("products", merged.get("products", {}), faults).items()
         if _gpu(key, knows, faults)
     }
-    faults += [Fault("unknown setting", field=printable(str(key)[:100])) for key in merged if key not in KNOWN]
+    strange = [str(key) for key in merged if key not in KNOWN]
+    faults += [Fault(unknown(key, KNOWN), field=printable(key[:100])) for key in strange]
     if faults:
         raise UsageError("the settings of kubernetes are not valid", faults=faults, hint=f"known: {', '.join(KNOWN)}")
     numbers: dict[str, Any] = {key: int(texts.pop(key)) for key in _NUMBERS if key in texts}
@@ -123,7 +124,9 @@ def _items(key: str, value: object, pattern: str, wanted: str, faults: list[Faul
 def _mapping(key: str, value: object, faults: list[Fault]) -> Mapping[Any, Any]:
     if isinstance(value, Mapping):
         return value
-    faults.append(Fault("must be a mapping", field=key))
+    example = {"nodes": "{pool: gpu}", "products": "{h20: [NVIDIA-H20]}"}[key]
+    said = f"must be a mapping, as in {example}, not {printable(str(value)[:100])!r}"
+    faults.append(Fault(f"{said}; on the command line {key}.KEY=VALUE", field=key))
     return {}
 
 

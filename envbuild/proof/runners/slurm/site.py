@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envbuild.errors import Fault, UsageError, printable
+from envbuild.errors import Fault, UsageError, printable, unknown
 from envbuild.proof.runners.names import REGISTRY
 
 CONTAINERS = ("docker", "podman", "apptainer", "pyxis")
@@ -75,6 +75,7 @@ _SHAPES = {
     "queue": ("[0-9]{1,6}", "minutes"),
     "grace": ("[0-9]{1,3}", "seconds"),
 }
+_KNOWN = (*_SHAPES, "gres")
 _NUMBERS = ("queue", "grace", "time", "account", "cpus_per_task", "mem")
 _GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,60})?")
 
@@ -84,20 +85,21 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
 
     `knows`: whether there is a GPU of that id. Raises UsageError with every fault.
     """
-    listed = settings.get("gres", {})
-    gres: dict[str, Any] = dict(listed) if isinstance(listed, Mapping) else {"": listed}
+    listed = given.get("gres", settings.get("gres", {}))
+    gres: dict[str, Any] = dict(listed) if isinstance(listed, Mapping) else {}
     gres |= {key[5:]: value for key, value in given.items() if key.startswith("gres.")}
     plain = {key: value for key, value in settings.items() if key != "gres"}
-    plain |= {key: value for key, value in given.items() if not key.startswith("gres.")}
+    plain |= {key: value for key, value in given.items() if key.partition(".")[0] != "gres"}
     plain = {key: _as_text(key, value) for key, value in plain.items()}
     faults = [_fault(key, value) for key, value in plain.items()]
+    faults += [] if isinstance(listed, Mapping) else [_no_gres(listed, "gres" in given)]
     faults += [_gres_fault(model, value, knows) for model, value in gres.items()]
     found = [fault for fault in faults if fault]
     container = plain.get("container", Site.container)
     if container in _PULLED and not plain.get("registry"):
         found.append(Fault(f"{container} takes images from a registry alone: name one", field="registry"))
     if found:
-        raise UsageError("the settings of slurm are not valid", faults=found, hint=f"known: {', '.join(_SHAPES)}, gres")
+        raise UsageError("the settings of slurm are not valid", faults=found, hint=f"known: {', '.join(_KNOWN)}")
     queue, grace = plain.get("queue"), plain.get("grace", Site.grace)
     exact = {"requeue": plain.get("requeue") == "yes", "queue": int(queue) if queue else None, "grace": int(grace)}
     return Site(**{**plain, **exact}, gres=gres)
@@ -112,11 +114,17 @@ def _as_text(key: str, value: object) -> object:
 
 def _fault(key: str, value: object) -> Fault | None:
     if key not in _SHAPES:
-        return Fault("unknown setting", field=printable(str(key)[:100]))
+        return Fault(unknown(str(key), _KNOWN), field=printable(str(key)[:100]))
     pattern, wanted = _SHAPES[key]
     if isinstance(value, str) and re.fullmatch(pattern, value):
         return None
     return Fault(f"must be {wanted}, not {printable(str(value)[:100])!r}", field=key)
+
+
+def _no_gres(value: object, on_command_line: bool) -> Fault:
+    here, there = "gres.GPU=NAME, as in gres.h20=gpu:h20", "a mapping of GPU to name, as in {h20: gpu:h20}"
+    wanted = here if on_command_line else there
+    return Fault(f"must be {wanted}, not {printable(str(value)[:100])!r}", field="gres")
 
 
 def _gres_fault(model: object, value: object, knows: Callable[[str], bool]) -> Fault | None:
