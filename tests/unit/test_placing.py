@@ -200,7 +200,8 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
 def test_what_each_of_several_scripts_is_stands_before_it(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
     """One alone is as sbatch takes it; two at once are nothing that it takes."""
     cluster = runner(On("slurm", {"slurm": {"interface": "ib0"}}))
-    monkeypatch.setattr(pipeline, "existing", lambda *_: (object(), SimpleNamespace(versions={}, python=""), None))
+    found = object(), SimpleNamespace(versions={}, python=""), object()
+    monkeypatch.setattr(pipeline, "_known", lambda *_: found)
     monkeypatch.setattr(Session, "runner", lambda *_, **__: cluster)
     monkeypatch.setattr(Session, "job", lambda *asked: dataclasses.replace(CPU, nodes=asked[-1]))
     text = pipeline.script("sample", None, cast(Any, None), On("slurm", nodes=nodes))

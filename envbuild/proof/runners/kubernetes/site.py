@@ -59,6 +59,12 @@ _META = {
 _MAPS = (*_META, "products")
 _NUMBERS = ("queue", "cpu")
 KNOWN = (*_TEXTS, *_LISTS, *_MAPS)
+_EXAMPLES = {
+    "nodes": "{pool: gpu}",
+    "products": "{h20: [NVIDIA-H20]}",
+    "labels": "{kueue.x-k8s.io/queue-name: team}",
+    "annotations": "{team.example/contact: us}",
+}
 
 
 def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable[[str], bool]) -> Site:
@@ -124,8 +130,7 @@ def _items(key: str, value: object, pattern: str, wanted: str, faults: list[Faul
 def _mapping(key: str, value: object, faults: list[Fault]) -> Mapping[Any, Any]:
     if isinstance(value, Mapping):
         return value
-    example = {"nodes": "{pool: gpu}", "products": "{h20: [NVIDIA-H20]}"}[key]
-    said = f"must be a mapping, as in {example}, not {printable(str(value)[:100])!r}"
+    said = f"must be a mapping, as in {_EXAMPLES[key]}, not {printable(str(value)[:100])!r}"
     faults.append(Fault(f"{said}; on the command line {key}.KEY=VALUE", field=key))
     return {}
 
