@@ -59,6 +59,8 @@ def main() -> None:
         "cases": {**before.get("cases", {}), **found},
     }  # fmt: skip
     table.write(document, RESULTS)
+    if "cut_short" in facts:
+        sys.exit(f"cut short: {facts['cut_short']}")
 
 
 def _measured(
@@ -90,7 +92,10 @@ def _measured(
                 "disk": rest.disk(folder, _DISK), "pins": PINS,
             }  # fmt: skip
             chosen = [way for way in ways(arena, stock) if not wanted or way.name in (*wanted, "envbuild")]
-            _cases(rounds, chosen, runs, only)
+            try:
+                _cases(rounds, chosen, runs, only)
+            except (KeyboardInterrupt, SystemExit) as error:  # what was measured until then is kept
+                facts["cut_short"] = str(error) or "interrupted"
             return rounds.found, facts
     finally:
         _clean(folder)

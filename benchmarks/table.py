@@ -123,6 +123,8 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
             root=_gb(document["base"]), speed=document["disk"] / 1e6, cublas=", then ".join(document["pins"]),
         )
     )  # fmt: skip
+    if "cut_short" in document:
+        yield from _paragraph("Cut short, so cases are missing below or have fewer runs.")
     yield from _paragraph(_TIMED)
     cases = [case for case in BUILDS if case in f.cases]
     yield from _table(
