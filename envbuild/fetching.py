@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from envbuild import process, turns
 from envbuild.errors import EnvbuildError
-from envbuild.image import base, build
+from envbuild.image import base
 from envbuild.making import Progress
 from envbuild.plan import archives, checkouts, debs, store, wheels
 from envbuild.plan.lock import Lock
@@ -55,12 +55,12 @@ def beside(work: Callable[[], None]) -> Iterator[None]:
 
 def image(plan: Plan, locked: Lock, progress: Progress, meanwhile: Callable[[], None] | None = None) -> None:
     """All that an image is made of, but for its extensions; its base is made, first. `meanwhile`: what can be done once
-    it is, while the rest is fetched; not called where nothing is missing."""
+    it is, while the rest is fetched."""
     show = shown(progress)
     with alone(progress):
         if locked.suite:
             base.make(locked, store.debs(), progress.line)
-    ahead = beside(meanwhile) if meanwhile and build.fetched_bytes(locked) else contextlib.nullcontext()
+    ahead = beside(meanwhile) if meanwhile else contextlib.nullcontext()
     with ahead, alone(progress):
         wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
         archives.fetch(plan.archives, show)

@@ -101,10 +101,11 @@ def check_disk(engine: Engine, lock: Lock, compiling: bool = False) -> None:
 
 
 def begin(engine: Engine, lock: Lock, name: str, text: str) -> None:
-    """Build what needs no wheel, for build_layers to find in the engine's cache; the base must be made.
-
-    Raises what build_layers raises.
+    """Build what needs no wheel, for build_layers to find in the engine's cache; the base must be made. Where a build
+    before has done so, nothing. Raises what build_layers raises.
     """
+    if context.begun(lock, name):
+        return
     context.fill_beginning(lock, name)
     quiet: Callable[[str], None] = lambda line: None  # noqa: E731 - what is to be told is told by build_layers
     buildx.build(engine, lock, name, dockerfile.beginning(text), ["--output=type=cacheonly"], quiet, quiet)

@@ -19,7 +19,7 @@ from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import LockedExtension, LockedWheel
 
-_OWN, _WHEELS = "own", "wheels"
+_OWN, _WHEELS, _BASE = "own", "wheels", "base.tar"
 
 
 def folder(name: str) -> Path:
@@ -55,6 +55,14 @@ def fill_beginning(lock: Lock, name: str) -> None:
     _fill_base(lock, folder(name))
 
 
+def begun(lock: Lock, name: str) -> bool:
+    """Whether the contexts hold that already, from a build before."""
+    if not lock.suite:
+        return own(name).is_dir()
+    there, made = own(name) / _BASE, base.tar_file(lock)
+    return there.exists() and made.exists() and there.samefile(made)
+
+
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
     """The same for compiling an extension. Raises SourceDamaged."""
     assert lock.builder
@@ -83,13 +91,13 @@ def _fill_base(lock: Lock, target: Path) -> None:
     for tool in dockerfile.TOOLS:
         shutil.copy2(tool, main / "bin" / tool.name)
     if lock.suite:
-        _link(base.checked(lock), main / "base.tar")
+        _link(base.checked(lock), main / _BASE)
     _debs(lock.apt, main / dockerfile.DEBS)
 
 
 def _debs(debs: Iterable[Deb], target: Path) -> None:
     for deb in debs:
-        store.debs().check(deb.sha256, deb.file)  # uv checks the wheels in the build, nobody these
+        store.debs().check(deb.sha256, deb.file)  # the installer checks the wheels, nobody these
         _link(store.debs().path(deb.sha256, deb.file), target / deb.file)
 
 

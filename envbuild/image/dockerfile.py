@@ -22,7 +22,7 @@ from envbuild.plan.resolve import VENV
 
 TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"
 # What the build binds as /mnt/bin beside uv.
-TOOLS = (shipped.DOCKERFILES / "install", shipped.DOCKERFILES / "repin", UNPACKER)
+TOOLS = (*(shipped.DOCKERFILES / name for name in ("install", "requirements", "repin")), UNPACKER)
 
 # Folders of the build context for Debian packages: the image's, and those of its extensions' builder alone.
 DEBS, BUILDER_DEBS = "debs", "builder/debs"
@@ -74,7 +74,8 @@ def parts(lock: Lock) -> Parts:
     overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
     late = next((i for i, (name, _) in enumerate(wheels) if name in overrides or name == PACKAGES), len(wheels))
     own = next((i for i, (name, _) in enumerate(wheels) if name == PACKAGES), len(wheels))
-    shared += [_wheels(name, group, overrides.get(name)) for name, group in wheels[:late]]
+    early = sorted(wheels[:late], key=lambda layer: sum(wheel.bytes for wheel in layer[1]))
+    shared += [_wheels(name, group, overrides.get(name)) for name, group in early]
     shared += map(_archive, lock.archives)
     shared += [_wheels(name, group, overrides.get(name)) for name, group in wheels[late:own]]
     last = [_extension(one, lock.builder.arch) for one in lock.extensions if lock.builder]

@@ -258,7 +258,9 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
     wheels = {f"wheels/{w.layer}/{w.wheel.file}" for w in locked.wheels}
     wanted = {f"own/debs/{deb.file}" for deb in locked.apt}
     wanted |= {f"own/archives/{archive.name}/{archive.name}" for archive in locked.archives}
-    wanted |= {f"own/{name}" for name in ("bin/uv", "bin/install", "bin/repin", "bin/unpack", "base.tar")}
+    wanted |= {
+        f"own/{name}" for name in ("bin/uv", "bin/install", "bin/repin", "bin/requirements", "bin/unpack", "base.tar")
+    }
     assert found == {*wanted, *wheels}
     assert own == folder / "own", "the wheels lie outside, or they would come twice"
     assert not stale.exists()
@@ -266,6 +268,24 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
     assert given == {f"wheels-{w.layer}": str(folder / "wheels" / w.layer) for w in locked.wheels}
     for tool in dockerfile.TOOLS:
         assert (own / "bin" / tool.name).read_bytes() == tool.read_bytes()
+
+
+def test_what_needs_no_wheel_is_begun_once_for_a_base(locked: Lock, builder: Builder) -> None:
+    text = dockerfile.render(locked, "sample")
+    engine = cast(Engine, FakeEngine())
+    build.begin(engine, locked, "sample", text)
+    assert builder.text == dockerfile.beginning(text) and "--output=type=cacheonly" in builder.words
+    build.begin(engine, locked, "sample", text)
+    built(locked)
+    build.begin(engine, locked, "sample", text)
+    assert len(builder.calls) == 3, "the contexts are those of a build before"
+    base.tar_file(locked).unlink()
+    base.tar_file(locked).write_text("base", encoding="utf-8")  # made anew
+    build.begin(engine, locked, "sample", text)
+    assert len(builder.calls) == 4
+    context.discard("sample")
+    build.begin(engine, locked, "sample", text)
+    assert len(builder.calls) == 5
 
 
 def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,16 @@ def test_the_order_is_base_environment_debian_then_layers(sample: Lock) -> None:
     assert sources == ["python", "torch", "packages"]
 
 
+def test_of_what_profiles_share_the_smallest_comes_first(sample: Lock) -> None:
+    """So there is work while the large ones come to the builder."""
+    large = dataclasses.replace(sample, wheels=tuple(
+        dataclasses.replace(item, bytes=10**9 if item.layer == "python" else item.bytes) for item in sample.wheels
+    ))  # fmt: skip
+    assert [source for source in folders(large) if "wheels" in source] == [
+        "from=wheels-torch", "from=wheels-python", "from=wheels-packages"
+    ]  # fmt: skip
+
+
 def folders(found: Lock) -> list[str]:
     """The folder or context that each RUN gets beside the installer, in order."""
     flags = [flag for run in rendered(found) if run.keyword == "RUN" for flag in run.flags]

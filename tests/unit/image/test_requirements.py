@@ -1,0 +1,58 @@
+"""The installer's look at the wheels before uv unpacks them: exactly those that the lock names, by their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild import shipped
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}-1.0-py3-none-any.whl").write_text(name, encoding="utf-8")
+    return tmp_path
+
+
+ASKED = [f"{name}==1.0 --hash=sha256:{sha(name)}" for name in ("a", "b")]
+
+
+def looked(folder: Path, *asked: str) -> subprocess.CompletedProcess[str]:
+    tool = shipped.DOCKERFILES / "requirements"
+    return subprocess.run([sys.executable, "-B", tool, folder, *asked], capture_output=True, text=True)
+
+
+def test_what_is_locked_is_printed_without_its_hash(folder: Path) -> None:
+    done = looked(folder, *ASKED)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a==1.0\nb==1.0\n", "")
+
+
+@pytest.mark.parametrize("change", ["content", "more", "less", "swapped for another's"])
+def test_anything_else_ends_the_step_and_nothing_is_printed_for_uv(folder: Path, change: str) -> None:
+    file = folder / "a-1.0-py3-none-any.whl"
+    if change == "content":
+        file.write_text("spoiled", encoding="utf-8")
+    elif change == "more":
+        (folder / "a-2.0-py3-none-any.whl").write_text("newer", encoding="utf-8")
+    elif change == "less":
+        file.unlink()
+    else:
+        file.write_text("b", encoding="utf-8")
+    done = looked(folder, *ASKED)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "hash mismatch" in done.stderr and "a" in done.stderr
+
+
+def test_a_file_of_several_blocks_is_read_whole(tmp_path: Path) -> None:
+    text = "x" * (3 << 20) + "end"
+    (tmp_path / "c-1-py3-none-any.whl").write_text(text, encoding="utf-8")
+    assert looked(tmp_path, f"c==1 --hash=sha256:{sha(text)}").stdout == "c==1\n"
