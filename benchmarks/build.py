@@ -86,10 +86,11 @@ def _measured(
             base, uv = stocks.images(folder, tar, folder / "wheels" / pip.sha256 / pip.file, arena, registry)
             stock = Stock(folder, locked, cublas, mirror, base, uv)
             rounds = Rounds(arena, stock, registry, say)
+            first, again = rest.disk(folder, _DISK)
             facts = {
                 "engine": arena.docker("version", "--format", "{{.Server.Version}}").strip(),
                 "wheels": len(locked), "fetched": sum(item.bytes for item in locked), "base": tar.stat().st_size,
-                "disk": rest.disk(folder, _DISK), "pins": PINS,
+                "disk": first, "memory": again, "pins": PINS,
             }  # fmt: skip
             chosen = [way for way in ways(arena, stock) if not wanted or way.name in (*wanted, "envbuild")]
             try:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from rounds import Rounds
 from stock import CHECKOUT, PINS, profile
@@ -22,6 +23,13 @@ _BLOCK = bytes(1 << 22)
 _REPEATED = 5
 ENVBUILD = (sys.executable, "-m", "envbuild")
 LINK = 100e6 / 8  # bytes a second: 100 Mbit/s
+# What commands cannot be faster than: the libraries that they stand on.
+_READING = "click, pydantic, yaml, packaging.requirements, platformdirs, filelock"
+LIBRARIES = {
+    "libraries of show, imported": _READING,
+    "libraries of render, imported": f"{_READING}, jinja2",
+    "libraries of make, imported": f"{_READING}, jinja2, docker",
+}
 
 
 def seconds(argv: Sequence[str | Path], env: dict[str, str], cwd: Path) -> float:
@@ -33,19 +41,27 @@ def seconds(argv: Sequence[str | Path], env: dict[str, str], cwd: Path) -> float
     return took
 
 
-def disk(folder: Path, size: int) -> float:
-    """Bytes a second that the disk takes, in one file of `size` bytes written through and flushed."""
+def disk(folder: Path, size: int) -> tuple[float, float]:
+    """Bytes a second that one file of `size` bytes takes, written through and flushed; and what it takes in place a
+    second time, not flushed: by then its pages are memory that this machine has."""
     file = folder / "disk"
     os.sync()
-    begin = time.perf_counter()
     with file.open("wb") as stream:
-        for _ in range(size // len(_BLOCK)):
-            stream.write(_BLOCK)
-        stream.flush()
+        begin = time.perf_counter()
+        _fill(stream, size)
         os.fsync(stream.fileno())
-    took = time.perf_counter() - begin
+        first = time.perf_counter()
+        stream.seek(0)
+        _fill(stream, size)
+        again = time.perf_counter()
     file.unlink()
-    return size / took
+    return size / (first - begin), size / (again - first)
+
+
+def _fill(stream: BinaryIO, size: int) -> None:
+    for _ in range(size // len(_BLOCK)):
+        stream.write(_BLOCK)
+    stream.flush()
 
 
 def plain(rounds: Rounds) -> None:
@@ -125,6 +141,8 @@ def commands(rounds: Rounds) -> None:
     seconds([*ENVBUILD, "show"], env, folder)  # warm: compiled modules
     for arguments in asked:
         rounds.note("commands", " ".join(arguments), seconds=seconds([*ENVBUILD, *arguments], env, folder))
+    for name, modules in LIBRARIES.items():
+        rounds.note("commands", name, seconds=seconds([sys.executable, "-c", f"import {modules}"], env, folder))
 
 
 def audit(rounds: Rounds, ours: Ours) -> None:

@@ -82,7 +82,7 @@ class Rounds:
             self.note("push", way.name, image=whole, change=self._push(way, way.tag(PINS[1])))
             if isinstance(way, Ours):
                 way.build_second()
-                self.note("push", way.name, second=self._push(way, way.tag_of("second")))
+                self.note("push", way.name, second=self._push(way, way.second()))
 
     def _push(self, way: Way, tag: str) -> int:
         """Bytes that the registry did not have."""

@@ -28,8 +28,8 @@ PROFILE = "step-video"
 CUBLAS = "nvidia-cublas-cu12"
 # The profile's own pin; one that is changed to and fetched; one that is changed to and here already. None is refused.
 PINS = ("12.5.2.13", "12.5.3.2", "12.6.4.1")
-# Another card, on the same torch.
-SECOND = "second"
+# The profile that is built, whose pin is changed; and another card's, on the same torch.
+BENCH, SECOND = "bench", "second"
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,17 @@ class Stock:
         """Nothing is built, as far as envbuild knows."""
         shutil.rmtree(self.cache / "envbuild" / "contexts", ignore_errors=True)
         shutil.rmtree(self.folder / "state", ignore_errors=True)
+
+    def change(self, pin: str) -> None:
+        """The profile that is built has this cuBLAS now, and the lock for it."""
+        folder = self.project / "profiles"
+        for end in (".yaml", ".lock.yaml"):
+            shutil.copy(folder / f"{profile(pin)}{end}", folder / f"{BENCH}{end}")
+        (self.project / "dockerfiles" / f"{BENCH}.Dockerfile").unlink(missing_ok=True)
+
+    def tag(self, name: str, locked: str) -> str:
+        """Of the image of `name`, which has the lock of `locked`."""
+        return f"envbuild/{name}:{_lock(self.project / 'profiles' / f'{locked}.lock.yaml').short}"
 
     def bring(self, pin: str) -> None:
         """A cuBLAS wheel, as if another profile had fetched it."""

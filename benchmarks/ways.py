@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from arena import Arena
-from stock import CUBLAS, SECOND, Stock, profile, run, steps
+from stock import BENCH, CUBLAS, SECOND, Stock, profile, run, steps
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -96,15 +96,14 @@ class Ours:
         self.stock.forget()
 
     def tag(self, pin: str) -> str:
-        return self.tag_of(profile(pin))
+        return self.stock.tag(BENCH, profile(pin))
 
-    def tag_of(self, name: str) -> str:
-        """The one that carries the lock's id."""
-        (found,) = self.arena.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}").split()
-        return found
+    def second(self) -> str:
+        return self.stock.tag(SECOND, SECOND)
 
     def build(self, pin: str) -> float:
-        return self.build_profile(profile(pin))
+        self.stock.change(pin)
+        return self.build_profile(BENCH)
 
     def build_second(self) -> float:
         return self.build_profile(SECOND)
