@@ -166,6 +166,8 @@ def proved(rounds: Rounds) -> None:
     whole = time.perf_counter() - begin
     probes = sum(probe["seconds"] for probe in json.loads(said)["probes"])
     rounds.note("self-test", "cpu, standard", seconds=whole, probes=probes)
+    alone = ["docker", "run", "--rm", "--network=none", "envbuild/cpu:verified", "python", "-c", "import torch"]
+    rounds.note("self-test", "a container that imports torch", seconds=seconds(alone, env, folder))
     for _ in range(_REPEATED):
         rounds.note("nothing changed", "make", seconds=seconds([*ENVBUILD, "make", "cpu"], env, folder))
         inspect = seconds(["docker", "image", "inspect", "envbuild/cpu:verified"], env, folder)
