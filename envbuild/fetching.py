@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from envbuild import process, turns
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, HashMismatch
 from envbuild.image import base
 from envbuild.making import Progress
 from envbuild.plan import archives, checkouts, debs, store, wheels
@@ -34,17 +34,25 @@ def alone(progress: Progress) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def beside(work: Callable[[], None]) -> Iterator[None]:
-    """`work` runs in a thread meanwhile; it is only done ahead: what it fails with shows where it is done for good."""
+    """`work` runs in a thread meanwhile; it is only done ahead: what it fails with shows where it is done for good.
+    HashMismatch alone is raised here: its file is removed, and would only be missed there."""
+    damaged: list[HashMismatch] = []
 
     def ahead() -> None:
-        with contextlib.suppress(EnvbuildError, OSError):
+        try:
             work()
+        except HashMismatch as error:
+            damaged.append(error)
+        except (EnvbuildError, OSError):
+            pass
 
     thread = threading.Thread(target=ahead)
     thread.start()
     try:
         yield
         thread.join()
+        for error in damaged:
+            raise error
     except BaseException:
         process.stop_all()
         thread.join()

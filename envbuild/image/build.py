@@ -101,14 +101,28 @@ def check_disk(engine: Engine, lock: Lock, compiling: bool = False) -> None:
 
 
 def begin(engine: Engine, lock: Lock, name: str, text: str) -> None:
-    """Build what needs no wheel, for build_layers to find in the engine's cache; the base must be made. Where a build
-    before has done so, nothing. Raises what build_layers raises.
+    """Build what needs no wheel, for build_layers to find in the engine's cache; the base must be made. Nothing, where
+    that engine was given it by a build of this name before.
+
+    Raises what build_layers raises, and Taken while another builds on the same base.
     """
-    if context.begun(lock, name):
+    _require_platform(engine, lock)
+    beginning = dockerfile.beginning(text)
+    made_of = base.tar_file(lock).stem if lock.suite else None
+    key = canonical_digest([engine.identity, engine.builder, made_of, beginning])
+    if context.begun(name) == key:
         return
     context.fill_beginning(lock, name)
     quiet: Callable[[str], None] = lambda line: None  # noqa: E731 - what is to be told is told by build_layers
-    buildx.build(engine, lock, name, dockerfile.beginning(text), ["--output=type=cacheonly"], quiet, quiet)
+    buildx.build(engine, lock, name, beginning, ["--output=type=cacheonly"], quiet, quiet, wait=False)
+    context.mark_begun(name, key)
+
+
+def _require_platform(engine: Engine, lock: Lock) -> None:
+    if engine.platform != lock.platform:
+        raise EngineError(
+            f"the engine is {engine.platform}, the image {lock.platform}", hint="use an engine of that kind"
+        )
 
 
 def build_layers(
@@ -126,10 +140,7 @@ def build_layers(
 
     Everything it is made of must be in the stores, its extensions built. Raises EngineError, BuildError or DiskError.
     """
-    if engine.platform != lock.platform:
-        raise EngineError(
-            f"the engine is {engine.platform}, the image {lock.platform}", hint="use an engine of that kind"
-        )
+    _require_platform(engine, lock)
     context.fill(lock, name, {one.name: one.path for one in extensions})
     options = ["--no-cache"] if no_cache else []
     tag = layers_tag(lock, name)

@@ -37,9 +37,11 @@ def build(
     say: Callable[[str], None],
     on_line: Callable[[str], None],
     ready: Callable[[], None] = lambda: None,
+    wait: bool = True,
 ) -> dict[str, Any]:
     """Build `text`, a Dockerfile, in the profile's context; returns BuildKit's metadata. `ready` is called, and may
-    raise, when the turn has come: what another build took meanwhile is gone.
+    raise, when the turn has come: what another build took meanwhile is gone. Without `wait` Taken is raised where it is
+    another's.
 
     One process at a time builds on a base in an engine: of two at once that share layers nobody has made yet, one may
     get another layer of the same files, and so another image id (docs/decisions/0013-several-profiles.md).
@@ -47,7 +49,7 @@ def build(
     Raises Failed where a step fails, HashMismatch for a stored file that changed, NetworkError where the base image
     cannot be had, DiskError.
     """
-    with turns.alone(_turn(engine, lock), "builds on the same base", say), scratch.folder("build") as folder:
+    with turns.alone(_turn(engine, lock), "builds on the same base", say, wait), scratch.folder("build") as folder:
         ready()
         rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
         rendered.write_text(text, encoding="utf-8")

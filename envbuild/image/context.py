@@ -19,7 +19,7 @@ from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import LockedExtension, LockedWheel
 
-_OWN, _WHEELS, _BASE = "own", "wheels", "base.tar"
+_OWN, _WHEELS, _BEGUN = "own", "wheels", "begun"
 
 
 def folder(name: str) -> Path:
@@ -55,12 +55,15 @@ def fill_beginning(lock: Lock, name: str) -> None:
     _fill_base(lock, folder(name))
 
 
-def begun(lock: Lock, name: str) -> bool:
-    """Whether the contexts hold that already, from a build before."""
-    if not lock.suite:
-        return own(name).is_dir()
-    there, made = own(name) / _BASE, base.tar_file(lock)
-    return there.exists() and made.exists() and there.samefile(made)
+def begun(name: str) -> str | None:
+    """What mark_begun was told last."""
+    file = folder(name) / _BEGUN
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def mark_begun(name: str, key: str) -> None:
+    """The builder has made what is in the contexts; `key`: of what, and where."""
+    store.write_atomically(folder(name) / _BEGUN, key)
 
 
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
@@ -79,19 +82,20 @@ def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
 def _fill_shared(lock: Lock, target: Path) -> None:
     _fill_base(lock, target)
     _archives(lock.archives, target / _OWN)
+    shutil.rmtree(target / _WHEELS, ignore_errors=True)
     _wheels(lock.wheels, target)
 
 
 def _fill_base(lock: Lock, target: Path) -> None:
-    shutil.rmtree(target, ignore_errors=True)
     main = target / _OWN
+    shutil.rmtree(main, ignore_errors=True)
     for part in ("bin", dockerfile.DEBS):
         (main / part).mkdir(parents=True)
     _link(wheels.uv_binary(), main / "bin" / "uv")
     for tool in dockerfile.TOOLS:
         shutil.copy2(tool, main / "bin" / tool.name)
     if lock.suite:
-        _link(base.checked(lock), main / _BASE)
+        _link(base.checked(lock), main / "base.tar")
     _debs(lock.apt, main / dockerfile.DEBS)
 
 

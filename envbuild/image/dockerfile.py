@@ -22,7 +22,7 @@ from envbuild.plan.resolve import VENV
 
 TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"
 # What the build binds as /mnt/bin beside uv.
-TOOLS = (*(shipped.DOCKERFILES / name for name in ("install", "requirements", "repin")), UNPACKER)
+TOOLS = (*(shipped.DOCKERFILES / name for name in ("install", "check", "repin")), UNPACKER)
 
 # Folders of the build context for Debian packages: the image's, and those of its extensions' builder alone.
 DEBS, BUILDER_DEBS = "debs", "builder/debs"
@@ -74,8 +74,11 @@ def parts(lock: Lock) -> Parts:
     overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
     late = next((i for i, (name, _) in enumerate(wheels) if name in overrides or name == PACKAGES), len(wheels))
     own = next((i for i, (name, _) in enumerate(wheels) if name == PACKAGES), len(wheels))
-    early = sorted(wheels[:late], key=lambda layer: sum(wheel.bytes for wheel in layer[1]))
-    shared += [_wheels(name, group, overrides.get(name)) for name, group in early]
+    # Of what torch brings the smallest first, so that there is work while the large ones come to the builder. What a
+    # devel image has more stays behind it: it shares all that a runtime image has.
+    torchs = 1 + max((i for i, (name, _) in enumerate(wheels[:late]) if name in ("torch", "triton")), default=-1)
+    early = sorted(wheels[:torchs], key=lambda layer: sum(wheel.bytes for wheel in layer[1]))
+    shared += [_wheels(name, group, overrides.get(name)) for name, group in (*early, *wheels[torchs:late])]
     shared += map(_archive, lock.archives)
     shared += [_wheels(name, group, overrides.get(name)) for name, group in wheels[late:own]]
     last = [_extension(one, lock.builder.arch) for one in lock.extensions if lock.builder]

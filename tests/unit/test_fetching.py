@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild import fetching
-from envbuild.errors import BuildError
+from envbuild.errors import BuildError, HashMismatch
 from envbuild.process import run
 
 
@@ -34,6 +34,16 @@ def test_what_fails_ahead_is_left_to_where_it_is_done_for_good() -> None:
         raise BuildError("no")
 
     with fetching.beside(work):
+        pass
+
+
+def test_a_damaged_file_that_was_removed_ahead_is_told() -> None:
+    """Where the same is done for good it would only be missing."""
+
+    def work() -> None:
+        raise HashMismatch("the base was damaged")
+
+    with pytest.raises(HashMismatch, match="damaged"), fetching.beside(work):
         pass
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from envbuild import settings
+from envbuild import settings, turns
 from envbuild.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
 from envbuild.image import base, build, buildx, client, context, dockerfile, records
 from envbuild.image.engine import Engine, Image
@@ -258,9 +258,7 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
     wheels = {f"wheels/{w.layer}/{w.wheel.file}" for w in locked.wheels}
     wanted = {f"own/debs/{deb.file}" for deb in locked.apt}
     wanted |= {f"own/archives/{archive.name}/{archive.name}" for archive in locked.archives}
-    wanted |= {
-        f"own/{name}" for name in ("bin/uv", "bin/install", "bin/repin", "bin/requirements", "bin/unpack", "base.tar")
-    }
+    wanted |= {f"own/{name}" for name in ("bin/uv", "bin/install", "bin/repin", "bin/check", "bin/unpack", "base.tar")}
     assert found == {*wanted, *wheels}
     assert own == folder / "own", "the wheels lie outside, or they would come twice"
     assert not stale.exists()
@@ -270,22 +268,43 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
         assert (own / "bin" / tool.name).read_bytes() == tool.read_bytes()
 
 
-def test_what_needs_no_wheel_is_begun_once_for_a_base(locked: Lock, builder: Builder) -> None:
+def test_what_needs_no_wheel_is_begun_once_for_an_engine(locked: Lock, builder: Builder) -> None:
     text = dockerfile.render(locked, "sample")
-    engine = cast(Engine, FakeEngine())
-    build.begin(engine, locked, "sample", text)
+    engine = FakeEngine()
+
+    def begin(found: Lock = locked, text: str = text) -> int:
+        build.begin(cast(Engine, engine), found, "sample", text)
+        return len(builder.calls)
+
+    assert begin() == 1
     assert builder.text == dockerfile.beginning(text) and "--output=type=cacheonly" in builder.words
-    build.begin(engine, locked, "sample", text)
+    assert begin() == 1
     built(locked)
-    build.begin(engine, locked, "sample", text)
-    assert len(builder.calls) == 3, "the contexts are those of a build before"
-    base.tar_file(locked).unlink()
-    base.tar_file(locked).write_text("base", encoding="utf-8")  # made anew
-    build.begin(engine, locked, "sample", text)
-    assert len(builder.calls) == 4
+    assert begin() == 3, "a whole build empties the contexts, and what was begun stays so"
+    engine.identity = "emptied"
+    assert begin() == 4
+    other = dataclasses.replace(locked, base=locked.base[:-1])
+    for end in (".tar", ".sha256"):
+        shutil.copy(base.tar_file(locked).with_suffix(end), base.tar_file(other).with_suffix(end))
+    assert begin(other) == 5, "another base"
     context.discard("sample")
-    build.begin(engine, locked, "sample", text)
-    assert len(builder.calls) == 5
+    assert begin() == 6
+
+
+def test_what_failed_is_not_begun(locked: Lock, builder: Builder) -> None:
+    text = dockerfile.render(locked, "sample")
+    builder.answer = Completed(1, "", "no")
+    for calls in (1, 2):
+        with pytest.raises(BuildError):
+            build.begin(cast(Engine, FakeEngine()), locked, "sample", text)
+        assert len(builder.calls) == calls
+
+
+def test_nothing_is_begun_while_another_builds_on_that_base(locked: Lock, builder: Builder) -> None:
+    engine = cast(Engine, FakeEngine())
+    with turns.alone(buildx._turn(engine, locked), "", quiet), pytest.raises(turns.Taken):
+        build.begin(engine, locked, "sample", dockerfile.render(locked, "sample"))
+    assert builder.calls == []
 
 
 def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

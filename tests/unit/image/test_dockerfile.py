@@ -173,6 +173,14 @@ def test_of_what_profiles_share_the_smallest_comes_first(sample: Lock) -> None:
     ]  # fmt: skip
 
 
+def test_what_a_devel_image_has_more_comes_behind_all_that_a_runtime_image_has(sample: Lock) -> None:
+    """However small it is."""
+    nvcc = LockedWheel(wheel("nvidia-cuda-nvcc", "13.0.88"), 1, "nvidia-cuda-nvcc")
+    devel = dataclasses.replace(sample, wheels=(*sample.wheels[:-1], nvcc, sample.wheels[-1]))
+    shared, own = folders(sample)[:-1], folders(sample)[-1:]
+    assert folders(devel) == [*shared, "from=wheels-nvidia-cuda-nvcc", *own]
+
+
 def folders(found: Lock) -> list[str]:
     """The folder or context that each RUN gets beside the installer, in order."""
     flags = [flag for run in rendered(found) if run.keyword == "RUN" for flag in run.flags]
