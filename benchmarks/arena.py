@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +57,9 @@ class Arena(OwnEngine):
     def environment(self) -> dict[str, str]:
         return {**os.environ, "DOCKER_HOST": self.host}
 
-    def docker(self, *arguments: str | Path, stdin: str | None = None, extra: Mapping[str, str] | None = None) -> str:
+    def docker(self, *arguments: str | Path) -> str:
         """stdout of docker, which must succeed."""
-        done = subprocess.run(
-            ["docker", *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            env={**self.environment, **(extra or {})},
-        )
+        done = subprocess.run(["docker", *arguments], capture_output=True, text=True, env=self.environment)
         if done.returncode:
             raise SystemExit(f"docker {' '.join(map(str, arguments[:3]))} ended with {done.returncode}: {done.stderr}")
         return done.stdout

@@ -15,15 +15,15 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import rest
 import stock as stocks
 import table
 from arena import Arena
-from machine import described
+from machine import RESULTS, described
 from mirror import Mirror
 from registry import Registry
 from rounds import Rounds
@@ -31,8 +31,9 @@ from stock import PINS, Stock
 from ways import Ours, Way, ways
 
 CASES = ("builds", "here", "plain", "push", "link", "lock", "commands", "proved", "cores")
+# Those that begin with the wheels of the first pin's image here, or with that image.
+_BUILT = {"here", "link", "commands", "cores"}
 _DISK = 4 << 30
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -41,10 +42,12 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=f"some: {', '.join(CASES)}"
     )
-    parser.add_argument("--ways", nargs="+", metavar="WAY", help="only these: hpccm, pip, uv, envbuild")
+    parser.add_argument(
+        "--ways", nargs="+", choices=table.TITLES, metavar="WAY", help=f"only these: {', '.join(table.TITLES)}"
+    )
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp/envbuild-bench"), help="wheels stay there")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     begin = time.monotonic()
 
     def say(text: str) -> None:
@@ -58,7 +61,7 @@ def main() -> None:
         "machine": described(), "load": loads, "runs": asked.runs, "minutes": (time.monotonic() - begin) / 60, **facts,
         "cases": {**before.get("cases", {}), **found},
     }  # fmt: skip
-    table.write(document, RESULTS)
+    table.write(document)
     if "cut_short" in facts:
         sys.exit(f"cut short: {facts['cut_short']}")
 
@@ -86,17 +89,17 @@ def _measured(
             base, uv = stocks.images(folder, tar, folder / "wheels" / pip.sha256 / pip.file, arena, registry)
             stock = Stock(folder, locked, cublas, mirror, base, uv)
             rounds = Rounds(arena, stock, registry, say)
-            first, again = rest.disk(folder, _DISK)
             facts = {
                 "engine": arena.docker("version", "--format", "{{.Server.Version}}").strip(),
                 "wheels": len(locked), "fetched": sum(item.bytes for item in locked), "base": tar.stat().st_size,
-                "disk": first, "memory": again, "pins": PINS,
+                **rest.disk(folder, _DISK), "pins": PINS,
             }  # fmt: skip
             chosen = [way for way in ways(arena, stock) if not wanted or way.name in (*wanted, "envbuild")]
             try:
                 _cases(rounds, chosen, runs, only)
-            except (KeyboardInterrupt, SystemExit) as error:  # what was measured until then is kept
-                facts["cut_short"] = str(error) or "interrupted"
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # what was measured until then is kept
+                traceback.print_exc()
+                facts["cut_short"] = repr(error)
             return rounds.found, facts
     finally:
         _clean(folder)
@@ -104,13 +107,13 @@ def _measured(
 
 def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> None:
     ours = next(way for way in all_ways if isinstance(way, Ours))
+    if "builds" not in only and _BUILT & set(only):
+        ours.build(PINS[0])
     for number in range(runs):
         for way in all_ways:
             if "builds" in only and (number == 0 or not way.slow):
                 rounds.one(way, first=number == 0)
         if "here" in only:
-            if number == 0 and "builds" not in only:
-                ours.build(PINS[0])
             rounds.here(ours)
     if "plain" in only:
         for _ in range(runs):
@@ -118,8 +121,6 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
     if "link" in only:
         rest.slow_link(rounds, ours)
     if "commands" in only:
-        if not {"builds", "here"} & set(only):
-            ours.build(PINS[0])
         rest.audit(rounds, ours)
         for _ in range(runs):
             rest.commands(rounds)
@@ -144,10 +145,6 @@ def _clean(folder: Path) -> None:
     for part in folder.iterdir():
         if part.name != "wheels":
             shutil.rmtree(part) if part.is_dir() else part.unlink()
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # where envbuild is not inst
 
 from envbuild.host import machine
 
+RESULTS = Path(__file__).parent / "results"
+
 
 def described() -> str:
     return str(machine.read())
@@ -16,8 +18,7 @@ def described() -> str:
 
 def write(name: str, lines: list[str]) -> None:
     """Write benchmarks/results/<name>.md and show it."""
-    target = Path(__file__).parent / "results" / f"{name}.md"
-    target.parent.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     text = "\n".join(lines) + "\n"
-    target.write_text(text, encoding="utf-8")
+    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
     print(text)

@@ -41,21 +41,22 @@ def seconds(argv: Sequence[str | Path], env: dict[str, str], cwd: Path) -> float
     return took
 
 
-def disk(folder: Path, size: int) -> tuple[float, float]:
-    """Bytes a second that one file of `size` bytes takes, written through and flushed; and what it takes in place a
-    second time, not flushed: by then its pages are memory that this machine has."""
+def disk(folder: Path, size: int) -> dict[str, float]:
+    """Bytes a second that one file of `size` bytes takes: `anew`, not flushed; with its flush, `disk`; and in place a
+    second time, not flushed, `memory`: by then its pages are memory that this machine has."""
     file = folder / "disk"
     os.sync()
     with file.open("wb") as stream:
         begin = time.perf_counter()
         _fill(stream, size)
+        filled = time.perf_counter()
         os.fsync(stream.fileno())
-        first = time.perf_counter()
+        flushed = time.perf_counter()
         stream.seek(0)
         _fill(stream, size)
         again = time.perf_counter()
     file.unlink()
-    return size / (first - begin), size / (again - first)
+    return {"anew": size / (filled - begin), "disk": size / (flushed - begin), "memory": size / (again - flushed)}
 
 
 def _fill(stream: BinaryIO, size: int) -> None:
@@ -177,7 +178,6 @@ def proved(rounds: Rounds) -> None:
 def cores(rounds: Rounds, ours: Ours) -> None:
     """A build with the wheels here, by an engine and a client that may use only so many of the machine's processors."""
     whole = os.sched_getaffinity(0)
-    ours.build(PINS[0])
     try:
         for count in sorted({1, 2, len(whole)}):
             os.sched_setaffinity(0, sorted(whole)[:count])  # the engine that is started next has it too

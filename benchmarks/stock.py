@@ -181,7 +181,6 @@ def bases(stock: Stock, say: Callable[[str], None]) -> Path:
     """The root file system that all ways stand on, made by envbuild in its own cache."""
     locked = _lock(stock.project / "profiles" / f"{profile(PINS[0])}.lock.yaml")
     assert locked.suite
-    cached = stock.cache / "envbuild"
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(stock.cache)
     try:
@@ -194,19 +193,16 @@ def bases(stock: Stock, say: Callable[[str], None]) -> Path:
         os.environ.pop("XDG_CACHE_HOME")
         if before is not None:
             os.environ["XDG_CACHE_HOME"] = before
-        assert cached.is_dir()
 
 
 def images(stock_folder: Path, tar: Path, pip: Path, arena: Arena, registry: Registry) -> tuple[str, str]:
     """The peers' base, and uv alone as its own image has it, in the registry that every run pulls them from."""
-    from envbuild.plan.wheels import uv_binary
-
     folder = stock_folder / "base"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "pip").mkdir(parents=True)
     shutil.copy(tar, folder / "base.tar")
     shutil.copy(pip, folder / "pip" / pip.name)
-    shutil.copy(uv_binary(), folder / "uv")
+    shutil.copy(wheels.uv_binary(), folder / "uv")
     (folder / "Dockerfile").write_text("FROM scratch\nCOPY uv /uv\n", encoding="utf-8")
     references = (f"{registry.host}/base:1", f"{registry.host}/uv:1")
     recipes = (Path(__file__).parent / "peers" / "base.Dockerfile", folder / "Dockerfile")

@@ -27,13 +27,16 @@ class Taken:
 
 
 def taken(work: Callable[[], T], roots: Iterable[int], device: Path) -> tuple[T, Taken]:
-    """`roots`: processes watched with all their descendants, beside this one's own; `device`: a path on the disk."""
+    """`roots`: processes watched with all their descendants, beside those that `work` starts; neither this one nor what
+    it had started before. `device`: a path on the disk."""
     peak, ended = [0], threading.Event()
-    watched = {*roots, os.getpid()}
+    watched, earlier = set(roots), set(_processes())
 
     def sample() -> None:
         while not ended.wait(_SAMPLE_SECONDS):
-            peak[0] = max(peak[0], _anonymous(watched))
+            found = _processes()
+            own = {pid for pid, one in found.items() if one.parent == os.getpid() and pid not in earlier}
+            peak[0] = max(peak[0], _anonymous(found, watched | own))
 
     os.sync()
     before, begin = _written(device), time.perf_counter()
@@ -49,9 +52,17 @@ def taken(work: Callable[[], T], roots: Iterable[int], device: Path) -> tuple[T,
     return value, Taken(seconds, peak[0], _written(device) - before)
 
 
-def _anonymous(roots: set[int]) -> int:
-    parents: dict[int, int] = {}
-    held: dict[int, int] = {}
+@dataclass(frozen=True)
+class _Process:
+    """`held`: bytes of anonymous memory."""
+
+    parent: int
+    held: int
+
+
+def _processes() -> dict[int, _Process]:
+    """All of the machine, by id."""
+    found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -59,17 +70,20 @@ def _anonymous(roots: set[int]) -> int:
             except OSError:
                 continue  # it ended meanwhile
             rows = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-            pid = int(folder.name)
-            parents[pid] = int(rows["PPid"])
-            held[pid] = int(rows.get("RssAnon", "0 kB").split()[0]) * 1024
-    return sum(size for pid, size in held.items() if _below(pid, roots, parents))
+            held = int(rows.get("RssAnon", "0 kB").split()[0]) * 1024
+            found[int(folder.name)] = _Process(int(rows["PPid"]), held)
+    return found
 
 
-def _below(pid: int, roots: set[int], parents: dict[int, int]) -> bool:
-    while pid:
+def _anonymous(found: dict[int, _Process], roots: set[int]) -> int:
+    return sum(one.held for pid, one in found.items() if _below(pid, roots, found))
+
+
+def _below(pid: int, roots: set[int], found: dict[int, _Process]) -> bool:
+    while pid in found:
         if pid in roots:
             return True
-        pid = parents.get(pid, 0)
+        pid = found[pid].parent
     return False
 
 

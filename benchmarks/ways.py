@@ -21,7 +21,6 @@ class Way(Protocol):
     at hand for the next build."""
 
     name: str
-    title: str
     slow: bool
 
     @property
@@ -44,7 +43,6 @@ class Dockerfile:
     """A peer's: `text` makes its Dockerfile for a pin, `fetch` names the one that only fetches."""
 
     name: str
-    title: str
     index: str
     text: Callable[[str], str]
     arena: Arena
@@ -88,7 +86,7 @@ class Ours:
     keeps = True
 
     def __init__(self, arena: Arena, stock: Stock) -> None:
-        self.name, self.title, self.slow = "envbuild", "envbuild build", False
+        self.name, self.slow = "envbuild", False
         self.arena, self.stock = arena, stock
         self.steps: dict[str, float] = {}
 
@@ -131,10 +129,8 @@ def ways(arena: Arena, stock: Stock) -> list[Way]:
         return lambda pin: (PEERS / file).read_text(encoding="utf-8")
 
     return [
-        Dockerfile("hpccm", "HPCCM's Dockerfile, pip in two steps", "PIP_INDEX_URL", hpccm, arena, stock, slow=True),
-        Dockerfile("pip", "pip, one layer, cache mount", "PIP_INDEX_URL", written("pip.Dockerfile"), arena, stock,
-                   "pip.fetch.Dockerfile", slow=True),
-        Dockerfile("uv", "uv, one layer, cache mount, by hand", "UV_DEFAULT_INDEX", written("uv.Dockerfile"), arena,
-                   stock, "uv.fetch.Dockerfile"),
+        Dockerfile("hpccm", "PIP_INDEX_URL", hpccm, arena, stock, slow=True),
+        Dockerfile("pip", "PIP_INDEX_URL", written("pip.Dockerfile"), arena, stock, "pip.fetch.Dockerfile", slow=True),
+        Dockerfile("uv", "UV_DEFAULT_INDEX", written("uv.Dockerfile"), arena, stock, "uv.fetch.Dockerfile"),
         Ours(arena, stock),
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def test_the_tests_run_no_gpu_image() -> None:
         "kill": 2,
         "engine": 1,
         "registry": 1,
-        "index": 2,
+        "index": 1,
     }
     assert campaign._counts(["gpu"], 5, campaign.SLICE) == {}
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from endurance import full, soak, together
+from endurance import campaign, full, memory, soak, together
 from endurance.disks import Disk, disk, usable
 
 from .support import Project, Proved, containers, docker, machine_cache
@@ -80,6 +83,15 @@ def test_prune_makes_room_on_a_disk_that_has_none(engine: None, small: Disk, scr
     assert not old.exists() and shutil.disk_usage(small.folder).free >= 20_000_000
 
 
+def test_whatever_is_left_in_the_temporary_folder_is_seen(scratch: Path) -> None:
+    temporary = scratch / "tmp"
+    temporary.mkdir()
+    project = Project.create(scratch).with_cache(scratch).with_env(TMPDIR=str(temporary))
+    assert full._half_written(project) == []
+    (temporary / "pip-unpack-x").mkdir()
+    assert full._half_written(project) == [temporary / "pip-unpack-x"]
+
+
 @needs_disks
 def test_a_full_disk_is_full(small: Disk) -> None:
     small.fill()
@@ -134,6 +146,34 @@ def test_what_grows_is_named() -> None:
     rows = [row(memory=50 + number, files=number % 2) for number in range(20)]
     assert soak.growing(rows, 5) == ["memory grows by 1.000 a make"]
     assert soak.growing([row()] * 20, 5) == []
+
+
+@pytest.mark.parametrize("makes", [0, 1, 5, 6])
+def test_of_too_few_makes_nothing_is_said_to_grow_or_not(makes: int) -> None:
+    assert soak.growing([row()] * makes, 5) is None
+    lines, faults = campaign._grown("nothing changed", [row()] * makes, 5)
+    assert faults == 0 and lines == [
+        f"{makes} makes, nothing changed: too few to say what grows, for the first 5 settle."
+    ]
+
+
+def test_a_round_with_a_fault_is_not_told_as_one_that_ended_well() -> None:
+    rounds = [full.Round("state", "tag", code, "", ()) for code in (6, 6, 0)]
+    bad = [full.Round("state", "tag", code, "", ("lost",)) for code in (-1, 0, 6)]
+    lines, faults = campaign._full("it is full", [*rounds, *bad])
+    assert faults == 3 and lines[1].startswith("2 ended with exit code 6, ") and "; 1 write nothing there," in lines[1]
+
+
+def test_where_memory_cannot_be_limited_it_is_said(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
+    monkeypatch.setattr(memory, "GROUP", scratch)
+    told, faults = campaign.no_memory(scratch, argparse.Namespace())
+    assert (told, faults) == (["Not tried: no cgroup v1 with the controller memory."], 0)
+
+
+def test_a_round_that_there_is_not_is_refused() -> None:
+    argv = [sys.executable, campaign.__file__, "--only", "disk/typo", "disks"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "invalid choice: 'disk/typo'" in done.stderr
 
 
 @pytest.mark.parametrize(("values", "slope"), [([1, 2, 3, 4], 1.0), ([4, 3, 2], -1.0), ([5, 5, 5], 0.0), ([7], 0.0)])

@@ -51,13 +51,14 @@ def commands(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 
 def _full(how: str, rounds: Sequence[full.Round]) -> tuple[list[str], int]:
-    told, faults = sum(one.code == 6 for one in rounds), sum(bool(one.faults) for one in rounds)
+    sound = [one.code for one in rounds if not one.faults]
+    faults = len(rounds) - len(sound)
     rows = [f"| {one.place} | {one.step} | {one.code} | {_cell(one.faults)} |" for one in rounds]
     return [
         f"{len(rounds)} rounds: {how}.",
-        f"{told} ended with exit code 6, which disk and its figures; {len(rounds) - told} write nothing there, and",
-        "ended well. Then there is room, and the same command is run again. Looked for: half-written files, changed",
-        f"evidence, containers, a wrong `verified`, tracebacks. Rounds with a fault: {faults}.",
+        f"{sound.count(6)} ended with exit code 6, which disk and its figures; {sound.count(0)} write nothing there,",
+        "and ended well. Then there is room, and the same command is run again. Looked for: half-written files,",
+        f"changed evidence, containers, a wrong `verified`, tracebacks. Rounds with a fault: {faults}.",
         "",
         "| full disk | step or command | exit code | faults |",
         "|---|---|---|---|",
@@ -71,6 +72,9 @@ def _cell(faults: Sequence[str]) -> str:
 
 def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     """Too little for a build step, for the audit, for a probe."""
+    why = memory.limitable()
+    if why:
+        return [f"Not tried: {why}."], 0
     rounds = memory.run(folder, say)
     rows = [
         f"| {one.what} | {one.limit} | {one.code} | {one.said} | {'; '.join(one.faults) or '-'} |" for one in rounds
@@ -129,6 +133,8 @@ def pinning(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 def _grown(what: str, rows: Sequence[soak.Seen], settled: int) -> tuple[list[str], int]:
     grows = soak.growing(rows, settled)
+    if grows is None:
+        return [f"{len(rows)} makes, {what}: too few to say what grows, for the first {settled} settle."], 0
     return [*soak.table(what, rows, settled), "", *(grows or ["Nothing grows."])], len(grows)
 
 
@@ -151,7 +157,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of two users")
     parser.add_argument("--makes", type=int, default=200, help="where nothing changed")
     parser.add_argument("--changes", type=int, default=20, help="of a pin")
-    parser.add_argument("--only", action="append", metavar="PLACE/STEP", help="of disks; the result is not written")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=full.every(),
+        metavar="PLACE/STEP",
+        help="of disks; the result is not written",
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"all without any: {', '.join(PARTS)}")
     asked = parser.parse_args()
     unknown = sorted(set(asked.parts) - set(PARTS))

@@ -205,12 +205,12 @@ def _changed(before: Mapping[Path, bytes], folder: Path) -> list[Path]:
 
 
 def _half_written(project: Project) -> list[Path]:
-    """Files that only an interrupted write can have left, in the stores and below the temporary folder too."""
+    """What only an interrupted write can have left, in the stores too, and anything in the temporary folder."""
     own = [path for path in project.half_written() if path.name != ".gitignore"]
     assert project.cache
     private = [kind for kind in (project.cache / "envbuild").iterdir() if not kind.is_symlink()]
     stores = [path for kind in private for path in kind.glob(".*")]
-    temporary = list(Path(project.extra["TMPDIR"]).glob("envbuild-*"))
+    temporary = list(Path(project.extra["TMPDIR"]).iterdir())  # nobody else has it
     empty = [path for path in (*contents(project.folder), *contents(project.state)) if path.suffix == ".json"]
     return [*own, *stores, *temporary, *(path for path in empty if not _is_json(path))]
 

@@ -123,8 +123,10 @@ FLAT: Mapping[str, float] = {
 }  # fmt: skip
 
 
-def growing(rows: Sequence[Seen], settled: int) -> list[str]:
-    """Which figures grow, with how much a make."""
+def growing(rows: Sequence[Seen], settled: int) -> list[str] | None:
+    """Which figures grow, with how much a make; None where too few makes have settled for any slope."""
+    if len(rows) < settled + 2:
+        return None
     found = slopes(rows, settled)
     return [f"{name} grows by {found[name]:.3f} a make" for name, most in FLAT.items() if found[name] > most]
 
@@ -138,9 +140,8 @@ def run(rows: Iterator[Seen], say: Callable[[Seen], None]) -> list[Seen]:
 
 
 def table(what: str, rows: Sequence[Seen], settled: int) -> list[str]:
-    """Each figure at the first make, after it has settled, at the last, and its slope between these."""
-    if len(rows) <= settled:
-        return [f"{len(rows)} makes, {what}: too few for a slope."]
+    """Each figure at the first make, after it has settled, at the last, and its slope between these; of makes that are
+    enough for one."""
     found, first, then, last = slopes(rows, settled), asdict(rows[0]), asdict(rows[settled]), asdict(rows[-1])
     head = [
         f"{len(rows)} makes, {what}, on an engine of its own:",

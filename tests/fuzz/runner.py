@@ -10,7 +10,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from fuzz.target import Found, Hang, Target, tried, where
+from fuzz.target import Found, Target, tried, where
+
+_BATCHES = 50
 
 
 @dataclass
@@ -29,7 +31,9 @@ class Run:
         begin = time.perf_counter()
         try:
             self.accepted += tried(self.target, value)
-        except (Exception, Hang) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a Hang, and an exit: of a reader both are faults
             self._keep(error, repr(value))
         self.tried += 1
         self.slowest = max(self.slowest, time.perf_counter() - begin)
@@ -58,11 +62,14 @@ def around(target: Target, number: int, **options: Any) -> Callable[[Callable[[A
 
 
 def campaign(target: Target, number: int, start: int) -> Run:
-    """At least `number` inputs from the seed `start` on, if there are so many; the same seed gives the same ones."""
+    """At least `number` inputs, if there are so many; the same `start` gives the same ones, another one others: each
+    batch has a seed that no other start has."""
     run = Run(target)
-    begin, more = time.process_time(), start
-    while run.tried < number and more < start + 50:
-        seed(more)(around(target, min(number - run.tried, 2000), phases=(Phase.generate,))(run.one))()
-        more += 1
+    begin = time.process_time()
+    for batch in range(_BATCHES):
+        if run.tried >= number:
+            break
+        own = seed(1000 * start + batch)
+        own(around(target, min(number - run.tried, 2000), phases=(Phase.generate,))(run.one))()
     run.seconds = time.process_time() - begin
     return run

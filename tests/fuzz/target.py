@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from envbuild.errors import EnvbuildError, printable
 
 DEADLINE = 10.0
-"""Seconds of one input, by the clock: hundreds of times what any takes, for the machine may be busy."""
+"""Seconds of one input, by the clock: most take milliseconds; some have taken seconds, on a busy machine."""
 MEMORY = 768 << 20
 """Bytes of address space that one input may take beyond what the process has: the largest file that any reader takes
 whole has 64 MiB, and a parsed one is some ten times that."""
@@ -29,7 +29,8 @@ whole has 64 MiB, and a parsed one is some ten times that."""
 @dataclass(frozen=True)
 class Target:
     """A reader of what others wrote. `run` tries one input: it may raise an EnvbuildError, and nothing else; what must
-    hold of the result it asserts. `share`: of 1000 inputs of the campaign, more where an input costs little."""
+    hold of the result it asserts. `share`: how many of the campaign's inputs it has for each that one with a share of 1
+    would have; more where an input costs little."""
 
     name: str
     inputs: st.SearchStrategy[Any]

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
+from hypothesis import seed
 from hypothesis import strategies as st
 from unit.proof.runners.scripts import CPU, ID, JOB
 
@@ -19,7 +20,7 @@ from envbuild.proof.runners.kubernetes import manifest
 from envbuild.proof.runners.kubernetes import site as kubernetes
 from envbuild.proof.runners.slurm import script
 from envbuild.proof.runners.slurm import site as slurm
-from fuzz import clusters, plans, renderers, target
+from fuzz import clusters, plans, renderers, runner, target
 from fuzz.renderers import RENDERERS
 from fuzz.runner import around, campaign
 from fuzz.strategies import as_yaml
@@ -79,6 +80,7 @@ def shouting(value: Any) -> None:
 FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
     "a traceback": (raising(KeyError("x")), "KeyError"),
     "a recursion": (raising(RecursionError("x")), "RecursionError"),
+    "an exit": (raising(SystemExit(3)), "SystemExit"),
     "a hang": (sleeping, "Hang"),
     "memory": (hoarding, "MemoryError"),
     "an error without a word": (shouting, "AssertionError"),
@@ -93,6 +95,24 @@ def test_a_fault_is_found_and_kept_once(name: str, monkeypatch: pytest.MonkeyPat
     ((said, _),) = found.faults
     assert (said, found.tried, found.accepted) == (kind, 3, 0)
     assert [fault.times for fault in found.faults.values()] == [3]
+
+
+def test_whoever_interrupts_the_campaign_ends_it() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        campaign(Target("x", st.none(), raising(KeyboardInterrupt()), 1), 1, 1)
+
+
+def test_no_two_seeds_of_the_campaign_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+
+    def seeded(number: int) -> Callable[[Any], Any]:
+        batches.append(number)
+        return seed(number)
+
+    monkeypatch.setattr(runner, "seed", seeded)
+    for start in (1, 2):
+        campaign(Target("x", st.none(), lambda value: None, 1), 1000, start)  # one input a batch: there is no other
+    assert len(batches) == len(set(batches)) == 100
 
 
 def test_an_error_of_ours_is_an_answer() -> None:

@@ -1,0 +1,99 @@
+"""The benchmark of builds, without an engine: what its page says, whose memory is taken, what is built first."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+sys.path.insert(0, str(CHECKOUT / "benchmarks"))
+
+import build  # noqa: E402
+import rest  # noqa: E402
+import table  # noqa: E402
+import watch  # noqa: E402
+from stock import PINS  # noqa: E402
+from ways import Ours  # noqa: E402
+
+
+def page(**changes: float) -> str:
+    """Of the kept figures, with these speeds alone."""
+    document = json.loads((CHECKOUT / "benchmarks" / "results" / "build.json").read_text(encoding="utf-8"))
+    kept = {key: value for key, value in document.items() if key not in ("anew", "disk", "memory")}
+    return " ".join("\n".join(table.markdown({**kept, **changes})).split())
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ({"anew": 9e8, "disk": 3e8, "memory": 4e9},
+         "A new file took 900 MB/s (300 with its flush), in place again 4000 MB/s."),
+        ({"disk": 3e8, "memory": 4e9}, "A new file took 300 MB/s with its flush, in place again 4000 MB/s."),
+        ({"disk": 3e8}, "A new file took 300 MB/s with its flush."),
+    ],
+)  # fmt: skip
+def test_the_page_says_what_a_file_took_as_far_as_it_was_measured(speeds: dict[str, float], said: str) -> None:
+    assert said in page(**speeds)
+
+
+def test_a_file_is_timed_new_flushed_and_in_place(tmp_path: Path) -> None:
+    found = rest.disk(tmp_path, 8 << 20)
+    assert set(found) == {"anew", "disk", "memory"} and found["anew"] > found["disk"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+_HOLDS = "import time; held = b'x' * (200 << 20); print(flush=True); time.sleep({})"
+
+
+def test_memory_is_that_of_what_the_work_starts_alone(tmp_path: Path) -> None:
+    """A registry that this process started before has no part in it."""
+    with subprocess.Popen([sys.executable, "-c", _HOLDS.format(60)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout and other.stdout.readline()
+            _, idle = watch.taken(lambda: time.sleep(0.5), [], tmp_path)
+            _, told = watch.taken(lambda: time.sleep(0.5), [other.pid], tmp_path)
+            _, used = watch.taken(lambda: subprocess.run([sys.executable, "-c", _HOLDS.format(0.8)]), [], tmp_path)
+        finally:
+            other.kill()
+    assert idle.memory == 0
+    assert 200 << 20 <= told.memory < 400 << 20 and 200 << 20 <= used.memory < 400 << 20
+
+
+@pytest.mark.parametrize(
+    ("only", "built"), [(["link"], 1), (["cores"], 1), (["commands", "link"], 1), (["push", "lock"], 0), (["plain"], 0)]
+)
+def test_what_a_case_begins_with_is_built(only: list[str], built: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    ours = Ours(MagicMock(), MagicMock())
+    monkeypatch.setattr(ours, "build", done.append)
+    for name in ("plain", "slow_link", "audit", "commands", "locks", "cores"):
+        monkeypatch.setattr(rest, name, lambda *_: done.append("a case"))
+    build._cases(MagicMock(), [ours], 1, only)
+    assert done.count(PINS[0]) == built and "a case" not in done[:built]
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), SystemExit("docker ended with 1"), KeyboardInterrupt()])
+def test_what_was_measured_is_kept_whatever_ends_it(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cases(rounds: Any, *_: object) -> None:
+        rounds.note("cold", "uv", seconds=1.0)
+        raise error
+
+    pip = SimpleNamespace(bytes=1, wheel=SimpleNamespace(name="pip", sha256="0", file="pip.whl"))
+    stocks = MagicMock(**{"kept.return_value": ([pip], {}), "images.return_value": ("base", "uv")})
+    for name, stub in (("stocks", stocks), ("ways", lambda *_: []), ("_cases", cases)):
+        monkeypatch.setattr(build, name, stub)
+    for name in ("Mirror", "Registry", "Arena"):
+        monkeypatch.setattr(build, name, MagicMock())
+    monkeypatch.setattr(rest, "disk", lambda *_: {})
+    found, facts = build._measured(tmp_path, 1, ["builds"], None, lambda text: None)
+    assert found == {"cold": {"uv": {"seconds": [1.0]}}} and facts["cut_short"] == repr(error)
