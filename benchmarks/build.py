@@ -25,6 +25,7 @@ import table
 from arena import Arena
 from machine import RESULTS, described
 from mirror import Mirror
+from options import positive
 from registry import Registry
 from rounds import Rounds
 from stock import PINS, Stock
@@ -34,11 +35,15 @@ CASES = ("builds", "here", "plain", "push", "link", "lock", "commands", "proved"
 # Those that begin with the wheels of the first pin's image here, or with that image.
 _BUILT = {"here", "link", "commands", "cores"}
 _DISK = 4 << 30
+_PARTS = (
+    "base", "cache", "compiled", "config", "contexts", "engine", "locks", "plain", "project", "proved", "registry",
+    "state",
+)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="of each case; a way slower than a minute runs once")
+    parser.add_argument("--runs", type=positive, default=3, help="of each case; a way slower than a minute runs once")
     parser.add_argument(
         "--only", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=f"some: {', '.join(CASES)}"
     )
@@ -141,10 +146,9 @@ def _kept(asked: argparse.Namespace) -> bool:
 
 
 def _clean(folder: Path) -> None:
-    """All but the wheels."""
-    for part in folder.iterdir():
-        if part.name != "wheels":
-            shutil.rmtree(part) if part.is_dir() else part.unlink()
+    """What a run makes there, but for the wheels."""
+    for part in _PARTS:
+        shutil.rmtree(folder / part, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ sys.path[:0] = [str(_HERE.parents[1]), str(_HERE.parent), str(_HERE.parents[1] /
 
 from e2e import engines, openregistry  # noqa: E402
 from machine import described, write  # noqa: E402
+from options import positive  # noqa: E402
 
 from chaos import engines as engine_kills  # noqa: E402
 from chaos import isolation, place, products, registries, report, rounds  # noqa: E402
@@ -48,8 +49,7 @@ _FOLDER = Path("/var/tmp")
 def main() -> int:
     asked = _asked()
     if asked.report:
-        read = (json.loads(file.read_text(encoding="utf-8")) for file in asked.report)
-        return _publish([Ran.read(one) for document in read for one in document])
+        return _publish([one for file in asked.report for one in _read(file)])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is under way is cleaned up
     counts = _counts(asked.names or COUNTS, asked.count, SLICE if asked.slice else COUNTS)
     short = _short_of_room(counts)
@@ -103,14 +103,14 @@ def _product(name: str) -> Product:
 
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, help="faults of each campaign; gpu has 30 at most")
+    parser.add_argument("--count", type=positive, help="faults of each campaign; gpu has 30 at most")
     parser.add_argument("--slice", action="store_true", help="a few of each")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same faults")
     parser.add_argument(
         "--starts", nargs="+", choices=STARTS, default=(), help="kill, engine, gpu: begin rounds so; all without any"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="what came of it, for --report")
-    parser.add_argument("--report", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="write the result of what these hold")
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN", help=f"all without any: {', '.join(COUNTS)}")
     asked = parser.parse_args()
     unknown = sorted(set(asked.names) - set(COUNTS))
@@ -136,6 +136,15 @@ def _run(campaign: Campaign, there: Place, count: int, seed: int, keep: Callable
 def _keep(file: Path | None, before: tuple[Ran, ...], one: Ran) -> None:
     if file:
         file.write_text(json.dumps([asdict(each) for each in (*before, one)], indent=1), encoding="utf-8")
+
+
+def _read(file: Path) -> list[Ran]:
+    """What a run wrote with --json."""
+    try:
+        found = [Ran.read(one) for one in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        sys.exit(f"{file} is nothing that --json wrote: {error}")
+    return found or sys.exit(f"{file} holds no campaign")
 
 
 def _publish(ran: list[Ran]) -> int:

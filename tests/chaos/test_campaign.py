@@ -128,3 +128,13 @@ def test_what_several_runs_wrote_is_one_result(tmp_path: Path, monkeypatch: pyte
     assert "| before an effect | layer | 1 | killed: 1 | 0: 1 | 2.5, 2.5 |" in written
     assert f"## {report._WHAT['kill']}: 1" in written
     assert "Cut short: gpu had 1 of 12 faults." in written
+
+
+@pytest.mark.parametrize("content", [None, "no json", "{}", '{"a": 1}', "[]", "[1]", '[{"name": "kill"}]'])
+def test_a_report_of_what_is_none_is_an_error(tmp_path: Path, content: str | None) -> None:
+    """And no result without a campaign is written."""
+    file = tmp_path / "ran.json"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"ran\.json"):
+        campaign._read(file)

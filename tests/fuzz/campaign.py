@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchmarks")]
 
 from machine import described, write  # noqa: E402
+from options import positive  # noqa: E402
 
 from fuzz.runner import Run, campaign  # noqa: E402
 from fuzz.target import DEADLINE, MEMORY, sandbox  # noqa: E402
@@ -22,7 +23,7 @@ INPUTS = 200_000
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=INPUTS, help="in all")
+    parser.add_argument("--inputs", type=positive, default=INPUTS, help="in all")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same inputs")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"all without any: {', '.join(TARGETS)}")
     asked = parser.parse_args()
@@ -38,7 +39,7 @@ def main() -> int:
         whole = True
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-    if whole and not asked.targets:  # a part of it is no result
+    if whole and not asked.targets and asked.inputs >= INPUTS:  # a part of it is no result
         write("fuzz", _report(runs, asked.seed, time.time() - begin))
     return 0 if whole and not any(run.faults for run in runs) else 1
 

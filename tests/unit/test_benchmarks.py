@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import build  # noqa: E402
 import rest  # noqa: E402
 import table  # noqa: E402
 import watch  # noqa: E402
+from options import positive  # noqa: E402
 from stock import PINS  # noqa: E402
 from ways import Ours  # noqa: E402
 
@@ -97,3 +99,9 @@ def test_what_was_measured_is_kept_whatever_ends_it(
     monkeypatch.setattr(rest, "disk", lambda *_: {})
     found, facts = build._measured(tmp_path, 1, ["builds"], None, lambda text: None)
     assert found == {"cold": {"uv": {"seconds": [1.0]}}} and facts["cut_short"] == repr(error)
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "x", "1.5"])
+def test_counts_are_from_one_on(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="from 1 on"):
+        positive(text)
