@@ -38,9 +38,9 @@ class _Part:
 
 
 def push(engine: Engine, place: Repository, image: Image, tag: str, on_line: Callable[[str], None]) -> None:
-    """The image under a tag. What the registry has of it is not sent again; the manifest comes last, and is the same for
-    the same image and release of zstd. Raises DiskError without room for the largest layer, EngineError if the engine saves something else,
-    NetworkError."""
+    """The image under a tag. What the registry has of it is not sent again; the manifest comes last, and is the same
+    for the same image and release of zstd. Raises DiskError without room for the largest layer, EngineError if the
+    engine saves something else, NetworkError."""
     found: dict[str, dict[str, Any]] = {}
     raw = b""
     with scratch.folder("push") as folder:
