@@ -52,10 +52,11 @@ class Pushed:
         }
 
 
-def push(name: str, target: str, progress: Progress) -> Pushed:
+def push(name: str, target: str, progress: Progress, zstd: bool = False) -> Pushed:
     """A verified image to a registry, with its evidence; the tags come last. Repeated, it does what is left to do.
 
-    Raises NotProved unless all evidence is there, NetworkError, CheckFailed if the registry has something else.
+    `zstd`: its layers are packed with that, unless the registry has the image already. Raises NotProved unless all
+    evidence is there, NetworkError, CheckFailed if the registry has something else.
     """
     reference = pushing.repository(target)
     session = Session(name, Options(locked=True), progress)
@@ -65,7 +66,7 @@ def push(name: str, target: str, progress: Progress) -> Pushed:
         source, locked, image = _proved(session)
         done.profile = source.name
         place = Repository(reference)
-        manifest = session.step("push image", lambda: _image(session, place, image))
+        manifest = session.step("push image", lambda: _image(session, place, image, zstd))
         done.digest = manifest.digest
         subject = Subject(repository(source.name), image.id, reference.repository, manifest.digest)
         wanted = said(source, locked, image, subject)
@@ -107,11 +108,8 @@ def export(name: str, file: Path, progress: Progress) -> Pushed:
 
 def _saved(session: Session, place: bundles.Folder, image: Image) -> tuple[Manifest, bool, str]:
     with session.connected().saved(image) as archive:
-        manifest = place.take(archive)
-    layers = tuple(layer["digest"] for layer in manifest.layers)
-    if (manifest.config, layers) != (image.id, image.layers):
-        raise EngineError(f"the engine saves another image than {image.id}")
-    return manifest, False, some(len(layers), "layer")
+        manifest = place.take(archive, image)
+    return manifest, False, some(len(image.layers), "layer")
 
 
 def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
@@ -153,8 +151,8 @@ def _proved(session: Session) -> tuple[Source, Lock, Image]:
     return source, locked, image
 
 
-def _image(session: Session, place: Repository, image: Image) -> tuple[Manifest, bool, str]:
-    found, there = pushing.pushed(session.connected(), place, image, session.progress.line)
+def _image(session: Session, place: Repository, image: Image, zstd: bool) -> tuple[Manifest, bool, str]:
+    found, there = pushing.pushed(session.connected(), place, image, session.progress.line, zstd)
     return found, there, found.digest
 
 

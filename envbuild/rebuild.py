@@ -78,7 +78,7 @@ def _first(place: Place, digest: str, diff_id: str, engine: Engine, made: Image,
     with scratch.folder("rebuild") as folder:
         local = bundles.Folder(folder / "layout")
         with engine.saved(made) as archive:
-            local.take(archive)
+            local.take(archive, made)
         there = _files(place, digest, diff_id)
         for one, two in zip_longest(there, _files(local, here, here)):
             if one is None or two is None or one[0] != two[0]:

@@ -143,6 +143,8 @@ class Access:
 
     def _one(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
         headers = dict(options.pop("headers", {}))
+        if hasattr(options.get("data"), "seek"):  # a file that was sent before, to one who then asked who we are
+            options["data"].seek(0)
         if _origin(url) == _origin(self.base) and scope in self._proofs:
             headers["Authorization"] = self._proofs[scope]
         try:

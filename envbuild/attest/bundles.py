@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import posixpath
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -16,7 +15,8 @@ from typing import Any
 
 from envbuild.attest import layers, oci
 from envbuild.attest.oci import Manifest
-from envbuild.errors import FileError
+from envbuild.errors import EngineError, FileError
+from envbuild.image.engine import Image, files
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
 
@@ -65,36 +65,22 @@ class Folder:
         self._tags[target] = manifest.digest
         return False
 
-    def take(self, archive: tarfile.TarFile) -> Manifest:
-        """The image of an archive that the engine saved, its layers as blobs. Raises Malformed."""
-        listed: list[dict[str, Any]] = []
-        digests: dict[str, str] = {}
-        links: dict[str, str] = {}  # engines before 25 write a layer that comes twice only once
-        for member in archive:
-            if member.issym():
-                links[member.name] = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
-            stream = archive.extractfile(member) if member.isfile() else None
-            if stream is None:
-                continue
-            if member.name == ARCHIVE:
-                listed = json.load(stream)
-                continue
-            digests[member.name] = self._take(stream)
-            archive.members = []  # type: ignore[attr-defined]
-        if len(listed) != 1:
-            raise Malformed("the engine's archive does not hold one image")
-        config = digests[listed[0]["Config"]]
-        layers = [digests[links.get(name, name)] for name in listed[0]["Layers"]]
-        sizes = {digest: self._path(digest).stat().st_size for digest in (config, *layers)}
+    def take(self, archive: tarfile.TarFile, image: Image) -> Manifest:
+        """An image out of the archive that the engine saved of it, its layers as blobs; what of it is one is told by
+        its digest. Raises EngineError if the archive holds another."""
+        wanted = {image.id, *image.layers}
+        taken = {self._take(stream) for stream, _ in files(archive)}
+        if not wanted <= taken:
+            raise EngineError(f"the engine saves another image than {image.id}")
+        for digest in taken - wanted:
+            self._path(digest).unlink()
+        sizes = {digest: self._path(digest).stat().st_size for digest in wanted}
         document = {
             "schemaVersion": 2,
             "mediaType": oci.MANIFEST,
-            "config": {"mediaType": oci.CONFIG, "digest": config, "size": sizes[config]},
-            "layers": [{"mediaType": _LAYER, "digest": digest, "size": sizes[digest]} for digest in layers],
+            "config": {"mediaType": oci.CONFIG, "digest": image.id, "size": sizes[image.id]},
+            "layers": [{"mediaType": _LAYER, "digest": digest, "size": sizes[digest]} for digest in image.layers],
         }
-        used = {config, *layers}
-        for digest in set(digests.values()) - used:
-            self._path(digest).unlink()
         return Manifest(oci.encoded(document), oci.MANIFEST)
 
     def _take(self, stream: Any) -> str:

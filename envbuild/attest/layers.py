@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -10,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbuild.attest.oci import Manifest, Place
-from envbuild.blocks import Blocks
+from envbuild.attest.unpacking import Unpacked
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
 
-_CONFIG_BYTES = 8 << 20
+CONFIG_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20  # of a long name in a layer
 _MOST = 5_000_000  # files of a layer
 _LARGEST = 1 << 40  # bytes of one: tarfile goes on reading for as long as a head says, though the layer has ended
@@ -33,8 +32,15 @@ class Config:
 
 def config_of(place: Place, manifest: Manifest) -> Config:
     """Raises Refusal if the registry's answer is not what the manifest names, NetworkError."""
-    raw = place.blob(manifest.config, _CONFIG_BYTES)
-    document = untrusted.parse(raw, "the image's configuration", _CONFIG_BYTES)
+    found = parsed(manifest.config, place.blob(manifest.config, CONFIG_BYTES))
+    if len(found.layers) != len(manifest.layers):
+        raise Malformed("the image's manifest and its configuration name different layers")
+    return found
+
+
+def parsed(image_id: str, raw: bytes) -> Config:
+    """A configuration as its bytes tell it. Raises Malformed."""
+    document = untrusted.parse(raw, "the image's configuration", CONFIG_BYTES)
     try:
         inner = document.get("config") or {}
         layers = tuple(str(layer) for layer in document["rootfs"]["diff_ids"])
@@ -42,9 +48,7 @@ def config_of(place: Place, manifest: Manifest) -> Config:
         environment = dict(str(item).partition("=")[::2] for item in inner.get("Env") or ())
     except (KeyError, TypeError, AttributeError):
         raise Malformed("the image's configuration is not as it should be") from None
-    if len(layers) != len(manifest.layers):
-        raise Malformed("the image's manifest and its configuration name different layers")
-    return Config(manifest.config, layers, labels, environment)
+    return Config(image_id, layers, labels, environment)
 
 
 DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError)
@@ -78,7 +82,7 @@ def entries(place: Place, digest: str, diff_id: str) -> Iterator[tuple[tarfile.T
 
     Raises Refusal if it is not the layer of its digests, or cannot be looked into.
     """
-    stream = _Unpacked(place.blocks(digest))
+    stream = Unpacked(place.blocks(digest))
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK, tarinfo=Member) as archive:
             for count, member in enumerate(archive):
@@ -94,42 +98,3 @@ def entries(place: Place, digest: str, diff_id: str) -> Iterator[tuple[tarfile.T
         raise Malformed(f"the layer {digest} cannot be unpacked") from None
     if stream.digest != diff_id:
         raise Refusal("digest", f"the layer {digest} is not the one that the image's configuration names")
-
-
-class _Unpacked(Blocks):
-    """A layer's tar as a file object, hashed as it is read."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        super().__init__(blocks)
-        first = next(blocks, b"")
-        if first.startswith(b"\x28\xb5\x2f\xfd"):
-            raise Refusal("layer", "a layer above the proved ones is compressed with zstd: it cannot be looked into")
-        self._inflate = zlib.decompressobj(wbits=31) if first.startswith(b"\x1f\x8b") else None
-        self._packed = first if self._inflate else b""
-        self._buffer += b"" if self._inflate else first
-        self._seen = hashlib.sha256()
-
-    @property
-    def digest(self) -> str:
-        return f"sha256:{self._seen.hexdigest()}"
-
-    def read(self, size: int = -1) -> bytes:
-        result = super().read(size)
-        self._seen.update(result)
-        return result
-
-    def _more(self) -> bytes:
-        if self._inflate is None:
-            return super()._more()
-        while self._packed or self._fetched():
-            if self._inflate.eof:  # what follows is another member, as parallel gzip writes them
-                self._inflate = zlib.decompressobj(wbits=31)
-            block = self._inflate.decompress(self._packed, _BLOCK)
-            self._packed = self._inflate.unconsumed_tail or self._inflate.unused_data
-            if block:
-                return block
-        return b""
-
-    def _fetched(self) -> bool:
-        self._packed = super()._more()
-        return bool(self._packed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from envbuild.attest import packing
 from envbuild.attest.oci import Manifest, Reference
 from envbuild.attest.registry import Repository
 from envbuild.errors import CheckFailed, UsageError
@@ -23,23 +24,33 @@ def repository(text: str) -> Reference:
     return reference
 
 
-def pushed(engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None]) -> tuple[Manifest, bool]:
-    """The image in a registry, and whether it was there: under a tag of its own id, for one cannot push by
-    digest. Nothing is believed but the manifest. Raises CheckFailed where that is another's, NetworkError."""
+def pushed(
+    engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None], zstd: bool = False
+) -> tuple[Manifest, bool]:
+    """The image in a registry, and whether it was there, however its layers are packed: under a tag of its own id, for
+    one cannot push by digest. `zstd`: we pack its layers and send them; else the engine does. Nothing is believed but
+    the manifest. Raises CheckFailed where that is another's, NetworkError, DiskError."""
     tag, found = _tag(image), there(place, image)
     name = place.reference.repository
     if found is not None:
         engine.remove(f"{name}:{tag}")  # of one that was killed just after it had pushed
         return found, True
+    if zstd:
+        packing.push(engine, place, image, tag, on_line)
+    else:
+        _by_the_engine(engine, name, image, tag, on_line)
+    found = there(place, image)
+    if found is None:
+        raise CheckFailed(f"{name}:{tag} is not the image that was just pushed", hint="did somebody move the tag?")
+    return found, False
+
+
+def _by_the_engine(engine: Engine, name: str, image: Image, tag: str, on_line: Callable[[str], None]) -> None:
     engine.tag(image, name, tag)
     try:
         engine.push(name, tag, on_line)
     finally:
         engine.remove(f"{name}:{tag}")
-    found = there(place, image)
-    if found is None:
-        raise CheckFailed(f"{name}:{tag} is not the image that was just pushed", hint="did somebody move the tag?")
-    return found, False
 
 
 def _tag(image: Image) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlencode, urlsplit
 
 import requests
@@ -90,14 +90,25 @@ class Repository:
     def put_blob(self, raw: bytes) -> None:
         """Does nothing if it is there."""
         digest = oci.digest_of(raw)
-        if self._get(f"blobs/{digest}", method="HEAD") is not None:
-            return
+        if not self._has(digest):
+            self._upload(digest, raw)
+
+    def put_file(self, digest: str, file: Path) -> None:
+        """A blob of any size, from a file; does nothing if it is there."""
+        if not self._has(digest):
+            with file.open("rb") as stream:
+                self._upload(digest, stream)
+
+    def _has(self, digest: str) -> bool:
+        return self._get(f"blobs/{digest}", method="HEAD") is not None
+
+    def _upload(self, digest: str, content: bytes | BinaryIO) -> None:
         answer = self._send("POST", f"{self._url}/blobs/uploads/", data=b"")
         self._require(answer, (202,), "takes no upload")
         where = self._access.moved(answer.url, answer)
         where += ("&" if urlsplit(where).query else "?") + urlencode({"digest": digest})
-        answer = self._send("PUT", where, data=raw, headers={"Content-Type": "application/octet-stream"})
-        self._require(answer, (201,), "does not take a blob")
+        answer = self._send("PUT", where, data=content, headers={"Content-Type": "application/octet-stream"})
+        self._require(answer, (201,), f"does not take the blob {digest}")
 
     def put_manifest(self, target: str, manifest: Manifest) -> bool:
         """Under a tag or its own digest. Whether the registry lists it as a referrer of its subject by itself."""

@@ -7,14 +7,21 @@ from envbuild.commands.console import Console, emit, json_option
 @click.command("push", short_help="A verified image to a registry, with its evidence.")
 @click.argument("name")
 @click.argument("repository", metavar="REGISTRY/NAME")
+@click.option(
+    "--zstd",
+    is_flag=True,
+    help="Layers packed with zstd, not gzip: smaller, and a fraction of the time to pack and unpack. "
+    "Whoever pulls needs Docker 23 or containerd 1.5, or newer.",
+)
 @json_option
-def command(name: str, repository: str, as_json: bool) -> None:
+def command(name: str, repository: str, zstd: bool, as_json: bool) -> None:
     """Push a profile's verified image, then its evidence, then the tags: its lock's and `verified`.
 
-    Nothing is built. Run again, it finishes what was interrupted. Credentials are docker's.
+    Nothing is built. Run again, it finishes what was interrupted; an image that is there stays as it is packed.
+    Credentials are docker's.
     Example: envbuild push h20 registry.example/h20
     """
-    done = publish.push(name, repository, Console())
+    done = publish.push(name, repository, Console(), zstd)
     if as_json:
         emit(done.document())
     else:

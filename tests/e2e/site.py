@@ -30,9 +30,9 @@ class Team:
     def login(self) -> dict[str, str]:
         return {"DOCKER_CONFIG": str(self.registry.login)}
 
-    def push(self, name: str, place: str) -> Result:
+    def push(self, name: str, place: str, *arguments: str) -> Result:
         burden = burdened(self.public.parent, self.index)
-        return self.project.run("push", name, place, "--json", **burden, **self.login, **self.signing)
+        return self.project.run("push", name, place, *arguments, "--json", **burden, **self.login, **self.signing)
 
     def verify(self, ref: str, *arguments: str, login: Path | None = None) -> Result:
         """Where there is no engine."""

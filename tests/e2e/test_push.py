@@ -91,6 +91,22 @@ def test_killed_at_each_step_verified_is_not_there_and_the_next_push_finishes(
     assert site.team.reasons(f"{place}:verified") == []
 
 
+def test_packed_with_zstd_it_is_the_same_image_to_whoever_verifies_or_pulls_it(site: Site, run_id: str) -> None:
+    place = f"{site.team.registry.host}/e2e-{run_id}/zstd"
+    done = site.team.push(site.proved.name, place, "--zstd")
+    assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.document["digest"] != site.digest
+    assert site.team.reasons(f"{place}:verified", "--gpu", "cpu") == []
+    docker("pull", "--quiet", f"{place}:verified", env=site.team.login)
+    try:
+        is_what = ("image", "inspect", "--format", "{{json .RootFS}} {{json .Config}} {{.Created}}")
+        assert docker(*is_what, f"{place}:verified") == docker(*is_what, site.proved.tag)
+    finally:
+        docker("image", "rm", f"{place}:verified")
+    again = site.team.push(site.proved.name, place)  # as it is packed is as good
+    assert (again.code, again.document) == (0, done.document)
+
+
 # images that are built on it
 
 

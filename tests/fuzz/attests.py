@@ -351,13 +351,19 @@ class _Place:
 def _diff_id(raw: bytes) -> str:
     import zlib
 
+    import zstandard
+
     whole = b""
     try:
         while raw.startswith(b"\x1f\x8b"):
             inflate = zlib.decompressobj(wbits=31)
             whole += inflate.decompress(raw)
             raw = inflate.unused_data
-    except zlib.error:
+        while raw.startswith(b"\x28\xb5\x2f\xfd"):
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            whole += frame.decompress(raw)
+            raw = frame.unused_data
+    except (zlib.error, zstandard.ZstdError):
         return oci.digest_of(b"")
     return oci.digest_of(whole or raw)
 

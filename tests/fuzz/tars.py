@@ -6,6 +6,7 @@ import io
 import tarfile
 import zlib
 
+import zstandard
 from hypothesis import strategies as st
 
 from fuzz.strategies import BYTES, TEXTS, Draw, spoiled
@@ -98,9 +99,12 @@ def tars(draw: Draw, members: tuple[tuple[str, bytes], ...] = ()) -> bytes:
 def layers(draw: Draw) -> bytes:
     """As a registry serves them: plain, compressed in one piece or several, with something behind, or cut."""
     raw = draw(tars())
-    form = draw(st.integers(0, 5))
+    form = draw(st.integers(0, 7))
     if form == 0:
         return raw
+    if form > 5:
+        frames = zstandard.compress(raw[:600]) + zstandard.compress(raw[600:])
+        return frames if form == 6 else draw(spoiled(st.just(frames), BYTES))
     packed = zlib.compress(raw, 1, wbits=31)
     if form == 1:
         half = len(raw) // 2

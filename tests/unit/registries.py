@@ -30,6 +30,8 @@ class Registry:
     referrers: bool = False
     lies: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     refuse: str = ""  # a pattern of requests, as "PUT /v2/.*/manifests/verified", that are refused
+    cut: int = 0  # so many uploads end half-way: the connection is closed
+    lengths: list[str | None] = field(default_factory=list)  # of uploads, as their heads say
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)  # request line, Authorization
@@ -64,7 +66,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         registry = self.registry
-        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
+        if self.command == "PUT" and "/uploads/" in self.path:
+            registry.lengths.append(self.headers.get("Content-Length"))
+            if registry.cut:
+                registry.cut -= 1
+                self.rfile.read(length // 2)
+                self.close_connection = True
+                return None
+        raw = self.rfile.read(length)
         path, _, query = self.path.partition("?")
         registry.asked.append((f"{self.command} {path}", self.headers.get("Authorization", "")))
         if path in registry.lies:

@@ -194,6 +194,7 @@ HEAVY = (
     "securesystemslib",
     "cyclonedx",
     "pynvml",
+    "zstandard",
 )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from envbuild.attest import attestations, layers, oci, signing, statements
 from envbuild.attest.layers import Config
@@ -400,10 +401,10 @@ def layer(*members: tuple[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def child(site: Site, *members: tuple[str, str], env: list[str] | None = None, packed: bool = True) -> None:
+def child(site: Site, *members: tuple[str, str], env: list[str] | None = None, packed: str = "gzip") -> None:
     """An image in another repository of the registry, with one layer above the proved one's."""
     tar = layer(*members)
-    blob = gzip.compress(tar) if packed else tar
+    blob = gzip.compress(tar) if packed == "gzip" else zstandard.compress(tar) if packed == "zstd" else tar
     config = config_of([LAYER, oci.digest_of(tar)], {LOCK_LABEL: site.lock.id}, env)
     layers = [{"digest": d, "mediaType": LAYER_TYPE} for d in (LAYER, site.registry.add_blob(blob))]
     document = {"mediaType": oci.MANIFEST, "config": {"digest": site.registry.add_blob(config)}, "layers": layers}
@@ -417,8 +418,8 @@ def child_reasons(site: Site) -> list[str]:
     return reasons(site, "--base", f"{site.registry.host}/team/sample", tag="app", name="team/app")
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_child_that_replaces_nothing_is_verified(pushed: Site, packed: bool) -> None:
+@pytest.mark.parametrize("packed", ["gzip", "zstd", ""])
+def test_a_child_that_replaces_nothing_is_verified(pushed: Site, packed: str) -> None:
     child(
         pushed, ("opt/", "dir"), (SITE, "dir"), (f"{SITE}/mine/__init__.py", "file"), ("app/main.py", "file"),
         (f"{SITE}/torch", "dir"), (f"{SITE}/torch/__pycache__/a.pyc", "file"), packed=packed,
@@ -441,8 +442,9 @@ def test_a_child_that_replaces_nothing_is_verified(pushed: Site, packed: bool) -
     ],
 )
 def test_a_child_that_replaces_a_locked_library_is_refused(pushed: Site, path: str) -> None:
-    child(pushed, ("app/main.py", "file"), (path, "file"))
-    assert child_reasons(pushed) == ["replaced"]
+    for packed in ("gzip", "zstd"):
+        child(pushed, ("app/main.py", "file"), (path, "file"), packed=packed)
+        assert child_reasons(pushed) == ["replaced"]
 
 
 @pytest.mark.parametrize(
@@ -492,14 +494,23 @@ def sparse(maps: int) -> bytes:
     return bytes(made) + (b"00000000001\0" * 42 + b"\1" + b"\0" * 7) * maps
 
 
+# Frames of zstd that want 1 GiB of memory for what follows, and one of a TiB.
+WINDOW = b"\x28\xb5\x2f\xfd\x00\xa0" + b"\x01\0\0"
+ENDLESS = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + b"\x01\0\0"
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"\x28\xb5\x2f\xfdx", "layer"), (gzip.compress(layer(("a", "file"))), "digest"), (b"\x1f\x8bx", "malformed"),
+    [(b"\x28\xb5\x2f\xfdx", "malformed"), (zstandard.compress(layer(("a", "file"))), "digest"),
+     (zstandard.compress(layer(("b", "file")))[:-1], "malformed"), (WINDOW, "malformed"), (ENDLESS, "malformed"),
+     (zstandard.compress(layer(("b", "file"))) + b"no zstd" * 9, "malformed"),
+     (gzip.compress(layer(("a", "file"))), "digest"), (b"\x1f\x8bx", "malformed"),
      (b"x" * 2000, "malformed"), (attributed(GNU_sparse_realsize="x"), "malformed"),
      (attributed(size="9" * 30), "too-large"), (gzip.compress(attributed(size=str(1 << 62))), "too-large"),
      (gzip.compress(layer(("a", "file")) + bytes(3 << 20)) + b"no gzip" * 9, "malformed"),
      (attributed(GNU_sparse_map="0,1", GNU_sparse_size=str(1 << 60)), "layer"), (gzip.compress(sparse(100)), "layer")],
-    ids=["zstd", "another", "cut", "no-tar", "no-number", "too-large", "endless", "behind", "sparse", "old-sparse"],
+    ids=["zstd", "zstd-another", "zstd-cut", "zstd-window", "zstd-size", "zstd-behind",
+         "another", "cut", "no-tar", "no-number", "too-large", "endless", "behind", "sparse", "old-sparse"],
 )  # fmt: skip
 def test_a_layer_that_is_not_what_it_says_is_refused(pushed: Site, content: bytes, reason: str) -> None:
     child(pushed, ("b", "file"))

@@ -1,0 +1,110 @@
+"""An image's layers packed with zstd, and brought into a registry by us: the engine packs them with gzip alone.
+
+What in the engine's archive is a layer, and what the configuration, is told by its digest, not by its name there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from envbuild import room, scratch
+from envbuild.attest import layers, oci
+from envbuild.attest.oci import Manifest
+from envbuild.attest.registry import Repository
+from envbuild.attest.unpacking import Unpacked
+from envbuild.errors import DiskError, EngineError
+from envbuild.image.engine import Engine, Image, asking, files
+
+LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
+_LEVEL = 3  # zstd's own choice; another gives other digests
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A file of the engine's archive. `digest` is of its content, unpacked; `raw` that content itself, where it is
+    small; `packed` the descriptor of its packed form."""
+
+    digest: str
+    size: int
+    raw: bytes
+    packed: dict[str, Any]
+
+
+def push(engine: Engine, place: Repository, image: Image, tag: str, on_line: Callable[[str], None]) -> None:
+    """The image under a tag. What the registry has of it is not sent again; the manifest comes last, and is the same
+    for the same image and release of zstd. Raises DiskError without room for the largest layer, EngineError if the
+    engine saves something else, NetworkError."""
+    found: dict[str, dict[str, Any]] = {}
+    raw = b""
+    with scratch.folder("push") as folder:
+        _require_room(engine, image, folder)
+        file = folder / "layer"
+        for part in _parts(engine, image, file):
+            if part.digest == image.id:
+                raw = part.raw
+            elif part.digest in image.layers:
+                place.put_file(part.packed["digest"], file)
+                found[part.digest] = part.packed
+                sizes = f"{part.packed['size'] / 1e6:.0f} of {part.size / 1e6:.0f} MB"
+                on_line(f"layer {len(found)} of {len(image.layers)}: {sizes}")
+    lacking = [layer for layer in image.layers if layer not in found]
+    if lacking or not raw or layers.parsed(image.id, raw).layers != image.layers:
+        text = f"the engine saves another image than {image.id}"
+        detail = f": nothing in it is {lacking[0]}" if lacking else ""
+        raise EngineError(text + detail, hint="is its disk sound? docker image rm, then envbuild make, builds it anew")
+    place.put_blob(raw)
+    document = {
+        "schemaVersion": 2,
+        "mediaType": oci.MANIFEST,
+        "config": oci.descriptor(oci.CONFIG, raw),
+        "layers": [found[layer] for layer in image.layers],
+    }
+    place.put_manifest(tag, Manifest(oci.encoded(document), oci.MANIFEST))
+
+
+def _require_room(engine: Engine, image: Image, folder: Path) -> None:
+    """Packed, a layer is hardly ever larger than it was."""
+    largest = max(engine.layer_sizes(image) or (0,))
+    if shutil.disk_usage(folder).free < largest:
+        text = f"a layer of {largest / 1e9:.1f} GB may find no room to be packed in: {room.figures(folder.parent)}"
+        raise DiskError(text, hint="free some, or name a folder that has more: TMPDIR=FOLDER")
+
+
+def _parts(engine: Engine, image: Image, file: Path) -> Iterator[_Part]:
+    """Each file of the image's archive; its packed form is in `file` until the next one is asked for."""
+    try:
+        with asking(engine), engine.saved(image) as archive:
+            for stream, size in files(archive):
+                raw = stream.read() if size <= layers.CONFIG_BYTES else b""
+                yield _packed(io.BytesIO(raw) if raw else stream, file, raw)
+    except layers.DAMAGED as error:
+        raise EngineError(f"the engine's archive of {image.id} cannot be read: {error}") from None
+
+
+def _packed(stream: IO[bytes], file: Path, raw: bytes) -> _Part:
+    """An engine on containerd's store saves layers as they came, packed with something else perhaps."""
+    import zstandard  # here and in unpacking alone: few commands need it
+
+    # All that the bytes depend on beside the content: the level, one thread, a checksum, and no size at the begin.
+    packer = zstandard.ZstdCompressor(level=_LEVEL, threads=0, write_checksum=True, write_content_size=False)
+    making, content = packer.compressobj(), Unpacked(iter(lambda: stream.read(_BLOCK), b""))
+    seen, before = hashlib.sha256(), 0
+    with file.open("wb") as target:
+        while block := content.read(_BLOCK):
+            before += len(block)
+            piece = making.compress(block)
+            seen.update(piece)
+            target.write(piece)
+        last = making.flush()
+        seen.update(last)
+        target.write(last)
+        after = target.tell()
+    packed = {"mediaType": LAYER, "digest": f"sha256:{seen.hexdigest()}", "size": after}
+    return _Part(content.digest, before, raw, packed)
