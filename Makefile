@@ -64,7 +64,7 @@ format: .venv/.dev ## let ruff format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev engine ## measure, side by side, 25 min; results go to benchmarks/results
+bench: .venv/.dev engine ## measure, side by side, an hour; results go to benchmarks/results
 	for one in startup forking build; do PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/$$one.py || exit; done
 
 faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; result in benchmarks/results
