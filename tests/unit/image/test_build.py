@@ -281,6 +281,8 @@ def test_what_needs_no_wheel_is_begun_once_for_an_engine(locked: Lock, builder: 
     assert begin() == 1
     built(locked)
     assert begin() == 3, "a whole build empties the contexts, and what was begun stays so"
+    pinned = dataclasses.replace(locked, wheels=locked.wheels[:-1])
+    assert begin(pinned, dockerfile.render(pinned, "sample")) == 3, "other wheels"
     engine.identity = "emptied"
     assert begin() == 4
     other = dataclasses.replace(locked, base=locked.base[:-1])
