@@ -125,7 +125,7 @@ class Building:
             if self.options.locked and source.dockerfile.is_file() and not same:
                 raise OutOfDate(
                     f"{display(source.dockerfile)} is not what the lock gives",
-                    hint=f"run: envbuild render {source.name}",
+                    hint=f"run: envbuild render {source.known}",
                 )
             if not same and not self.options.trial:
                 store.write_atomically(source.dockerfile, text)

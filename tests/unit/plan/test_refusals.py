@@ -31,7 +31,7 @@ BROKEN = """error: Received some unexpected JSON from `http://index.example/simp
   cause: key must be a string at line 1 column 2
 """
 NONE = """error: No solution found when resolving dependencies
-  cause: Because there are no versions of networkx and you require networkx, we can conclude that your requirements are unsatisfiable.
+  cause: Because there are no versions of networkx and you require networkx, and so on.
 """
 
 
