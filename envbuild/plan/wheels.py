@@ -63,7 +63,8 @@ def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Co
             [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--no-python-downloads", "--only-binary", ":all:",
              "--python-version", python, "--python-platform", platform, *index.uv_options(), *options, "-"],
             stdin="".join(f"{line}\n" for line in lines),
-            env={**index.uv_environment(), "TMPDIR": str(folder)},  # where it was killed, it leaves its own folders
+            # it leaves folders of its own where it is killed, and breaks the lines that are read at COLUMNS
+            env={**index.uv_environment(), "TMPDIR": str(folder), "COLUMNS": "100000"},
         )  # fmt: skip
     if done.code and room.lacked(done.stderr):
         own = os.environ.get("UV_CACHE_DIR") or platformdirs.user_cache_dir("uv")

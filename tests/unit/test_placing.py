@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from envbuild import pipeline, placing, settings
-from envbuild.attest import oci
+from envbuild.attest import oci, pushing
 from envbuild.errors import EnvbuildError, NetworkError, SettingsError, UsageError
+from envbuild.image import records
 from envbuild.image.engine import Engine
 from envbuild.making import On, Options
 from envbuild.plan import lock, resolve
@@ -252,10 +253,10 @@ def test_what_is_refused_is_refused_before_a_push(
     source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
     locked, pushed = lock_for(resolve.resolve(source)), list[object]()
     monkeypatch.setattr(pipeline, "existing", lambda *_: (source, locked, image_of()))
-    monkeypatch.setattr(pipeline.records, "every", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
+    monkeypatch.setattr(records, "every", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
     monkeypatch.setattr(Session, "there", lambda *_: None)
     monkeypatch.setattr(Session, "connected", lambda session: object())
-    monkeypatch.setattr(placing.pushing, "pushed", lambda *asked: pushed.append(asked))
+    monkeypatch.setattr(pushing, "pushed", lambda *asked: pushed.append(asked))
     given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]
     done: Said = envbuild(verb, "sample", *given, *options)
     assert (done.code, pushed) == (2, []) and words in done.stderr
