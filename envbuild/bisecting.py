@@ -79,7 +79,7 @@ def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
         source, locked, image = pipeline.image(session)
     except (ProfileError, CheckFailed) as error:
         return None, error.message
-    session.selftest(source, session.runner(source, image), locked.versions, locked.python)
+    session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
     for failure in session.made.run.failures() if session.made.run and hunt.probe != _CARD else ():
         if failure["probe"] == _CARD:
             raise NotProved(f"the card here is none of {source.name}'s", hint=failure["detail"])

@@ -10,7 +10,7 @@ from typing import TypeVar
 from envbuild import fetching
 from envbuild.document import display
 from envbuild.errors import OutOfDate, UsageError, some
-from envbuild.image import base, build, buildx, context, dockerfile, extensions
+from envbuild.image import base, build, buildx, context, dockerfile, extensions, places
 from envbuild.image.engine import Engine, Image
 from envbuild.image.extensions import Built, Order
 from envbuild.image.names import repository
@@ -125,7 +125,7 @@ class Building:
             if self.options.locked and source.dockerfile.is_file() and not same:
                 raise OutOfDate(
                     f"{display(source.dockerfile)} is not what the lock gives",
-                    hint=f"run: envbuild render {source.name}",
+                    hint=f"run: envbuild render {source.known}",
                 )
             if not same and not self.options.trial:
                 store.write_atomically(source.dockerfile, text)
@@ -135,6 +135,8 @@ class Building:
 
     def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
         """The image of a lock: built already, or its layers made, audited, and labelled with what is in them."""
+        if not self.options.trial:
+            places.note(source.known_lock)  # before there is an image that prune would not know
         there = None if self.options.no_cache else build.built(self.connected(), locked, text)
         if there is not None:
             image = self.step("build", lambda: self._built(source, locked, there))

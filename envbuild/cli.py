@@ -93,6 +93,10 @@ class _Lazy(click.Group):
                 formatter.write_dl(list(group.items()))
 
 
+# True of every command: files get their names last, and a step that has ended is found again.
+_INTERRUPTED = "interrupted: nothing is half-written, and steps that had ended are kept; run the same command again"
+
+
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="envbuild")
 def cli() -> None:
@@ -122,7 +126,7 @@ def main() -> None:
     except click.ClickException as error:
         code = _report(UsageError(error.format_message(), hint=_usage_hint(error)), wants_json)
     except (KeyboardInterrupt, click.Abort):
-        code = _report(Interrupted("interrupted"), wants_json)
+        code = _report(Interrupted(_INTERRUPTED), wants_json)
     except SettingsError as error:
         from envbuild.host import site  # not for --help
 

@@ -145,7 +145,7 @@ class SystemFault(EnvbuildError):
 
 
 class NetworkError(EnvbuildError):
-    """An index, a mirror or a registry did not answer, or does not have what is asked for."""
+    """An index, a mirror or a registry did not answer, does not have what is asked for, or has another than it says."""
 
     code, kind = 7, "network"
 

@@ -88,6 +88,6 @@ def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) 
             try:
                 debs.fetch(locked.builder.debs, locked.suite, store.debs(), locked.made)
             except debs.Unavailable as gone:
-                again = f"envbuild lock {plan.name} --upgrade base"
+                again = f"envbuild lock {plan.asked} --upgrade base"
                 gone.hint = f"set debian_snapshot in config.yaml, or lock others: {again}"
                 raise

@@ -67,6 +67,7 @@ class Options:
     script: Script | None = None  # instead of the profile's own
     on: On = HERE
     builder: str | None = None  # of buildx, if not the engine's own
+    unproved: bool = False  # what cannot be proved here is built all the same
 
     @property
     def trial(self) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from envbuild import turns
+from envbuild import placing, turns
 from envbuild.attest import signing
 from envbuild.errors import BuildError, CheckFailed, EnvbuildError, NotProved, UsageError
 from envbuild.image import build, dockerfile, records
@@ -27,13 +27,15 @@ def make(name: str, options: Options, progress: Progress) -> Made:
     session = Session(name, options, progress)
     with working(session, session.made.document):
         source = session.load()
+        if not options.unproved:
+            placing.require_cards(source, options.asked.gpus)
         plan = session.resolve(source)
         locked = session.lock(source, plan)
         text = session.render(source, locked)
         image = session.build(source, plan, locked, text)
         if not session.proved_already(source, image, locked):
             signer = signing.configured()  # before the long part: it may ask for a passphrase
-            run = session.selftest(source, session.runner(source, image), locked.versions, locked.python)
+            run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
             session.evidence(source, image, locked, run, signer)
             _passed(session, source, image)
         session.tag(source, image)
@@ -65,12 +67,12 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
         if not any(record.recipe == recipe for record in records.every(image.id)):
             raise CheckFailed(
                 f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
-                hint=f"its self-test output could be forged; build it: envbuild build {source.name}, "
-                "or only look: envbuild test",
+                hint=f"its self-test output could be forged; build it: envbuild build {source.known}, "
+                f"or only look: envbuild test {source.known}",
             )
         session.there(source, image, locked)
         signer = signing.configured()
-        run = session.selftest(source, session.runner(source, image), locked.versions, locked.python)
+        run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
         session.evidence(source, image, locked, run, signer)
         _passed(session, source, image)
         session.tag(source, image)
@@ -82,7 +84,7 @@ def test(name: str, reference: str | None, progress: Progress, asked: Asked = AL
     session = Session(name, Options(locked=True, asked=asked, on=on), progress)
     source, locked, image = existing(session, reference)
     session.made.image, session.made.lock = image, locked
-    session.selftest(source, session.runner(source, image), locked.versions, locked.python)
+    session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
     return session.made
 
 
@@ -96,7 +98,7 @@ def script(
     if found is None:
         progress.say(f"{source.name} is not built: zeros stand for its image's digest")
     image = found or Image(f"sha256:{0:064}", f"sha256:{0:064}", (), {}, {}, 0)
-    runner = session.runner(source, image, dry=True)
+    runner = session.runner(source, image, locked, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
     jobs = [session.job(source, runner, locked.versions, locked.python, nodes) for nodes in sorted({1, on.nodes})]
@@ -130,7 +132,7 @@ def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Ima
     """A profile, its current lock, and an image in the engine: `reference`, else the one built from the lock."""
     source, locked, image = _known(session, reference)
     if image is None:
-        raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.name}")
+        raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.known}")
     return source, locked, image
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from envbuild import settings
 from envbuild.attest import pushing
 from envbuild.attest.registry import Repository
-from envbuild.errors import NetworkError, UsageError
+from envbuild.errors import NetworkError, NotProved, UsageError
 from envbuild.image.engine import Engine, Image
 from envbuild.making import Options
 from envbuild.plan import facts
 from envbuild.plan.profile import Profile
+from envbuild.plan.source import Source
 from envbuild.proof.runners.kubernetes import site as kubernetes_site
 from envbuild.proof.runners.kubernetes.runner import ALONE, Kubernetes
 from envbuild.proof.runners.local import Local
@@ -26,13 +27,21 @@ _CALLED = {"slurm": "slurm: {gres: ...}", "kubernetes": "kubernetes: {products: 
 
 
 def runner(
-    options: Options, engine: Engine, image: Image, name: str, on_line: Callable[[str], None], *, dry: bool = False
+    options: Options,
+    engine: Engine,
+    image: Image,
+    name: str,
+    on_line: Callable[[str], None],
+    *,
+    dry: bool = False,
+    tried: Callable[[Runner], None] = lambda runner: None,
 ) -> Runner:
     """The one that is asked for, else the site's (setting `on`), else the engine's own: one of names.RUNNERS.
 
     Pushes the image where the runner fetches it from a registry, unless `dry`: its script is only shown then, and where
-    the registry lacks the image, with a digest of zeros, which `on_line` is told. Raises UsageError for what does not
-    go together, SettingsError for what is at fault in the site's settings.
+    the registry lacks the image, with a digest of zeros, which `on_line` is told. `tried`: before a push it gets a
+    runner of such an image, to raise what the true one would raise after it. Raises UsageError for what does not go
+    together, SettingsError for what is at fault in the site's settings.
     """
     on = options.on
     chosen = on.runner or settings.setting("on") or "local"
@@ -53,24 +62,46 @@ def runner(
             hint=f"--gpu MODEL says which card, gpu_count in the profile how many, {_CALLED[chosen]} what it is called",
         )
     given, known = on.given.get(chosen, {}), facts.gpus().__contains__
-    fetched = _known if dry else _fetched
+    made: Callable[[str | None], Runner]
     if chosen == "slurm":
         cluster = settings.read("slurm", partial(slurm_site.parse, knows=known), given)
         if on.nodes > 1:  # told now, and not after the self-test on one
             nodes.network(cluster)
-        reference = fetched(cluster.registry, engine, image, on_line)
-        return Slurm(cluster, image, reference, name, on.resume, origins=settings.origins("slurm", given))
-    place = settings.read("kubernetes", partial(kubernetes_site.parse, knows=known), given)
-    if dry and not place.registry:  # a run says so itself
-        on_line(ALONE)
-    return Kubernetes(place, image, fetched(place.registry, engine, image, on_line), name, on.resume)
+        registry, origins = cluster.registry, settings.origins("slurm", given)
+        made = partial(_slurm, cluster, image, name, on.resume, origins)
+    else:
+        place = settings.read("kubernetes", partial(kubernetes_site.parse, knows=known), given)
+        if dry and not place.registry:  # a run says so itself
+            on_line(ALONE)
+        registry, made = place.registry, partial(_kubernetes, place, image, name, on.resume)
+    if dry:
+        return made(_known(registry, engine, image, on_line))
+    tried(made(f"{_repository(registry).reference.repository}@{_ZEROS}" if registry else None))
+    return made(_fetched(registry, engine, image, on_line))
+
+
+def _slurm(
+    cluster: slurm_site.Site, image: Image, name: str, resume: str | None, origins: Mapping[str, str], known: str | None
+) -> Runner:
+    return Slurm(cluster, image, known, name, resume, origins=origins)
+
+
+def _kubernetes(place: kubernetes_site.Site, image: Image, name: str, resume: str | None, known: str | None) -> Runner:
+    return Kubernetes(place, image, known, name, resume)
+
+
+_ZEROS = f"sha256:{0:064}"  # for the digest of what is not pushed yet
+
+
+def _repository(registry: str) -> Repository:
+    return Repository(pushing.repository(registry))
 
 
 def _fetched(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
     """By which name a node gets the image from a registry, where it is now; None without one."""
     if not registry:
         return None
-    place = Repository(pushing.repository(registry))
+    place = _repository(registry)
     return f"{place.reference.repository}@{pushing.pushed(engine, place, image, on_line)[0].digest}"
 
 
@@ -78,7 +109,7 @@ def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable
     """The same name where the registry has the image already; nothing is pushed."""
     if not registry:
         return None
-    place = Repository(pushing.repository(registry))
+    place = _repository(registry)
     name = place.reference.repository
     try:
         found = pushing.there(place, image)
@@ -87,7 +118,17 @@ def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable
         found = None
     if found is None:
         on_line(f"the image is not in {name}, where a run puts it first: zeros stand for its digest")
-    return f"{name}@{found.digest if found else f'sha256:{0:064}'}"
+    return f"{name}@{found.digest if found else _ZEROS}"
+
+
+def require_cards(source: Source, gpus: Sequence[str]) -> None:
+    """Before anything is built for it. Raises NotProved where fewer are named than work together in the profile."""
+    wanted = source.profile.gpu_count
+    if gpus and source.profile.gpus and len(gpus) < wanted:
+        raise NotProved(
+            f"{source.name} cannot be proved: it is for {wanted} GPUs that work together, and --gpus names {len(gpus)}",
+            hint="name more of them, or build it all the same: --allow-unproved",
+        )
 
 
 def models(profile: Profile, gpu: str | None) -> tuple[str, ...]:

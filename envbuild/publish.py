@@ -147,7 +147,7 @@ def _proved(session: Session) -> tuple[Source, Lock, Image]:
     missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
     if missing:
         text = f"{source.name} is not proved on all it is for: nothing is published"
-        raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.name}"]))
+        raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.known}"]))
     return source, locked, image
 
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from envbuild import turns
+from envbuild import placing, turns
 from envbuild.attest import signing
 from envbuild.errors import EnvbuildError, SystemFault, UsageError
 from envbuild.image.engine import Engine
@@ -52,12 +53,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one profile ended: the exit code and the document that `make --json` of it alone would have given."""
+    """How one profile ended: the exit code and the document that `make --json` of it alone would have given. `asked`:
+    how a command line asks for it."""
 
     name: str
     code: int
     seconds: float
     document: Mapping[str, Any]
+    asked: str
 
     @property
     def error(self) -> Mapping[str, Any] | None:
@@ -119,7 +122,7 @@ class Crowd:
             with self._turn(source) as gpus:
                 code, document = self._run("make", name, told, gpus, allow_unproved=self.wanted.allow_unproved)
             document = {**document, "steps": _joined(built.get("steps", ()), document.get("steps", ()))}
-        return Outcome(source.name, code, time.monotonic() - begin, document)
+        return Outcome(source.name, code, time.monotonic() - begin, document, source.known)
 
     @contextlib.contextmanager
     def _turn(self, source: Source) -> Iterator[tuple[str, ...]]:
@@ -197,10 +200,12 @@ def make(names: Sequence[str], wanted: Wanted, say: Say, done: Callable[[Outcome
     for name in dict.fromkeys(names):
         try:
             source = sources.load(name, wanted=wanted.requirements)
+            if not wanted.allow_unproved:
+                placing.require_cards(source, wanted.gpus)
             found.setdefault(source.name, (name, source))
         except EnvbuildError as error:
             code, document = _refused(error)
-            outcomes.append(Outcome(name, code, 0.0, document))
+            outcomes.append(Outcome(name, code, 0.0, document, quote(name)))
             done(outcomes[-1])
     if wanted.gpus and found and not any(source.profile.gpus for _, source in found.values()):
         raise UsageError("--gpus: none of these profiles names gpus", hint="they are tested on the CPU")

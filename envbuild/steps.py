@@ -23,7 +23,7 @@ from envbuild.plan.source import Source
 from envbuild.proof import evidence, hardware, job, proved, reading, together
 from envbuild.proof.counting import Proof
 from envbuild.proof.job import Job
-from envbuild.proof.runners.protocol import Runner, Watch
+from envbuild.proof.runners.protocol import Runner, Scheduled, Watch
 from envbuild.proof.testrun import TestRun
 
 
@@ -60,10 +60,17 @@ class Session(Building):
 
         return self.step("nodes", work)
 
-    def runner(self, source: Source, image: Image, *, dry: bool = False) -> Runner:
+    def runner(self, source: Source, image: Image, locked: Lock, *, dry: bool = False) -> Runner:
         """Of the place that the self-test is to run in. `dry`: it is only asked what it would do."""
+
+        def tried(found: Runner) -> None:
+            """What would be refused is, before an image of gigabytes is pushed for it."""
+            if isinstance(found, Scheduled):
+                for nodes in sorted({1, self.options.on.nodes}):
+                    found.script(self.job(source, found, locked.versions, locked.python, nodes))
+
         say = self.progress.say if dry else self.progress.line
-        return placing.runner(self.options, self.connected(), image, source.name, say, dry=dry)
+        return placing.runner(self.options, self.connected(), image, source.name, say, dry=dry, tried=tried)
 
     def job(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str, nodes: int = 1) -> Job:
         """What the runner is handed. `nodes`: several are asked for what only they can show."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,7 +71,8 @@ def command(
     from envbuild.making import Options  # not for --help
     from envbuild.proof.job import Asked
 
-    options = Options(locked, no_cache, pins, write, requirements, Asked(gpus=gpus), builder=builder)
+    asked = Asked(gpus=gpus)
+    options = Options(locked, no_cache, pins, write, requirements, asked, builder=builder, unproved=allow_unproved)
     _one(names[0], options, allow_unproved, as_json)
 
 
@@ -117,8 +119,9 @@ def _several(names: tuple[str, ...], wanted: Wanted, as_json: bool) -> None:
     }
     if not as_json:
         rows = [_row(outcome) for outcome in outcomes]
-        for line in table([("PROFILE", "STATUS", "IMAGE", "SELF-TEST", "SECONDS", "EXIT", "WHY"), *rows]):
-            click.echo(printable(line))
+        with contextlib.suppress(BrokenPipeError) if error else contextlib.nullcontext():  # the exit code still tells
+            for line in table([("PROFILE", "STATUS", "IMAGE", "SELF-TEST", "SECONDS", "EXIT", "WHY"), *rows]):
+                click.echo(printable(line))
     elif not error:
         emit(document)
     if error:
@@ -128,8 +131,8 @@ def _several(names: tuple[str, ...], wanted: Wanted, as_json: bool) -> None:
 
 def _told(outcomes: Sequence[Outcome]) -> str:
     """How many are not made, and how many are built and not proved; each by name."""
-    unproved = [o.name for o in outcomes if o.code == NotProved.code]
-    failed = [o.name for o in outcomes if o.code not in (0, NotProved.code)]
+    unproved = [o.name for o in outcomes if o.code == NotProved.code and o.document.get("image")]
+    failed = [o.name for o in outcomes if o.code and o.name not in unproved]
     parts = {"not made": failed, "built, and not proved": unproved}
     said = [f"{len(names)} {what}: {', '.join(names)}" for what, names in parts.items() if names]
     return f"of {len(outcomes)} profiles {'; '.join(said)}"
@@ -155,7 +158,7 @@ def _why(outcome: Outcome) -> str:
     if not error:
         return "-"
     faults = [str(Fault(**fault)) for fault in error["faults"]]
-    more = [f"{len(faults) - 1} more: envbuild show {outcome.name}"] if len(faults) > 1 else []
+    more = [f"{len(faults) - 1} more: envbuild show {outcome.asked}"] if len(faults) > 1 else []
     hint = (error["hint"] or "").splitlines()[:1]
     return " ".join("; ".join([error["message"], *faults[:1], *more, *hint]).split())
 

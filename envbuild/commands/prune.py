@@ -6,7 +6,7 @@ import click
 from envbuild import pipeline, room
 from envbuild.commands.console import emit, json_option
 from envbuild.errors import printable
-from envbuild.image import prune
+from envbuild.image import places, prune
 from envbuild.image.engine import Engine
 from envbuild.plan import lock, naming
 from envbuild.proof.runners import local
@@ -17,24 +17,29 @@ from envbuild.proof.runners import local
 @click.option("--images-only", is_flag=True, help="Leave the caches of wheels, packages and bases alone.")
 @json_option
 def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
-    """Remove images of the profiles and locks seen from here that no lock names, and cached files that none needs.
+    """Remove images that no lock names, and cached files that none needs.
 
-    Never a verified or a running image. A lock that cannot be read stops it: what it needs is not known.
+    Those of the profiles and locks seen from here, and what was built from others, as of a profile given by its path:
+    it is in use as long as its lock is there. Never a verified or a running image. A lock that cannot be read stops
+    it: what it needs is not known.
     Example: envbuild prune --dry-run
     """
     engine = Engine()
     with contextlib.ExitStack() as stack:
-        known = naming.locks()
-        names = sorted({*naming.names(), *known})
+        known, noted = naming.locks(), list(places.every())
+        seen, elsewhere = {*naming.names(), *known}, set(map(places.name, noted))
+        names = sorted(seen | elsewhere)
         for name in names:
             _alone(stack, name)
-        locks = [locked for file in known.values() if (locked := lock.read(file))]
-        found = list(prune.images(engine, names, locks))
+        files = dict.fromkeys([*(file.absolute() for file in known.values()), *noted])
+        locks = [locked for file in files if (locked := lock.read(file))]
+        found = list(prune.images(engine, seen, locks, elsewhere))
         if not images_only:
             found += [*prune.caches(names, locks), *prune.temporary()]
         if not dry_run:
             local.sweep(engine)
             prune.remove(engine, found)
+            prune.forget(engine, noted)
     total = sum(item.bytes for item in found)
     if as_json:
         rows = [asdict(item) for item in found]

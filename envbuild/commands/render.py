@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from shlex import quote
 
 import click
 
@@ -23,6 +24,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
     Example: envbuild render --check
     """
     rows, drifted = [], []
+    asked = [quote(name) for name in names]
     for source, text in _rendered(names or naming.own_names()):
         same = holds_text(source.dockerfile, text)
         if not same and check:
@@ -31,7 +33,9 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
             write_atomically(source.dockerfile, text)
         rows.append({"profile": source.name, "file": display(source.dockerfile), "changed": not same})
     if drifted:
-        raise OutOfDate(f"not what the lock gives: {', '.join(drifted)}", hint="run: envbuild render")
+        raise OutOfDate(
+            f"not what the lock gives: {', '.join(drifted)}", hint=" ".join(["run: envbuild render", *asked])
+        )
     if as_json:
         emit({"dockerfiles": rows})
         return

@@ -19,7 +19,7 @@ from envbuild.plan.source import Source
 class Need:
     """`gpus`: ids in the facts, none for the CPU. `driver`: the oldest, None where unknown. `fetched`, `built`: bytes
     that a build takes in our cache and in the engine, None where nothing is locked yet. `pulls`: its base is an image
-    from a registry."""
+    from a registry. `asked`: how a command line asks for the profile."""
 
     profile: str
     gpus: tuple[str, ...]
@@ -28,6 +28,7 @@ class Need:
     fetched: int | None = None
     built: int | None = None
     pulls: bool = False
+    asked: str = ""
 
     @property
     def models(self) -> tuple[Gpu, ...]:
@@ -54,6 +55,7 @@ def of(source: Source) -> Need:
         fetched=fetched,
         built=build.needed_bytes(locked) if locked else None,
         pulls=profile.base.image is not None,
+        asked=source.known,
     )
 
 

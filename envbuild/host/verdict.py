@@ -51,7 +51,7 @@ def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
     known = [(card, facts.gpu_by_name(card.name)) for card in here]
     fitting = [card for card, gpu in known if gpu and gpu.id in need.gpus]
     wanted = " or ".join(gpu.names[0] for gpu in need.models)
-    there = f"on the machine that has the card: envbuild doctor --for {need.profile}"
+    there = f"on the machine that has the card: envbuild doctor --for {need.asked or need.profile}"
     if not here:
         yield f"it needs {wanted}, and there is no GPU here", there
     elif not fitting:

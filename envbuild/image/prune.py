@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild import scratch, settings
-from envbuild.image import base, extensions, records
+from envbuild.image import base, extensions, places, records
 from envbuild.image.engine import Engine
 from envbuild.image.names import LOCK_LABEL, PREFIX, VERIFIED, repository
 from envbuild.plan.lock import Lock
@@ -28,15 +28,19 @@ class Removable:
     holds: str = ""
 
 
-def images(engine: Engine, names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
-    """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock."""
-    repositories = {repository(name) for name in names}
+def images(
+    engine: Engine, names: Iterable[str], current: Iterable[Lock], elsewhere: Iterable[str] = ()
+) -> Iterator[Removable]:
+    """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock; of
+    profiles `elsewhere`, which are not seen from here, only those that this envbuild built."""
+    repositories, others = {repository(name) for name in names}, {repository(name) for name in elsewhere}
     made = {record.handle for record in records.every()}
     keep_tags = {lock.short for lock in current} | {VERIFIED}
     listed = engine.images(PREFIX)
     kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == VERIFIED} | engine.used()
     for tag, handle, size in listed:
-        mine = tag.rpartition(":")[0] in repositories
+        named = tag.rpartition(":")[0]
+        mine = named in repositories or (named in others and handle in made)
         if mine and handle not in kept and tag.rpartition(":")[2] not in keep_tags:
             yield Removable("image", tag, size)
     for lock_id, handle, size in engine.untagged(LOCK_LABEL):
@@ -68,6 +72,14 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
         context = settings.cache_folder("contexts", make=False) / name
         if context.is_dir():
             yield Removable("contexts", str(context), _size(context))
+
+
+def forget(engine: Engine, noted: Iterable[Path]) -> None:
+    """Locks that are gone, once no image of theirs is there."""
+    there = {tag.rpartition(":")[0] for tag, _, _ in engine.images(PREFIX)}
+    for file in noted:
+        if not file.exists() and repository(places.name(file)) not in there:
+            places.forget(file)
 
 
 def temporary() -> Iterator[Removable]:

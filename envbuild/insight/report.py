@@ -205,18 +205,19 @@ def status(
             reasons.append("no build of this lock is recorded here")
     else:
         state = PROVED
-    command, where = _next(plan.name, state, [p.model for p in proofs if p.state != "proved"] if gpus else [])
+    cards = [proof.model for proof in proofs if proof.state != "proved"] if gpus else []
+    command, where = _next(plan.name, plan.asked, state, cards)
     return Status(state, tuple(reasons), command, where, tuple(map(_card, proofs)), lock.id if lock else None, images)
 
 
-def _next(name: str, state: str, cards: Sequence[str]) -> tuple[str, str]:
+def _next(name: str, asked: str, state: str, cards: Sequence[str]) -> tuple[str, str]:
     """The command that leads on from a state, and where it is run: `cards` are those that are not proved."""
     if state == PROVED:
-        return f"envbuild push {name} REGISTRY/{name}", "to let others use it"
+        return f"envbuild push {asked} REGISTRY/{name}", "to let others use it"
     there = f"where there is {' and '.join(cards)}" if cards else ""
     if state == FAILED:
-        return f"envbuild make {name}", f"{there} once what failed is cured".strip()
-    return f"envbuild make {name}", there
+        return f"envbuild make {asked}", f"{there} once what failed is cured".strip()
+    return f"envbuild make {asked}", there
 
 
 def _card(proof: Proof) -> Card:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import urllib.parse
 
+IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://[^\s`\"<>]*[^\s`\"<>).,;:']")
+"""One that stands in a sentence, without the marks behind it."""
+
 
 def checked(text: str) -> str:
     """One that can be taken apart, which a pattern alone does not say of `https://a[b/c`. Raises ValueError."""
@@ -26,6 +29,11 @@ def shown(address: str) -> str:
         password = later == 1 and "@" not in middle and not re.fullmatch(r"[^:]*:[0-9]+", middle)
         rest = host(rest) if password else "***"
     return scheme + separator + re.split(r"[?#]", rest, maxsplit=1)[0]
+
+
+def struck(text: str) -> str:
+    """A text whose addresses are as `shown` has them."""
+    return IN_TEXT.sub(lambda found: shown(found[0]), text)
 
 
 def host(place: str) -> str:

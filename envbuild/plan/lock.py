@@ -214,12 +214,12 @@ def required(source: Source) -> Lock:
     """The lock of a profile, whether it still fits or not. Raises OutOfDate where there is none, and what read does."""
     lock = read(source.known_lock)
     if lock is None:
-        raise _missing(source.lock_file, source.name)
+        raise _missing(source.lock_file, source.asked)
     return lock
 
 
-def _missing(file: Path, name: str) -> OutOfDate:
-    return OutOfDate(f"{document.display(file)} is missing", hint=f"run: envbuild lock {name}")
+def _missing(file: Path, asked: str) -> OutOfDate:
+    return OutOfDate(f"{document.display(file)} is missing", hint=f"run: envbuild lock {asked}")
 
 
 def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
@@ -228,10 +228,10 @@ def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
     Raises OutOfDate otherwise, ProfileError where an advisory refuses what it holds.
     """
     if lock is None:
-        raise _missing(file, plan.name)
+        raise _missing(file, plan.asked)
     stale = lock.stale(plan)
     if stale:
         said = f"{document.display(file)} is out of date: {', '.join(stale)} changed in the profile"
-        raise OutOfDate(said, hint=f"run: envbuild lock {plan.name}")
+        raise OutOfDate(said, hint=f"run: envbuild lock {plan.asked}")
     as_locked(plan, lock.versions)
     return lock

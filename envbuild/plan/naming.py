@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from envbuild import document, shipped
 from envbuild.errors import LockError, ProfileError, near
@@ -22,12 +23,14 @@ LOCK = ".lock.yaml"
 class Meant:
     """What a name stands for: the file of a profile, with a project's requirements, and what is made of them.
 
-    `profile` is how the profile itself is asked for: its name or its variant's, or a path.
+    `profile` is how the profile itself is asked for: its name or its variant's, or a path. `asked`: the words that ask
+    lock, build and make for all of it.
     """
 
     name: str
     file: Path
     profile: str
+    asked: str
     requirements: Path | None = None
 
 
@@ -55,8 +58,11 @@ def _names(folders: Iterable[Path]) -> list[str]:
 
 
 def _profiles(folders: Iterable[Path]) -> set[str]:
-    files = {file.stem for folder in folders for file in folder.glob("*.yaml")}
-    return {name for name in files if not name.endswith(".lock")}
+    return {file.stem for folder in folders for file in _files(folder)}
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.glob("*.yaml")) if not file.name.endswith(LOCK)]
 
 
 def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
@@ -74,9 +80,11 @@ def find(name: str, beside: Path | None = None) -> Path:
     if is_path(name):
         file = (beside or Path.cwd()) / name
         try:
-            there = file.is_file()
+            there, is_folder = file.is_file(), file.is_dir()
         except OSError as error:  # longer than any name can be
             raise ProfileError(f"{name[:60]}... names no file: {error.strerror}") from error
+        if is_folder:
+            raise _folder(name, file)
         if not there:
             raise ProfileError(f"there is no file {name}")
         if not NAME.fullmatch(file.stem):
@@ -85,9 +93,24 @@ def find(name: str, beside: Path | None = None) -> Path:
     for folder in _folders():
         if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
             return folder / f"{name}.yaml"
+    if name in (".", "..") or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
+        raise _folder(name, Path.cwd() / name)
     known = names()
     hint = near(name, known) or f"known profiles: {', '.join(known) or 'none'}"
     raise ProfileError(f"there is no profile {name!r}", hint=hint)
+
+
+_MOST = 10  # profiles of a folder that are told
+
+
+def _folder(name: str, folder: Path) -> ProfileError:
+    """Says which profiles lie in it, as each would be asked for."""
+    below = [folder, folder / "profiles", folder / "profiles" / "projects"]
+    found = [str(Path(name) / file.relative_to(folder)) for there in below for file in _files(there)]
+    asked = [quote(one if is_path(one) else f"./{one}") for one in found]
+    more = f", and {len(asked) - _MOST} more" if len(asked) > _MOST else ""
+    told = f"name one of its profiles: {', '.join(asked[:_MOST])}{more}" if asked else "no profile lies in it"
+    return ProfileError(f"{name} is a folder, and a profile is a file", hint=told)
 
 
 def is_path(name: str) -> bool:
@@ -107,11 +130,13 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
         if origin is None:
             raise
         made_for, wanted, folder = origin
-        return replace(_profile(made_for, folder), name=name, requirements=wanted)
+        return replace(_profile(made_for, folder), name=name, asked=quote(name), requirements=wanted)
     if wanted is None:
         return asked
     folder_name = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
-    made = replace(asked, name=_shortened(f"{asked.name}-{folder_name or 'project'}"), requirements=wanted)
+    words = f"{asked.asked} --requirements {quote(str(wanted))}"
+    name = _shortened(f"{asked.name}-{folder_name or 'project'}")
+    made = replace(asked, name=name, asked=words, requirements=wanted)
     _refuse_another(made, wanted)
     return made
 
@@ -141,12 +166,12 @@ def _profile(name: str, beside: Path | None = None) -> Meant:
     """A profile or its variant."""
     try:
         file = find(name, beside)
-        return Meant(file.stem, file, name)
+        return Meant(file.stem, file, name, quote(name))
     except ProfileError:
         plain = name.removesuffix(f"-{DEVEL}")
         if plain == name or plain not in _profiles(_folders()):
             raise
-        return Meant(name, find(plain), name)
+        return Meant(name, find(plain), name, quote(name))
 
 
 def _origin(name: str) -> tuple[str, Path, Path] | None:

@@ -49,10 +49,12 @@ def computing(versions: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is wanted, before anything is looked up. `suite` or `image` is the base, `toolchain` stays in the image,
-    `workshop` is what its extensions are compiled with, `extensions` what each is known by; None: it is left out."""
+    """What is wanted, before anything is looked up. `asked`: as Source has it, `suite` or `image` is the base,
+    `toolchain` stays in the image, `workshop` is what its extensions are compiled with, `extensions` what each is known
+    by; None: it is left out."""
 
     name: str
+    asked: str
     platform: str
     python: str
     glibc: str
@@ -124,6 +126,7 @@ def resolve(source: Source) -> Plan:
     kept = compiler if profile.variant == "devel" else None
     return Plan(
         name=source.name,
+        asked=source.asked,
         platform=profile.platform,
         python=profile.python,
         glibc=suite.glibc if suite else _IMAGE_GLIBC,
@@ -217,7 +220,7 @@ def distribution(plan: Plan, pin: str) -> str:
     if found is None:
         raise UsageError(
             f"{pin} is neither torch, nor a package of {plan.name}, nor a CUDA library that the facts know",
-            hint=f"see: envbuild show {plan.name}",
+            hint=f"see: envbuild show {plan.asked}",
         )
     return found
 

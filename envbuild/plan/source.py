@@ -29,6 +29,16 @@ class Source:
     plain: Profile | None = None
 
     @property
+    def asked(self) -> str:
+        """How the command line of lock, build and make asks for it."""
+        return self.meant.asked if self.meant else self.name
+
+    @property
+    def known(self) -> str:
+        """The same once it is locked: a lock with a project's requirements is known by its name, to every command."""
+        return self.name if self.meant and self.meant.requirements else self.asked
+
+    @property
     def unpinned(self) -> Source:
         """Without what --pin asks for; where it asks for nothing, without the profile's own pins."""
         return replace(self, profile=self.plain or self.profile.model_copy(update={"pins": {}}))

@@ -53,7 +53,7 @@ def _packaged(plan: Plan, workshop: Workshop, there: tuple[Deb, ...]) -> tuple[D
     try:
         return debs.beyond(debs.resolve(plan.suite, debian.packages, there, debian.components), there)
     except ProfileError as error:
-        hint = f"{error.hint}\nthe mirror may have moved on: envbuild lock {plan.name} --upgrade base"
+        hint = f"{error.hint}\nthe mirror may have moved on: envbuild lock {plan.asked} --upgrade base"
         raise ProfileError(error.message, hint=hint, faults=_compiled_with(workshop, debian.packages)) from None
 
 

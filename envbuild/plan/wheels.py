@@ -17,14 +17,13 @@ from typing import Any
 
 import platformdirs
 import uv
-from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from envbuild import room, scratch
 from envbuild.errors import EnvbuildError, NetworkError, ProfileError
 from envbuild.once import once
-from envbuild.plan import download, index, unrelated
+from envbuild.plan import download, index, refusals, unrelated
 from envbuild.plan.locked import LockedWheel, Wheel
 from envbuild.plan.store import Store
 from envbuild.process import Completed, run
@@ -64,7 +63,8 @@ def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Co
             [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--no-python-downloads", "--only-binary", ":all:",
              "--python-version", python, "--python-platform", platform, *index.uv_options(), *options, "-"],
             stdin="".join(f"{line}\n" for line in lines),
-            env={**index.uv_environment(), "TMPDIR": str(folder)},  # where it was killed, it leaves its own folders
+            # it leaves folders of its own where it is killed, and breaks the lines that are read at COLUMNS
+            env={**index.uv_environment(), "TMPDIR": str(folder), "COLUMNS": "100000"},
         )  # fmt: skip
     if done.code and room.lacked(done.stderr):
         own = os.environ.get("UV_CACHE_DIR") or platformdirs.user_cache_dir("uv")
@@ -96,7 +96,7 @@ def resolve(
             options += [option, str(file)] if lines else []
         done = _compile(requirements, python, glibc, *options)
         if done.code:
-            raise _with_newest(_refused(requirements, done), python, glibc)
+            raise _with_newest(refusals.refused(requirements, done), python, glibc)
         resolved = _parse(output.read_text(encoding="utf-8"))
     _refuse_unrelated(resolved)
     return resolved
@@ -133,7 +133,7 @@ def offered(requirements: Sequence[str], python: str, glibc: str, oldest: bool =
     resolution = ["--resolution", "lowest"] if oldest else []
     done = _compile(requirements, python, glibc, "--no-deps", "--no-annotate", *resolution)
     if done.code:
-        raise _refused(requirements, done)
+        raise refusals.refused(requirements, done)
     return dict(_parse(done.stdout).versions)
 
 
@@ -151,29 +151,6 @@ def _parse(text: str) -> Resolved:
     return Resolved(versions, wanted_by)
 
 
-_UNAUTHORIZED = ("401 Unauthorized", "403 Forbidden", "lack of valid authentication")
-
-
-def _refused(requirements: Sequence[str], done: Completed) -> ProfileError | NetworkError:
-    """uv ends with 1 where the requirements cannot be met or an index refuses it, with 2 where it could not ask."""
-    said = done.stderr.strip()
-    if done.code == 2:
-        return NetworkError("the package index did not answer", hint=said[:600])
-    if any(words in said for words in _UNAUTHORIZED):
-        return NetworkError("the package index refuses its credentials, or wants some", hint=said[:600])
-    local = [str(r) for r in map(Requirement, requirements) if any("+" in s.version for s in r.specifier)]
-    for requirement in local:
-        if f"no version of {requirement}" in said:
-            return NetworkError(
-                f"no configured index or find-links has {requirement}",
-                hint="a version with a local label (+...) is in no public index: name the folder or page that has it "
-                "in pip's find-links setting (pip config set global.find-links ...) or in UV_FIND_LINKS",
-            )
-    cause = said.partition("cause: ")[2] or said
-    meant = {found for word in re.findall(r"[A-Za-z0-9._-]+", said) for found in [unrelated.refused(word)] if found}
-    return ProfileError("the packages cannot be resolved together", hint="\n".join([cause[:1200], *sorted(meant)]))
-
-
 def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collection[str] = ()) -> dict[Wheel, str]:
     """The wheel file of each pinned version that fits the image best, and the address it has right now.
 
@@ -184,7 +161,7 @@ def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collect
     pins = [f"{name}=={version}" for name, version in versions.items()]
     done = _compile(pins, python, glibc, "--no-deps", "--format", "pylock.toml")
     if done.code:
-        raise _refused(pins, done)
+        raise refusals.refused(pins, done)
     supported = tags(python, glibc)
     found: dict[Wheel, str] = {}
     for package in tomllib.loads(done.stdout)["packages"]:

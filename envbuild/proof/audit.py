@@ -39,7 +39,7 @@ def job(image: str, python: str = "python") -> Job:
 @dataclass(frozen=True)
 class Expected:
     """What a profile says should be there; empty where none is given. `claimed`: the image says it is of that lock;
-    `image`: it is one, which is built and not installed into; `modules`: those that it wants built, by distribution."""
+    `image`: it is one, built, not installed into; `asked`: as Source.known; `modules`: to be built, by distribution."""
 
     profile: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -50,6 +50,7 @@ class Expected:
     lock: Lock | None = None
     claimed: bool = False
     image: bool = True
+    asked: str = ""
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
@@ -64,6 +65,7 @@ def expected(source: Source, lock: Lock | None, claimed: bool = False) -> Expect
         accepted={item.advisory: item.reason for item in profile.accept},
         lock=lock,
         claimed=claimed,
+        asked=source.known,
         modules={one.name: one.modules for one in profile.compiled},
     )
 
@@ -222,10 +224,10 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
 
 def _remedy(wanted: Expected, lock: Lock) -> str:
     if wanted.image:
-        return f"envbuild build {wanted.profile}"
+        return f"envbuild build {wanted.asked}"
     file = f"requirements-{wanted.profile}.txt"
     installed = f"pip install --no-deps --require-hashes -r {file}"
-    return f"with Python {lock.python}: envbuild export requirements {wanted.profile}, then {installed}"
+    return f"with Python {lock.python}: envbuild export requirements {wanted.asked}, then {installed}"
 
 
 def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:

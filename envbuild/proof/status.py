@@ -10,7 +10,6 @@ from envbuild.image.engine import Engine, Image
 from envbuild.image.names import VERIFIED, repository
 from envbuild.plan import lock, resolve
 from envbuild.plan.lock import Lock
-from envbuild.plan.profile import Profile
 from envbuild.plan.source import Source
 from envbuild.proof import evidence, proved
 from envbuild.proof.counting import Proof
@@ -44,15 +43,16 @@ def compute(engine: Engine, source: Source) -> Status:
     plan = resolve.resolve(source)
     locked = lock.read(source.known_lock)
     if locked is None:
-        return judge(engine, source.name, source.profile, None, [], "")
+        return judge(engine, source, None, [], "")
     stale = locked.stale(plan)
     if not stale:
         resolve.as_locked(plan, locked.versions)
-    return judge(engine, source.name, source.profile, locked, stale, dockerfile.render(locked, source.name))
+    return judge(engine, source, locked, stale, dockerfile.render(locked, source.name))
 
 
-def judge(engine: Engine, name: str, profile: Profile, locked: Lock | None, stale: list[str], text: str) -> Status:
+def judge(engine: Engine, source: Source, locked: Lock | None, stale: list[str], text: str) -> Status:
     """`stale`: the parts of the lock that no longer fit the profile; `text`: the Dockerfile of the lock."""
+    name, profile = source.name, source.profile
     named = repository(name)
     tags = engine.tags(named)
     image = build.built(engine, locked, text) if locked else None
@@ -61,7 +61,7 @@ def judge(engine: Engine, name: str, profile: Profile, locked: Lock | None, stal
     reasons += [proved.reason(name, proof) for proof in proofs if proof.state != "proved"]
     if image is None:
         state = "missing"
-        reasons.append(f"{'not built for its lock' if locked else 'never locked'}; run: envbuild make {name}")
+        reasons.append(f"{'not built for its lock' if locked else 'never locked'}; run: envbuild make {source.known}")
     elif any(proof.failed for proof in proofs):
         state = "failed"
     elif stale or any(proof.state == "stale" for proof in proofs):

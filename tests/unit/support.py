@@ -217,6 +217,7 @@ class Index:
     spoil: Mapping[str, bytes] = field(default_factory=dict)  # file name -> what is served instead
     cut: dict[str, int] = field(default_factory=dict)  # file name -> how many times half of it is sent
     errors: dict[str, int] = field(default_factory=dict)  # file name -> how many times 500 is answered
+    metadata: Mapping[str, str] = field(default_factory=dict)  # file name -> the sha256 that its page says of them
     asked: list[str] = field(default_factory=list)
     port: int = 0
 
@@ -256,8 +257,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not found:
             self._answer(404, b"no such project")
             return
+        said = {f.name: f' data-core-metadata="sha256={self.index.metadata.get(f.name)}"' for f in found}
         rows = [
-            f'<a href="/files/{file.name}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}">{file.name}</a>'
+            f'<a href="/files/{file.name}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}"'
+            f"{said[file.name] if file.name in self.index.metadata else ''}>{file.name}</a>"
             for file in found
         ]
         self._answer(200, "\n".join(rows).encode(), {"Content-Type": "text/html"})

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -189,6 +190,61 @@ def test_a_failure_has_its_exit_code_and_one_document(
     assert isinstance(error["kind"], str)
     assert isinstance(error["message"], str)
     assert all(set(fault) == {"file", "line", "field", "message"} for fault in error["faults"])
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_fewer_cards_than_work_together_are_told_before_all_else(project: Path, no_engine: None, allowed: bool) -> None:
+    write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "gpu_count": 2})
+    done = envbuild("make", "sample", "--locked", "--gpus", "0", "--json", *(["--allow-unproved"] if allowed else []))
+    steps = [step["name"] for step in done.document["steps"]]
+    assert (done.code, steps) == ((8, ["load profile", "resolve"]) if allowed else (4, ["load profile"]))
+    assert allowed or "for 2 GPUs that work together, and --gpus names 1" in done.document["error"]["message"]
+
+
+def pasted(project: Path, stderr: str, command: str) -> list[str]:
+    """The words of the command that a hint gives, as a shell takes it."""
+    (line,) = [line for line in stderr.splitlines() if f"envbuild {command} " in line]
+    words = shlex.split(line.partition("envbuild ")[2])
+    assert words[0] == command
+    return words
+
+
+@pytest.mark.parametrize("path", ["./dir/sample.yaml", "a dir/it's/sample.yaml"])
+def test_a_hint_names_a_profile_as_it_was_given(project: Path, no_engine: None, path: str) -> None:
+    file = project / path
+    file.parent.mkdir(parents=True)
+    file.write_text(as_yaml(PROFILE), encoding="utf-8")
+    for arguments in (["make", path, "--locked"], ["lock", "--check", path], ["render", path]):
+        assert pasted(project, envbuild(*arguments).stderr, "lock") == ["lock", path], arguments
+    made = lock_for(plan_of(project, PROFILE))
+    lock.write(made, file.with_name("sample.lock.yaml"), "sample")
+    assert pasted(project, envbuild("render", "--check", path).stderr, "render") == ["render", path]
+    assert envbuild("render", path).code == 0
+    file.write_text(as_yaml({**PROFILE, "apt": ["more"]}), encoding="utf-8")
+    assert pasted(project, envbuild("make", path, "--locked").stderr, "lock") == ["lock", path]
+
+
+def test_a_hint_to_lock_requirements_names_them(project: Path) -> None:
+    write_profile(project, PROFILE)
+    (project / "my app").mkdir()
+    (project / "my app" / "requirements.txt").write_text("einops\n", encoding="utf-8")
+    said = envbuild("make", "sample", "--locked", "--requirements", "my app/requirements.txt").stderr
+    assert pasted(project, said, "lock") == ["lock", "sample", "--requirements", "my app/requirements.txt"]
+
+
+@pytest.mark.parametrize("path", ["./own", "own/", "own", "."])
+def test_a_folder_is_told_as_one_with_the_profiles_in_it(project: Path, path: str) -> None:
+    folder = project / path
+    (folder / "profiles").mkdir(parents=True, exist_ok=True)
+    done = envbuild("make", path)
+    assert (done.code, f"{path} is a folder" in done.stderr, "no profile lies in it" in done.stderr) == (3, True, True)
+    for name in ("b.yaml", "b.lock.yaml", "profiles/a.yaml"):
+        (folder / name).write_text(as_yaml(PROFILE), encoding="utf-8")
+    done = envbuild("make", path)
+    told = done.stderr.partition("name one of its profiles: ")[2].split(", ")
+    assert [Path(word.strip()) for word in told] == [Path(path) / "b.yaml", Path(path) / "profiles" / "a.yaml"]
+    (folder / "b.lock.yaml").unlink()
+    assert all(envbuild("show", word.strip()).code == 0 for word in told)
 
 
 def test_a_path_too_long_is_the_profiles_fault(project: Path) -> None:
@@ -543,6 +599,43 @@ def test_a_reader_that_goes_away_is_no_fault(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["schema"], 1),
+        (["show", "nosuch"], 3),
+        (["show", "nosuch", "--json"], 3),
+        (["make", "nosuch", "none"], 3),
+        (["make", "nosuch", "none", "--json"], 3),
+    ],
+)
+@pytest.mark.parametrize("stderr", [False, True], ids=["stdout", "both"])
+def test_where_nobody_reads_the_exit_code_still_tells(
+    project: Path, arguments: list[str], code: int, stderr: bool
+) -> None:
+    """Of progress that nobody reads nothing can be told either: the first line of it ends the command."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "DOCKER_HOST": "tcp://127.0.0.1:9"}
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", NO_ENGINE, *arguments], stdout=write, stderr=write if stderr else subprocess.PIPE,
+            text=True, timeout=60, env=env,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert done.returncode in ((code, 1) if stderr else (code,))
+    assert "Traceback" not in (done.stderr or "") and "Exception" not in (done.stderr or "")
+
+
+NO_ENGINE = """
+import types
+from envbuild import cli, several
+several.Engine = lambda: types.SimpleNamespace(info={})
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
     ("raised", "code"),
     [
         (KeyboardInterrupt(), 130),
@@ -563,6 +656,9 @@ def test_what_a_machine_does_is_no_traceback(
     assert done.code == code
     assert "Traceback" not in done.stderr
     assert not wants_json or json.loads(done.stdout)["error"]["code"] == code
+    if code == 130 and not wants_json:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: interrupted: ") and line.endswith("; run the same command again")
 
 
 def test_errors_have_kinds_of_their_own() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from envbuild import building, fetching, pipeline, settings
 from envbuild.errors import CheckFailed, EngineError, NotProved
-from envbuild.image import build, buildx
+from envbuild.image import build, buildx, places
 from envbuild.making import Made, On, Options, Progress
 from envbuild.plan import archives, checkouts, probes, wheels
 from envbuild.plan.source import Source
@@ -29,7 +29,7 @@ from unit.proof import prints
 from unit.proof.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
 
-SOURCE = cast(Source, SimpleNamespace(name="sample"))
+SOURCE = cast(Source, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
 
 
 def made(run: testrun.TestRun | None) -> Made:
@@ -162,6 +162,7 @@ def test_layers_are_audited_before_they_are_labelled(
     assert image == session.made.image == image_of("labelled")
     assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
     assert [step.name for step in session.made.steps] == ["build", "audit", "label"]
+    assert list(places.every()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
 
 
 def test_layers_with_a_defect_are_no_image(

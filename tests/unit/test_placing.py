@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import yaml
 
 from envbuild import pipeline, placing, settings
-from envbuild.attest import oci
+from envbuild.attest import oci, pushing
 from envbuild.errors import EnvbuildError, NetworkError, SettingsError, UsageError
+from envbuild.image import records
 from envbuild.image.engine import Engine
 from envbuild.making import On, Options
-from envbuild.plan import lock
+from envbuild.plan import lock, resolve
 from envbuild.proof.job import Asked
 from envbuild.proof.runners.kubernetes.runner import Kubernetes
 from envbuild.proof.runners.local import Local
@@ -237,6 +239,27 @@ def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, t
     if not there:
         with pytest.raises(AttributeError):  # otherwise the engine is asked to push
             placing.runner(options, cast(Engine, object()), image, "sample", told.append)
+
+
+@pytest.mark.parametrize("verb", ["test", "prove"])
+@pytest.mark.parametrize("name", ["kubernetes", "slurm"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--gpu", "h20"], "is not for h20"), ([], "a job asks for one model of GPU")],
+)
+def test_what_is_refused_is_refused_before_a_push(
+    project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str, options: list[str], words: str
+) -> None:
+    source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
+    locked, pushed = lock_for(resolve.resolve(source)), list[object]()
+    monkeypatch.setattr(pipeline, "existing", lambda *_: (source, locked, image_of()))
+    monkeypatch.setattr(records, "every", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
+    monkeypatch.setattr(Session, "there", lambda *_: None)
+    monkeypatch.setattr(Session, "connected", lambda session: object())
+    monkeypatch.setattr(pushing, "pushed", lambda *asked: pushed.append(asked))
+    given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]
+    done: Said = envbuild(verb, "sample", *given, *options)
+    assert (done.code, pushed) == (2, []) and words in done.stderr
 
 
 @pytest.mark.parametrize("registry", [None, "127.0.0.1:9/team/x"])

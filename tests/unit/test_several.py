@@ -113,7 +113,8 @@ def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Childre
 
 def failure(code: int, kind: str, message: str) -> Completed:
     error = {"code": code, "kind": kind, "message": message, "hint": "do this\ndo that", "faults": []}
-    return Completed(code, json.dumps({"status": "failed", "error": error}), "")
+    built = {"image": {"id": "sha256:1", "tags": []}, "selftest": None} if code == 4 else {}
+    return Completed(code, json.dumps({"status": "failed", **built, "error": error}), "")
 
 
 def test_each_is_built_then_proved_and_told_in_a_table(children: Children) -> None:
@@ -237,6 +238,22 @@ def test_cards_that_are_named_are_handed_out_and_only_to_who_needs_one(children:
     assert children.options("gpu-two", "make")[-1] in ("--gpus=3,5", "--gpus=5,3")
     assert children.options("a", "make") == ["--json"]
     assert envbuild("make", "a", "b", "--gpus", "0").code == 2
+
+
+def test_fewer_cards_than_work_together_are_told_before_anything_is_built(children: Children, project: Path) -> None:
+    write_profile(project, {**GPU, "gpu_count": 2}, "gpu-two")
+    said = envbuild("make", "gpu-a", "gpu-two", "--gpus", "0")
+    assert said.code == 4 and {words[-1] for words in children.told} == {"gpu-a"}
+    assert "for 2 GPUs that work together, and --gpus names 1" in said.stdout
+    assert "of 2 profiles 1 not made: gpu-two" in said.stderr
+    assert envbuild("make", "gpu-a", "gpu-two", "--gpus", "0", "--allow-unproved").code == 0
+    assert children.options("gpu-two", "make")[-1] == "--gpus=0"
+
+
+def test_of_a_path_the_way_to_all_faults_is_its_path(children: Children, project: Path) -> None:
+    (project / "my dir").mkdir()
+    (project / "my dir" / "odd.yaml").write_text("torhc: 1\npyton: 2\n", encoding="utf-8")
+    assert "more: envbuild show 'my dir/odd.yaml'" in envbuild("make", "a", "my dir/odd.yaml").stdout
 
 
 def test_a_profile_that_is_named_twice_is_made_once(children: Children) -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from envbuild import pipeline, settings
 from envbuild.commands import prune as command
-from envbuild.image import base, extensions, prune, records
+from envbuild.image import base, extensions, places, prune, records
 from envbuild.image.engine import Engine
 from envbuild.plan import lock, store
 from envbuild.plan.archive import COMPAT, Archive
 from envbuild.plan.lock import Lock
+from envbuild.proof.runners import local
 from unit.support import PROFILE, envbuild, lock_for, plan_of, sha
 
 
@@ -160,6 +161,52 @@ def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
     done = envbuild("prune", "--dry-run", "--json")
     assert [row["name"] for row in done.document["would_remove"]] == ["envbuild/sample-devel:0123456789ab"]
     assert {"sample", "sample-devel"} <= set(held)
+
+
+@pytest.fixture
+def elsewhere(engine: FakeEngine, locked: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lock of a profile that was built by its path, in a folder that is not looked at."""
+    file = tmp_path / "else where" / "mine.lock.yaml"
+    file.parent.mkdir()
+    lock.write(locked, file, "mine")
+    places.note(file)
+    monkeypatch.setattr(command, "Engine", lambda: engine)
+    monkeypatch.setattr(local, "sweep", lambda engine: None)
+    engine.tagged = [(f"envbuild/mine:{tag}", handle, 1) for tag, handle in
+                     ((locked.short, "h1"), ("0123456789ab", "h2"), ("ba9876543210", "another user's"))]  # fmt: skip
+    for handle in ("h1", "h2"):
+        record(handle)
+    wheel = locked.wheels[0].wheel
+    store.wheels().path(wheel.sha256, wheel.file).parent.mkdir()
+    return file
+
+
+def pruned(*options: str) -> list[str]:
+    done = envbuild("prune", "--json", *options)
+    assert done.code == 0, done.stdout
+    return [row["name"] for row in done.document["would_remove" if "--dry-run" in options else "removed"]]
+
+
+def test_what_was_built_from_a_path_is_kept_as_long_as_its_lock_names_it(elsewhere: Path, engine: FakeEngine) -> None:
+    assert pruned("--dry-run") == ["envbuild/mine:0123456789ab"]
+    assert pruned() == engine.removed == ["envbuild/mine:0123456789ab"]
+    assert list(places.every()) == [elsewhere]
+
+
+def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, locked: Lock) -> None:
+    elsewhere.unlink()
+    found = pruned("--images-only")
+    assert found == [f"envbuild/mine:{locked.short}", "envbuild/mine:0123456789ab"]
+    assert list(places.every()) == [elsewhere], "an image of that name is still there"
+    engine.tagged = []
+    assert [Path(name).name for name in pruned()] == [locked.wheels[0].wheel.sha256]
+    assert list(places.every()) == []
+
+
+def test_a_lock_elsewhere_that_cannot_be_read_stops_it(elsewhere: Path, engine: FakeEngine) -> None:
+    elsewhere.write_text("format: 1\n", encoding="utf-8")
+    done = envbuild("prune")
+    assert (done.code, str(elsewhere) in done.stderr, engine.removed) == (3, True, [])
 
 
 def test_what_has_a_hash_for_a_name_says_what_it_is(engine: FakeEngine, locked: Lock) -> None:

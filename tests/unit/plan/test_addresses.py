@@ -25,3 +25,16 @@ from envbuild.plan import addresses
 )
 def test_no_password_and_the_right_host(address: str, shown: str) -> None:
     assert addresses.shown(address) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "struck"),
+    [
+        ("for url (http://me:x)y@h:9/s/?t=1), twice", "for url (http://h:9/s/), twice"),
+        ("at `https://u:p@h/a.whl`.", "at `https://h/a.whl`."),
+        ("from file:///a/b and http://h/x: gone", "from file:///a/b and http://h/x: gone"),
+        ("no address: a//b, c:/d", "no address: a//b, c:/d"),
+    ],
+)
+def test_no_password_of_any_address_in_a_text(text: str, struck: str) -> None:
+    assert addresses.struck(text) == struck

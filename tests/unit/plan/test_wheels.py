@@ -201,6 +201,20 @@ def test_an_index_that_wants_a_password_is_an_error_of_the_network(served: Index
         resolve("alpha")
 
 
+def test_metadata_that_are_not_as_announced_are_the_indexs_fault(
+    served: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # at which uv would break its lines
+    file = write_wheel(served.folder, "alpha", "1.0")
+    metadata = file.with_name(f"{file.name}.metadata")
+    metadata.write_text("Metadata-Version: 2.1\nName: alpha\nVersion: 1.0\n", encoding="utf-8")
+    served.metadata = {file.name: sha("others")}
+    with pytest.raises(NetworkError) as caught:
+        resolve("alpha")
+    said = f"the package index 127.0.0.1:{served.port} serves another file than it announces: {metadata.name}"
+    assert caught.value.message == said and sha("others") in str(caught.value.hint)
+
+
 # locating
 
 

@@ -76,7 +76,7 @@ class World:
 
     def status(self) -> Status:
         engine = cast(Engine, self.engine)
-        return status.judge(engine, "sample", self.source.profile, self.lock, self.stale, self.text)
+        return status.judge(engine, self.source, self.lock, self.stale, self.text)
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ def test_what_a_clusters_container_lacked_is_told(world: World, monkeypatch: pyt
 
 
 def test_never_locked_is_missing(world: World) -> None:
-    found = status.judge(cast(Engine, world.engine), "sample", world.source.profile, None, [], "")
+    found = status.judge(cast(Engine, world.engine), world.source, None, [], "")
     assert (found.state, found.lock) == ("missing", None)
-    assert "envbuild make sample" in found.reasons[0]
+    assert f"run: envbuild make {world.source.file}" in found.reasons[0]  # as it was asked for
 
 
 def test_never_built_is_missing(world: World) -> None:
