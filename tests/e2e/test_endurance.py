@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from endurance import campaign, full, memory, soak, together
@@ -35,7 +37,7 @@ def small(scratch: Path) -> Iterator[Disk]:
 def test_a_command_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
     small: Disk, scratch: Path, what: str
 ) -> None:
-    found = full.Site(scratch, "unix:///nowhere", small, small).command(what)
+    found = full.Site(scratch, None, small, small).command(what)
     assert (found.code, found.faults) == (6, ()), found
 
 
@@ -162,6 +164,20 @@ def test_a_round_with_a_fault_is_not_told_as_one_that_ended_well() -> None:
     bad = [full.Round("state", "tag", code, "", ("lost",)) for code in (-1, 0, 6)]
     lines, faults = campaign._full("it is full", [*rounds, *bad])
     assert faults == 3 and lines[1].startswith("2 ended with exit code 6, ") and "; 1 write nothing there," in lines[1]
+
+
+def test_where_the_engine_ended_is_told() -> None:
+    rounds = [full.Round("engine", step, 6, "", (), step == "label") for step in ("build", "label")]
+    assert campaign._full("it is full", rounds)[0][-1].startswith("The engine itself ended in: engine/label. ")
+    assert campaign._full("it is full", rounds[:1])[0][-1].startswith("| engine | build |")
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_engine_that_ended_is_started_again(alive: bool, scratch: Path) -> None:
+    started = []
+    own: Any = SimpleNamespace(host="", alive=lambda: alive or bool(started), start=lambda: started.append(1))
+    site = full.Site(scratch, own, Disk.__new__(Disk), Disk.__new__(Disk))
+    assert (site.revive(), site.revive(), started) == ((False, False, []) if alive else (True, False, [1]))
 
 
 def test_where_memory_cannot_be_limited_it_is_said(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
