@@ -150,6 +150,22 @@ def test_what_grows_is_named() -> None:
     assert soak.growing([row()] * 20, 5) == []
 
 
+def test_the_history_of_builds_is_told_and_not_judged() -> None:
+    rows = [row(history=number, data=7) for number in range(20)]
+    lines, faults = campaign._grown("nothing changed", rows, 5)
+    assert (faults, lines[-1]) == (0, "Nothing grows.")
+    assert "| MB of BuildKit's history of builds | 0.0 | 5.0 | 19.0 | +1.0000 | - |" in lines
+    assert "| MB of the engine's data, without its history of builds | 7.0 | 7.0 | 7.0 | +0.0000 | 0.1 |" in lines
+    assert "not judged: each build adds a record" in " ".join(lines)
+
+
+def test_the_history_is_found_in_the_engines_data(scratch: Path) -> None:
+    assert soak._history(scratch) == []
+    (scratch / "buildkit" / "content").mkdir(parents=True)
+    (scratch / "buildkit" / "history.db").touch()
+    assert [path.name for path in soak._history(scratch)] == ["content", "history.db"]
+
+
 @pytest.mark.parametrize("makes", [0, 1, 5, 6])
 def test_of_too_few_makes_nothing_is_said_to_grow_or_not(makes: int) -> None:
     assert soak.growing([row()] * makes, 5) is None
