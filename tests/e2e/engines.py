@@ -117,9 +117,7 @@ class OwnEngine:
         return self.process is not None and self.process.poll() is None
 
     def _answers(self) -> bool:
-        assert self.alive(), (
-            f"the engine ended:\n{self.log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
-        )
+        assert self.alive(), f"the engine ended:\n{self.log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
         with contextlib.suppress(DockerException, requests.RequestException):
             return bool(self.client(5).ping())
         return False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import signal
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / 
 from e2e.engines import lacking, own_engine  # noqa: E402
 from e2e.support import machine_cache  # noqa: E402
 from machine import described  # noqa: E402
-from options import positive  # noqa: E402
+from options import positive, program  # noqa: E402
 
 from endurance import full, memory, soak, together  # noqa: E402
 from endurance.disks import disk, usable  # noqa: E402
@@ -156,7 +155,6 @@ PARTS: Mapping[str, tuple[str, Part]] = {
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=positive, default=600, help="of the eight processes")
     parser.add_argument("--rounds", type=positive, default=5, help="of two users")
@@ -202,4 +200,4 @@ def section(title: str, part: str, lines: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)
