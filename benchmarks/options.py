@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -27,13 +29,27 @@ class Terminated(KeyboardInterrupt):
 def program(main: Callable[[], int | None]) -> NoReturn:
     """Run `main` to its end. Ctrl-C and SIGTERM end it with a line, and with exit code 130 or 143."""
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _again
     try:
         sys.exit(main())
     except KeyboardInterrupt as error:
-        by = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+        by = _signal(type(error))
         print(f"interrupted by {by.name}", file=sys.stderr, flush=True)
         sys.exit(128 + by)
 
 
 def _terminate(*_: object) -> None:
     raise Terminated
+
+
+def _signal(kind: type[BaseException]) -> signal.Signals:
+    return signal.SIGTERM if issubclass(kind, Terminated) else signal.SIGINT
+
+
+def _again(lost: sys.UnraisableHookArgs) -> None:
+    """Where a signal comes while garbage is collected, Python says what it raised and goes on: it is sent once more, a
+    little later, when that is over."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, (os.getpid(), _signal(lost.exc_type))).start()
+    else:
+        sys.__unraisablehook__(lost)

@@ -109,12 +109,15 @@ def test_counts_are_from_one_on(text: str) -> None:
 
 
 _PROGRAM = """
-import signal, sys, tempfile, time
+import gc, signal, sys, tempfile, time
 from options import program
 
 def main():
     with tempfile.TemporaryDirectory(dir=sys.argv[1]):
         print(flush=True)
+        if sys.argv[2:]:  # the signal comes in a callback of the collector, where Python drops what is raised
+            gc.callbacks.append(lambda phase, info: (gc.callbacks.clear(), time.sleep(60)))
+            gc.collect()
         try:
             time.sleep(60)
         except (Exception, SystemExit):  # as those have that go on after a fault
@@ -125,13 +128,17 @@ program(main)
 """
 
 
+@pytest.mark.parametrize("collecting", [[], ["collecting"]])
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_is_interrupted_ends_with_a_line_and_cleans_up(tmp_path: Path, by: signal.Signals, code: int) -> None:
+def test_what_is_interrupted_ends_with_a_line_and_cleans_up(
+    tmp_path: Path, by: signal.Signals, code: int, collecting: list[str]
+) -> None:
     running = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, tmp_path], cwd=CHECKOUT / "benchmarks", text=True,
+        [sys.executable, "-c", _PROGRAM, tmp_path, *collecting], cwd=CHECKOUT / "benchmarks", text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert running.stdout and running.stdout.readline()
+    time.sleep(0.1 if collecting else 0)
     running.send_signal(by)
     out, err = running.communicate(timeout=30)
     assert (running.returncode, out, err) == (code, "", f"interrupted by {by.name}\n")
