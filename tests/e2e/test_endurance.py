@@ -182,6 +182,21 @@ def test_a_round_with_a_fault_is_not_told_as_one_that_ended_well() -> None:
     assert faults == 3 and lines[1].startswith("2 ended with exit code 6, ") and "; 1 write nothing there," in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("verified", "image", "faults"),
+    [
+        (True, "sha256:a", []),
+        (False, "", []),
+        (False, "sha256:a", []),
+        (True, "", ["no tag verified"]),
+        (True, "sha256:b", ["a tag verified without evidence"]),
+        (False, "sha256:b", ["a tag verified without evidence"]),
+    ],
+)
+def test_a_tag_is_wrong_without_evidence(verified: bool, image: str, faults: list[str]) -> None:
+    assert full.wrongly_tagged(verified, image, [Path("evidence/a/x.statement.json")]) == faults
+
+
 def test_where_the_engine_ended_is_told() -> None:
     rounds = [full.Round("engine", step, 6, "", (), step == "label") for step in ("build", "label")]
     assert campaign._full("it is full", rounds)[0][-1].startswith("The engine itself ended in: engine/label. ")

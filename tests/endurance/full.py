@@ -11,7 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,9 +127,8 @@ class Site:
         finally:
             disk.empty()
             ended = self.revive()
-        tagged = self.docker("image", "ls", "--quiet", f"envbuild/{name}:verified").strip()
-        if bool(tagged) is not (done.code == 0 and status == "verified"):
-            faults.append(f"exit code {done.code} of {verb}, and {'a' if tagged else 'no'} tag verified")
+        tagged = self.docker("image", "ls", "--quiet", "--no-trunc", f"envbuild/{name}:verified").strip()
+        faults += wrongly_tagged(done.code == 0 and status == "verified", tagged, project.statements())
         again = project.start(verb, name, "--json").finish(900)
         if (again.code, again.stdout and again.document.get("status")) != (0, status):
             faults.append(f"with room again: {again.code}, {_said(again)}")
@@ -195,6 +194,14 @@ class Site:
             for path in root.glob("round-*"):
                 if self._before is None or not self._before.state.is_relative_to(path):
                     shutil.rmtree(path)
+
+
+def wrongly_tagged(verified: bool, image: str, statements: Sequence[Path]) -> list[str]:
+    """What is wrong with the tag `verified`, of that image or of none, where the run ended as verified or did not. An
+    engine whose disk is full may fail and have the tag all the same: that is no fault where the evidence is there."""
+    if image and image.removeprefix("sha256:") not in {path.parent.name for path in statements}:
+        return ["a tag verified without evidence"]
+    return ["no tag verified"] if verified and not image else []
 
 
 def _redirected(project: Project, words: list[str]) -> Result:
