@@ -205,7 +205,7 @@ def test_where_the_engine_ended_is_told() -> None:
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_an_engine_that_ended_is_started_again(alive: bool, scratch: Path) -> None:
-    started = []
+    started: list[int] = []
     own: Any = SimpleNamespace(host="", alive=lambda: alive or bool(started), start=lambda: started.append(1))
     site = full.Site(scratch, own, Disk.__new__(Disk), Disk.__new__(Disk))
     assert (site.revive(), site.revive(), started) == ((False, False, []) if alive else (True, False, [1]))
