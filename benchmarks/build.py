@@ -12,10 +12,8 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ import table
 from arena import Arena
 from machine import RESULTS, described
 from mirror import Mirror
-from options import positive
+from options import positive, program
 from registry import Registry
 from rounds import Rounds
 from stock import PINS, Stock
@@ -52,14 +50,13 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp/envbuild-bench"), help="wheels stay there")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     begin = time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - begin:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     loads = [os.getloadavg()[0]]
-    found, facts = _measured(asked.folder, asked.runs, asked.only, asked.ways, say)
+    found, facts, cut = _measured(asked.folder, asked.runs, asked.only, asked.ways, say)
     loads.append(os.getloadavg()[0])
     before = json.loads((RESULTS / "build.json").read_text(encoding="utf-8")) if _kept(asked) else {}
     document = {
@@ -67,14 +64,14 @@ def main() -> None:
         "cases": {**before.get("cases", {}), **found},
     }  # fmt: skip
     table.write(document)
-    if "cut_short" in facts:
-        sys.exit(f"cut short: {facts['cut_short']}")
+    if cut:
+        raise cut
 
 
 def _measured(
     folder: Path, runs: int, only: list[str], wanted: list[str] | None, say: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The figures by case, and what they were taken of."""
+) -> tuple[dict[str, Any], dict[str, Any], BaseException | None]:
+    """The figures by case, what they were taken of, and what cut it short."""
     folder.mkdir(parents=True, exist_ok=True)
     _clean(folder)
     locked, cublas = stocks.kept(folder, say)
@@ -100,12 +97,12 @@ def _measured(
                 **rest.disk(folder, _DISK), "pins": PINS,
             }  # fmt: skip
             chosen = [way for way in ways(arena, stock) if not wanted or way.name in (*wanted, "envbuild")]
+            cut: BaseException | None = None
             try:
                 _cases(rounds, chosen, runs, only)
             except (Exception, KeyboardInterrupt, SystemExit) as error:  # what was measured until then is kept
-                traceback.print_exc()
-                facts["cut_short"] = repr(error)
-            return rounds.found, facts
+                cut, facts["cut_short"] = error, repr(error)
+            return rounds.found, facts, cut
     finally:
         _clean(folder)
 
@@ -152,4 +149,4 @@ def _clean(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from machine import described, write
+from options import program
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -72,4 +73,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

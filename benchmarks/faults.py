@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import described, write
+from options import program
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -103,4 +104,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

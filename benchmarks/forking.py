@@ -12,6 +12,7 @@ import sys
 import time
 
 from machine import described, write
+from options import program
 
 RUNS = 5
 SELFTEST = [sys.executable, "-m", "envbuild.selftest", "--json"]
@@ -53,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -1,8 +1,14 @@
-"""Values of options that the campaigns and benchmarks share."""
+"""What the command lines of the campaigns and benchmarks share: values of options, and how they end."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import NoReturn
 
 
 def positive(text: str) -> int:
@@ -14,3 +20,36 @@ def positive(text: str) -> int:
     if found < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return found
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. Who catches exceptions and exits lets it pass, as Ctrl-C; what is under way is cleaned up."""
+
+
+def program(main: Callable[[], int | None]) -> NoReturn:
+    """Run `main` to its end. Ctrl-C and SIGTERM end it with a line, and with exit code 130 or 143."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _again
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt as error:
+        by = _signal(type(error))
+        print(f"interrupted by {by.name}", file=sys.stderr, flush=True)
+        sys.exit(128 + by)
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated
+
+
+def _signal(kind: type[BaseException]) -> signal.Signals:
+    return signal.SIGTERM if issubclass(kind, Terminated) else signal.SIGINT
+
+
+def _again(lost: sys.UnraisableHookArgs) -> None:
+    """Where a signal comes while garbage is collected, Python says what it raised and goes on: it is sent once more, a
+    little later, when that is over."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, (os.getpid(), _signal(lost.exc_type))).start()
+    else:
+        sys.__unraisablehook__(lost)

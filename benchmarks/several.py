@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import described, write
+from options import program
 
 CHECKOUT = Path(__file__).parents[1]
 PROFILES = {"large": ["numpy", "pandas", "scipy"], "middle": ["numpy", "pandas"], "small": ["numpy"]}
@@ -158,4 +159,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from machine import described, write
+from options import program
 
 RUNS = 21
 BUDGET = 0.15
@@ -60,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -37,13 +37,13 @@ def is_none(folder: Path) -> bool:
     return shutil.disk_usage(_there(folder)).free < 1 << 20
 
 
-def full(folders: Iterable[Path | None] = (), what: str = "the disk is full") -> DiskError:
+def full(folders: Iterable[Path | None] = (), what: str = "the disk is full", hint: str = _HINT) -> DiskError:
     """The error to raise, with figures: of those `folders` that have hardly any room, or of all where none is low (a
     quota is used up, or room was made meanwhile). Without any, of all folders that envbuild writes to."""
     found = list(_apart([folder for folder in folders if folder] or places()))
-    low = [folder for folder in found if _is_low(folder)]
+    low = [folder for folder in found if is_low(folder)]
     when = "" if low else ", or was a moment ago"
-    return DiskError(f"{what}{when}: {'; '.join(map(figures, low or found))}", hint=_HINT)
+    return DiskError(f"{what}{when}: {'; '.join(map(figures, low or found))}", hint=hint)
 
 
 def places() -> list[Path]:
@@ -66,7 +66,8 @@ def figures(folder: Path) -> str:
     return f"{folder}: {usage.free / size:.1f} of {usage.total / size:.1f} {unit} free{none}"
 
 
-def _is_low(folder: Path) -> bool:
+def is_low(folder: Path) -> bool:
+    """Whether a folder's disk has next to nothing free, for bytes or for files."""
     nodes = os.statvfs(_there(folder))
     return shutil.disk_usage(_there(folder)).free < _LOW or bool(nodes.f_files and not nodes.f_favail)
 

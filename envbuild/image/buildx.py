@@ -124,6 +124,8 @@ _REGISTRY = ("failed to resolve source metadata", "failed to authorize", "pull a
 _BUILDERS = "docker buildx ls; docker buildx create"
 # And where it cannot reach the builder itself: gRPC's words, and those of its own wait for one that starts.
 _SILENT = ("failed to list workers", "connection error: desc", "while dialing", "waiting for connection")
+# And where the engine that builds went away meanwhile.
+_BROKEN = ("error reading from server", "error during connect")
 
 
 def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
@@ -142,6 +144,10 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
         return EngineError(f"the builder {engine.builder!r} does not answer", hint=hint)
     if room.lacked(stderr):
         return _full(engine)
+    if not engine.builder and any(text in line for line in errors for text in _BROKEN):
+        full = engine.without_room()
+        if full:
+            return full
     telling = "\n".join(complaints.telling(stderr))
     if complaints.out_of_memory(stderr):
         has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free some"

@@ -30,6 +30,7 @@ _PODMAN = (
 _BOUNDS = {"memory": "MemoryLimit", "processes": "PidsLimit"}
 _NO_ROOM = "free some where it runs: docker system df; docker buildx prune; docker image prune"
 _GONE = "where it went away, its log says why; once docker version answers, run the same command again"
+_GONE_FULL = "free some there, start the engine again (its log says what it ended of), then run the same command again"
 START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
@@ -120,6 +121,14 @@ class Engine:
         if self.data_folder is None:
             return DiskError(f"the disk of the Docker Engine at {self.host} is full", hint=_NO_ROOM)
         return room.full([self.data_folder], "the Docker Engine's disk is full")
+
+    def without_room(self) -> DiskError | None:
+        """What to raise where the engine went away and its disk is full, as dockerd itself may end of that; None where
+        there is room, or where nobody knows: one that went away cannot be asked any more where its data is."""
+        known = self.data_folder if "info" in vars(self) else None
+        if known is None or not room.is_low(known):
+            return None
+        return room.full([known], "the Docker Engine went away, and its disk is full", _GONE_FULL)
 
     def find(self, reference: str) -> Image | None:
         """The image of a tag, id or digest; None if the engine does not have it."""
@@ -266,7 +275,9 @@ class asking:
             if room.lacked(told or str(error)):
                 raise self._engine.full() from error
             text = told or why(error) or type(error).__name__
-            gone = isinstance(error, requests.ConnectionError)
+            gone = isinstance(error, requests.ConnectionError | requests.exceptions.ChunkedEncodingError)
+            if gone and (full := self._engine.without_room()):
+                raise full from error
             raise EngineError(f"the Docker Engine failed: {text}", hint=_GONE if gone else None) from error
 
 

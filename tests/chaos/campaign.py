@@ -1,7 +1,7 @@
 """Runs the campaigns of faults: `make chaos`. Writes benchmarks/results/chaos.md.
 
 python tests/chaos/campaign.py [--count N] [--seed N] [CAMPAIGN]...  as root; starts an engine of its own
-python tests/chaos/campaign.py --report FILE...                       what earlier runs wrote with --json, as one result
+python tests/chaos/campaign.py --report FILE [--report FILE]...       what earlier runs wrote with --json, as one result
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +22,7 @@ sys.path[:0] = [str(_HERE.parents[1]), str(_HERE.parent), str(_HERE.parents[1] /
 
 from e2e import engines, openregistry  # noqa: E402
 from machine import described, write  # noqa: E402
-from options import positive  # noqa: E402
+from options import positive, program  # noqa: E402
 
 from chaos import engines as engine_kills  # noqa: E402
 from chaos import isolation, place, products, registries, report, rounds  # noqa: E402
@@ -50,7 +49,6 @@ def main() -> int:
     asked = _asked()
     if asked.report:
         return _publish([one for file in asked.report for one in _read(file)])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is under way is cleaned up
     counts = _counts(asked.names or COUNTS, asked.count, SLICE if asked.slice else COUNTS)
     short = _short_of_room(counts)
     if short:
@@ -107,15 +105,20 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--slice", action="store_true", help="a few of each")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same faults")
     parser.add_argument(
-        "--starts", nargs="+", choices=STARTS, default=(), help="kill, engine, gpu: begin rounds so; all without any"
-    )
+        "--starts", action="append", choices=STARTS, default=[], metavar="START",
+        help=f"kill, engine, gpu: begin rounds so; may be repeated, all without any: {', '.join(STARTS)}",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="what came of it, for --report")
-    parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="write the result of what these hold")
+    parser.add_argument(
+        "--report", type=Path, action="append", metavar="FILE", help="write the result of it; may be repeated"
+    )
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN", help=f"all without any: {', '.join(COUNTS)}")
     asked = parser.parse_args()
     unknown = sorted(set(asked.names) - set(COUNTS))
     if unknown:
         parser.error(f"there is no campaign {unknown[0]!r}")
+    if asked.report and asked.names:
+        parser.error("--report makes a result of files, and runs no campaign")
     for name in asked.names or COUNTS:
         if asked.starts and name in _BEGINNINGS and not set(asked.starts) & set(_BEGINNINGS[name]):
             parser.error(f"--starts: no round of {name} begins so; its: {', '.join(_BEGINNINGS[name])}")
@@ -153,4 +156,4 @@ def _publish(ran: list[Ran]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

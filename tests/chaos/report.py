@@ -17,6 +17,17 @@ _WHAT = {
     "registry": "SIGKILL for the registry",
     "index": "the package index at fault in `lock` and `make`",
 }
+# What a round begins with, kills.STARTS.
+_STARTS = {
+    "switch": "the profile changed to one whose image is there and proved",
+    "relock": "the profile changed to one whose image is not there; its layers may be in the builder's cache",
+    "layer": "as relock, and the layer that tells it from the other is made again",
+    "reprove": "the image is there, and its self-test never ran",
+    "fetch": "as relock, and the small wheels are fetched again",
+    "base": "as relock, and the base is made again",
+    "cold": "as relock, and every layer is made again (`--no-cache`)",
+}
+_EFFECT = "- an effect: a file changed, a program started, or the engine asked"
 
 
 def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[str]:
@@ -41,6 +52,7 @@ def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[s
           for kind in (WRONG, HALF, LEFT)),
         f"| did not end as it may | {_ended(outcomes, 'the run under it')} | {_ended(outcomes, 'the next run')} |",
         *_short(ran, wanted),
+        *_words(outcomes),
         *(line for name in _WHAT for line in _table(name, [one for one in ran if one.name == name])),
         "",
         *(_faults(outcomes) or ["No fault is left."]),
@@ -52,6 +64,15 @@ def _short(ran: Sequence[Ran], wanted: Mapping[str, int]) -> Iterator[str]:
         had = sum(len(_struck(one)) for one in ran if one.name == name)
         if had < most:
             yield from ("", f"Cut short: {name} had {had} of {most} faults.")
+
+
+def _words(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """What the names mean that a moment begins with, of those that occur; other campaigns' speak for themselves."""
+    found = {outcome.struck.where.partition(",")[0] for outcome in outcomes}
+    means = [f"- `{name}`: {words}" for name, words in _STARTS.items() if name in found]
+    if means:
+        yield from ("", "What a round of a killed envbuild or engine begins with (`where`), and what an effect is:", "")
+        yield from (*means, _EFFECT)
 
 
 def _struck(ran: Ran) -> list[Outcome]:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from e2e import engines
 from e2e.support import OTHER_CUBLAS, Project
 
 from chaos import campaign, kills, report
@@ -61,9 +62,23 @@ def test_without_room_it_is_not_begun(free: float, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_no_round_begins_with_is_told() -> None:
-    argv = [sys.executable, campaign.__file__, "--starts", "reprove", "--", "gpu"]
+    argv = [sys.executable, campaign.__file__, "--starts", "reprove", "gpu"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "no round of gpu begins so; its: layer, switch" in done.stderr
+
+
+def test_options_take_no_campaigns_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "lacking", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["campaign", "--starts", "switch", "--starts", "relock", "kill", "engine"])
+    asked = campaign._asked()
+    assert (asked.starts, asked.names) == (["switch", "relock"], ["kill", "engine"])
+
+
+@pytest.mark.parametrize("argv", [["--report", "a.json", "b.json"], ["--report", "a.json", "kill"]])
+def test_a_report_runs_no_campaign(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["campaign", *argv])
+    with pytest.raises(SystemExit, match="2"):
+        campaign._asked()
 
 
 @pytest.mark.parametrize("moments", [MAKE, BUILD])
@@ -122,12 +137,19 @@ def test_what_several_runs_wrote_is_one_result(tmp_path: Path, monkeypatch: pyte
         file.write_text(json.dumps([asdict(Ran(name, seed, [outcome]))]), encoding="utf-8")
     written: list[str] = []
     monkeypatch.setattr(campaign, "write", lambda name, lines: written.extend(lines))
-    monkeypatch.setattr(sys, "argv", ["campaign", "--report", *map(str, sorted(tmp_path.glob("*.json")))])
+    files = sorted(tmp_path.glob("*.json"))
+    monkeypatch.setattr(sys, "argv", ["campaign", *(f"--report={file}" for file in files)])
     assert campaign.main() == 0
     assert "## SIGKILL for envbuild in `build` of a GPU image: 1" in written
     assert "| before an effect | layer | 1 | killed: 1 | 0: 1 | 2.5, 2.5 |" in written
     assert f"## {report._WHAT['kill']}: 1" in written
     assert "Cut short: gpu had 1 of 12 faults." in written
+    told = [line for line in written if line.startswith(("- `", "- an effect: "))]
+    assert told == [f"- `layer`: {report._STARTS['layer']}", report._EFFECT], "those that occur alone"
+
+
+def test_the_result_says_what_each_round_begins_with() -> None:
+    assert set(report._STARTS) == set(STARTS)
 
 
 @pytest.mark.parametrize("content", [None, "no json", "{}", '{"a": 1}', "[]", "[1]", '[{"name": "kill"}]'])

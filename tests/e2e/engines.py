@@ -112,10 +112,12 @@ class OwnEngine:
             )  # fmt: skip
         until(f"an engine at {self.host}, see {self.log}", self._answers, _SECONDS)
 
+    def alive(self) -> bool:
+        """Whether dockerd, once started, has not ended."""
+        return self.process is not None and self.process.poll() is None
+
     def _answers(self) -> bool:
-        assert self.process and self.process.poll() is None, (
-            f"the engine ended:\n{self.log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
-        )
+        assert self.alive(), f"the engine ended:\n{self.log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
         with contextlib.suppress(DockerException, requests.RequestException):
             return bool(self.client(5).ping())
         return False
@@ -131,7 +133,7 @@ class OwnEngine:
 
     def stop(self) -> None:
         """No process of it is left, in containers neither, and no mount. Its files stay."""
-        if self.process and self.process.poll() is None:
+        if self.process and self.alive():
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_SECONDS)

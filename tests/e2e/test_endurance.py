@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from endurance import campaign, full, memory, soak, together
@@ -35,7 +37,7 @@ def small(scratch: Path) -> Iterator[Disk]:
 def test_a_command_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
     small: Disk, scratch: Path, what: str
 ) -> None:
-    found = full.Site(scratch, "unix:///nowhere", small, small).command(what)
+    found = full.Site(scratch, None, small, small).command(what)
     assert (found.code, found.faults) == (6, ()), found
 
 
@@ -148,6 +150,22 @@ def test_what_grows_is_named() -> None:
     assert soak.growing([row()] * 20, 5) == []
 
 
+def test_the_history_of_builds_is_told_and_not_judged() -> None:
+    rows = [row(history=number, data=7) for number in range(20)]
+    lines, faults = campaign._grown("nothing changed", rows, 5)
+    assert (faults, lines[-1]) == (0, "Nothing grows.")
+    assert "| MB of BuildKit's history of builds | 0.0 | 5.0 | 19.0 | +1.0000 | - |" in lines
+    assert "| MB of the engine's data, without its history of builds | 7.0 | 7.0 | 7.0 | +0.0000 | 0.1 |" in lines
+    assert "not judged: each build adds a record" in " ".join(lines)
+
+
+def test_the_history_is_found_in_the_engines_data(scratch: Path) -> None:
+    assert soak._history(scratch) == []
+    (scratch / "buildkit" / "content").mkdir(parents=True)
+    (scratch / "buildkit" / "history.db").touch()
+    assert [path.name for path in soak._history(scratch)] == ["content", "history.db"]
+
+
 @pytest.mark.parametrize("makes", [0, 1, 5, 6])
 def test_of_too_few_makes_nothing_is_said_to_grow_or_not(makes: int) -> None:
     assert soak.growing([row()] * makes, 5) is None
@@ -162,6 +180,35 @@ def test_a_round_with_a_fault_is_not_told_as_one_that_ended_well() -> None:
     bad = [full.Round("state", "tag", code, "", ("lost",)) for code in (-1, 0, 6)]
     lines, faults = campaign._full("it is full", [*rounds, *bad])
     assert faults == 3 and lines[1].startswith("2 ended with exit code 6, ") and "; 1 write nothing there," in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("verified", "image", "faults"),
+    [
+        (True, "sha256:a", []),
+        (False, "", []),
+        (False, "sha256:a", []),
+        (True, "", ["no tag verified"]),
+        (True, "sha256:b", ["a tag verified without evidence"]),
+        (False, "sha256:b", ["a tag verified without evidence"]),
+    ],
+)
+def test_a_tag_is_wrong_without_evidence(verified: bool, image: str, faults: list[str]) -> None:
+    assert full.wrongly_tagged(verified, image, [Path("evidence/a/x.statement.json")]) == faults
+
+
+def test_where_the_engine_ended_is_told() -> None:
+    rounds = [full.Round("engine", step, 6, "", (), step == "label") for step in ("build", "label")]
+    assert campaign._full("it is full", rounds)[0][-1].startswith("The engine itself ended in: engine/label. ")
+    assert campaign._full("it is full", rounds[:1])[0][-1].startswith("| engine | build |")
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_engine_that_ended_is_started_again(alive: bool, scratch: Path) -> None:
+    started: list[int] = []
+    own: Any = SimpleNamespace(host="", alive=lambda: alive or bool(started), start=lambda: started.append(1))
+    site = full.Site(scratch, own, Disk.__new__(Disk), Disk.__new__(Disk))
+    assert (site.revive(), site.revive(), started) == ((False, False, []) if alive else (True, False, [1]))
 
 
 def test_where_memory_cannot_be_limited_it_is_said(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:

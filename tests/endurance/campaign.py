@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import signal
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / 
 from e2e.engines import lacking, own_engine  # noqa: E402
 from e2e.support import machine_cache  # noqa: E402
 from machine import described  # noqa: E402
-from options import positive  # noqa: E402
+from options import positive, program  # noqa: E402
 
 from endurance import full, memory, soak, together  # noqa: E402
 from endurance.disks import disk, usable  # noqa: E402
@@ -40,14 +39,14 @@ def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
         engine_disk = stack.enter_context(disk(folder / "engine", 8 << 30))
         small = stack.enter_context(disk(folder / "disk", 3 << 30))
         own = stack.enter_context(own_engine(engine_disk.folder / "data"))
-        rounds = full.steps(full.Site(folder, own.host, small, engine_disk), asked.only or full.every(), say)
+        rounds = full.steps(full.Site(folder, own, small, engine_disk), asked.only or full.every(), say)
     return _full("the disk of a place is filled to its last block when the step begins", rounds)
 
 
 def commands(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     """The project's disk full for every command that writes there."""
     with disk(folder / "disk", 64 << 20) as small:
-        rounds = full.commands(full.Site(folder, "unix:///nowhere", small, small), say)
+        rounds = full.commands(full.Site(folder, None, small, small), say)
     return _full("the project's disk is filled to its last block before the command runs", rounds)
 
 
@@ -55,6 +54,7 @@ def _full(how: str, rounds: Sequence[full.Round]) -> tuple[list[str], int]:
     sound = [one.code for one in rounds if not one.faults]
     faults = len(rounds) - len(sound)
     rows = [f"| {one.place} | {one.step} | {one.code} | {_cell(one.faults)} |" for one in rounds]
+    ended = ", ".join(f"{one.place}/{one.step}" for one in rounds if one.ended)
     return [
         f"{len(rounds)} rounds: {how}.",
         f"{sound.count(6)} ended with exit code 6, which disk and its figures; {sound.count(0)} write nothing there,",
@@ -64,6 +64,7 @@ def _full(how: str, rounds: Sequence[full.Round]) -> tuple[list[str], int]:
         "| full disk | step or command | exit code | faults |",
         "|---|---|---|---|",
         *rows,
+        *(["", f"The engine itself ended in: {ended}. It was started again when there was room."] if ended else []),
     ], faults
 
 
@@ -154,7 +155,6 @@ PARTS: Mapping[str, tuple[str, Part]] = {
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=positive, default=600, help="of the eight processes")
     parser.add_argument("--rounds", type=positive, default=5, help="of two users")
@@ -200,4 +200,4 @@ def section(title: str, part: str, lines: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -23,7 +23,8 @@ PINS = ("3.4", "3.7", "3.10", "3.11")  # of idna: small, and nothing else in the
 class Seen:
     """After one make. `seconds` by the clock; `memory`: the most that envbuild itself took, `engine`: what dockerd and
     its containerd take, MiB; `files`: descriptors that these have open, and machine-wide; `images`, `containers` and
-    `temporary` folders are counts; `own`: MB of our own folders, `data` of the engine's."""
+    `temporary` folders are counts; `own`: MB of our own folders; `data`: of the engine's, but for `history`, BuildKit's
+    records of builds."""
 
     seconds: float
     memory: float
@@ -35,6 +36,7 @@ class Seen:
     temporary: int
     own: float
     data: float
+    history: float
 
 
 def unchanged(folder: Path, own: OwnEngine, number: int, level: str = "standard") -> Iterator[Seen]:
@@ -75,6 +77,7 @@ def _made(project: Project, name: str, own: OwnEngine) -> Seen:
     assert process.returncode == 0, said
     seconds = time.monotonic() - begin
     servers = own.processes("dockerd", "containerd")
+    history = sum(map(_size, _history(own.data)))
     env = {"DOCKER_HOST": own.host}
     images = docker("image", "ls", "--all", "--quiet", env=env).split()
     return Seen(
@@ -87,7 +90,8 @@ def _made(project: Project, name: str, own: OwnEngine) -> Seen:
         containers=len(docker("ps", "--all", "--quiet", env=env).split()),
         temporary=len(list(Path("/tmp").glob("envbuild-tmp-*"))),
         own=sum(_size(root) for root in (project.folder, project.state, project.cache or project.state)) / 1e6,
-        data=_size(own.data) / 1e6,
+        data=(_size(own.data) - history) / 1e6,
+        history=history / 1e6,
     )
 
 
@@ -97,6 +101,11 @@ def _resident(pid: int) -> int:
 
 def _open_files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _history(data: Path) -> list[Path]:
+    """Where the BuildKit of an engine keeps its records of builds, each with what was said and its trace."""
+    return [path for path in (data / "buildkit" / "content", data / "buildkit" / "history.db") if path.exists()]
 
 
 def _size(folder: Path) -> int:
@@ -117,10 +126,16 @@ def slope(values: Sequence[float]) -> float:
 
 
 # A make that grows: by more than this a make, over those after it has settled. What the clock and the kernel decide
-# (seconds, memory) has noise of its own; what is counted has none.
+# (seconds, memory) has noise of its own; what is counted has none. The history is told, not judged: see HISTORY.
 FLAT: Mapping[str, float] = {
     "memory": 0.05, "engine": 0.25, "files": 0.1, "images": 0.02, "containers": 0.02, "own": 0.01, "data": 0.1,
 }  # fmt: skip
+
+
+HISTORY = (
+    "BuildKit's history of builds is not judged: each build adds a record, with its log and trace, and by its source",
+    "BuildKit itself removes one once 50 are newer and it is 48 hours old.",
+)
 
 
 def growing(rows: Sequence[Seen], settled: int) -> list[str] | None:
@@ -143,14 +158,17 @@ def table(what: str, rows: Sequence[Seen], settled: int) -> list[str]:
     """Each figure at the first make, after it has settled, at the last, and its slope between these; of makes that are
     enough for one."""
     found, first, then, last = slopes(rows, settled), asdict(rows[0]), asdict(rows[settled]), asdict(rows[-1])
+    most = {name: f"{FLAT[name]:g}" if name in FLAT else "-" for name in found}
     head = [
-        f"{len(rows)} makes, {what}, on an engine of its own:",
+        f"{len(rows)} makes, {what}, on an engine of its own. `a make`: the slope after the first {settled}, by least",
+        "squares; a figure grows where it is more than `at most`, and one without is told and not judged.",
+        *HISTORY,
         "",
-        f"| figure | first | after {settled} | last | a make |",
-        "|---|---|---|---|---|",
+        f"| figure | first | after {settled} | last | a make | at most |",
+        "|---|---|---|---|---|---|",
     ]
     cells = {name: (*(f"{one[name]:.1f}" for one in (first, then, last)), f"{found[name]:+.4f}") for name in found}
-    return [*head, *(f"| {_UNITS[name]} | {' | '.join(row)} |" for name, row in cells.items())]
+    return [*head, *(f"| {_UNITS[name]} | {' | '.join(row)} | {most[name]} |" for name, row in cells.items())]
 
 
 _UNITS: Mapping[str, str] = {
@@ -158,5 +176,6 @@ _UNITS: Mapping[str, str] = {
     "files": "files these have open", "machine_files": "files open machine-wide, others' too", "images": "images",
     "containers": "containers", "temporary": "temporary folders, others' too",
     "own": "MB of project, state and own cache",
-    "data": "MB of the engine's data",
+    "data": "MB of the engine's data, without its history of builds",
+    "history": "MB of BuildKit's history of builds",
 }  # fmt: skip

@@ -60,12 +60,12 @@ def crowd(folder: Path, host: str, run_id: str, processes: int, profiles: int, s
     for name in names:
         project.write(name, extends="cpu", env={"ROUND": "0"}, selftest={"level": "quick", "require": REQUIRED})
         shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", project.lock(name))
-    found, lock = Crowd(processes, profiles), threading.Lock()
+    found, lock, ended = Crowd(processes, profiles), threading.Lock(), threading.Event()
     begin = time.monotonic()
 
     def work(number: int) -> None:
         chance = random.Random(number)
-        while time.monotonic() - begin < seconds:
+        while time.monotonic() - begin < seconds and not ended.is_set():
             name = names[number % profiles]
             if chance.random() < 0.5:  # as somebody's editor does
                 write_atomically(project.profile(name), json.dumps({
@@ -83,8 +83,13 @@ def crowd(folder: Path, host: str, run_id: str, processes: int, profiles: int, s
     threads = [threading.Thread(target=work, args=(number,)) for number in range(processes)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:  # where this is interrupted, none goes on in a folder that is removed
+        ended.set()
+        for thread in threads:
+            thread.join()
     found.seconds = time.monotonic() - begin
     found.faults += _after(project, names, found.tested)
     remove(host, names)

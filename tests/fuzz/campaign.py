@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchmarks")]
 
 from machine import described, write  # noqa: E402
-from options import positive  # noqa: E402
+from options import positive, program  # noqa: E402
 
 from fuzz.runner import Run, campaign  # noqa: E402
 from fuzz.target import DEADLINE, MEMORY, sandbox  # noqa: E402
@@ -32,16 +32,11 @@ def main() -> int:
         parser.error(f"there is no target {unknown[0]!r}")
     warnings.simplefilter("ignore")
     names = asked.targets or list(TARGETS)
-    begin, whole, runs = time.time(), False, []
-    try:
-        for name in names:
-            runs.append(_run(name, asked.inputs, sum(TARGETS[one].share for one in names), asked.seed))
-        whole = True
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-    if whole and not asked.targets and asked.inputs >= INPUTS:  # a part of it is no result
+    begin, shares = time.time(), sum(TARGETS[one].share for one in names)
+    runs = [_run(name, asked.inputs, shares, asked.seed) for name in names]
+    if not asked.targets and asked.inputs >= INPUTS:  # a part of it is no result
         write("fuzz", _report(runs, asked.seed, time.time() - begin))
-    return 0 if whole and not any(run.faults for run in runs) else 1
+    return 1 if any(run.faults for run in runs) else 0
 
 
 def _run(name: str, inputs: int, shares: int, seed: int) -> Run:
@@ -83,4 +78,4 @@ def _report(runs: list[Run], seed: int, took: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -97,11 +98,60 @@ def test_what_was_measured_is_kept_whatever_ends_it(
     for name in ("Mirror", "Registry", "Arena"):
         monkeypatch.setattr(build, name, MagicMock())
     monkeypatch.setattr(rest, "disk", lambda *_: {})
-    found, facts = build._measured(tmp_path, 1, ["builds"], None, lambda text: None)
-    assert found == {"cold": {"uv": {"seconds": [1.0]}}} and facts["cut_short"] == repr(error)
+    found, facts, cut = build._measured(tmp_path, 1, ["builds"], None, lambda text: None)
+    assert found == {"cold": {"uv": {"seconds": [1.0]}}} and (facts["cut_short"], cut) == (repr(error), error)
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "x", "1.5"])
 def test_counts_are_from_one_on(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="from 1 on"):
         positive(text)
+
+
+_PROGRAM = """
+import gc, signal, sys, tempfile, time
+from options import program
+
+def main():
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]):
+        print(flush=True)
+        if sys.argv[2:]:  # the signal comes in a callback of the collector, where Python drops what is raised
+            gc.callbacks.append(lambda phase, info: (gc.callbacks.clear(), time.sleep(60)))
+            gc.collect()
+        try:
+            time.sleep(60)
+        except (Exception, SystemExit):  # as those have that go on after a fault
+            print("a fault")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell has it ignored
+program(main)
+"""
+
+
+@pytest.mark.parametrize("collecting", [[], ["collecting"]])
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_is_interrupted_ends_with_a_line_and_cleans_up(
+    tmp_path: Path, by: signal.Signals, code: int, collecting: list[str]
+) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, tmp_path, *collecting], cwd=CHECKOUT / "benchmarks", text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert running.stdout and running.stdout.readline()
+    time.sleep(0.1 if collecting else 0)
+    running.send_signal(by)
+    out, err = running.communicate(timeout=30)
+    assert (running.returncode, out, err) == (code, "", f"interrupted by {by.name}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+PROGRAMS = [
+    file
+    for file in (*CHECKOUT.glob("benchmarks/*.py"), *CHECKOUT.glob("tests/*/campaign.py"))
+    if "__main__" in file.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("file", PROGRAMS, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_every_program_ends_so(file: Path) -> None:
+    assert file.read_text(encoding="utf-8").endswith('\nif __name__ == "__main__":\n    program(main)\n')

@@ -342,6 +342,25 @@ def test_a_failed_build_says_why_and_leaves_no_record(
     assert list(records.every()) == []
 
 
+BROKEN = "ERROR: failed to receive status: rpc error: code = Unavailable desc = error reading from server: EOF"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "full", "farm", "kind"),
+    [
+        (BROKEN, True, None, "disk"),
+        (BROKEN, False, None, "build"),
+        (BROKEN, True, "farm", "build"),  # another machine's disk
+        ("ERROR: process did not complete successfully: exit code: 1", True, None, "build"),
+    ],
+)
+def test_an_engine_that_went_away_in_the_build_while_its_disk_is_full_is_told(
+    locked: Lock, stderr: str, full: bool, farm: str | None, kind: str
+) -> None:
+    engine = cast(Engine, SimpleNamespace(builder=farm, without_room=lambda: DiskError("full") if full else None))
+    assert buildx._failed(engine, locked, stderr).kind == kind
+
+
 def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: Lock, builder: Builder) -> None:
     base.tar_file(locked).write_text("spoiled", encoding="utf-8")
     with pytest.raises(HashMismatch, match="cached base"):

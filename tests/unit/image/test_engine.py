@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socketserver
 import sys
 import tarfile
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.errors import DiskError, EngineError
+from envbuild.errors import DiskError, EngineError, EnvbuildError
 from envbuild.image import client
 from envbuild.image.endpoint import endpoint
 from envbuild.image.engine import Engine
@@ -277,6 +278,27 @@ def test_an_engine_whose_disk_is_full_is_an_error_of_the_disk_with_figures(api: 
     api.answers["/images/x/json"] = (500, {"message": "mkdir /var/lib/docker/x: no space left on device"})
     with pytest.raises(DiskError, match=f"Engine's disk is full.*{re.escape(str(api.socket.parent))}.* free"):
         Engine().find("x")
+
+
+@pytest.mark.parametrize(
+    ("told", "free", "error", "said"),
+    [
+        (True, 4096, DiskError, "the Docker Engine went away, and its disk is full: {}: 0.0 of 8.0 GB free"),
+        (True, 8 << 30, EngineError, "the Docker Engine failed: "),
+        (False, 4096, EngineError, "the Docker Engine failed: "),  # it can no longer say where its data is
+    ],
+)
+def test_an_engine_that_went_away_while_its_disk_is_full_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool, free: int, error: type[EnvbuildError], said: str
+) -> None:
+    with answering(Api(tmp_path)) as api:
+        monkeypatch.setenv("DOCKER_HOST", api.host)
+        engine = Engine()
+        assert not told or engine.info
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(8 * 10**9, 0, free))
+    with pytest.raises(error) as caught:
+        engine.find("x")
+    assert caught.value.message.startswith(said.format(tmp_path)) and "again" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("code", [200, 404, 409])
