@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from envbuild import scratch
 from envbuild.attest import alike, bundles
@@ -13,7 +13,7 @@ from envbuild.attest.trust import Build
 from envbuild.attest.verify import Verdict
 from envbuild.errors import some
 from envbuild.image import dockerfile
-from envbuild.image.engine import Engine, Image
+from envbuild.image.engine import Image
 from envbuild.making import Options, Progress
 from envbuild.pipeline import alone
 from envbuild.plan import resolve
@@ -64,9 +64,11 @@ def _objection(
         return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
     pairs = list(zip(config.layers, made.layers, strict=True))
     differing = [index for index, (there, here) in enumerate(pairs) if there != here]
-    with _saved(session.connected(), made, bool(differing)) as local:
+    with contextlib.ExitStack() as stack:
+        local = stack.enter_context(bundles.saved(session.connected(), made)) if differing else None
         for index in differing:
             there, here = pairs[index]
+            assert local
             how = alike.difference((place, digest_in(manifest.layers[index]), there), (local, here, here))
             if how:
                 return Reason("rebuild", f"layer {index + 1} of {count} is another: {how}")
@@ -84,14 +86,3 @@ def _made(session: Session, build: Build) -> Image:
         plan = resolve.resolve(source)
         locked = session.at_hand(plan, build.lock)
         return session.build(source, plan, locked, dockerfile.render(locked, name))
-
-
-@contextlib.contextmanager
-def _saved(engine: Engine, made: Image, wanted: bool) -> Iterator[bundles.Folder]:
-    """Our image's layers as files; none where none is wanted."""
-    with scratch.folder("rebuild") as folder:
-        local = bundles.Folder(folder / "layout")
-        if wanted:
-            with engine.saved(made) as archive:
-                local.take(archive, made)
-        yield local

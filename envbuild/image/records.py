@@ -80,7 +80,7 @@ def another(before: Sequence[Record], now: Record, titles: Sequence[str]) -> str
     what += [f"made by {then.builder} then, by {now.builder} now"] if then.builder != now.builder else []
     return (
         f"another image than before: this lock gave {then.image}, and now {now.image}; {'; '.join(what)}. Each needs a "
-        "proof of its own. What differs: envbuild diff, while the engine has both; envbuild verify --rebuild"
+        "proof of its own. What differs: envbuild diff --files of the two, while the engine has both"
     )
 
 

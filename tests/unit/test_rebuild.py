@@ -4,7 +4,7 @@ import dataclasses
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from envbuild.errors import CheckFailed, UsageError
 from envbuild.image.build import layers_tag
 from envbuild.image.engine import Image
 from envbuild.steps import Session
-from unit.site import LAYER_TYPE, Site, config_of, new_key, proved
+from unit.saved import Engine, layer, tar
+from unit.site import LAYER_TYPE, Site, new_key, proved
 from unit.support import envbuild
 
 
@@ -31,57 +32,6 @@ def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     with proved(project, monkeypatch) as found:
         assert found.push().code == 0
         yield found
-
-
-def layer(**files: str) -> bytes:
-    return tar((name, content) for name, content in files.items())
-
-
-def tar(files: Iterable[tuple[str, str]], **attributes: Any) -> bytes:
-    """Of names and contents, in that order; "-> x" is a hard link to x. `attributes`: of each head."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content in files:
-            member = tarfile.TarInfo(name)
-            member.mode = 0o755 if content == "run" else 0o644
-            for key, value in attributes.items():
-                setattr(member, key, value)
-            if content.startswith("-> "):
-                member.type, member.linkname = tarfile.LNKTYPE, content[3:]
-                archive.addfile(member)
-            else:
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content.encode()))
-    return buffer.getvalue()
-
-
-class Engine:
-    """Has what a rebuild gave."""
-
-    def __init__(self, *layers: bytes) -> None:
-        self.layers = layers
-        self.config = config_of([oci.digest_of(one) for one in layers], {})
-        self.removed: list[str] = []
-
-    @property
-    def image(self) -> Image:
-        ids = tuple(oci.digest_of(one) for one in self.layers)
-        return Image(oci.digest_of(self.config), "handle", ids, {}, {"PATH": "/bin"}, 1)
-
-    def saved(self, image: Image) -> tarfile.TarFile:
-        names = [f"{index}/layer.tar" for index, _ in enumerate(self.layers)]
-        listed = json.dumps([{"Config": "c.json", "Layers": names}]).encode()
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            rest = (("c.json", self.config), ("manifest.json", listed))
-            for name, raw in (*zip(names, self.layers, strict=True), *rest):
-                member = tarfile.TarInfo(name)
-                member.size = len(raw)
-                archive.addfile(member, io.BytesIO(raw))
-        return tarfile.open(fileobj=io.BytesIO(buffer.getvalue()), mode="r|")
-
-    def remove(self, reference: str) -> None:
-        self.removed.append(reference)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, engine: Engine, build: Callable[[], Image]) -> None:

@@ -91,7 +91,11 @@ class Children:
         for line in self.words:
             on_line(line)
         steps = [{"name": name, "seconds": 1.0, "cached": words[1] == "make"} for name in ("lock", words[1])]
-        document = {"profile": words[-1], "status": "built" if words[1] == "build" else "verified", "steps": steps}
+        document: dict[str, Any] = {
+            "profile": words[-1],
+            "status": "built" if words[1] == "build" else "verified",
+            "steps": steps,
+        }
         document["notes"] = ["another image"] if words[1] == "build" else []  # by the second it is there
         return self.answers.get((words[-1], words[1]), Completed(0, json.dumps(document), ""))
 
