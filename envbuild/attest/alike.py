@@ -54,6 +54,8 @@ def difference(there: Where, here: Where) -> str | None:
             return f"{path} is in one of the two"
         if facts != wanted:
             return f"{path} has another {', '.join(k for k, a, b in zip(_KINDS, facts, wanted, strict=True) if a != b)}"
+        if (posixpath.dirname(path), 0) in ours:  # what is below may be a link to elsewhere
+            counts.append(f"{path} stands before its folder")
     for path, _ in ours:
         return f"{path} is in one of the two"
     if foreign or pieces.total() or own.end != other.end or not whole:

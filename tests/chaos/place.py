@@ -30,7 +30,8 @@ PATIENCE = 900.0  # seconds for one run; a run that takes longer hangs
 class Place:
     """`rendered`: lock id -> Dockerfile of every lock that was seen; `images`, `locks`: variant -> image id and the
     lock's text, once made. `listings`: image id -> what its layers hold, of those that `look` was called for; another
-    image of the same lock may take the place of such a one. `heard`: stderr of a round's runs.
+    image of the same lock may take the place of such a one. `heard`: stderr of a round's runs; `others`: images that
+    took another's place in it.
     """
 
     root: Path
@@ -42,6 +43,7 @@ class Place:
     locks: dict[str, str] = field(default_factory=dict)
     listings: dict[str, list[str]] = field(default_factory=dict)
     heard: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
 
     @property
     def temporary(self) -> Path:
@@ -113,6 +115,7 @@ class Place:
         assert not other, f"{told}, which hold other files in layer {other[0]}"
         lines = "\n".join(self.heard).splitlines()
         assert any(known in line and image in line for line in lines), f"{told}: the same files, and no run told of it"
+        self.others.append(image)
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:

@@ -41,11 +41,17 @@ def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[s
         *(f"| {kind} | {_count(outcomes, kind, 'after the fault')} | {_count(outcomes, kind, 'after the next')} |"
           for kind in (WRONG, HALF, LEFT)),
         f"| did not end as it may | {_ended(outcomes, 'the run under it')} | {_ended(outcomes, 'the next run')} |",
+        *_others(outcomes),
         *_short(ran, wanted),
         *(line for name in _WHAT for line in _table(name, [one for one in ran if one.name == name])),
         "",
         *(_faults(outcomes) or ["No fault is left."]),
     ]  # fmt: skip
+
+
+def _others(outcomes: Iterable[Outcome]) -> list[str]:
+    count = sum(outcome.others for outcome in outcomes)
+    return ["", f"An image took the place of another of the same files, and it was told: {count}."] if count else []
 
 
 def _short(ran: Sequence[Ran], wanted: Mapping[str, int]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = TO
     monkeypatch.setattr("chaos.place.dockerfile.render", lambda *_: "FROM scratch")
     place.lock_file.write_text("lock", encoding="utf-8")
     place.make("a")
-    assert not [*root.glob("*.tar")]
+    assert not [*root.glob("*.tar")] and place.others == [NOW]
 
 
 def test_another_order_that_was_told_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,7 @@ def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) ->
         ([("a", "1"), ("a", "1")], [("a", "1")], "/a is in one of the two"),
         ([(".a", "1")], [("a", "1")], "/.a is in one of the two"),
         ([("./a", "1"), ("a", "1")], [("a", "1"), ("./a", "1")], "which counts: /a stands in it more than once"),
+        ([("d/x", "1"), ("d", "")], [("d", ""), ("d/x", "1")], "which counts: /d/x stands before its folder"),
         ([("a", "1"), (".wh.a", "")], [(".wh.a", ""), ("a", "1")], "which counts: /.wh.a says what is removed"),
         (
             [("d/.wh..wh..opq", ""), ("a", "")],
