@@ -49,6 +49,11 @@ class Building:
         self.progress.end(done)
         return value
 
+    def note(self, text: str) -> None:
+        """What is to be known of what was made: told now, and in the document."""
+        self.progress.say(text)
+        self.made.notes.append(text)
+
     def connected(self) -> Engine:
         if self.engine is None:
             found = Engine(builder=self.options.builder)
@@ -226,7 +231,7 @@ class Building:
         engine = self.connected()
         tell = self.progress
         image = build.build_labelled(
-            engine, locked, source.name, text, labels, compiled, say=tell.say, on_line=tell.line
+            engine, locked, source.name, text, labels, compiled, say=tell.say, on_line=tell.line, note=self.note
         )  # fmt: skip
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
         return image, False, said

@@ -89,6 +89,7 @@ class Made:
     memory_gb: float | None = None  # what the self-test's container may take
     evidence: Path | None = None
     proofs: tuple[Proof, ...] = ()
+    notes: list[str] = field(default_factory=list)  # what is to be known of it beside the steps
 
     @property
     def status(self) -> str:
@@ -112,6 +113,7 @@ class Made:
             "proofs": proved.document(self.proofs),
             "selftest": self.run.summary() if self.run else None,
             "steps": [{"name": s.name, "seconds": round(s.seconds, 3), "cached": s.cached} for s in self.steps],
+            "notes": self.notes,
         }
 
 

@@ -122,6 +122,7 @@ class Crowd:
             with self._turn(source) as gpus:
                 code, document = self._run("make", name, told, gpus, allow_unproved=self.wanted.allow_unproved)
             document = {**document, "steps": _joined(built.get("steps", ()), document.get("steps", ()))}
+            document |= {"notes": [*built.get("notes", ()), *document.get("notes", ())]}
         return Outcome(source.name, code, time.monotonic() - begin, document, source.known)
 
     @contextlib.contextmanager

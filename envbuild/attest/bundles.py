@@ -5,6 +5,7 @@ What the engine is given is made anew from checked blobs: it never sees the file
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -13,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from envbuild import scratch
 from envbuild.attest import layers, oci
 from envbuild.attest.oci import Manifest
 from envbuild.errors import EngineError, FileError
-from envbuild.image.engine import Image, files
+from envbuild.image.engine import Engine, Image, files
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
 
@@ -109,6 +111,16 @@ class Folder:
             for inner, raw in sorted(own.items()):
                 tar.addfile(_member(inner, len(raw)), io.BytesIO(raw))
         return file
+
+
+@contextlib.contextmanager
+def saved(engine: Engine, image: Image) -> Iterator[Folder]:
+    """An image of the engine as a layout, for as long as it is looked into. Raises EngineError."""
+    with scratch.folder("saved") as folder:
+        local = Folder(folder / "layout")
+        with engine.saved(image) as archive:
+            local.take(archive, image)
+        yield local
 
 
 def _inside(digest: str) -> str:

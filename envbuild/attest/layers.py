@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,12 +77,15 @@ class Member(tarfile.TarInfo):
         return super()._proc_gnulong(archive)  # type: ignore[misc]
 
 
-def entries(place: Place, digest: str, diff_id: str) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
-    """Every entry of a layer, with the archive to read its content from before the next one is asked for.
+def entries(
+    place: Place, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
+) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+    """Every entry of a layer, with the archive to read its content from before the next one is asked for. `watch` is
+    told all bytes of the tar; it may raise ValueError.
 
     Raises Refusal if it is not the layer of its digests, or cannot be looked into.
     """
-    stream = Unpacked(place.blocks(digest))
+    stream = Unpacked(place.blocks(digest), watch)
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK, tarinfo=Member) as archive:
             for count, member in enumerate(archive):

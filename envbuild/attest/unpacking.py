@@ -20,11 +20,12 @@ _WINDOW = (
 
 class Unpacked(Blocks):
     """The tar as a file object, hashed as it is read. Reading raises ValueError, EOFError or zlib.error for what cannot
-    be unpacked or is cut off."""
+    be unpacked or is cut off. `watch` is told all that is read."""
 
-    def __init__(self, blocks: Iterator[bytes]) -> None:
+    def __init__(self, blocks: Iterator[bytes], watch: Callable[[bytes], object] = lambda block: None) -> None:
         super().__init__(_unpacked(blocks))
         self._seen = hashlib.sha256()
+        self._watch = watch
 
     @property
     def digest(self) -> str:
@@ -33,6 +34,7 @@ class Unpacked(Blocks):
     def read(self, size: int = -1) -> bytes:
         result = super().read(size)
         self._seen.update(result)
+        self._watch(result)
         return result
 
 

@@ -34,6 +34,8 @@ class Verdict:
     """The answer. `digest` is what the reference means now; `gpus` are the models that it is proved on; `unconfined`:
     what the containers of these proofs lacked of the confinement that an engine's has.
 
+    `reordered`: numbers of layers, from 1, that a rebuild gave with the same files in another order.
+
     `image`: what the reference names; `build`: the build statement it was judged by, `proved` what that is about, and
     where: the image itself, or its base.
     """
@@ -46,13 +48,14 @@ class Verdict:
     image: Config | None = None
     build: Build | None = None
     proved: tuple[Place, Manifest, Config] | None = None
+    reordered: list[int] = field(default_factory=list)
 
     @property
     def verified(self) -> bool:
         return not self.reasons
 
     def document(self) -> dict[str, Any]:
-        """`unconfined` only where there is something to say."""
+        """`unconfined` and `reordered` only where there is something to say."""
         return {
             "ref": self.ref,
             "digest": self.digest,
@@ -60,6 +63,7 @@ class Verdict:
             "gpus": self.gpus,
             "reasons": [dataclasses.asdict(reason) for reason in self.reasons],
             **({"unconfined": self.unconfined} if self.unconfined else {}),
+            **({"reordered": self.reordered} if self.reordered else {}),
         }
 
     def take(self, proofs: Sequence[Proof]) -> None:

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from envbuild.commands.console import emit, json_option, table
-from envbuild.errors import LockError, printable, some
+from envbuild.commands.console import Console, emit, json_option, table
+from envbuild.errors import LockError, UsageError, printable, some
 from envbuild.insight import diff
-from envbuild.insight.diff import Change, Diff, Side
+from envbuild.insight.diff import Change, Diff, Pair, Side
 from envbuild.plan import lock, naming, resolve, sources
 
 _LOCK = ".lock.yaml"
@@ -17,8 +18,9 @@ _LOCK = ".lock.yaml"
 @click.command("diff", short_help="What changes from one profile, lock or image to another.")
 @click.argument("a")
 @click.argument("b")
+@click.option("--files", is_flag=True, help="Of two images: which file of a layer is another, or only their order.")
 @json_option
-def command(a: str, b: str, as_json: bool) -> None:
+def command(a: str, b: str, files: bool, as_json: bool) -> None:
     """Show what changes from A to B: versions, environment, advisories, layers and the bytes to fetch for them.
 
     Each is a profile (h20, path/to/mine.yaml), a lock (old.lock.yaml) or an image of the engine (anything with a
@@ -26,7 +28,11 @@ def command(a: str, b: str, as_json: bool) -> None:
 
     Example: envbuild diff a100 h20
     """
+    if files and not (_is_image(a) and _is_image(b)):
+        raise UsageError("--files compares two images of the engine", hint="envbuild diff --files name:tag sha256:...")
     found = diff.compare(_side(a), _side(b))
+    if files:
+        found = replace(found, files=_pairs(a, b))
     if as_json:
         emit(found.document())
         return
@@ -37,12 +43,24 @@ def command(a: str, b: str, as_json: bool) -> None:
 def _side(name: str) -> Side:
     if name.endswith(_LOCK):
         return diff.of_lock(name, lock.parse(_read(name), name))
-    if ":" in name and name not in naming.names():
+    if _is_image(name):
         return _image(name)
     source = sources.load(name)
     plan = resolve.resolve(source)
     locked = lock.current(lock.read(source.known_lock), plan, source.lock_file)
     return diff.of_lock(source.name, locked, resolve.as_locked(plan, locked.versions))
+
+
+def _is_image(name: str) -> bool:
+    return ":" in name and not name.endswith(_LOCK) and name not in naming.names()
+
+
+def _pairs(a: str, b: str) -> tuple[Pair, ...]:
+    from envbuild.image.engine import Engine
+    from envbuild.insight import filewise
+
+    engine = Engine()
+    return filewise.pairs(engine, engine.get(a), engine.get(b), Console().say)
 
 
 def _read(name: str) -> str:
@@ -75,6 +93,8 @@ def _lines(found: Diff) -> Iterator[str]:
     if found.layers:
         yield f"layers of {b.name} that {a.name} does not have: {len(found.layers)} of {len(b.layers)}"
         yield from (f"  {layer.title:<40} {_megabytes(layer.bytes):>10}".rstrip() for layer in found.layers)
+    for pair in found.files or ():
+        yield f"layer {pair.layer}: {pair.difference or 'the same files in another order'}"
     for side in (a, b):
         yield f"{side.name}: {some(len(side.layers), 'layer')}, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
     if found.only_configuration:

@@ -162,8 +162,10 @@ def build_labelled(
     *,
     say: Callable[[str], None],
     on_line: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> Image:
-    """The same build again with labels, tagged `envbuild/<name>:<12 hex of the lock id>`; writes the record.
+    """The same build again with labels, tagged `envbuild/<name>:<12 hex of the lock id>`; writes the record. `note` is
+    told where another image was recorded before.
 
     Follows build_layers, whose context and cached layers it takes. Raises EngineError, BuildError or DiskError.
     """
@@ -172,7 +174,11 @@ def build_labelled(
     builder = f"docker {engine.version}" + (f", builder {engine.builder}" if engine.builder else "")
     compiled = tuple(one.record for one in extensions)
     engine.remove(layers_tag(lock, name))  # before the record: with that there is no next build, to remove it
-    records.write(Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, builder, compiled))
+    record = Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, builder, compiled)
+    told = records.another(recorded(lock, text), record, [layer.title for layer in dockerfile.layers(lock)])
+    if told:
+        note(told)  # before the record: with that there is no next build, to tell it
+    records.write(record)
     return image
 
 

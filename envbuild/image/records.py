@@ -7,11 +7,12 @@ Python, so only an image that this envbuild made from a lock may be called verif
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envbuild import settings
+from envbuild.errors import some
 from envbuild.plan.store import write_atomically
 
 
@@ -63,3 +64,39 @@ def _read(file: Path) -> Record | None:
         return None
     except (OSError, ValueError, TypeError, KeyError):
         return None  # a damaged record proves nothing: the image is built again
+
+
+def another(before: Sequence[Record], now: Record, titles: Sequence[str]) -> str | None:
+    """What to tell where one recipe gave another image before; of several the one most like this. None where it did
+    not. `titles`: of the last layers; what is below them is the base."""
+    others = [record for record in before if record.image != now.image]
+    if not others:
+        return None
+    then = min(others, key=lambda record: len(_differing(record, now)))
+    what = [_layers(then, now, titles)]
+    wheels = {one.name: one.sha256 for one in then.extensions}
+    anew = [one.name for one in now.extensions if wheels.get(one.name) != one.sha256]
+    what += [f"compiled anew, to another wheel: {', '.join(anew)}"] if anew else []
+    what += [f"made by {then.builder} then, by {now.builder} now"] if then.builder != now.builder else []
+    return (
+        f"another image than before: this lock gave {then.image}, and now {now.image}; {'; '.join(what)}. Each needs a "
+        "proof of its own. What differs: envbuild diff --files of the two, while the engine has both"
+    )
+
+
+def _differing(a: Record, b: Record) -> list[int]:
+    """The numbers of layers, from 1, that are not in both at that place."""
+    most = max(len(a.layers), len(b.layers))
+    return [index + 1 for index in range(most) if a.layers[index : index + 1] != b.layers[index : index + 1]]
+
+
+def _layers(then: Record, now: Record, titles: Sequence[str]) -> str:
+    count = len(now.layers)
+    if len(then.layers) != count:
+        return f"it had {some(len(then.layers), 'layer')}, and has {count}"
+    differing = _differing(then, now)
+    if not differing:
+        return "its layers are the same, its labels or other settings are not"
+    known = dict(enumerate(titles, 1 + count - len(titles)))
+    named = ", ".join(f"{number} ({known.get(number, 'base')})" for number in differing)
+    return f"layer{'s' if len(differing) > 1 else ''} {named} of {count} differ{'' if len(differing) > 1 else 's'}"

@@ -56,8 +56,18 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """The layer of that number, from 1, of two images. `difference`: the first file that differs, and how; None where
+    only their order does."""
+
+    layer: int
+    difference: str | None
+
+
+@dataclass(frozen=True)
 class Diff:
-    """`layers` are those of `b` that `a` does not have; None where they cannot be held against each other."""
+    """`layers` are those of `b` that `a` does not have; None where they cannot be held against each other. `files`: of
+    layers that differ; None where nobody looked."""
 
     a: Side
     b: Side
@@ -66,6 +76,7 @@ class Diff:
     environment: tuple[Change, ...]
     advisories: tuple[Change, ...] | None
     layers: tuple[Layer, ...] | None
+    files: tuple[Pair, ...] | None = None
 
     @property
     def same(self) -> bool:
@@ -102,6 +113,7 @@ class Diff:
             "layers": None if self.layers is None else [asdict(layer) for layer in self.layers],
             "shared_layers": None if self.layers is None else len(self.b.layers) - len(self.layers),
             "new_bytes": self.new_bytes,
+            "files": None if self.files is None else [asdict(pair) for pair in self.files],
             "same": self.same,
             "only_configuration": self.only_configuration,
         }

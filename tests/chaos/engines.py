@@ -29,6 +29,8 @@ class Engines:
 
     def prepare(self, place: Place) -> None:
         both(place)
+        for image in place.images.values():
+            place.look(image)
 
     def strike(self, place: Place, dice: random.Random, number: int) -> Struck | None:
         shares = {start: share for start, share in SHARES.items() if start in (self.starts or SHARES)}
@@ -48,6 +50,7 @@ class Engines:
         wait(pause, lambda: False)
         place.engine.start()
         ended = running.finish(PATIENCE)
+        place.heard.append(ended.stderr)
         what = "dockerd and containerd" if whole else "dockerd"
         where = f"{start}, {delay:.3f} s, back after {pause} s"
         said = words(ended)
@@ -56,7 +59,9 @@ class Engines:
     def _begin(self, place: Place, start: str) -> None:
         self.target = current(place) if start == "reprove" else other(current(place))
         place.want(self.target)
-        STARTS[start].set(place, self.target)
+        place.heard.clear()
+        with place.recorded():  # so that it can be told where another image comes of it
+            STARTS[start].set(place, self.target)
 
     def again(self, place: Place) -> Result:
         return place.make(self.target)

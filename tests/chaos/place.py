@@ -8,11 +8,13 @@ import shutil
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from e2e.engines import OwnEngine
 from e2e.support import Project, Result, Running, machine_cache, python_path
 
+from chaos import listing
 from chaos.products import CPU, VARIANTS, Product
 from envbuild.image import dockerfile
 from envbuild.plan import lock
@@ -27,7 +29,10 @@ PATIENCE = 900.0  # seconds for one run; a run that takes longer hangs
 @dataclass
 class Place:
     """`rendered`: lock id -> Dockerfile of every lock that was seen; `images`, `locks`: variant -> image id and the
-    lock's text, once made."""
+    lock's text, once made. `listings`: image id -> what its layers hold, of those that `look` was called for; another
+    image of the same lock may take the place of such a one. `heard`: stderr of a round's runs; `others`: images that
+    took another's place in it.
+    """
 
     root: Path
     project: Project
@@ -36,6 +41,9 @@ class Place:
     rendered: dict[str, str] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
     locks: dict[str, str] = field(default_factory=dict)
+    listings: dict[str, list[str]] = field(default_factory=dict)
+    heard: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
 
     @property
     def temporary(self) -> Path:
@@ -84,12 +92,38 @@ class Place:
         image = made["image"]["id"]
         known = self.images.get(variant, image)
         self.images[variant] = image
-        assert image == known, f"the lock of {variant} gave {image}, and before {known}"
+        self.heard.append(done.stderr)
+        if image != known:
+            self._same_files(variant, known, image)
         current = lock.read(self.lock_file)
         assert current
         self.locks[variant] = self.lock_file.read_text(encoding="utf-8")
         self.rendered.setdefault(current.id, dockerfile.render(current, NAME))
         return done
+
+    def look(self, image: str) -> list[str]:
+        if image not in self.listings:
+            self.listings[image] = listing.of_image(self.engine.client(300), image, self.root)
+        return self.listings[image]
+
+    def _same_files(self, variant: str, known: str, image: str) -> None:
+        """Of one lock two images: only where they can be compared, hold the same, and a run told of it."""
+        told = f"the lock of {variant} gave {image}, and before {known}"
+        assert known in self.listings, told
+        pairs = zip_longest(self.look(known), self.look(image))
+        other = [number for number, (then, now) in enumerate(pairs, 1) if then != now]
+        assert not other, f"{told}, which hold other files in layer {other[0]}"
+        lines = "\n".join(self.heard).splitlines()
+        assert any(known in line and image in line for line in lines), f"{told}: the same files, and no run told of it"
+        self.others.append(image)
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """What is done meanwhile takes no build record away."""
+        kept = {file: file.read_bytes() for file in self.records.glob("*.json")}
+        yield
+        for file, content in kept.items():
+            file.write_bytes(content)
 
     def processes(self) -> dict[int, str]:
         """Id -> command line of what still runs with this place's temporary folder: nobody else has it."""

@@ -44,19 +44,26 @@ def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[s
         "A round is one fault, then a run without one. After both it is looked at from without: is every image that is",
         "called verified proved by evidence for exactly its digest; is every lock, Dockerfile, record, statement and",
         "stored file whole and of its hash. After the second also: did it complete, with the image that the lock gave",
-        "before, and is no container, temporary image, folder, file or process of the first left.",
+        "before, and is no container, temporary image, folder, file or process of the first left. Where dockerd and",
+        "containerd were killed the image may be another one, if its layers hold the same and envbuild has told of it.",
         "",
         "| | after the fault | after the next run |",
         "|---|---|---|",
         *(f"| {kind} | {_count(outcomes, kind, 'after the fault')} | {_count(outcomes, kind, 'after the next')} |"
           for kind in (WRONG, HALF, LEFT)),
         f"| did not end as it may | {_ended(outcomes, 'the run under it')} | {_ended(outcomes, 'the next run')} |",
+        *_others(outcomes),
         *_short(ran, wanted),
         *_words(outcomes),
         *(line for name in _WHAT for line in _table(name, [one for one in ran if one.name == name])),
         "",
         *(_faults(outcomes) or ["No fault is left."]),
     ]  # fmt: skip
+
+
+def _others(outcomes: Iterable[Outcome]) -> list[str]:
+    count = sum(outcome.others for outcome in outcomes)
+    return ["", f"An image took the place of another of the same files, and it was told: {count}."] if count else []
 
 
 def _short(ran: Sequence[Ran], wanted: Mapping[str, int]) -> Iterator[str]:

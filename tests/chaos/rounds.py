@@ -37,12 +37,14 @@ class Struck:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`next_code` and `next_seconds`: of the run afterwards; `breaches`: what did not hold, after the fault or it."""
+    """`next_code` and `next_seconds`: of the run afterwards; `breaches`: what did not hold, after the fault or it;
+    `others`: how many images of the same files took the place of another, and were told."""
 
     struck: Struck
     next_code: int
     next_seconds: float
     breaches: tuple[str, ...]
+    others: int = 0
 
 
 class Campaign(Protocol):
@@ -121,13 +123,16 @@ def _settle(campaign: Campaign, place: Place, struck: Struck) -> Outcome:
     breaches += [f"after the next run: {breach}" for breach in found]
     if found or code:
         clear(place)
-    return Outcome(struck, code, round(seconds, 2), tuple(breaches))
+    others = len(place.others)
+    place.others.clear()
+    return Outcome(struck, code, round(seconds, 2), tuple(breaches), others)
 
 
 def _tell(number: int, count: int, outcome: Outcome) -> None:
     struck = outcome.struck
     told = f"{number}/{count} {struck.kind}, {struck.where}: {struck.code} in {struck.seconds:.1f} s; "
-    print(f"{told}next {outcome.next_code} in {outcome.next_seconds:.1f} s", file=sys.stderr, flush=True)
+    other = "; the same files under another image id" if outcome.others else ""
+    print(f"{told}next {outcome.next_code} in {outcome.next_seconds:.1f} s{other}", file=sys.stderr, flush=True)
     for breach in outcome.breaches:
         print(f"    {breach}", file=sys.stderr, flush=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_a_report_counts_what_did_not_hold() -> None:
 def test_a_report_counts_runs_that_did_not_end_as_they_may() -> None:
     ran = Ran("kill", 7, [outcome(6, "the run under it ended with 6: x", "the next run: make ended with 6")])
     assert "| did not end as it may | 1 | 1 |" in lines([ran], "a machine", {"kill": 1})
+
+
+def test_a_report_counts_images_of_the_same_files() -> None:
+    told = "An image took the place of another of the same files, and it was told: 2."
+    ran = Ran("engine", 7, [replace(outcome(), others=1), outcome(), replace(outcome(), others=1)])
+    assert told in lines([ran], "a machine", {"engine": 3})
+    assert "took the place" not in "\n".join(lines([Ran("engine", 7, [outcome()])], "a machine", {"engine": 1}))
 
 
 def test_a_report_without_a_breach_says_so() -> None:

@@ -37,6 +37,7 @@ def test_make_gives_the_documented_document(quick: Proved) -> None:
         "proofs": [{"model": str, "state": str, "evidence": str}],
         "selftest": {"passed": float, "failed": float, "skipped": float, "seconds": float, "failures": []},
         "steps": [{"name": str, "seconds": float, "cached": bool}],
+        "notes": [],
     }
     assert quick.document["status"] == "verified"
     assert quick.document["image"]["tags"] == [f"envbuild/{quick.name}:{quick.document['lock'][7:19]}", quick.verified]

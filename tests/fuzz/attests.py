@@ -24,6 +24,7 @@ from urllib3 import HTTPResponse
 
 from envbuild.attest import (
     access,
+    alike,
     attestations,
     bundles,
     child,
@@ -44,7 +45,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan import lock
 from envbuild.proof import evidence
-from envbuild.proof.reasons import Refusal
+from envbuild.proof.reasons import Malformed, Refusal
 from fuzz import tars
 from fuzz.plans import GOLDEN, lock_seeds
 from fuzz.proofs import NOW, WANTED
@@ -379,6 +380,17 @@ def _layer(raw: bytes) -> None:
         str(reason)
 
 
+def _beside(raw: bytes) -> None:
+    """What is taken for ours in another order is ours to the last byte, whatever else can be made of it."""
+    ours = tars.listed(tars.FILES)
+    one, two = ((_Place(tar), oci.digest_of(tar), oci.digest_of(tar)) for tar in (raw, ours))
+    if alike.difference(one, two) is None:
+        blocks = (sorted(tar[at : at + 512] for at in range(0, len(tar), 512)) for tar in (raw, ours))
+        assert next(blocks) == next(blocks)
+    else:
+        raise Malformed("another")
+
+
 @cache
 def _members() -> tuple[tuple[str, bytes], ...]:
     """An image, its index and a key, as `bundle export` lays them out."""
@@ -462,6 +474,7 @@ TARGETS = (
     Target("envelope", _FILES, _envelope, 68),
     Target("registry", st.deferred(_registries), _asked, 9),
     Target("layer", tars.layers(), _layer, 9),
+    Target("layer beside ours", tars.reordered(), _beside, 9),
     Target("bundle", st.deferred(lambda: tars.tars(_members())), _bundle, 9),
     Target("policy", yaml_files(_KEYS), _policy, 68),
     Target("key", st.deferred(lambda: spoiled(st.sampled_from(_pems()), BYTES)), _pem, 68),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import zlib
+from collections.abc import Iterable
 
 import zstandard
 from hypothesis import strategies as st
@@ -93,6 +94,26 @@ def tars(draw: Draw, members: tuple[tuple[str, bytes], ...] = ()) -> bytes:
     if draw(st.booleans()):
         raw = draw(spoiled(st.just(raw[: 16 * _BLOCK]), _PIECES))
     return summed(raw)
+
+
+FILES = tuple((name, name[:9].encode()) for name in _NAMES if name not in ("", "/", "../../x") and ".wh." not in name)
+
+
+def listed(files: Iterable[tuple[str, bytes]]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@st.composite
+def reordered(draw: Draw) -> bytes:
+    """FILES in any order; every other one changed somewhere."""
+    raw = listed(draw(st.permutations(FILES)))
+    return summed(draw(spoiled(st.just(raw), _PIECES))) if draw(st.booleans()) else raw
 
 
 @st.composite

@@ -304,7 +304,7 @@ def test_a_failure_of_make_says_what_was_done(locked: Lock, no_engine: None) -> 
         path.touch()
     done = envbuild("make", "sample", "--locked", "--json")
     document = done.document
-    keys = ["profile", "status", "image", "lock", "gpu", "evidence", "proofs", "selftest", "steps"]
+    keys = ["profile", "status", "image", "lock", "gpu", "evidence", "proofs", "selftest", "steps", "notes"]
     assert list(document) == [*keys, "error"]
     assert (done.code, document["error"]["code"], document["error"]["kind"]) == (6, 6, "engine")
     assert (document["profile"], document["status"], document["lock"]) == ("sample", "failed", locked.id)

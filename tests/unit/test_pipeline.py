@@ -165,6 +165,23 @@ def test_layers_are_audited_before_they_are_labelled(
     assert list(places.every()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
 
 
+def test_another_image_than_before_is_told_and_stands_in_the_document(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    session, _ = being_made
+
+    def labelled(*_: Any, note: Any, **__: Any) -> Any:
+        note("another image than before")
+        return image_of("labelled")
+
+    monkeypatch.setattr(build, "build_labelled", labelled)
+    monkeypatch.setattr(audit, "judge", judged_as())
+    plan = plan_of(project, PROFILE)
+    session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
+    assert session.made.document()["notes"] == ["another image than before"]
+    cast(Any, session.progress).say.assert_called_once_with("another image than before")
+
+
 def test_layers_with_a_defect_are_no_image(
     being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:

@@ -21,7 +21,8 @@ from envbuild.errors import CheckFailed, UsageError
 from envbuild.image.build import layers_tag
 from envbuild.image.engine import Image
 from envbuild.steps import Session
-from unit.site import LAYER_TYPE, Site, config_of, new_key, proved
+from unit.saved import Engine, layer, tar
+from unit.site import LAYER_TYPE, Site, new_key, proved
 from unit.support import envbuild
 
 
@@ -31,45 +32,6 @@ def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     with proved(project, monkeypatch) as found:
         assert found.push().code == 0
         yield found
-
-
-def layer(**files: str) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o755 if content == "run" else 0o644
-            archive.addfile(member, io.BytesIO(content.encode()))
-    return buffer.getvalue()
-
-
-class Engine:
-    """Has what a rebuild gave."""
-
-    def __init__(self, *layers: bytes) -> None:
-        self.layers = layers
-        self.config = config_of([oci.digest_of(one) for one in layers], {})
-        self.removed: list[str] = []
-
-    @property
-    def image(self) -> Image:
-        ids = tuple(oci.digest_of(one) for one in self.layers)
-        return Image(oci.digest_of(self.config), "handle", ids, {}, {"PATH": "/bin"}, 1)
-
-    def saved(self, image: Image) -> tarfile.TarFile:
-        names = [f"{index}/layer.tar" for index, _ in enumerate(self.layers)]
-        listed = json.dumps([{"Config": "c.json", "Layers": names}]).encode()
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            rest = (("c.json", self.config), ("manifest.json", listed))
-            for name, raw in (*zip(names, self.layers, strict=True), *rest):
-                member = tarfile.TarInfo(name)
-                member.size = len(raw)
-                archive.addfile(member, io.BytesIO(raw))
-        return tarfile.open(fileobj=io.BytesIO(buffer.getvalue()), mode="r|")
-
-    def remove(self, reference: str) -> None:
-        self.removed.append(reference)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, engine: Engine, build: Callable[[], Image]) -> None:
@@ -99,6 +61,10 @@ def compared(
     verdict = Verdict("ref", build=build, proved=(site.place, manifest, dataclasses.replace(config, **other)))
     found = rebuild.objections(verdict, Console())
     assert engine.removed == tags(site)
+    assert not (found and verdict.reordered)
+    assert verdict.document().get("reordered", []) == verdict.reordered
+    if verdict.reordered:
+        return [f"reordered: {verdict.reordered}"]
     assert {reason.id for reason in found} <= {"rebuild"}
     return [reason.detail for reason in found]
 
@@ -127,6 +93,111 @@ def test_the_first_file_that_differs_is_named(
     site: Site, monkeypatch: pytest.MonkeyPatch, here: list[bytes], said: str
 ) -> None:
     assert compared(site, monkeypatch, [A, B], here) == [said]
+
+
+FOLDERS = [("torch/a", "1"), ("torch/" + 120 * "b", "2"), ("torch.dist-info/c", "3")]
+BY_FOLDER, BY_PATH = tar(FOLDERS), tar(reversed(FOLDERS))
+
+
+def test_another_order_of_the_same_is_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long name has a head of its own before the file's."""
+    assert BY_FOLDER != BY_PATH
+    assert compared(site, monkeypatch, [A, BY_FOLDER], [A, BY_PATH]) == ["reordered: [2]"]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the lock gives the same files, under another image id: the archive of layer 2 lists them in another" in said
+    assert compared(site, monkeypatch, [BY_FOLDER, A, BY_PATH], [BY_PATH, A, BY_FOLDER]) == ["reordered: [1, 3]"]
+
+
+def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one that differs may differ in its order alone."""
+    said = compared(site, monkeypatch, [BY_FOLDER, B], [BY_PATH, layer(a="1", b="9", c="3")])
+    assert said == ["layer 2 of 2 is another: /b has another content"]
+    for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}):
+        assert "labels or environment" in compared(site, monkeypatch, [BY_FOLDER], [BY_PATH], **other)[0]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        ([("a", "1"), ("b", "2")], [("b", "9"), ("a", "1")], "/b has another content"),
+        ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1"), ("c", "3")], "/c is in one of the two"),
+        ([("a", "1"), ("a", "2")], [("a", "2"), ("a", "1")], "/a has another content"),
+        ([("a", "1"), ("a", "1")], [("a", "1")], "/a is in one of the two"),
+        ([(".a", "1")], [("a", "1")], "/.a is in one of the two"),
+        ([("./a", "1"), ("a", "1")], [("a", "1"), ("./a", "1")], "which counts: /a stands in it more than once"),
+        ([("d/x", "1"), ("d", "")], [("d", ""), ("d/x", "1")], "which counts: /d/x stands before its folder"),
+        ([("a", "1"), (".wh.a", "")], [(".wh.a", ""), ("a", "1")], "which counts: /.wh.a says what is removed"),
+        (
+            [("d/.wh..wh..opq", ""), ("a", "")],
+            [("a", ""), ("d/.wh..wh..opq", "")],
+            "which counts: /d/.wh..wh..opq says",
+        ),
+        ([("a", "1"), ("b", "-> a"), ("c", "")], [("c", ""), ("a", "1"), ("b", "-> a")], "counts: /b is a hard link"),
+        ([("a", "1"), ("b", "-> a")], [("b", "1"), ("a", "-> b")], "/a has another kind, link, size, content"),
+        ([("./a", "1"), ("b", "")], [("b", ""), ("a", "1")], "the same files in other archives"),
+    ],
+)
+def test_an_order_that_may_count_is_a_difference(
+    site: Site, monkeypatch: pytest.MonkeyPatch, there: list[tuple[str, str]], here: list[tuple[str, str]], said: str
+) -> None:
+    (found,) = compared(site, monkeypatch, [tar(there)], [tar(here)])
+    assert found.startswith("layer 1 of 1 is another: ") and said in found
+
+
+def heads(raw: bytes, **fields: bytes) -> bytes:
+    """The tar with some fields of its first head written over, and the head's sum made right again."""
+    at = {"prefix": 345, "magic": 257, "group_name": 297, "kind": 156}
+    head = bytearray(raw[:512])
+    for name, value in fields.items():
+        head[at[name] : at[name] + len(value)] = value
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + raw[512:]
+
+
+ORDERED, SWAPPED = tar([("a", "1"), ("b", "2")]), tar([("b", "2"), ("a", "1")])
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        SWAPPED[:-1] + b"x",  # behind the end
+        SWAPPED + bytes(512),
+        heads(SWAPPED, group_name=b"wheel"),
+        heads(SWAPPED, magic=b"ustar  \0"),  # in which others than tarfile read other fields
+        tar([("b", "2"), ("a", "1")], uname="root"),
+    ],
+)
+def test_what_another_reader_might_take_for_another_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch, there: bytes
+) -> None:
+    """Of all that differs tarfile tells nothing: an entry counts as the same if its bytes are."""
+    (found,) = compared(site, monkeypatch, [there], [ORDERED])
+    assert found == "layer 1 of 1 is another: the same files in other archives"
+    assert compared(site, monkeypatch, [SWAPPED], [ORDERED]) == ["reordered: [1]"]
+
+
+def test_what_says_something_of_all_others_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attributes for all that follow: then it matters what follows, in ours too."""
+    both = []
+    for names in ("ab", "ba"):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}) as archive:
+            for name in names:
+                archive.addfile(tarfile.TarInfo(name))
+        both.append(buffer.getvalue())
+    assert compared(site, monkeypatch, *([raw] for raw in both)) == [
+        "layer 1 of 1 is another: the same files in other archives"
+    ]
+
+
+def test_attributes_and_devices_are_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    able = tar([("a", "1")], pax_headers={"SCHILY.xattr.security.capability": "all"})
+    assert "/a has another attributes" in compared(site, monkeypatch, [able], [tar([("a", "1")])])[0]
+    devices = [tar([("a", "")], type=tarfile.CHRTYPE, devminor=minor) for minor in (1, 2)]
+    assert "/a has another device" in compared(site, monkeypatch, *([raw] for raw in devices))[0]
 
 
 def test_labels_and_environment_count(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,12 @@ class Children:
         for line in self.words:
             on_line(line)
         steps = [{"name": name, "seconds": 1.0, "cached": words[1] == "make"} for name in ("lock", words[1])]
-        document = {"profile": words[-1], "status": "built" if words[1] == "build" else "verified", "steps": steps}
+        document: dict[str, Any] = {
+            "profile": words[-1],
+            "status": "built" if words[1] == "build" else "verified",
+            "steps": steps,
+        }
+        document["notes"] = ["another image"] if words[1] == "build" else []  # by the second it is there
         return self.answers.get((words[-1], words[1]), Completed(0, json.dumps(document), ""))
 
     def options(self, name: str, verb: str) -> list[str]:
@@ -163,6 +168,7 @@ def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Child
     assert [(row["profile"], row["code"]) for row in said.document["profiles"]] == [(name, 0) for name in names]
     assert [step["name"] for step in said.document["profiles"][0]["steps"]] == ["lock", "build", "make"]
     assert [step["cached"] for step in said.document["profiles"][0]["steps"]] == [False, False, True]
+    assert [row["notes"] for row in said.document["profiles"]] == [["another image"]] * 6
 
 
 def test_one_that_fails_stops_no_other(children: Children, project: Path) -> None:

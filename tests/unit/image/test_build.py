@@ -16,6 +16,7 @@ from envbuild import settings, turns
 from envbuild.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
 from envbuild.image import base, build, buildx, client, context, dockerfile, records
 from envbuild.image.engine import Engine, Image
+from envbuild.image.records import Compiled, Record
 from envbuild.plan import store, wheels
 from envbuild.plan.archive import COMPAT, TOOLKIT, Archive
 from envbuild.plan.debs import Deb
@@ -123,12 +124,12 @@ def quiet(text: str) -> None:
 LABELS = {"io.envbuild.torch": "2.3.1+cu121", "io.envbuild.cublas": "12.5.2.13"}
 
 
-def built(locked: Lock, engine: FakeEngine | None = None, **options: Any) -> Image:
+def built(locked: Lock, engine: FakeEngine | None = None, note: Callable[[str], None] = quiet, **options: Any) -> Image:
     """Layers, then labels, as the pipeline does it."""
     text = dockerfile.render(locked, "sample")
     made = cast(Engine, engine or FakeEngine())
     build.build_layers(made, locked, "sample", text, say=quiet, on_line=quiet, **options)
-    return build.build_labelled(made, locked, "sample", text, LABELS, say=quiet, on_line=quiet)
+    return build.build_labelled(made, locked, "sample", text, LABELS, say=quiet, on_line=quiet, note=note)
 
 
 def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
@@ -140,6 +141,73 @@ def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
     assert record.layers == IMAGE.layers
     assert list(records.every(IMAGE.id)) == [record]
     assert list(records.every(image_of("other").id)) == []
+
+
+def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder) -> None:
+    """Before it is recorded: killed between the two, the next run finds it built and has nothing to tell."""
+    told: list[str] = []
+
+    def note(line: str) -> None:
+        assert image_of("2").id not in [record.image for record in records.every()]
+        told.append(line)
+
+    built(locked, note=note)
+    built(locked, note=note)
+    assert told == []
+    engine, builder.image = FakeEngine(), image_of("2").id
+    engine.held = image_of("2")
+    built(dataclasses.replace(locked, environment={"A": "another lock"}), engine, note)
+    assert told == []
+    for file in settings.state_folder("builds").glob("*"):
+        file.unlink()
+    builder.image = IMAGE.id
+    built(locked, note=note)
+    builder.image = image_of("2").id
+    built(locked, engine, note)
+    assert (
+        len(told) == 1 and f"this lock gave {IMAGE.id}, and now {image_of('2').id}; its layers are the same" in told[0]
+    )
+    assert {record.image for record in records.every()} == {IMAGE.id, image_of("2").id}
+
+
+def recorded(image: str, layers: str, builder: str = "docker 26", *wheels: Compiled) -> Record:
+    return Record(image, image, "lock", "recipe", tuple(layers), builder, wheels)
+
+
+def wheel(name: str, sha256: str) -> Compiled:
+    return Compiled(name, "key", "file", sha256, ())
+
+
+NOW = recorded("now", "abcde", "docker 26", wheel("apex", "1"))
+SAME_WHEEL = NOW.extensions[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (
+            [recorded("then", "abcXe", "docker 26", SAME_WHEEL)],
+            "gave then, and now now; layer 4 (torch) of 5 differs. ",
+        ),
+        ([recorded("then", "aXcde", "docker 26", SAME_WHEEL)], "; layer 2 (base) of 5 differs. "),
+        ([recorded("then", "XbcXe", "docker 26", SAME_WHEEL)], "; layers 1 (base), 4 (torch) of 5 differ. "),
+        ([recorded("then", "abcd", "docker 26", SAME_WHEEL)], "; it had 4 layers, and has 5. "),
+        ([recorded("then", "abcde", "docker 26", SAME_WHEEL)], "; its layers are the same, its labels or other"),
+        ([recorded("then", "abcXe", "docker 24", SAME_WHEEL)], "differs; made by docker 24 then, by docker 26 now. "),
+        (
+            [recorded("then", "abcXe", "docker 26", wheel("apex", "2"))],
+            "differs; compiled anew, to another wheel: apex. ",
+        ),
+        ([recorded("far", "XYZde"), recorded("near", "abcXe"), NOW], "gave near, and now now; "),
+    ],
+)
+def test_what_is_known_of_another_image_is_told(before: list[Record], said: str) -> None:
+    assert said in str(records.another(before, NOW, ["venv", "torch", "packages"]))
+
+
+def test_of_the_same_image_nothing_is_told() -> None:
+    assert records.another([], NOW, []) is None
+    assert records.another([NOW, NOW], NOW, []) is None
 
 
 def test_another_builder_is_asked_and_recorded(locked: Lock, builder: Builder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from envbuild.commands import diff as command
 from envbuild.insight import diff
 from envbuild.insight.diff import Change, Layer, Side
 from envbuild.plan import lock, sources
+from unit.saved import Engine, tar
 from unit.support import PROFILE, envbuild, lock_for, plan_of
 
 SIDE = Side("a", "image", {}, {}, {}, {}, (Layer("one", "1", 10), Layer("two", "2", 20)), 30, "in the engine")
@@ -132,3 +134,41 @@ def test_another_commit_of_an_extension_is_a_change_and_a_layer(project: Path) -
     found = diff.compare(side("a" * 40), side("b" * 40))
     assert found.versions == (Change("kernels", "a" * 40, "b" * 40),)
     assert found.layers and [layer.title for layer in found.layers] == ["kernels, compiled from bbbbbbbbbbbb"]
+
+
+def image_of(*layers: bytes) -> tuple[Any, Side]:
+    """An engine that has it, and what diff knows of it."""
+    engine = Engine(*layers)
+    parts = tuple(Layer(digest[:19], digest, 1) for digest in engine.image.layers)
+    return engine, replace(SIDE, layers=parts, id=engine.image.id)
+
+
+def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer that is another, also behind one in which only the order is."""
+    files = [("torch/a", "1"), ("torch.dist-info/b", "2")]
+    images = {
+        "a:1": image_of(tar([("etc", "1")]), tar(files), tar([("c", "1")])),
+        "b:1": image_of(tar([("etc", "1")]), tar(files[::-1]), tar([("c", "2")])),
+        "c:1": image_of(tar([("etc", "1")])),
+    }
+    known = {engine.image.id: engine for engine, _ in images.values()}
+    both = SimpleNamespace(get=lambda name: images[name][0].image, saved=lambda image: known[image.id].saved(image))
+    monkeypatch.setattr("envbuild.image.engine.Engine", lambda: both)
+    monkeypatch.setattr(command, "_image", lambda name: images[name][1])
+    done = envbuild("diff", "a:1", "b:1", "--files", "--json")
+    assert (done.code, done.document["same"]) == (0, False)
+    assert done.document["files"] == [
+        {"layer": 2, "difference": None},
+        {"layer": 3, "difference": "/c has another content"},
+    ]
+    said = envbuild("diff", "a:1", "b:1", "--files")
+    assert "layer 2: the same files in another order" in said.stdout.splitlines()
+    assert "layer 3: /c has another content" in said.stdout and "layer 2 of 3 is read" in said.stderr
+    assert envbuild("diff", "a:1", "a:1", "--files", "--json").document["files"] == []
+    assert envbuild("diff", "a:1", "b:1", "--json").document["files"] is None
+    assert "one image has 3, the other 1" in envbuild("diff", "a:1", "c:1", "--files").stderr
+
+
+def test_only_images_have_files(project: Path) -> None:
+    done = envbuild("diff", "h20", "a:1", "--files")
+    assert done.code == 2 and "--files compares two images of the engine" in done.stderr

@@ -1,0 +1,160 @@
+"""Two archives of a layer held against each other: what differs in them, or is it only their order?
+
+An engine lists a layer's files in more than one order (docs/decisions/0019), and its digest is of that list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from envbuild.attest import layers
+from envbuild.attest.oci import Place
+
+Where = tuple[Place, str, str]  # a layer: its place, its digest there, its diff id
+Facts = tuple[object, ...]
+
+_KINDS = ("kind", "mode", "owner", "group", "time", "link", "size", "device", "attributes", "content")
+_BLOCK = 512
+_FILES, _WITHOUT_CONTENT, _BEFORE_ANOTHER = b"\x000", b"123456", b"xLK"  # kinds of heads
+_NOTHING = bytes(_BLOCK)
+_OTHER = "the same files in other archives"
+
+
+def difference(there: Where, here: Where) -> str | None:
+    """How the layer `there` differs from ours; None where it is ours, or the same entries in another order and no order
+    counts.
+
+    What is kept in memory is of ours: the other may be anybody's. Raises Refusal for one that cannot be read.
+    """
+    if there[2] == here[2]:
+        return None
+    ours: dict[tuple[str, int], Facts] = {}
+    pieces: Counter[bytes] = Counter()
+    foreign: list[bool] = []
+    counts: list[str] = []
+
+    def taken(piece: bytes) -> None:
+        if pieces[piece]:
+            pieces[piece] -= 1
+        elif not foreign:
+            foreign.append(True)
+
+    own, other = Pieces(lambda piece: pieces.update([piece])), Pieces(taken)
+    for path, before, facts, fixed in _entries(here, own):
+        ours[path, before] = facts
+        counts += [f"{path} {fixed}"] if fixed and not counts else []
+    whole = own.plain and pieces.total() == len(ours)
+    for path, before, facts, _ in _entries(there, other):
+        wanted = ours.pop((path, before), None)
+        if wanted is None:
+            return f"{path} is in one of the two"
+        if facts != wanted:
+            return f"{path} has another {', '.join(k for k, a, b in zip(_KINDS, facts, wanted, strict=True) if a != b)}"
+        if (posixpath.dirname(path), 0) in ours:  # what is below may be a link to elsewhere
+            counts.append(f"{path} stands before its folder")
+    for path, _ in ours:
+        return f"{path} is in one of the two"
+    if foreign or pieces.total() or own.end != other.end or not whole:
+        return _OTHER
+    return f"the same files in another order, which counts: {counts[0]}" if counts else None
+
+
+class Pieces:
+    """Cuts a tar into its entries, each all of its bytes with the heads before it, and tells their digests.
+
+    Of two tars with the same pieces and the same end, every reader makes the same entries: what tarfile alone takes for
+    the same, another reader might not. `plain`: no piece says anything of others.
+    """
+
+    def __init__(self, tell: Callable[[bytes], object]) -> None:
+        self.plain = True
+        self._tell = tell
+        self._head = bytearray()
+        self._left = 0  # bytes of content
+        self._more = False  # the next head belongs to this piece
+        self._piece = hashlib.sha256()
+        self._tail: hashlib._Hash | None = None
+
+    @property
+    def end(self) -> tuple[object, ...]:
+        """All behind the last piece."""
+        return bytes(self._head), self._left, self._more, self._tail and self._tail.hexdigest()
+
+    def feed(self, block: bytes) -> None:
+        """Raises ValueError for what is no tar."""
+        rest = memoryview(block)
+        while rest:
+            if self._tail:
+                self._tail.update(rest)
+                return
+            if self._left:
+                part, rest = rest[: self._left], rest[self._left :]
+                self._left -= len(part)
+                self._piece.update(part)
+            else:
+                lacking = _BLOCK - len(self._head)
+                self._head += rest[:lacking]
+                rest = rest[lacking:]
+                if len(self._head) < _BLOCK:
+                    return
+                self._begin(bytes(self._head))
+                self._head.clear()
+            if not self._left and not self._more and not self._tail:
+                self._tell(self._piece.digest())
+                self._piece = hashlib.sha256()
+
+    def _begin(self, head: bytes) -> None:
+        if head == _NOTHING:
+            self._tail = hashlib.sha256(head)
+            return
+        self._piece.update(head)
+        kind = head[156:157]
+        self._more = kind in _BEFORE_ANOTHER
+        self.plain &= kind in _FILES + _WITHOUT_CONTENT + _BEFORE_ANOTHER
+        if kind not in _WITHOUT_CONTENT:
+            try:
+                size = tarfile.nti(head[124:136])  # type: ignore[attr-defined]
+            except tarfile.TarError as error:
+                raise ValueError(str(error)) from None
+            self._left = -(-max(size, 0) // _BLOCK) * _BLOCK
+
+
+def _entries(where: Where, pieces: Pieces) -> Iterator[tuple[str, int, Facts, str | None]]:
+    """(path, how often it came before, what is compared, why its place counts) of each entry, as they come."""
+    before: Counter[str] = Counter()
+    for member, archive in layers.entries(*where, pieces.feed):
+        path = posixpath.normpath(f"/{member.name.lstrip('/')}")
+        facts = (
+            member.type, member.mode, member.uid, member.gid, member.mtime, member.linkname, member.size,
+            (member.devmajor, member.devminor), _attributes(member), _content(member, archive),
+        )  # fmt: skip
+        yield path, before[path], facts, _fixed(member, path, before[path])
+        before[path] += 1
+
+
+def _attributes(member: tarfile.TarInfo) -> Facts:
+    return tuple(sorted(item for item in member.pax_headers.items() if ".xattr." in item[0]))
+
+
+def _fixed(member: tarfile.TarInfo, path: str, before: int) -> str | None:
+    """Why it matters what stands before an entry, or behind it; None where it does not."""
+    if before:
+        return "stands in it more than once"
+    if member.islnk():
+        return "is a hard link"
+    if posixpath.basename(path).startswith(".wh."):
+        return "says what is removed"
+    # larger than a head can say: Pieces goes by the head
+    return "has its size before its head" if "size" in member.pax_headers else None
+
+
+def _content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> str:
+    seen = hashlib.sha256()
+    stream = archive.extractfile(member) if member.isreg() else None
+    while stream and (block := stream.read(1 << 20)):
+        seen.update(block)
+    return seen.hexdigest()

@@ -1,0 +1,125 @@
+"""Of one lock two images: what a campaign lets pass, and what it does not."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from e2e.support import Project, Result
+
+from chaos.engines import Engines
+from chaos.place import Place
+from chaos.products import CPU
+
+BEFORE, NOW = "sha256:" + 64 * "a", "sha256:" + 64 * "b"
+TOLD = f"  another image than before: this lock gave {BEFORE}, and now {NOW}; layer 2 of 2 differs\n"
+BASE = {"etc/": None, "etc/os": "debian"}
+TORCH = {"torch/": None, "torch/lib.so": "cublas", "torch.dist-info/": None, "torch.dist-info/RECORD": "lib.so"}
+SWAPPED = dict(reversed(TORCH.items()))
+
+
+def tar(files: Mapping[str, str | bytes | None]) -> bytes:
+    """None: a folder."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            raw = content.encode() if isinstance(content, str) else content or b""
+            member.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            member.size = len(raw)
+            archive.addfile(member, io.BytesIO(raw))
+    return buffer.getvalue()
+
+
+def saved(*layers: Mapping[str, str | None]) -> bytes:
+    """As `docker save` writes it."""
+    named = {f"{number}/layer.tar": tar(files) for number, files in enumerate(layers)}
+    return tar({**named, "manifest.json": json.dumps([{"Config": "c.json", "Layers": [*named]}])})
+
+
+class Engine:
+    """Has images, as they are saved."""
+
+    def __init__(self, **images: bytes) -> None:
+        self.images = {f"sha256:{64 * name}": raw for name, raw in images.items()}
+        self.api = SimpleNamespace(get_image=self._saved)
+
+    def _saved(self, image: str) -> Iterator[bytes]:
+        raw = self.images[image]
+        return (raw[at : at + 1000] for at in range(0, len(raw), 1000))
+
+    def client(self, timeout: int = 60) -> Any:
+        return self
+
+
+def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = TOLD, looked: bool = True) -> None:
+    """A run whose lock gave an image before, and now gives `now`; `looked`: at the one before, which is gone."""
+    engine = Engine(a=saved(BASE, TORCH), b=now)
+    place = Place(root, Project.create(root), engine, CPU, images={"a": BEFORE})  # type: ignore[arg-type]
+    if looked:
+        place.look(BEFORE)
+    del engine.images[BEFORE]
+    document = {"status": "verified", "image": {"id": NOW}}
+    monkeypatch.setattr(Place, "run", lambda *_, **__: Result(0, json.dumps(document), said, 1.0))
+    monkeypatch.setattr("chaos.place.lock.read", lambda file: SimpleNamespace(id="lock"))
+    monkeypatch.setattr("chaos.place.dockerfile.render", lambda *_: "FROM scratch")
+    place.lock_file.write_text("lock", encoding="utf-8")
+    place.make("a")
+    assert not [*root.glob("*.tar")] and place.others == [NOW]
+
+
+def test_another_order_that_was_told_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path, monkeypatch, saved(BASE, SWAPPED))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (BASE, {**SWAPPED, "torch/lib.so": "cudart"}),
+        (BASE, {**SWAPPED, "torch/lib.so": None}),
+        (BASE, {**SWAPPED, "torch/more": ""}),
+        (BASE, {"torch/": None, "torch/lib.so": "cublas"}),
+        ({**BASE, "etc/os": "ubuntu"}, TORCH),
+        (TORCH, BASE),
+        (BASE, TORCH, {}),
+        (BASE,),
+    ],
+)
+def test_other_files_never_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: tuple[dict[str, str | None], ...]
+) -> None:
+    with pytest.raises(
+        AssertionError, match=f"gave {NOW}, and before {BEFORE}, which hold other files in layer [123]$"
+    ):
+        made(tmp_path, monkeypatch, saved(*layers))
+
+
+@pytest.mark.parametrize("said", ["", TOLD.replace(BEFORE, "sha256:cc"), f"{BEFORE}\n{NOW}\n"])
+def test_what_was_not_told_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    with pytest.raises(AssertionError, match="the same files, and no run told of it"):
+        made(tmp_path, monkeypatch, saved(BASE, SWAPPED), said)
+
+
+def test_what_was_not_looked_at_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the campaigns whose engine is left alone."""
+    with pytest.raises(AssertionError, match=f"gave {NOW}, and before {BEFORE}$"):
+        made(tmp_path, monkeypatch, saved(BASE, SWAPPED), looked=False)
+
+
+def test_a_round_of_the_engine_keeps_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the record of the earlier image nobody could tell that it was another; what was said before is past."""
+    api = SimpleNamespace(images=lambda *_: [])
+    engine = SimpleNamespace(client=lambda *_: SimpleNamespace(api=api))
+    place = Place(tmp_path, Project.create(tmp_path), engine, CPU, images={"a": BEFORE, "b": NOW})  # type: ignore[arg-type]
+    place.heard.append(TOLD)
+    place.records.mkdir(parents=True)
+    record = place.records / f"recipe-{12 * 'b'}.json"
+    record.write_text("{}", encoding="utf-8")
+    Engines()._begin(place, "relock")
+    assert record.read_text(encoding="utf-8") == "{}" and place.heard == []
