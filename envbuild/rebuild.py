@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 from envbuild import scratch
-from envbuild.attest import alike, bundles
+from envbuild.attest import alike, bundles, layers
 from envbuild.attest.layers import Config
 from envbuild.attest.oci import Manifest, Place, digest_in
 from envbuild.attest.trust import Build
@@ -26,8 +25,8 @@ def objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     """Why what the lock gives is not the image that was proved; empty if it is the same. The verdict learns
     which layers hold the same in another order.
 
-    Another builder may write another configuration; layers, labels and environment must be the same. Raises what a
-    build raises. Whatever comes of it, nothing of the rebuild stays.
+    Another builder may write another history; layers, and what a container gets of the configuration, must be the same.
+    Raises what a build raises. Whatever comes of it, nothing of the rebuild stays.
     """
     assert verdict.build and verdict.proved
     session = Session(f"{verdict.build.name[:55]}-rebuild", Options(locked=True, no_cache=True), progress)
@@ -64,16 +63,16 @@ def _objection(
         return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
     pairs = list(zip(config.layers, made.layers, strict=True))
     differing = [index for index, (there, here) in enumerate(pairs) if there != here]
-    with contextlib.ExitStack() as stack:
-        local = stack.enter_context(bundles.saved(session.connected(), made)) if differing else None
+    with bundles.saved(session.connected(), made) as local:
         for index in differing:
             there, here = pairs[index]
-            assert local
             how = alike.difference((place, digest_in(manifest.layers[index]), there), (local, here, here))
             if how:
                 return Reason("rebuild", f"layer {index + 1} of {count} is another: {how}")
-    if (dict(made.labels), dict(made.environment)) != (dict(config.labels), dict(config.environment)):
-        return Reason("rebuild", "the layers hold the same, labels or environment do not")
+        given = layers.parsed(made.id, local.blob(made.id))
+    differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]
+    if differ:
+        return Reason("rebuild", f"the layers hold the same, its configuration is another: {', '.join(differ)}")
     reordered += [index + 1 for index in differing]
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.attest.oci import Manifest, Place
@@ -18,16 +18,19 @@ _HEADER_BYTES = 1 << 20  # of a long name in a layer
 _MOST = 5_000_000  # files of a layer
 _LARGEST = 1 << 40  # bytes of one: tarfile goes on reading for as long as a head says, though the layer has ended
 _BLOCK = 1 << 20
+_OF_WINDOWS = ("ArgsEscaped",)  # which a builder notes or does not
 
 
 @dataclass(frozen=True)
 class Config:
-    """An image's configuration: its id, the diff ids of its layers, and what it says of itself."""
+    """An image's configuration: its id, the diff ids of its layers, and what it says of itself. `settings`: what else a
+    container gets of it (user, entrypoint, command ...), where it says anything."""
 
     id: str
     layers: tuple[str, ...]
     labels: Mapping[str, str]
     environment: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def config_of(place: Place, manifest: Manifest) -> Config:
@@ -46,9 +49,10 @@ def parsed(image_id: str, raw: bytes) -> Config:
         layers = tuple(str(layer) for layer in document["rootfs"]["diff_ids"])
         labels = {str(key): str(value) for key, value in (inner.get("Labels") or {}).items()}
         environment = dict(str(item).partition("=")[::2] for item in inner.get("Env") or ())
+        settings = {key: value for key, value in inner.items() if value and key not in ("Labels", "Env", *_OF_WINDOWS)}
     except (KeyError, TypeError, AttributeError):
         raise Malformed("the image's configuration is not as it should be") from None
-    return Config(image_id, layers, labels, environment)
+    return Config(image_id, layers, labels, environment, settings)
 
 
 DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError)

@@ -188,8 +188,8 @@ def render(lock: Lock, name: str) -> str:
 
 
 def beginning(text: str) -> str:
-    """Of a rendered Dockerfile what needs no wheel: the base, the virtual environment, Debian packages. Without comments,
-    which name the lock: it is the same where another wheel alone was locked."""
+    """Of a rendered Dockerfile what needs no wheel: the base, the virtual environment, Debian packages. Without
+    comments, which name the lock: it is the same where another wheel alone was locked."""
     steps = itertools.takewhile(lambda step: "=wheels-" not in step, text.split("\n\n# "))
     lines = "\n\n# ".join(steps).splitlines()
     return "".join(f"{line}\n" for line in lines if line and not line.startswith("#"))

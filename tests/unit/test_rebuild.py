@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock, Timeout
 
 from envbuild import rebuild, settings
-from envbuild.attest import oci
+from envbuild.attest import layers, oci
 from envbuild.attest.layers import Config
 from envbuild.attest.oci import Manifest
 from envbuild.attest.verify import Verdict
@@ -115,7 +115,7 @@ def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     said = compared(site, monkeypatch, [BY_FOLDER, B], [BY_PATH, layer(a="1", b="9", c="3")])
     assert said == ["layer 2 of 2 is another: /b has another content"]
     for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}):
-        assert "labels or environment" in compared(site, monkeypatch, [BY_FOLDER], [BY_PATH], **other)[0]
+        assert "its configuration is another" in compared(site, monkeypatch, [BY_FOLDER], [BY_PATH], **other)[0]
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,15 @@ def test_attributes_and_devices_are_compared(site: Site, monkeypatch: pytest.Mon
     assert "/a has another device" in compared(site, monkeypatch, *([raw] for raw in devices))[0]
 
 
-def test_labels_and_environment_count(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}):
-        assert "labels or environment" in compared(site, monkeypatch, [A], [A], **other)[0]
+def test_what_is_said_of_a_container_is_read_of_a_configuration() -> None:
+    inner = {"User": "0", "Entrypoint": ["/x"], "Cmd": None, "Volumes": {}, "ArgsEscaped": True, "Env": [], "Labels": None}
+    raw = json.dumps({"config": inner, "rootfs": {"diff_ids": []}, "history": []}).encode()
+    assert layers.parsed("sha256:0", raw).settings == {"User": "0", "Entrypoint": ["/x"]}
+
+
+def test_what_a_container_gets_of_the_configuration_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}, {"settings": {"Entrypoint": ["/x"]}}):
+        assert "its configuration is another" in compared(site, monkeypatch, [A], [A], **other)[0]
 
 
 def test_verify_refuses_what_the_lock_does_not_give(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

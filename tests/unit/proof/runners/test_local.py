@@ -65,6 +65,9 @@ class Engine:
         self.client = self
         self.api = Api(says)
 
+    def without_room(self) -> None:
+        """Its disk is not full."""
+
 
 def asked(*devices: str, cards: tuple[str, ...] = CARD, says: str = "") -> Api:
     engine: Any = Engine(says)
