@@ -201,7 +201,15 @@ def test_attributes_and_devices_are_compared(site: Site, monkeypatch: pytest.Mon
 
 
 def test_what_is_said_of_a_container_is_read_of_a_configuration() -> None:
-    inner = {"User": "0", "Entrypoint": ["/x"], "Cmd": None, "Volumes": {}, "ArgsEscaped": True, "Env": [], "Labels": None}
+    inner: dict[str, object] = {
+        "User": "0",
+        "Entrypoint": ["/x"],
+        "Cmd": None,
+        "Volumes": {},
+        "ArgsEscaped": True,
+        "Env": [],
+        "Labels": None,
+    }
     raw = json.dumps({"config": inner, "rootfs": {"diff_ids": []}, "history": []}).encode()
     assert layers.parsed("sha256:0", raw).settings == {"User": "0", "Entrypoint": ["/x"]}
 
