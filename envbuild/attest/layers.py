@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envbuild.attest import oci
 from envbuild.attest.oci import Manifest, Place
 from envbuild.attest.unpacking import Unpacked
-from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
 
 CONFIG_BYTES = 8 << 20
@@ -43,15 +43,18 @@ def config_of(place: Place, manifest: Manifest) -> Config:
 
 def parsed(image_id: str, raw: bytes) -> Config:
     """A configuration as its bytes tell it. Raises Malformed."""
-    document = untrusted.parse(raw, "the image's configuration", CONFIG_BYTES)
+    document = oci.parsed(raw, "the image's configuration", CONFIG_BYTES)
     try:
         inner = document.get("config") or {}
         layers = tuple(str(layer) for layer in document["rootfs"]["diff_ids"])
         labels = {str(key): str(value) for key, value in (inner.get("Labels") or {}).items()}
-        environment = dict(str(item).partition("=")[::2] for item in inner.get("Env") or ())
+        variables = [str(item).partition("=")[::2] for item in inner.get("Env") or ()]
         settings = {key: value for key, value in inner.items() if value and key not in ("Labels", "Env", *_OF_WINDOWS)}
     except (KeyError, TypeError, AttributeError):
         raise Malformed("the image's configuration is not as it should be") from None
+    environment = dict(variables)
+    if len(environment) != len(variables):  # which one counts is the runtime's choice
+        raise Malformed("the image's configuration sets a variable twice")
     return Config(image_id, layers, labels, environment, settings)
 
 

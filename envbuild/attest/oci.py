@@ -74,6 +74,34 @@ class Reference:
         return f"{self.repository}{tag}{f'@{self.digest}' if self.digest else ''}"
 
 
+# Of manifests, indexes, descriptors and configurations, by the specification and Docker: all that an engine reads.
+_KEYS = (
+    "annotations", "architecture", "artifactType", "author", "config", "created", "data", "digest", "features",
+    "history", "layers", "manifests", "mediaType", "os", "os.features", "os.version", "platform", "schemaVersion",
+    "size", "subject", "urls", "variant",
+    "container_config", "diff_ids", "rootfs", "type",
+    "ArgsEscaped", "Cmd", "Domainname", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Hostname", "Image",
+    "Labels", "OnBuild", "Shell", "StopSignal", "StopTimeout", "User", "Volumes", "WorkingDir",
+)  # fmt: skip
+_SPELLED = {key.casefold(): key for key in _KEYS}
+_MAPS = ("annotations", "Labels", "ExposedPorts", "Volumes")  # whose keys are anybody's words
+
+
+def parsed(raw: bytes, what: str, limit: int) -> dict[str, Any]:
+    """A manifest, an index or a configuration. Raises Malformed, also where an engine would read something else in it:
+    Go's reader takes a key in any case, the last one of all, and so `Env` of `env` (encoding/json, Unmarshal)."""
+    found = untrusted.parse(raw, what, limit)
+    level: list[Any] = [found]
+    while level:
+        objects = [one for one in level if isinstance(one, dict)]
+        for key in (key for one in objects for key in one):
+            if _SPELLED.get(key.casefold(), key) != key:
+                raise Malformed(f"{what} spells {key[:40]!r} in another case than the specification does")
+        inner = [value for one in objects for key, value in one.items() if key not in _MAPS]
+        level = inner + [value for one in level if isinstance(one, list) for value in one]
+    return found
+
+
 def digest_of(raw: bytes) -> str:
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
@@ -99,8 +127,11 @@ class Manifest:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """Raises Malformed."""
-        return untrusted.parse(self.raw, "the manifest", MAX_MANIFEST)
+        """Raises Malformed, also where it may be taken for an index as well as for an image's manifest."""
+        found = parsed(self.raw, "the manifest", MAX_MANIFEST)
+        if "manifests" in found and {"layers", "config"} & found.keys():
+            raise Malformed("the manifest is an index, too")
+        return found
 
     @property
     def is_index(self) -> bool:

@@ -22,6 +22,7 @@ from envbuild.attest.statements import Subject
 from envbuild.errors import CheckFailed, FileError, NetworkError, UsageError
 from envbuild.image.names import LOCK_LABEL
 from envbuild.proof import evidence
+from envbuild.proof.reasons import Malformed
 from unit.proof.runs import passed_run, probe, run_on
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import Said, as_yaml, envbuild, sha
@@ -209,6 +210,49 @@ def test_one_changed_byte_in_a_manifest_or_the_configuration_is_refused(pushed: 
             ref = f"{pushed.registry.host}/team/sample@{digest}"
             said = envbuild("verify", ref, "--key", "team.pub", "--json")
             assert [reason["id"] for reason in said.document["reasons"]] == ["digest"]
+
+
+EVIL = f"sha256:{sha('evil')}"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"Config": {"digest": EVIL}, "Layers": [{"digest": EVIL}]},
+        {"layer\u017f": [{"digest": EVIL}]},  # a long s, which Go takes for an s
+        {"subject": {"Digest": EVIL}},
+        {"manifests": [{"digest": EVIL}]},
+    ],
+)
+def test_a_manifest_that_an_engine_reads_as_another_is_refused(pushed: Site, more: dict[str, Any]) -> None:
+    """Go takes `Layers` for `layers`, the last of all; with the true evidence copied beside it, it would count."""
+    media, raw = pushed.registry.manifests["verified"]
+    honest = oci.digest_of(raw)
+    document = {**json.loads(raw), **more}
+    pushed.registry.put(media, document, "verified")
+    _, evil = pushed.registry.manifests["verified"]
+    for name in (attestations.att_tag, oci.fallback_tag):
+        if name(honest) in pushed.registry.manifests:
+            pushed.registry.manifests[name(oci.digest_of(evil))] = pushed.registry.manifests[name(honest)]
+    assert reasons(pushed) == ["malformed"]
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"config": {"Env": ["PATH=/bin"], "env": ["LD_PRELOAD=/evil"]}},
+        {"config": {"Env": ["LD_PRELOAD=/evil", "LD_PRELOAD="]}},
+        {"config": {"Entrypoint": ["/x"], "entrypoint": []}},
+        {"Config": {"Env": ["LD_PRELOAD=/evil"]}},
+        {"RootFS": {"diff_ids": [EVIL]}},
+        {"rootfs": {"diff_ids": [LAYER], "Diff_Ids": [EVIL]}},
+    ],
+)
+def test_a_configuration_that_an_engine_reads_as_another_is_refused(spoilt: dict[str, Any]) -> None:
+    document = {**json.loads(config_of([LAYER], {"Version": "1", "version": "2"})), "history": [{"created_by": "x"}]}
+    assert layers.parsed("sha256:0", json.dumps(document).encode()).layers == (LAYER,)
+    with pytest.raises(Malformed):
+        layers.parsed("sha256:0", json.dumps({**document, **spoilt}).encode())
 
 
 def test_one_changed_byte_in_a_statement_is_refused(pushed: Site) -> None:
