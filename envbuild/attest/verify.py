@@ -137,7 +137,8 @@ def resolve(place: Place, reference: Reference) -> tuple[Manifest, Manifest]:
     top = place.manifest(reference.target)
     if top is None:
         named = reference if reference.tag or reference.digest else reference.tagged(reference.target)
-        hint = f"`push` puts it at {reference.repository}:{VERIFIED}"
+        where = "there" if reference.target == VERIFIED else f"at {reference.repository}:{VERIFIED}"
+        hint = f"`envbuild push` puts a proved image {where}"
         raise NetworkError(f"there is no {named}", hint=hint)
     if not top.is_index:
         return top, top

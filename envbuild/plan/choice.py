@@ -190,14 +190,17 @@ def _pins(
     return pinned, tuple(overrides)
 
 
+_PACKAGES = "another distribution is one of `packages`, as NAME==VERSION"
+
+
 def _unknown_pin(name: str, release: TorchRelease | None) -> str:
     meant = unrelated.refused(name)
     if meant:
         return meant
     if release is None:
-        return "only a torch that the facts know can have its libraries pinned"
+        return f"only a torch that the facts know can have its libraries pinned; {_PACKAGES}"
     known = [row for row in facts.libraries() if facts.distribution_of(row, release.cuda)]
-    return f"no such library for CUDA {release.cuda} ({near(name, known) or ', '.join(known)})"
+    return f"no such library for CUDA {release.cuda} ({near(name, known) or ', '.join(known)}); {_PACKAGES}"
 
 
 def _driver(source: Source, release: TorchRelease | None) -> str | None:

@@ -112,7 +112,7 @@ def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
     known = {BASE, EVERYTHING, *(previous.versions if previous else ())}
     unknown = sorted(name for name in upgrade if canonicalize_name(name) not in known and name != EVERYTHING)
     if unknown and previous is not None:
-        hint = near(unknown[0], known - {EVERYTHING}) or "write the profile first: envbuild lock cpu --upgrade numpy"
+        hint = near(unknown[0], known - {EVERYTHING}) or "a new package belongs into the profile, under packages"
         raise UsageError(f"not in the lock, so nothing to upgrade: {', '.join(unknown)}", hint=hint)
 
 

@@ -78,7 +78,8 @@ def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
 def find(name: str, beside: Path | None = None) -> Path:
     """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
     if is_path(name):
-        file = (beside or Path.cwd()) / name
+        # without `..`, since its folders are compared; a link to a profile does not move it
+        file = Path(os.path.abspath((beside or Path.cwd()) / name))  # noqa: PTH100
         try:
             there, is_folder = file.is_file(), file.is_dir()
         except OSError as error:  # longer than any name can be

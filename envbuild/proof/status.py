@@ -70,7 +70,7 @@ def judge(engine: Engine, source: Source, locked: Lock | None, stale: list[str],
         state = "unproved" if reasons else VERIFIED
     tag = _tag(engine, name, tags, image, state == VERIFIED, locked)
     if tag:
-        reasons.append(tag)
+        reasons.append(f"{tag}; run: envbuild make {source.known}" if tag == _ANOTHER else tag)
         state = "tampered" if tag == _BY_HAND else "unproved" if state == VERIFIED else state
     names = tuple(f"{named}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
     return Status(name, state, tuple(reasons), locked.id if locked else None, image, names, proofs)
@@ -79,6 +79,8 @@ def judge(engine: Engine, source: Source, locked: Lock | None, stale: list[str],
 _BY_HAND = (
     "the tag verified was moved by hand: there is no evidence here that its image was ever proved for this profile"
 )
+
+_ANOTHER = "the tag verified names another image: an earlier one, or another profile's of the same name"
 
 _ELSEWHERE = (
     "the tag verified names an image of this lock of which this state folder holds no record and no evidence: another "
@@ -100,4 +102,4 @@ def _tag(
     # An image that was proved in its time keeps the tag until its successor is.
     if tagged is None or not evidence.ever_proved(tagged.id, name, locks):
         return _BY_HAND
-    return "the tag verified names an earlier image" if is_proved and tagged != image else None
+    return _ANOTHER if is_proved and tagged != image else None

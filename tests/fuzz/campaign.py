@@ -1,4 +1,5 @@
-"""The campaign: `make fuzz`. Writes benchmarks/results/fuzz.md, and each fault's shortest input to stderr."""
+"""The campaign: `make fuzz`. Writes benchmarks/results/fuzz.md where it is whole (all targets, 200000 inputs or more),
+and each fault's shortest input to stderr."""
 
 from __future__ import annotations
 

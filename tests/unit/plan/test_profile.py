@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,15 @@ def test_a_child_may_name_its_parent_by_a_path_of_its_own_folder(project: Path) 
     write_profile(project, PROFILE, "parent")
     write_profile(project, {"extends": "./parent.yaml"}, "child")
     assert sources.load("child").profile.torch == "2.13.0+cpu"
+
+
+@pytest.mark.parametrize("folder", ["", "profiles"])
+def test_a_lock_lies_beside_its_profile_wherever_it_is_asked_for_from(project: Path, folder: str) -> None:
+    other = project.parent / "other" / folder
+    other.mkdir(parents=True)
+    shutil.move(write_profile(project, PROFILE), other)
+    for asked in (f"../{other.relative_to(project.parent)}/sample.yaml", str(other / "sample.yaml")):
+        assert sources.load(asked).lock_file == other / f"sample{naming.LOCK}"
 
 
 @pytest.mark.parametrize("links", [["a"], ["b", "a"], ["b", "c", "a"], ["b", "c", "b"]])
