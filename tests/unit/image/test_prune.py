@@ -203,6 +203,16 @@ def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, 
     assert list(places.every()) == []
 
 
+def test_a_note_that_another_prune_forgot_meanwhile_is_none(elsewhere: Path, locked: Lock) -> None:
+    other = elsewhere.with_name("other.lock.yaml")
+    lock.write(locked, other, "other")
+    places.note(other)
+    found = places.every()
+    first = next(found)
+    places.forget(other if first == elsewhere else elsewhere)
+    assert list(found) == []
+
+
 def test_a_lock_elsewhere_that_cannot_be_read_stops_it(elsewhere: Path, engine: FakeEngine) -> None:
     elsewhere.write_text("format: 1\n", encoding="utf-8")
     done = envbuild("prune")
