@@ -37,7 +37,7 @@ DENIED = """error: Failed to download `alpha==1.0`
 NO_PAGE = """error: No solution found when resolving dependencies
   cause: Because alpha was not found in the package registry and you require alpha, and so on.
 
-hint: An index (http://me:topsecret@index.example/simple/) returned a {status} error. Check that the index URL is correct.
+hint: An index (http://me:topsecret@index.example/simple/) returned a {status} error. Check that the URL is correct.
 """
 NONE = """error: No solution found when resolving dependencies
   cause: Because there are no versions of networkx and you require networkx, and so on.
