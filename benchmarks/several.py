@@ -61,11 +61,21 @@ def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> 
     command = [sys.executable, "-m", "envbuild", verb, "--json"]
     env = environment(folder, checkout)
     commands = [[*command, *names]] if verb == "make" else [[*command, name] for name in names]
+    # A terminal's Ctrl-C comes to us alone: of two signals the second would end their cleaning up.
     started = [
-        subprocess.Popen(one, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        subprocess.Popen(
+            one, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         for one in commands
     ]
-    said = [json.loads(process.communicate()[0]) for process in started]
+    try:
+        said = [json.loads(process.communicate()[0]) for process in started]
+    except BaseException:  # they have containers and files to take away before ours are removed
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.communicate()
+        raise
     if any(process.returncode for process in started):
         raise SystemExit(json.dumps(said, indent=1))
     documents = [row for document in said for row in document.get("profiles") or [document]]

@@ -10,10 +10,11 @@ from typing import TypeVar
 from envbuild import fetching
 from envbuild.document import display
 from envbuild.errors import OutOfDate, UsageError, some
-from envbuild.image import base, build, buildx, context, dockerfile, extensions, places
+from envbuild.image import base, build, buildx, context, dockerfile, extensions, places, records
 from envbuild.image.engine import Engine, Image
 from envbuild.image.extensions import Built, Order
 from envbuild.image.names import repository
+from envbuild.image.records import Record
 from envbuild.making import Made, Options, Progress, Step
 from envbuild.plan import debs, facts, lock, locking, resolve, sources, store
 from envbuild.plan.lock import Lock
@@ -34,6 +35,7 @@ class Building:
         self.progress = progress
         self.made = Made(name)
         self.engine: Engine | None = None
+        self.recorded: list[Record] = []  # of images that were not recorded before
 
     def step(self, name: str, work: Callable[[], tuple[T, bool, str]]) -> T:
         """Run one step; `work` returns its value, whether there was nothing to do, and a note for the reader."""
@@ -140,8 +142,7 @@ class Building:
 
     def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
         """The image of a lock: built already, or its layers made, audited, and labelled with what is in them."""
-        if not self.options.trial:
-            places.note(source.known_lock)  # before there is an image that prune would not know
+        places.note(source.known_lock)  # before there is an image that prune would not know
         there = None if self.options.no_cache else build.built(self.connected(), locked, text)
         if there is not None:
             image = self.step("build", lambda: self._built(source, locked, there))
@@ -164,7 +165,8 @@ class Building:
         self.step("card", work)
 
     def discard(self, image: bool = True) -> None:
-        """Remove the context of the build, and the image that was made of it, unless that was there before."""
+        """Remove the context of the build, and the image that was made of it, unless that was there before; with the
+        image its record, which would be told as another image than the next one."""
         context.discard(self.made.name)
         if not image:
             return
@@ -173,6 +175,9 @@ class Building:
             tag = f"{repository(self.made.name)}:{self.made.lock.short}"
             for reference in (tag, build.layers_tag(self.made.lock, self.made.name)):
                 self.connected().remove(reference)
+        for record in self.recorded:
+            if self.connected().find(record.handle) is None:  # by no other name, and not kept by a container
+                records.remove(record)
 
     def extensions(self, source: Source, plan: Plan, locked: Lock, text: str) -> tuple[Built, ...]:
         """The wheels of what is compiled from source; no step where there is none."""
@@ -230,8 +235,10 @@ class Building:
     ) -> tuple[Image, bool, str]:
         engine = self.connected()
         tell = self.progress
+        before = {record.image for record in build.recorded(locked, text)}
         image = build.build_labelled(
             engine, locked, source.name, text, labels, compiled, say=tell.say, on_line=tell.line, note=self.note
         )  # fmt: skip
+        self.recorded = [record for record in build.recorded(locked, text) if record.image not in before]
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
         return image, False, said

@@ -101,8 +101,7 @@ def script(
     runner = session.runner(source, image, locked, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
-    jobs = [session.job(source, runner, locked.versions, locked.python, nodes) for nodes in sorted({1, on.nodes})]
-    shown = [runner.script(job, brief=brief) for job in jobs]
+    shown = [runner.script(job, brief=brief) for job in session.jobs(source, runner, locked)]
     if len(shown) == 1:
         return shown[0]
     what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")

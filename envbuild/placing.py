@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from envbuild import settings
@@ -68,26 +68,16 @@ def runner(
         if on.nodes > 1:  # told now, and not after the self-test on one
             nodes.network(cluster)
         registry, origins = cluster.registry, settings.origins("slurm", given)
-        made = partial(_slurm, cluster, image, name, on.resume, origins)
+        made = partial(Slurm, cluster, image, profile=name, resume=on.resume, origins=origins)
     else:
         place = settings.read("kubernetes", partial(kubernetes_site.parse, knows=known), given)
         if dry and not place.registry:  # a run says so itself
             on_line(ALONE)
-        registry, made = place.registry, partial(_kubernetes, place, image, name, on.resume)
+        registry, made = place.registry, partial(Kubernetes, place, image, profile=name, resume=on.resume)
     if dry:
         return made(_known(registry, engine, image, on_line))
     tried(made(f"{_repository(registry).reference.repository}@{_ZEROS}" if registry else None))
     return made(_fetched(registry, engine, image, on_line))
-
-
-def _slurm(
-    cluster: slurm_site.Site, image: Image, name: str, resume: str | None, origins: Mapping[str, str], known: str | None
-) -> Runner:
-    return Slurm(cluster, image, known, name, resume, origins=origins)
-
-
-def _kubernetes(place: kubernetes_site.Site, image: Image, name: str, resume: str | None, known: str | None) -> Runner:
-    return Kubernetes(place, image, known, name, resume)
 
 
 _ZEROS = f"sha256:{0:064}"  # for the digest of what is not pushed yet

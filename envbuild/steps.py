@@ -66,11 +66,16 @@ class Session(Building):
         def tried(found: Runner) -> None:
             """What would be refused is, before an image of gigabytes is pushed for it."""
             if isinstance(found, Scheduled):
-                for nodes in sorted({1, self.options.on.nodes}):
-                    found.script(self.job(source, found, locked.versions, locked.python, nodes))
+                for wanted in self.jobs(source, found, locked):
+                    found.script(wanted)
 
         say = self.progress.say if dry else self.progress.line
         return placing.runner(self.options, self.connected(), image, source.name, say, dry=dry, tried=tried)
+
+    def jobs(self, source: Source, runner: Runner, locked: Lock) -> list[Job]:
+        """Each that a cluster is handed, in that order: on one node, then on several."""
+        counted = sorted({1, self.options.on.nodes})
+        return [self.job(source, runner, locked.versions, locked.python, nodes) for nodes in counted]
 
     def job(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str, nodes: int = 1) -> Job:
         """What the runner is handed. `nodes`: several are asked for what only they can show."""

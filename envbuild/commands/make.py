@@ -73,16 +73,16 @@ def command(
 
     asked = Asked(gpus=gpus)
     options = Options(locked, no_cache, pins, write, requirements, asked, builder=builder, unproved=allow_unproved)
-    _one(names[0], options, allow_unproved, as_json)
+    _one(names[0], options, as_json)
 
 
-def _one(name: str, options: Options, allow_unproved: bool, as_json: bool) -> None:
+def _one(name: str, options: Options, as_json: bool) -> None:
     from envbuild import pipeline  # not for --help
 
     try:
         made = pipeline.make(name, options, Console())
     except NotProved as unproved:
-        if not allow_unproved:
+        if not options.unproved:
             raise
         if as_json:
             emit(unproved.partial)

@@ -1,14 +1,16 @@
 import contextlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import click
 
 from envbuild import pipeline, room
 from envbuild.commands.console import emit, json_option
-from envbuild.errors import printable
+from envbuild.errors import LockError, printable
 from envbuild.image import places, prune
 from envbuild.image.engine import Engine
 from envbuild.plan import lock, naming
+from envbuild.plan.lock import Lock
 from envbuild.proof.runners import local
 
 
@@ -26,20 +28,15 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
     """
     engine = Engine()
     with contextlib.ExitStack() as stack:
-        known, noted = naming.locks(), list(places.every())
-        seen, elsewhere = {*naming.names(), *known}, set(map(places.name, noted))
-        names = sorted(seen | elsewhere)
-        for name in names:
-            _alone(stack, name)
-        files = dict.fromkeys([*(file.absolute() for file in known.values()), *noted])
-        locks = [locked for file in files if (locked := lock.read(file))]
-        found = list(prune.images(engine, seen, locks, elsewhere))
+        known = _turns(stack)
+        locks = [locked for file in known.files if (locked := known.read(file))]
+        found = list(prune.images(engine, known.seen, locks, known.elsewhere))
         if not images_only:
-            found += [*prune.caches(names, locks), *prune.temporary()]
+            found += [*prune.caches(known.names, locks), *prune.temporary()]
         if not dry_run:
             local.sweep(engine)
             prune.remove(engine, found)
-            prune.forget(engine, noted)
+            prune.forget(engine, known.noted)
     total = sum(item.bytes for item in found)
     if as_json:
         rows = [asdict(item) for item in found]
@@ -49,6 +46,56 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
         holds = f" ({printable(item.holds)})" if item.holds else ""
         click.echo(f"{item.kind:<9} {item.bytes / 1e6:8.1f} MB  {item.name}{holds}")
     click.echo(f"{'would free' if dry_run else 'freed'} up to {total / 1e9:.2f} GB")
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Names of profiles that are seen from here, and the locks beside them; locks that were noted when an image was
+    built from them."""
+
+    seen: set[str]
+    beside: list[Path]
+    noted: list[Path]
+
+    @property
+    def elsewhere(self) -> set[str]:
+        return set(map(places.name, self.noted))
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.seen | self.elsewhere)
+
+    @property
+    def files(self) -> list[Path]:
+        return list(dict.fromkeys([*self.beside, *self.noted]))
+
+    def read(self, file: Path) -> Lock | None:
+        try:
+            return lock.read(file)
+        except LockError as error:
+            if file not in self.beside:
+                error.hint = f"{error.hint or 'mend it'}; or delete it, if that checkout is no longer used"
+            raise
+
+
+def _known() -> _Known:
+    locks = naming.locks()
+    beside = [file.absolute() for file in locks.values()]
+    return _Known({*naming.names(), *locks}, beside, list(places.every()))
+
+
+def _turns(stack: contextlib.ExitStack) -> _Known:
+    """What is known once nobody else works on any of it. A profile that was first made while others were waited for is
+    one more to wait for: all turns are given back, as two that hold some and wait for others could wait for ever."""
+    known = _known()
+    while True:
+        held = known.names
+        for name in held:
+            _alone(stack, name)
+        known = _known()
+        if set(known.names) <= set(held):
+            return known
+        stack.close()
 
 
 def _alone(stack: contextlib.ExitStack, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -15,17 +16,19 @@ _KIND = "built"
 
 
 def note(lock_file: Path) -> None:
+    """Nothing for a lock that is no file, as of what is made again for a comparison: it would wait for ever."""
     file = _file(lock_file.absolute())
-    if not file.is_file():
+    if lock_file.is_file() and not file.is_file():
         write_atomically(file, os.fsencode(lock_file.absolute()))
 
 
 def every() -> Iterator[Path]:
     """The locks that were noted, whether they are still there or not."""
     for file in sorted(settings.cache_folder(_KIND, make=False).glob("*.txt")):
-        path = Path(os.fsdecode(file.read_bytes()))
-        if path.name.endswith(LOCK) and _file(path) == file:
-            yield path
+        with contextlib.suppress(FileNotFoundError):  # another prune forgot it meanwhile
+            path = Path(os.fsdecode(file.read_bytes()))
+            if _file(path) == file:
+                yield path
 
 
 def forget(lock_file: Path) -> None:

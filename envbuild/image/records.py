@@ -43,8 +43,11 @@ class Record:
 
 
 def write(record: Record) -> None:
-    file = settings.state_folder("builds") / f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
-    write_atomically(file, json.dumps(asdict(record), indent=1))
+    write_atomically(_file(record), json.dumps(asdict(record), indent=1))
+
+
+def remove(record: Record) -> None:
+    _file(record).unlink(missing_ok=True)
 
 
 def every(image_id: str | None = None) -> Iterator[Record]:
@@ -53,6 +56,10 @@ def every(image_id: str | None = None) -> Iterator[Record]:
         record = _read(file)
         if record and image_id in (None, record.image):
             yield record
+
+
+def _file(record: Record) -> Path:
+    return settings.state_folder("builds") / f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
 
 
 def _read(file: Path) -> Record | None:

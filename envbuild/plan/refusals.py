@@ -22,6 +22,8 @@ def refused(requirements: Sequence[str], done: Completed) -> ProfileError | Netw
     """uv ends with 1 where the requirements cannot be met or an index refuses it, with 2 where it could not ask. What
     it says is repeated without users, passwords and queries of addresses."""
     said = addresses.struck(done.stderr.strip())
+    if any(words in said for words in _UNAUTHORIZED):
+        return NetworkError("the package index refuses its credentials, or wants some", hint=said[:600])
     if done.code == 2:
         causes = _CAUSE.split(said)
         why = re.sub(r" for url \(.*\)$", "", causes[-1].strip().split("\n")[0].removeprefix("error: "))
@@ -35,8 +37,6 @@ def refused(requirements: Sequence[str], done: Completed) -> ProfileError | Netw
         return NetworkError(
             f"the package index{_at(said)} answers with what is no {page[1]}", hint=_hint(_DOCTOR, said)
         )
-    if any(words in said for words in _UNAUTHORIZED):
-        return NetworkError("the package index refuses its credentials, or wants some", hint=said[:600])
     local = [str(r) for r in map(Requirement, requirements) if any("+" in s.version for s in r.specifier)]
     for requirement in local:
         if f"no version of {requirement}" in said:

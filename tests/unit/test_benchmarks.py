@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ sys.path.insert(0, str(CHECKOUT / "benchmarks"))
 
 import build  # noqa: E402
 import rest  # noqa: E402
+import several  # noqa: E402
 import table  # noqa: E402
 import watch  # noqa: E402
 from options import positive  # noqa: E402
@@ -143,6 +146,44 @@ def test_what_is_interrupted_ends_with_a_line_and_cleans_up(
     out, err = running.communicate(timeout=30)
     assert (running.returncode, out, err) == (code, "", f"interrupted by {by.name}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+_ENVBUILD = """
+import os, pathlib, signal, sys, time
+
+def ends(*_):
+    time.sleep(0.5)
+    pathlib.Path(f"ended-{sys.argv[-1]}").touch()
+    sys.exit(130)
+
+signal.signal(signal.SIGTERM, ends)
+pathlib.Path(f"{os.getpgrp()}-group").touch()
+pathlib.Path(f"begun-{sys.argv[-1]}").touch()
+time.sleep(60)
+"""
+
+
+def test_what_the_benchmark_of_several_began_has_ended_before_it_does(tmp_path: Path) -> None:
+    (tmp_path / "envbuild").mkdir()
+    (tmp_path / "envbuild" / "__init__.py").touch()
+    (tmp_path / "envbuild" / "__main__.py").write_text(_ENVBUILD, encoding="utf-8")
+    made: list[str] = ["a", "b"]
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 30
+        while not all((tmp_path / f"begun-{name}").exists() for name in made) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            several.make(tmp_path, tmp_path, made, "build")
+    finally:
+        signal.signal(signal.SIGINT, kept)
+    assert all((tmp_path / f"ended-{name}").exists() for name in made)
+    assert not (tmp_path / f"{os.getpgrp()}-group").exists(), "a terminal's Ctrl-C comes to them, too, as a signal more"
 
 
 PROGRAMS = [

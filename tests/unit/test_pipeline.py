@@ -16,9 +16,9 @@ import pytest
 
 from envbuild import building, fetching, pipeline, settings
 from envbuild.errors import CheckFailed, EngineError, NotProved
-from envbuild.image import build, buildx, places
+from envbuild.image import build, buildx, places, records
 from envbuild.making import Made, On, Options, Progress
-from envbuild.plan import archives, checkouts, probes, wheels
+from envbuild.plan import archives, checkouts, lock, probes, wheels
 from envbuild.plan.source import Source
 from envbuild.proof import audit, collect, job, testrun
 from envbuild.proof.audit import Audit, Expected
@@ -158,11 +158,52 @@ def test_layers_are_audited_before_they_are_labelled(
     session, done = being_made
     monkeypatch.setattr(audit, "judge", judged_as(Finding("a", "warn", "m", "r")))
     plan = plan_of(project, PROFILE)
+    lock.write(lock_for(plan), SOURCE.known_lock, "sample")
     image = session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
     assert image == session.made.image == image_of("labelled")
     assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
     assert [step.name for step in session.made.steps] == ["build", "audit", "label"]
     assert list(places.every()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
+
+
+def test_what_has_no_lock_file_is_not_noted(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """As a rebuild, whose lock is that of the evidence: nothing of it would ever end the note."""
+    session, _ = being_made
+    monkeypatch.setattr(audit, "judge", judged_as())
+    plan = plan_of(project, PROFILE)
+    session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
+    assert list(settings.cache_folder("built", make=False).glob("*")) == []
+
+
+@pytest.mark.parametrize("stays", [None, "a container's", "recorded before"])
+def test_a_discarded_image_leaves_no_record(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path, stays: str | None
+) -> None:
+    """But where the image stays, or was recorded before: as of another engine."""
+    session, _ = being_made
+    plan = plan_of(project, PROFILE)
+    locked = lock_for(plan)
+    image = image_of("labelled")
+    record = records.Record(image.id, image.handle, locked.id, build.recipe(locked, "FROM scratch"), (), "docker")
+    earlier = dataclasses.replace(record, image=image_of("earlier").id)
+
+    def labelled(*_: Any, **__: Any) -> Any:
+        records.write(record)
+        return image
+
+    records.write(earlier)
+    if stays == "recorded before":
+        records.write(dataclasses.replace(record, builder="another engine"))
+    monkeypatch.setattr(build, "build_labelled", labelled)
+    monkeypatch.setattr(audit, "judge", judged_as())
+    found = image if stays == "a container's" else None
+    session.engine = cast(Any, SimpleNamespace(remove=lambda reference: None, find=lambda handle: found))
+    session.made.lock = locked
+    session.build(SOURCE, plan, locked, "FROM scratch")
+    session.discard()
+    assert {one.image for one in records.every()} == {earlier.image, *([image.id] if stays else [])}
 
 
 def test_another_image_than_before_is_told_and_stands_in_the_document(

@@ -203,10 +203,58 @@ def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, 
     assert list(places.every()) == []
 
 
+def test_a_note_that_another_prune_forgot_meanwhile_is_none(elsewhere: Path, locked: Lock) -> None:
+    other = elsewhere.with_name("other.lock.yaml")
+    lock.write(locked, other, "other")
+    places.note(other)
+    found = places.every()
+    first = next(found)
+    places.forget(other if first == elsewhere else elsewhere)
+    assert list(found) == []
+
+
 def test_a_lock_elsewhere_that_cannot_be_read_stops_it(elsewhere: Path, engine: FakeEngine) -> None:
-    elsewhere.write_text("format: 1\n", encoding="utf-8")
+    for text in ("format: 1\n", "format: 2\n", "a: [\n"):
+        elsewhere.write_text(text, encoding="utf-8")
+        done = envbuild("prune")
+        assert (done.code, str(elsewhere) in done.stderr, engine.removed) == (3, True, [])
+        assert "; or delete it, if that checkout is no longer used\n" in done.stderr
+
+
+def test_a_lock_seen_from_here_that_cannot_be_read_is_in_use(elsewhere: Path, project: Path) -> None:
+    file = project / "profiles" / "sample.lock.yaml"
+    file.write_text("format: 2\n", encoding="utf-8")
+    places.note(file)
     done = envbuild("prune")
-    assert (done.code, str(elsewhere) in done.stderr, engine.removed) == (3, True, [])
+    assert (done.code, "use a newer envbuild\n" in done.stderr) == (3, True)
+
+
+def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_too(
+    elsewhere: Path, locked: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock was not there when the turns were begun to be taken; and no turn is taken on top of others."""
+    beginning = elsewhere.with_name("beginning.lock.yaml")
+    elsewhere.unlink()  # it names the same wheel
+    held: list[str] = []
+    taken: list[tuple[str, int]] = []
+
+    @contextlib.contextmanager
+    def alone(name: str, say: object) -> Iterator[None]:
+        if name == "mine" and not beginning.exists():
+            lock.write(locked, beginning, "beginning")
+            places.note(beginning)
+        taken.append((name, len(held)))
+        held.append(name)
+        yield
+        held.remove(name)
+
+    monkeypatch.setattr(pipeline, "alone", alone)
+    assert locked.wheels[0].wheel.sha256 not in {Path(name).name for name in pruned()}
+    names = [name for name, _ in taken]
+    before = len(names) // 2
+    assert "beginning" not in names[:before] and "beginning" in names[before:]
+    assert [number for _, number in taken] == [*range(before), *range(before + 1)], "two prunes could block each other"
+    assert held == []
 
 
 def test_what_has_a_hash_for_a_name_says_what_it_is(engine: FakeEngine, locked: Lock) -> None:

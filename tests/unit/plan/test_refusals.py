@@ -30,6 +30,15 @@ Computed:
 BROKEN = """error: Received some unexpected JSON from `http://index.example/simple/eps/`
   cause: key must be a string at line 1 column 2
 """
+DENIED = """error: Failed to download `alpha==1.0`
+  cause: Failed to fetch: http://me:topsecret@index.example/files/alpha-1.0-py3-none-any.whl.metadata
+  cause: HTTP status client error ({status}) for url (http://index.example/files/alpha-1.0-py3-none-any.whl.metadata)
+"""
+NO_PAGE = """error: No solution found when resolving dependencies
+  cause: Because alpha was not found in the package registry and you require alpha, and so on.
+
+hint: An index (http://me:topsecret@index.example/simple/) returned a {status} error. Check that the URL is correct.
+"""
 NONE = """error: No solution found when resolving dependencies
   cause: Because there are no versions of networkx and you require networkx, and so on.
 """
@@ -67,6 +76,14 @@ def test_a_servers_status_is_told_without_its_address_twice() -> None:
 def test_wrong_bytes_are_the_indexs_fault(said: str, words: str) -> None:
     error = refused(1, said)
     assert error.code == 7 and words in error.message
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
+@pytest.mark.parametrize(("code", "said"), [(2, DENIED), (1, NO_PAGE)])
+def test_credentials_that_are_refused_are_told_as_that(code: int, said: str, status: str) -> None:
+    error = refused(code, said.format(status=status))
+    assert (error.code, error.message) == (7, "the package index refuses its credentials, or wants some")
+    assert "index.example" in str(error.hint)
 
 
 def test_a_contradiction_stays_the_profiles() -> None:
