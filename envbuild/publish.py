@@ -107,9 +107,7 @@ def export(name: str, file: Path, progress: Progress) -> Pushed:
 
 
 def _saved(session: Session, place: bundles.Folder, image: Image) -> tuple[Manifest, bool, str]:
-    with session.connected().saved(image) as archive:
-        manifest = place.take(archive, image)
-    return manifest, False, some(len(image.layers), "layer")
+    return place.take(session.connected(), image), False, some(len(image.layers), "layer")
 
 
 def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:

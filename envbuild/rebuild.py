@@ -20,12 +20,15 @@ from envbuild.plan.source import Source
 from envbuild.proof.reasons import Reason, Refusal
 from envbuild.steps import Session
 
+_NAMES = "the registry's image", "what the lock gives"
+
 
 def objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     """Why what the lock gives is not the image that was proved; empty if it is the same. The verdict learns
     which layers hold the same in another order.
 
     Another builder may write another history; layers, and what a container gets of the configuration, must be the same.
+    Each layer is read where it was proved: its blob may be another than the configuration says.
     Raises what a build raises. Whatever comes of it, nothing of the rebuild stays.
     """
     assert verdict.build and verdict.proved
@@ -33,9 +36,14 @@ def objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     session.made.lock = verdict.build.lock
     with alone(session.made.name, progress.say):
         try:
-            found = _objection(session, _made(session, verdict.build), *verdict.proved, verdict.reordered)
-            progress.say("the lock gives another image" if found else _same(verdict.reordered))
-            return [found] if found else []
+            made = _made(session, verdict.build)
+            found = _compared(session, made, *verdict.proved)
+            if isinstance(found, Reason):
+                progress.say("the lock gives another image")
+                return [found]
+            verdict.reordered = found
+            progress.say(_same(found) if made.id != verdict.proved[2].id else "the lock gives the same image")
+            return []
         except Refusal as refusal:
             return [refusal.reason]
         finally:
@@ -44,7 +52,7 @@ def objections(verdict: Verdict, progress: Progress) -> list[Reason]:
 
 def _same(reordered: Sequence[int]) -> str:
     if not reordered:
-        return "the lock gives the same image"
+        return "the lock gives the same layers and configuration, under another image id"
     numbers = ", ".join(map(str, reordered))
     return (
         f"the lock gives the same files, under another image id: the archive of layer {numbers} lists them in another "
@@ -52,29 +60,29 @@ def _same(reordered: Sequence[int]) -> str:
     )
 
 
-def _objection(
-    session: Session, made: Image, place: Place, manifest: Manifest, config: Config, reordered: list[int]
-) -> Reason | None:
-    """The first one, if there is any."""
-    if made.id == config.id:
-        return None
+def _compared(session: Session, made: Image, place: Place, manifest: Manifest, config: Config) -> Reason | list[int]:
+    """The first objection; without any, the numbers of the layers whose order is another. Raises Refusal for a layer
+    that is not what its digests say."""
     count = len(made.layers)
     if len(config.layers) != count:
         return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
-    pairs = list(zip(config.layers, made.layers, strict=True))
-    differing = [index for index, (there, here) in enumerate(pairs) if there != here]
+    differing = []
+    for number, (layer, there, here) in enumerate(zip(manifest.layers, config.layers, made.layers, strict=True), 1):
+        if there == here:
+            layers.require(place, digest_in(layer), there)
+        else:
+            differing.append((number, (place, digest_in(layer), there), here))
+    if made.id == config.id:
+        return []
     with bundles.saved(session.connected(), made) as local:
-        for index in differing:
-            there, here = pairs[index]
-            how = alike.difference((place, digest_in(manifest.layers[index]), there), (local, here, here))
-            if how:
-                return Reason("rebuild", f"layer {index + 1} of {count} is another: {how}")
+        for number, where, here in differing:
+            if how := alike.difference(where, (local, here, here), _NAMES):
+                return Reason("rebuild", f"layer {number} of {count} is another: {how}")
         given = layers.parsed(made.id, local.blob(made.id))
     differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]
     if differ:
         return Reason("rebuild", f"the layers hold the same, its configuration is another: {', '.join(differ)}")
-    reordered += [index + 1 for index in differing]
-    return None
+    return [number for number, *_ in differing]
 
 
 def _made(session: Session, build: Build) -> Image:

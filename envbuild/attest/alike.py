@@ -10,6 +10,7 @@ import posixpath
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 
 from envbuild.attest import layers
 from envbuild.attest.oci import Place
@@ -24,9 +25,9 @@ _NOTHING = bytes(_BLOCK)
 _OTHER = "the same files in other archives"
 
 
-def difference(there: Where, here: Where) -> str | None:
+def difference(there: Where, here: Where, names: tuple[str, str]) -> str | None:
     """How the layer `there` differs from ours; None where it is ours, or the same entries in another order and no order
-    counts.
+    counts. `names`: what the two are called.
 
     What is kept in memory is of ours: the other may be anybody's. Raises Refusal for one that cannot be read.
     """
@@ -34,33 +35,36 @@ def difference(there: Where, here: Where) -> str | None:
         return None
     ours: dict[tuple[str, int], Facts] = {}
     pieces: Counter[bytes] = Counter()
-    foreign: list[bool] = []
-    counts: list[str] = []
+    above: set[str] = set()
+    counts: str | None = None
 
     def taken(piece: bytes) -> None:
-        if pieces[piece]:
-            pieces[piece] -= 1
-        elif not foreign:
-            foreign.append(True)
+        pieces[piece if pieces[piece] else b""] -= 1  # one that ours has not makes it less than nothing
 
     own, other = Pieces(lambda piece: pieces.update([piece])), Pieces(taken)
     for path, before, facts, fixed in _entries(here, own):
         ours[path, before] = facts
-        counts += [f"{path} {fixed}"] if fixed and not counts else []
+        fixed = fixed or ("stands behind what is in it" if path in above else None)
+        counts = counts or (fixed and f"{path} {fixed}")
+        above.update(_above(path))
     whole = own.plain and pieces.total() == len(ours)
     for path, before, facts, _ in _entries(there, other):
         wanted = ours.pop((path, before), None)
         if wanted is None:
-            return f"{path} is in one of the two"
+            return f"{path} is only in {names[0]}"
         if facts != wanted:
             return f"{path} has another {', '.join(k for k, a, b in zip(_KINDS, facts, wanted, strict=True) if a != b)}"
-        if (posixpath.dirname(path), 0) in ours:  # what is below may be a link to elsewhere
-            counts.append(f"{path} stands before its folder")
-    for path, _ in ours:
-        return f"{path} is in one of the two"
-    if foreign or pieces.total() or own.end != other.end or not whole:
+        if not counts and any((folder, 0) in ours for folder in _above(path)):  # what is below may be a link elsewhere
+            counts = f"{path} stands before its folder"
+    if ours:
+        return f"{next(iter(ours))[0]} is only in {names[1]}"
+    if any(pieces.values()) or own.end != other.end or not whole:
         return _OTHER
-    return f"the same files in another order, which counts: {counts[0]}" if counts else None
+    return f"the same files in another order, which counts: {counts}" if counts else None
+
+
+def _above(path: str) -> Iterator[str]:
+    return map(str, PurePosixPath(path).parents)
 
 
 class Pieces:

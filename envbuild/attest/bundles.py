@@ -9,16 +9,18 @@ import contextlib
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envbuild import scratch
-from envbuild.attest import layers, oci
+from envbuild.attest import layers, oci, saving
 from envbuild.attest.oci import Manifest
+from envbuild.attest.unpacking import Unpacked
 from envbuild.errors import EngineError, FileError
-from envbuild.image.engine import Engine, Image, files
+from envbuild.image.engine import Engine, Image
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Malformed, Refusal
 
@@ -67,11 +69,12 @@ class Folder:
         self._tags[target] = manifest.digest
         return False
 
-    def take(self, archive: tarfile.TarFile, image: Image) -> Manifest:
-        """An image out of the archive that the engine saved of it, its layers as blobs; what of it is one is told by
-        its digest. Raises EngineError if the archive holds another."""
+    def take(self, engine: Engine, image: Image) -> Manifest:
+        """An image that the engine saves, its layers as blobs, unpacked. Raises EngineError, also if it saves
+        another."""
         wanted = {image.id, *image.layers}
-        taken = {self._take(stream) for stream, _ in files(archive)}
+        with saving.files(engine, image) as contents:
+            taken = {self._take(content) for content in contents}
         if not wanted <= taken:
             raise EngineError(f"the engine saves another image than {image.id}")
         for digest in taken - wanted:
@@ -85,15 +88,12 @@ class Folder:
         }
         return Manifest(oci.encoded(document), oci.MANIFEST)
 
-    def _take(self, stream: Any) -> str:
-        seen, partial = hashlib.sha256(), self.folder / "incoming"
+    def _take(self, content: Unpacked) -> str:
+        partial = self.folder / "incoming"
         with partial.open("wb") as file:
-            while block := stream.read(_BLOCK):
-                seen.update(block)
-                file.write(block)
-        digest = f"sha256:{seen.hexdigest()}"
-        partial.replace(self._path(digest))
-        return digest
+            shutil.copyfileobj(content, file, _BLOCK)
+        partial.replace(self._path(content.digest))
+        return content.digest
 
     def write(self, file: Path, files: Mapping[str, bytes]) -> Path:
         """The whole as one tar, the same for the same content."""
@@ -118,8 +118,7 @@ def saved(engine: Engine, image: Image) -> Iterator[Folder]:
     """An image of the engine as a layout, for as long as it is looked into. Raises EngineError."""
     with scratch.folder("saved") as folder:
         local = Folder(folder / "layout")
-        with engine.saved(image) as archive:
-            local.take(archive, image)
+        local.take(engine, image)
         yield local
 
 

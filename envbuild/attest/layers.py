@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -92,16 +93,33 @@ def entries(
 
     Raises Refusal if it is not the layer of its digests, or cannot be looked into.
     """
+    with (
+        _unpacked(place, digest, diff_id, watch) as stream,
+        tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK, tarinfo=Member) as archive,
+    ):
+        for count, member in enumerate(archive):
+            if count > _MOST:
+                raise Refusal("too-large", f"the layer {digest} has more than {_MOST} files")
+            if member.size > _LARGEST:
+                raise Refusal("too-large", f"the layer {digest} says that it has a file of {member.size} bytes")
+            yield member, archive
+            archive.members = []  # type: ignore[attr-defined]  # else each is kept
+
+
+def require(place: Place, digest: str, diff_id: str) -> None:
+    """Reads a layer to its end. Raises Refusal if it is not the one of its digests."""
+    with _unpacked(place, digest, diff_id):
+        pass
+
+
+@contextlib.contextmanager
+def _unpacked(
+    place: Place, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
+) -> Iterator[Unpacked]:
+    """What is left of it is read at the end."""
     stream = Unpacked(place.blocks(digest), watch)
     try:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK, tarinfo=Member) as archive:
-            for count, member in enumerate(archive):
-                if count > _MOST:
-                    raise Refusal("too-large", f"the layer {digest} has more than {_MOST} files")
-                if member.size > _LARGEST:
-                    raise Refusal("too-large", f"the layer {digest} says that it has a file of {member.size} bytes")
-                yield member, archive
-                archive.members = []  # type: ignore[attr-defined]  # else each is kept
+        yield stream
         while stream.read(_BLOCK):
             pass
     except DAMAGED:

@@ -6,35 +6,35 @@ What in the engine's archive is a layer, and what the configuration, is told by 
 from __future__ import annotations
 
 import hashlib
-import io
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from envbuild import room, scratch
-from envbuild.attest import layers, oci
+from envbuild.attest import layers, oci, saving
 from envbuild.attest.oci import Manifest
 from envbuild.attest.registry import Repository
 from envbuild.attest.unpacking import Unpacked
 from envbuild.errors import DiskError, EngineError
-from envbuild.image.engine import Engine, Image, asking, files
+from envbuild.image.engine import Engine, Image
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
 _LEVEL = 3  # zstd's own choice; another gives other digests
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A file of the engine's archive. `digest` is of its content, unpacked; `raw` that content itself, where it is
-    small; `packed` the descriptor of its packed form."""
+    """A file that the engine saves. `digest` and `size` are of its content, unpacked. A layer has `packed`, the
+    descriptor of its packed form; what is small and none has `raw`, the content itself."""
 
     digest: str
     size: int
-    raw: bytes
-    packed: dict[str, Any]
+    raw: bytes = b""
+    packed: dict[str, Any] = field(default_factory=dict)
 
 
 def push(engine: Engine, place: Repository, image: Image, tag: str, on_line: Callable[[str], None]) -> None:
@@ -78,26 +78,24 @@ def _require_room(engine: Engine, image: Image, folder: Path) -> None:
 
 
 def _parts(engine: Engine, image: Image, file: Path) -> Iterator[_Part]:
-    """Each file of the image's archive; its packed form is in `file` until the next one is asked for."""
-    try:
-        with asking(engine), engine.saved(image) as archive:
-            for stream, size in files(archive):
-                raw = stream.read() if size <= layers.CONFIG_BYTES else b""
-                yield _packed(io.BytesIO(raw) if raw else stream, file, raw)
-    except layers.DAMAGED as error:
-        raise EngineError(f"the engine's archive of {image.id} cannot be read: {error}") from None
+    """Each file that the engine saves; a packed form is in `file` until the next one is asked for."""
+    with saving.files(engine, image) as contents:
+        for content in contents:
+            begin = content.read(layers.CONFIG_BYTES)
+            if len(begin) < layers.CONFIG_BYTES and content.digest not in image.layers:  # read to its end
+                yield _Part(content.digest, len(begin), begin)
+            else:
+                yield _packed(begin, content, file)
 
 
-def _packed(stream: IO[bytes], file: Path, raw: bytes) -> _Part:
-    """An engine on containerd's store saves layers as they came, packed with something else perhaps."""
+def _packed(begin: bytes, content: Unpacked, file: Path) -> _Part:
     import zstandard  # here and in unpacking alone: few commands need it
 
     # All that the bytes depend on beside the content: the level, one thread, a checksum, and no size at the begin.
     packer = zstandard.ZstdCompressor(level=_LEVEL, threads=0, write_checksum=True, write_content_size=False)
-    making, content = packer.compressobj(), Unpacked(iter(lambda: stream.read(_BLOCK), b""))
-    seen, before = hashlib.sha256(), 0
+    making, seen, before = packer.compressobj(), hashlib.sha256(), 0
     with file.open("wb") as target:
-        while block := content.read(_BLOCK):
+        for block in itertools.chain([begin], iter(partial(content.read, saving.BLOCK), b"")):
             before += len(block)
             piece = making.compress(block)
             seen.update(piece)
@@ -107,4 +105,4 @@ def _packed(stream: IO[bytes], file: Path, raw: bytes) -> _Part:
         target.write(last)
         after = target.tell()
     packed = {"mediaType": LAYER, "digest": f"sha256:{seen.hexdigest()}", "size": after}
-    return _Part(content.digest, before, raw, packed)
+    return _Part(content.digest, before, packed=packed)

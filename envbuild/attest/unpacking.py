@@ -13,9 +13,8 @@ from envbuild.blocks import Blocks
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _SKIPPED = b"\x2a\x4d\x18"  # behind one byte from 0x50 on: a frame of zstd that holds nothing of the content
 _SLICE = 1 << 10  # bytes that are unpacked at once: 4 of zstd may stand for 128 KiB, so 32 MiB may come of it
-_WINDOW = (
-    1 << 27
-)  # bytes of memory that a frame of zstd may ask for: what zstd itself takes unless it is told otherwise
+# Bytes of memory that a frame of zstd may ask for: what zstd itself takes unless it is told otherwise.
+_WINDOW = 1 << 27
 
 
 class Unpacked(Blocks):

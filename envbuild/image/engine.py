@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import docker
 import docker.errors
@@ -279,15 +279,6 @@ class asking:
             if gone and (full := self._engine.without_room()):
                 raise full from error
             raise EngineError(f"the Docker Engine failed: {text}", hint=_GONE if gone else None) from error
-
-
-def files(archive: tarfile.TarFile) -> Iterator[tuple[IO[bytes], int]]:
-    """Each file of an archive that `saved` gave, and how many bytes it has; to be read before the next is asked for."""
-    for member in archive:
-        stream = archive.extractfile(member) if member.isfile() else None
-        if stream is not None:
-            yield stream, member.size
-        archive.members = []  # type: ignore[attr-defined]  # else each is kept
 
 
 def _numbers(version: str) -> tuple[int, ...]:

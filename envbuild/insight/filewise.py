@@ -9,6 +9,8 @@ from envbuild.errors import UsageError
 from envbuild.image.engine import Engine, Image
 from envbuild.insight.diff import Pair
 
+_NAMES = "the second image", "the first"
+
 
 def pairs(engine: Engine, a: Image, b: Image, say: Callable[[str], None]) -> tuple[Pair, ...]:
     """Each layer that is another in `b`, and how its files differ. Takes the room of both images in a temporary folder.
@@ -28,5 +30,5 @@ def pairs(engine: Engine, a: Image, b: Image, say: Callable[[str], None]) -> tup
         for index in differing:
             one, two = a.layers[index], b.layers[index]
             say(f"layer {index + 1} of {len(b.layers)} is read")
-            found.append(Pair(index + 1, alike.difference((second, two, two), (first, one, one))))
+            found.append(Pair(index + 1, alike.difference((second, two, two), (first, one, one), _NAMES)))
     return tuple(found)

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import re
+import tarfile
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -380,15 +381,20 @@ def _layer(raw: bytes) -> None:
         str(reason)
 
 
-def _beside(raw: bytes) -> None:
-    """What is taken for ours in another order is ours to the last byte, whatever else can be made of it."""
-    ours = tars.listed(tars.FILES)
-    one, two = ((_Place(tar), oci.digest_of(tar), oci.digest_of(tar)) for tar in (raw, ours))
-    if alike.difference(one, two) is None:
-        blocks = (sorted(tar[at : at + 512] for at in range(0, len(tar), 512)) for tar in (raw, ours))
-        assert next(blocks) == next(blocks)
-    else:
+def _beside(both: tuple[bytes, bytes]) -> None:
+    """What is taken for ours in another order is ours to the last byte, whatever else can be made of it, and it has
+    nothing of which the order counts."""
+    two, one = ((_Place(tar), oci.digest_of(tar), oci.digest_of(tar)) for tar in both)
+    if alike.difference(one, two, ("theirs", "ours")) is not None:
         raise Malformed("another")
+    blocks = [sorted(tar[at : at + 512] for at in range(0, len(tar), 512)) for tar in both]
+    assert blocks[0] == blocks[1]
+    for tar in set(both) if both[0] != both[1] else ():
+        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+            names = archive.getnames()
+            assert not any(member.islnk() or ".wh." in member.name for member in archive)
+        assert len({*names}) == len(names)
+        assert not any(low.startswith(f"{high}/") for at, high in enumerate(names) for low in names[:at])
 
 
 @cache

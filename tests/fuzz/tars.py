@@ -96,24 +96,38 @@ def tars(draw: Draw, members: tuple[tuple[str, bytes], ...] = ()) -> bytes:
     return summed(raw)
 
 
-FILES = tuple((name, name[:9].encode()) for name in _NAMES if name not in ("", "/", "../../x") and ".wh." not in name)
+_FILES = tuple((n, tarfile.REGTYPE) for n in _NAMES if n not in ("", "/", "../../x") and ".wh." not in n)
+_BESIDE = (
+    ("opt", tarfile.DIRTYPE),
+    ("opt/venv/lib", tarfile.SYMTYPE),
+    ("x", tarfile.DIRTYPE),
+    ("etc/hard", tarfile.LNKTYPE),
+    ("opt/venv/.wh.lib", tarfile.REGTYPE),
+    ("etc/ld.so.preload", tarfile.SYMTYPE),  # a second time
+)
 
 
-def listed(files: Iterable[tuple[str, bytes]]) -> bytes:
+def _listed(files: Iterable[tuple[str, bytes]]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content in files:
+        for name, kind in files:
             info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "usr" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            content = name[:9].encode() if kind == tarfile.REGTYPE else b""
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
 
 
 @st.composite
-def reordered(draw: Draw) -> bytes:
-    """FILES in any order; every other one changed somewhere."""
-    raw = listed(draw(st.permutations(FILES)))
-    return summed(draw(spoiled(st.just(raw), _PIECES))) if draw(st.booleans()) else raw
+def reordered(draw: Draw) -> tuple[bytes, bytes]:
+    """Files in two orders, with folders, links and whiteouts now and then; every other second one changed somewhere."""
+    files = [*draw(st.lists(st.sampled_from(_BESIDE), max_size=2, unique=True)), *draw(st.permutations(_FILES))]
+    if draw(st.booleans()):
+        files = draw(st.permutations(files))
+    at = draw(st.integers(0, len(files)))
+    ours, raw = _listed(files), _listed(files[:at] + files[at:][::-1])
+    return ours, summed(draw(spoiled(st.just(raw), _PIECES))) if draw(st.booleans()) else raw
 
 
 @st.composite

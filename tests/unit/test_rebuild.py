@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
 import json
 import tarfile
@@ -17,9 +18,10 @@ from envbuild.attest.layers import Config
 from envbuild.attest.oci import Manifest
 from envbuild.attest.verify import Verdict
 from envbuild.commands.console import Console
-from envbuild.errors import CheckFailed, UsageError
+from envbuild.errors import CheckFailed, EngineError, UsageError
 from envbuild.image.build import layers_tag
 from envbuild.image.engine import Image
+from envbuild.proof.reasons import Reason
 from envbuild.steps import Session
 from unit.saved import Engine, layer, tar
 from unit.site import LAYER_TYPE, Site, new_key, proved
@@ -49,7 +51,18 @@ def tags(site: Site) -> list[str]:
 def compared(
     site: Site, monkeypatch: pytest.MonkeyPatch, there: list[bytes], here: list[bytes], **other: Any
 ) -> list[str]:
-    """What is said when the registry has the layers `there`, and the lock gives `here`."""
+    """What is said when the registry has the layers `there`, and the lock gives `here`. `other`: what its configuration
+    says."""
+    found, reordered = rebuilt(site, monkeypatch, there, here, **other)
+    if reordered:
+        return [f"reordered: {reordered}"]
+    assert {reason.id for reason in found} <= {"rebuild"}
+    return [reason.detail for reason in found]
+
+
+def rebuilt(
+    site: Site, monkeypatch: pytest.MonkeyPatch, there: list[bytes], here: list[bytes], **other: Any
+) -> tuple[list[Reason], list[int]]:
     digests = [site.registry.add_blob(one) for one in there]
     document = {"mediaType": oci.MANIFEST, "config": {"digest": oci.digest_of(b"")},
                 "layers": [{"digest": digest, "mediaType": LAYER_TYPE} for digest in digests]}  # fmt: skip
@@ -63,18 +76,36 @@ def compared(
     assert engine.removed == tags(site)
     assert not (found and verdict.reordered)
     assert verdict.document().get("reordered", []) == verdict.reordered
-    if verdict.reordered:
-        return [f"reordered: {verdict.reordered}"]
-    assert {reason.id for reason in found} <= {"rebuild"}
-    return [reason.detail for reason in found]
+    return found, verdict.reordered
 
 
 A, B = layer(a="1"), layer(a="1", b="2", c="3")
 
 
-def test_the_same_image_is_the_same(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_image_is_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert compared(site, monkeypatch, [A, B], [A, B], id=Engine(A, B).image.id) == []
+    assert "the lock gives the same image" in capsys.readouterr().err
     assert compared(site, monkeypatch, [A, B], [A, B]) == []  # another builder's configuration
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the lock gives the same layers and configuration, under another image id" in said
+
+
+def test_each_layer_is_read_where_it_was_proved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blob may be another than the configuration says: an engine finds that out, not all that run images do."""
+    for known in ({}, {"id": Engine(A, B).image.id}):
+        for wrong, reason in ((layer(a="2"), "digest"), (gzip.compress(A)[:-1], "malformed")):
+            digests = [oci.digest_of(A), oci.digest_of(B)]
+            found, _ = rebuilt(site, monkeypatch, [wrong, B], [A, B], layers=tuple(digests), **known)
+            assert [one.id for one in found] == [reason]
+        assert compared(site, monkeypatch, [gzip.compress(A), B], [A, B], layers=tuple(digests), **known) == []
+
+
+def test_an_engine_that_goes_away_while_it_saves_is_no_traceback(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "ends", 700)
+    with pytest.raises(EngineError, match=r"the engine's archive of sha256:\w+ cannot be read"):
+        compared(site, monkeypatch, [A], [B])
 
 
 @pytest.mark.parametrize(
@@ -82,9 +113,9 @@ def test_the_same_image_is_the_same(site: Site, monkeypatch: pytest.MonkeyPatch)
     [
         ([A, layer(a="1", b="9", c="3")], "layer 2 of 2 is another: /b has another content"),
         ([A, layer(a="1", b="run", c="3")], "layer 2 of 2 is another: /b has another mode, size, content"),
-        ([A, layer(a="1", c="3")], "layer 2 of 2 is another: /b is in one of the two"),
-        ([A, layer(a="1", b="2")], "layer 2 of 2 is another: /c is in one of the two"),
-        ([layer(), B], "layer 1 of 2 is another: /a is in one of the two"),
+        ([A, layer(a="1", c="3")], "layer 2 of 2 is another: /b is only in the registry's image"),
+        ([A, layer(a="1", b="2")], "layer 2 of 2 is another: /c is only in the registry's image"),
+        ([layer(), B], "layer 1 of 2 is another: /a is only in the registry's image"),
         ([A], "it has 2 layers, the lock gives 1"),
         ([A, B, A], "it has 2 layers, the lock gives 3"),
     ],
@@ -122,12 +153,14 @@ def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     ("there", "here", "said"),
     [
         ([("a", "1"), ("b", "2")], [("b", "9"), ("a", "1")], "/b has another content"),
-        ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1"), ("c", "3")], "/c is in one of the two"),
+        ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1"), ("c", "3")], "/c is only in what the lock gives"),
         ([("a", "1"), ("a", "2")], [("a", "2"), ("a", "1")], "/a has another content"),
-        ([("a", "1"), ("a", "1")], [("a", "1")], "/a is in one of the two"),
-        ([(".a", "1")], [("a", "1")], "/.a is in one of the two"),
+        ([("a", "1"), ("a", "1")], [("a", "1")], "/a is only in the registry's image"),
+        ([(".a", "1")], [("a", "1")], "/.a is only in the registry's image"),
         ([("./a", "1"), ("a", "1")], [("a", "1"), ("./a", "1")], "which counts: /a stands in it more than once"),
         ([("d/x", "1"), ("d", "")], [("d", ""), ("d/x", "1")], "which counts: /d/x stands before its folder"),
+        ([("a/b/c", "1"), ("a", "")], [("a", ""), ("a/b/c", "1")], "which counts: /a/b/c stands before its folder"),
+        ([("a", ""), ("a/b/c", "1")], [("a/b/c", "1"), ("a", "")], "which counts: /a stands behind what is in it"),
         ([("a", "1"), (".wh.a", "")], [(".wh.a", ""), ("a", "1")], "which counts: /.wh.a says what is removed"),
         (
             [("d/.wh..wh..opq", ""), ("a", "")],
@@ -181,16 +214,18 @@ def test_what_another_reader_might_take_for_another_is_refused(
 
 def test_what_says_something_of_all_others_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attributes for all that follow: then it matters what follows, in ours too."""
-    both = []
-    for names in ("ab", "ba"):
+
+    def said(names: str, headers: dict[str, str]) -> bytes:
         buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}) as archive:
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as archive:
             for name in names:
                 archive.addfile(tarfile.TarInfo(name))
-        both.append(buffer.getvalue())
-    assert compared(site, monkeypatch, *([raw] for raw in both)) == [
-        "layer 1 of 1 is another: the same files in other archives"
-    ]
+        return buffer.getvalue()
+
+    there = said("ba", {"comment": "x"})
+    for here in (said("ab", {"comment": "x"}), said("ab", {})[:-1024]):  # of one end
+        found = compared(site, monkeypatch, [there], [here])
+        assert found == ["layer 1 of 1 is another: the same files in other archives"]
 
 
 def test_attributes_and_devices_are_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

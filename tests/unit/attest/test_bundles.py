@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import requests
+import zstandard
 
 from envbuild.attest import oci
 from envbuild.attest.bundles import REF
-from envbuild.errors import CheckFailed, NotProved, UsageError
+from envbuild.blocks import Blocks
+from envbuild.errors import CheckFailed, EngineError, NotProved, UsageError
 from unit.proof.runs import passed_run, probe
+from unit.saved import tar
 from unit.site import LAYER, Site, new_key, proved
 from unit.support import Said, envbuild
 
@@ -59,6 +65,31 @@ def test_a_bundle_is_an_oci_layout_with_all_that_is_needed(site: Site) -> None:
     assert named == ["sample", "sha256", "sha256"]
     left = {file.name for file in Path().iterdir()}
     assert left == {"a.tar", "profiles", "wheels", "team.pub"}
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_layers_that_the_engine_keeps_packed_are_unpacked(site: Site, pack: Callable[[bytes], bytes]) -> None:
+    """As containerd's store has those that it pulled."""
+    site.engine.layer = pack(b"layer")
+    assert exported()[f"blobs/sha256/{LAYER[7:]}"] == b"layer"
+
+
+@pytest.mark.parametrize("ends", [100, 515, 1000])
+def test_an_engine_that_goes_away_while_it_saves_is_no_traceback(
+    site: Site, monkeypatch: pytest.MonkeyPatch, ends: int
+) -> None:
+    def broken() -> Iterator[bytes]:
+        yield whole[:ends]
+        raise requests.exceptions.ChunkedEncodingError("the connection broke")
+
+    whole = tar([("one/layer.tar", 900 * "x")])
+    monkeypatch.setattr(site.engine, "without_room", lambda: None, raising=False)
+    for blocks, said in ((iter([whole[:ends]]), "archive of sha256:"), (broken(), "the Docker Engine failed")):
+        saved = partial(tarfile.open, None, "r|", Blocks(blocks))
+        monkeypatch.setattr(site.engine, "saved", lambda _, saved=saved: saved())
+        done = envbuild("bundle", "export", "sample", "-o", "a.tar")
+        assert done.code == EngineError.code and said in done.stderr
+        assert not Path("a.tar").exists()
 
 
 def test_it_is_verified_and_loaded(site: Site) -> None:

@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import zstandard
 
-from envbuild.attest import access, oci, pushing
+from envbuild.attest import access, oci, packing, pushing
 from envbuild.attest.oci import Reference
 from envbuild.attest.registry import Repository
 from envbuild.errors import DiskError, EngineError, NetworkError
@@ -138,6 +139,13 @@ def test_large_layers_are_sent_with_their_length_in_the_order_of_the_configurati
     assert push(saving(registry, *layers, files=(b"b" * 3000, b"of no use", LARGE))) is False
     assert unpacked(registry) == list(layers)
     assert {str(layer["size"]) for layer in manifest(registry)["layers"]} <= set(registry.lengths)
+
+
+def test_only_layers_are_packed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = mock.Mock(wraps=packing._packed)
+    monkeypatch.setattr(packing, "_packed", packed)
+    push(saving(registry, b"a", b"b"))
+    assert [call.args[0] for call in packed.mock_calls] == [b"a", b"b"]
 
 
 def test_the_same_image_is_the_same_manifest_and_blobs_are_sent_once(registry: Registry) -> None:

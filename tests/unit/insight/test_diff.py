@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.commands import diff as command
+from envbuild.errors import EngineError
 from envbuild.insight import diff
 from envbuild.insight.diff import Change, Layer, Side
 from envbuild.plan import lock, sources
@@ -167,6 +169,12 @@ def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.Mon
     assert envbuild("diff", "a:1", "a:1", "--files", "--json").document["files"] == []
     assert envbuild("diff", "a:1", "b:1", "--json").document["files"] is None
     assert "one image has 3, the other 1" in envbuild("diff", "a:1", "c:1", "--files").stderr
+    with monkeypatch.context() as packed:  # as containerd's store has what it pulled
+        packed.setattr(Engine, "saves", staticmethod(gzip.compress))
+        assert envbuild("diff", "a:1", "b:1", "--files", "--json").document["files"] == done.document["files"]
+    monkeypatch.setattr(Engine, "ends", 700)
+    said = envbuild("diff", "a:1", "b:1", "--files")
+    assert said.code == EngineError.code and "cannot be read" in said.stderr
 
 
 def test_only_images_have_files(project: Path) -> None:
