@@ -9,7 +9,9 @@ pytest.importorskip("torch")
 import torch
 
 from envbuild.selftest import bounds, inputs
+from selftest import tensor_cores
 
+needs_fp8 = pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no fp8")
 BLOCK = 16  # a tensor core adds this many products at a time
 LENGTHS = (64, 256, 1024, 4096)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -62,27 +64,32 @@ def test_tf32_is_within_its_own_bound_only() -> None:
     assert bool((error > bounds.gemm(exact, exact, k, torch.float32)).any())
 
 
-def fp8_ratio(k: int, fraction: int) -> float:
-    """Error over bound of products of e4m3, 32 of them added at a time with so many bits of fraction, then cut."""
-    if not hasattr(torch, "float8_e4m3fn"):
-        pytest.skip("this torch has no fp8")
-    a = inputs.uniform((24, k), 1).to(torch.float8_e4m3fn).double()
-    b = inputs.uniform((k, 24), 2).to(torch.float8_e4m3fn).double()
-    exact, total = a @ b, torch.zeros(24, 24, dtype=torch.float64)
-    for start in range(0, k, 32):
-        total = truncate(total + a[:, start : start + 32] @ b[start : start + 32], fraction + 1)
-    error = (total.to(torch.bfloat16).double() - exact).abs()
-    return float((error / bounds.fp8(exact, exact, k, torch.bfloat16)).max())
+def fp8_ratio(k: int, core: tensor_cores.Core, promoted_every: int | None = None) -> float:
+    """The largest error over tolerance of products of e4m3 in [0, 1), added up as this core does."""
+    a = inputs.uniform((24, k), 51).to(torch.float8_e4m3fn)
+    b = inputs.uniform((24, k), 52).to(torch.float8_e4m3fn).t()
+    exact = a.double() @ b.double()
+    got = tensor_cores.multiply(a, b, core, promoted_every).float().to(torch.bfloat16).double()
+    return float(((got - exact).abs() / bounds.fp8(exact, exact, k, torch.bfloat16)).max())
 
 
-@pytest.mark.parametrize("k", LENGTHS)
-def test_fp8s_accumulators_stay_within(k: int) -> None:
-    assert fp8_ratio(k, fraction=13) <= 1
+@needs_fp8
+@pytest.mark.parametrize("k", [128, 1040, 4096, 16384])
+@pytest.mark.parametrize("name", tensor_cores.FP8_CORES)
+def test_sums_of_every_fp8_core_stay_well_within_the_tolerance(k: int, name: str) -> None:
+    assert fp8_ratio(k, tensor_cores.FP8_CORES[name]) < 0.7
 
 
-@pytest.mark.parametrize("k", [1024, 4096])
-def test_fp8_with_float16s_fraction_does_not(k: int) -> None:
-    assert fp8_ratio(k, fraction=10) > 1.15
+@needs_fp8
+@pytest.mark.parametrize("promoted_every", [128, 256, 512, 1024])
+def test_sums_that_are_promoted_to_float32_stay_well_within_the_tolerance(promoted_every: int) -> None:
+    assert fp8_ratio(4096, tensor_cores.HOPPER_FP8, promoted_every) < 0.7
+
+
+@needs_fp8
+@pytest.mark.parametrize("k", [1040, 4096])
+def test_fp8_sums_in_half_precision_exceed_the_tolerance(k: int) -> None:
+    assert fp8_ratio(k, tensor_cores.HALF_ACCUMULATOR) > 1.5
 
 
 def test_gamma_is_highams() -> None:

@@ -1,4 +1,6 @@
-"""tf32.mode where TF32 is allowed, which no CPU can show: the judgement alone."""
+"""What no CPU can show: the judgement of tf32.mode where TF32 is allowed, and gemm.fp8 on emulated tensor cores."""
+
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +12,9 @@ from envbuild.selftest.context import Context
 from envbuild.selftest.job import Job
 from envbuild.selftest.outcome import Skip
 from envbuild.selftest.probes import precision
+from selftest import tensor_cores
 
+needs_fp8 = pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no fp8")
 FULL, CUT = 1 + precision.STEP, 1.0
 
 
@@ -53,3 +57,38 @@ def test_the_override_is_named(context: Context, monkeypatch: pytest.MonkeyPatch
 def test_a_device_without_tf32_skips_where_it_is_allowed(context: Context) -> None:
     with pytest.raises(Skip):
         precision.tf32(context)
+
+
+def scaled_mm(core: tensor_cores.Core) -> Callable[..., torch.Tensor]:
+    """torch._scaled_mm as a GPU whose tensor cores add up in this way."""
+
+    def multiply(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        out_dtype: torch.dtype,
+        use_fast_accum: bool,
+    ) -> torch.Tensor:
+        total = tensor_cores.multiply(a, b, core, promoted_every=None if use_fast_accum else 128)
+        return (total * scale_a * scale_b).float().to(out_dtype)
+
+    return multiply
+
+
+@needs_fp8
+@pytest.mark.parametrize("name", tensor_cores.FP8_CORES)
+def test_fp8_passes_on_healthy_tensor_cores(name: str, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm(tensor_cores.FP8_CORES[name]))
+    precision.fp8(context)
+    assert [fault.reason for fault in context.faults] == []
+    assert len(context.figures) == 6
+
+
+@needs_fp8
+def test_fp8_fails_where_sums_are_kept_in_half_precision(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm(tensor_cores.HALF_ACCUMULATOR))
+    precision.fp8(context)
+    cases = {fault.reason.partition(" fp8:")[0] for fault in context.faults}
+    assert {"large integer fast accumulation", "uniform fast accumulation"} <= cases
