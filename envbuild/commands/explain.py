@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 WIDTH = 200
 MOST_FILES = 256
 """Of a folder: a node's ranks have two each."""
+MOST_NAMED = 3
+"""Names in a note about files that were skipped."""
 MOST_RANKS = 16
+_KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 _SECRET = re.compile(
     r"(?i)((?:[\w-]{0,40}(?:token|passw(?:or)?d|passphrase|secret|api_?key|credential)[\w-]{0,20})['\"]?\s{0,3}[=:]\s{0,3}['\"]?"
     r"|--[\w-]{0,40}(?:token|password|passphrase|secret|key)\s{1,3}|\b(?:bearer|basic) )[^\s'\",;]+"
@@ -64,10 +68,12 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
     """
     from envbuild.insight import logs
 
-    files = list(dict.fromkeys(file for name in names for file in _files(name)))
+    notes: list[str] = []
+    files = list(dict.fromkeys(file for name in names for file in _files(name, notes)))
     if not files:
-        raise FileError(f"there is no file in {', '.join(names)}", hint="name a log, or - for standard input")
-    notes = [f"only the first {MOST_FILES} of {len(files)} files are read"] if len(files) > MOST_FILES else []
+        raise FileError("; ".join((f"there is no file in {', '.join(names)}", *notes)), hint=_NAME_A_LOG)
+    if len(files) > MOST_FILES:
+        notes.append(f"only the first {MOST_FILES} of {len(files)} files are read")
     parts: dict[str, Log] = {}
     for file in files[:MOST_FILES]:
         part = _one(file, min(len(files), MOST_FILES))
@@ -76,12 +82,9 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
         if part.foreign:
             notes.append(f"{file} is left out: it is {part.foreign.partition(';')[0]}")
             continue
-        if part.note:
-            notes.append(f"{_called(file)}: {part.note}")
-        if part.skipped:
-            notes.append(f"{_called(file)} is large: {some(part.skipped, 'line')} in its middle not read")
+        notes += [f"{_called(file)}: {said}" for said in (part.note, part.cut) if said]
         parts[file] = part
-    log = logs.joined(parts) if len(parts) != 1 or len(files) > 1 else next(iter(parts.values()))
+    log = logs.joined(parts.values())
     if log.empty and not any(part.note for part in parts.values()):
         told = _called(files[0]) if len(files) == 1 else "each of these files"
         notes.append(
@@ -90,29 +93,62 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
     return log, notes
 
 
-def _files(name: str) -> list[str]:
-    """Those in a folder, however deep, but for hidden ones; else the name itself."""
-    folder = Path(name)
-    if name == "-" or not folder.is_dir():
+_NAME_A_LOG = "name a log, or - for standard input"
+
+
+def _files(name: str, notes: list[str]) -> list[str]:
+    """The regular files in a folder, however deep, except hidden ones; links to folders are not followed. Any other
+    name is read, whatever it is."""
+    if name == "-" or not Path(name).is_dir():
         return [name]
-    found = sorted(
-        file for file in folder.rglob("*") if not any(part.startswith(".") for part in file.parts[len(folder.parts) :])
-    )
-    return [str(file) for file in found if file.is_file()]
+    found: list[Path] = []
+    others: dict[str, list[str]] = {}
+    unread: list[str] = []
+    folders = [Path(name)]  # os.walk recurses in Python 3.11, and a folder may be deeper than that allows
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        except OSError as error:
+            unread.append(f"{folder}: folder skipped: {error.strerror}")
+            continue
+        for path in entries:
+            kind = _kind(path)
+            if kind:
+                others.setdefault(kind, []).append(str(path.relative_to(name)))
+            elif path.is_dir():
+                folders.append(path)
+            else:
+                found.append(path)
+    notes += sorted(unread)
+    for kind, paths in sorted(others.items()):
+        listed = ", ".join(sorted(paths)[:MOST_NAMED]) + (", ..." if len(paths) > MOST_NAMED else "")
+        notes.append(f"{name}: {some(len(paths), kind, f'{kind}s')} skipped: {listed}")
+    return [str(path) for path in sorted(found)]
+
+
+def _kind(path: Path) -> str | None:
+    """What an entry of a folder is that is not read; None for a regular file and a folder."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "broken link" if path.is_symlink() else "unreadable entry"
+    if stat.S_ISDIR(mode):
+        return "link to a folder" if path.is_symlink() else None
+    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "special file")
 
 
 def _one(file: str, share: int) -> Log:
     from envbuild.insight import logs
 
+    name = file if share > 1 else ""
     if file == "-":
-        return logs.read(sys.stdin.buffer, share)
+        return logs.read(sys.stdin.buffer, share, name)
     try:
         with open(file, "rb") as stream:  # noqa: PTH123 - the same for a file and for what is no file, as /dev/fd/63
-            return logs.read(stream, share)
+            return logs.read(stream, share, name)
     except OSError as error:
-        raise FileError(
-            f"{file} cannot be read: {error.strerror}", hint="name a log, or - for standard input"
-        ) from error
+        raise FileError(f"{file} cannot be read: {error.strerror}", hint=_NAME_A_LOG) from error
 
 
 def _called(file: str) -> str:
@@ -129,7 +165,11 @@ def _lines(log: Log, found: Explanation, profiles: Sequence[str]) -> Iterator[st
         yield from _own_error(found)
     for match in found.possible:
         yield ""
-        yield "possible, for its cards and versions are in the log, though no line names it:"
+        yield (
+            "possible, for its cards and versions are in the log, though no line names it:"
+            if match.standing == "holds"
+            else "possible, for the log does not show which version is loaded:"
+        )
         yield from _told(match, match.profile(profiles))
     if found.read.first:
         first = found.read.first
@@ -199,6 +239,11 @@ def _heard(log: Log, found: Explanation) -> Iterator[str]:
         ),
         f"torch {said.torch}{whose}" if said.torch else "",
         *libraries,
+        *(
+            f"{name} {' or '.join(found.read.candidates[name])} (not sure)"
+            for name in ("torch", "cublas", "cudnn", "nccl")
+            if name in found.read.candidates
+        ),
         f"driver {said.driver}" if said.driver else "",
         f"{said.gpu_count} GPUs{' or more' if found.read.more_gpus else ''}" if said.gpu_count else "",
     ]
@@ -215,11 +260,13 @@ def _told(match: Match, profile: str | None) -> Iterator[str]:
     yield f"  confidence {match.confidence:.2f}" + {
         "holds": ": the versions and cards in the log are the advisory's",
         "fits": ": what the log says of versions and cards fits",
+        "not loaded": ": the versions in the log do not match, but the log does not show which are loaded",
     }.get(match.standing, "")
     yield from (f"  {line.file}{':' if line.file else ''}{line.number:>6}: {shown(line.text)}" for line in match.lines)
     remedy, prove = explain.of_profile(match.remedy, name), explain.of_profile(match.prove or "", name)
     yield f"  cure: {remedy}"
     yield from (f"  in the profile: {line}" for line in cure.lines(match.write))
+    yield from (f"  find out {text}" for text in match.find_out)
     if prove:
         yield f"  prove: {prove}"
     if profile is None and re.search(r"\bNAME\b", f"{remedy} {prove}"):

@@ -31,7 +31,8 @@ _RAISED, _LOWERED = 0.5, 0.5
 class Match:
     """A cause that the log shows. `advisory`: None for a cause that no version is to blame for. `standing`: what the
     versions and cards in the log say of the advisory. `prove`: a command; NAME in it, and in `remedy`, is the
-    profile. `cards`: those of the log that it may be about. `write`: the change as a profile takes it."""
+    profile. `cards`: those of the log that it may be about. `write`: the change as a profile takes it. `find_out`: what
+    the log does not show and the diagnosis or the change depends on, each with the command that shows it."""
 
     id: str
     advisory: Advisory | None
@@ -45,6 +46,7 @@ class Match:
     prove: str | None
     cite: tuple[str, ...]
     cards: tuple[Gpu, ...]
+    find_out: tuple[str, ...] = ()
 
     def profile(self, known: Container[str]) -> str | None:
         """The profile of a card that it is about, of those that are known by the card's name."""
@@ -61,8 +63,9 @@ class Ruled:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`matches`: the surest first; none: not known. `possible`: then, advisories that hold for what the log says of
-    cards and versions, and may show as it does; each below NAMED. `advice`: what to turn on before the next run."""
+    """`matches`: the surest first; none: not known. `possible`, each below NAMED: advisories whose lines are there, and
+    which only versions contradict that are not shown to be loaded; where nothing matches, also those that hold for the
+    GPUs and versions in the log and may show as it does. `advice`: what to turn on before the next run."""
 
     matches: tuple[Match, ...]
     possible: tuple[Match, ...]
@@ -80,29 +83,35 @@ def explain(log: Log) -> Explanation:
     known = reading.read(log)
     advisories = {advisory.id: advisory for advisory in facts.advisories()}
     found: list[Match] = []
+    unsure: list[Match] = []
     ruled: list[Ruled] = []
     for signature in signatures.signatures().values():
         advisory = advisories.get(signature.id)
         lines = _lines(log, signature, advisory)
         if not lines or not _may(log, signature, known):
             continue
-        standing = _standing(advisory, known.situation) if advisory else "open"
+        standing = _standing(advisory, known) if advisory else "open"
         if advisory and standing == "contradicted":
-            ruled.append(Ruled(advisory, lines[0]))
+            unloaded = signature.loaded - known.loaded
+            if _standing(advisory, _without(known, unloaded)) in ("holds", "fits"):
+                confidence = round(_confidence(log, signature, "fits") * _LOWERED, 2)
+                unsure.append(_match(signature, advisory, confidence, "not loaded", lines, known, unloaded))
+            else:
+                ruled.append(Ruled(advisory, lines[0]))
             continue
         confidence = _confidence(log, signature, standing)
         if confidence >= NAMED:
-            found.append(_match(signature, advisory, confidence, standing, lines, known.situation))
+            found.append(_match(signature, advisory, confidence, standing, lines, known))
     found = _yielded(found)
     found.sort(key=lambda match: -match.confidence)
     heard = signatures.hearsay()
     said = [row.say for row in signatures.advice() if log.has(row.lines, heard) and not log.has(row.unless)]
-    possible = () if found else tuple(_possible(log, known.situation, advisories))
-    return Explanation(tuple(found), possible, tuple(ruled), tuple(said), known)
+    possible = [*unsure, *(() if found else _possible(log, known, advisories))]
+    possible.sort(key=lambda match: -match.confidence)
+    return Explanation(tuple(found), tuple(possible), tuple(ruled), tuple(said), known)
 
 
-def _possible(log: Log, known: Situation, advisories: Mapping[str, Advisory]) -> list[Match]:
-    """The surest first."""
+def _possible(log: Log, known: Reading, advisories: Mapping[str, Advisory]) -> Iterable[Match]:
     found: dict[str, Match] = {}
     rows, heard = signatures.signatures(), signatures.hearsay()
     for row in signatures.possible():
@@ -111,7 +120,7 @@ def _possible(log: Log, known: Situation, advisories: Mapping[str, Advisory]) ->
         for name, confidence in row.advisories.items() if lines and not log.has(row.unless) else ():
             if _standing(advisories[name], known) == "holds" and confidence > _sure(found.get(name)):
                 found[name] = _match(rows[name], advisories[name], confidence, "holds", lines[:LINES], known)
-    return sorted(found.values(), key=lambda match: -match.confidence)
+    return found.values()
 
 
 def _sure(match: Match | None) -> float:
@@ -126,12 +135,23 @@ def _lines(log: Log, signature: Signature, advisory: Advisory | None) -> tuple[L
     return tuple(sorted(found, key=lambda line: (log.files.index(line.file), line.number))[:LINES])
 
 
-def _standing(advisory: Advisory, known: Situation) -> str:
-    """Of several unlike cards, one that it is not about may be the one that failed: then it is not sure to hold."""
-    standing = advisory.standing(known)
-    if standing == "holds" and len(_about(advisory, known)) < len(known.gpus):
-        return "fits"
-    return standing
+def _standing(advisory: Advisory, known: Reading) -> str:
+    """Contradicted only by every version that may be meant. Of several unlike GPUs, one that it is not about may be
+    the one that failed: then it is not sure to hold."""
+    found = {advisory.standing(situation) for situation in known.situations}
+    standing = next(name for name in ("holds", "fits", "open", "contradicted") if name in found)
+    doubtful = "contradicted" in found or len(_about(advisory, known.situation)) < len(known.situation.gpus)
+    return "fits" if standing == "holds" and doubtful else standing
+
+
+def _without(known: Reading, libraries: Container[str]) -> Reading:
+    """As if nothing were known of these libraries' versions."""
+
+    def stripped(situation: Situation) -> Situation:
+        left = {name: version for name, version in situation.libraries.items() if name not in libraries}
+        return replace(situation, libraries=left)
+
+    return replace(known, situation=stripped(known.situation), situations=tuple(map(stripped, known.situations)))
 
 
 def _about(advisory: Advisory | None, known: Situation) -> tuple[Gpu, ...]:
@@ -164,16 +184,32 @@ def _match(
     confidence: float,
     standing: str,
     lines: Sequence[Line],
-    known: Situation,
+    known: Reading,
+    unloaded: Iterable[str] = (),
 ) -> Match:
+    """`unloaded`: libraries of which the loaded version would decide."""
     probe = next(iter(advisory.shows.probes), None) if advisory else None
     prove = signature.prove or (f"envbuild test NAME --probe {probe}" if probe else None)
     about: Advisory | Signature = advisory or signature
     cite = dict.fromkeys((*(advisory.cite if advisory else ()), *signature.cite))
+    remedy, wanted, find_out = about.remedy or "", about.change, []
+    asked = {name for match in (advisory.match if advisory else ()) for name in match.versioned}
+    for library in sorted({*unloaded, *(asked & set(known.candidates))}):
+        find_out.append(f"which {library} is loaded: envbuild audit --here")
+    if known.situation.torch is None and (wanted.torch or _TORCH_CHANGE.search(remedy)):
+        find_out.insert(0, FIND_TORCH)
+        affected = ", ".join(str(match.torch) for match in (advisory.match if advisory else ()) if match.torch)
+        remedy = f"depends on torch's version{f' (affected: {affected})' if affected else ''}: {remedy}"
+        wanted = replace(wanted, torch=None)
     return Match(
-        signature.id, advisory, about.title or "", confidence, standing, tuple(lines), about.remedy or "", about.change,
-        cure.written(about.change, known), prove, tuple(cite), _about(advisory, known),
+        signature.id, advisory, about.title or "", confidence, standing, tuple(lines), remedy, wanted,
+        cure.written(wanted, known.situation), prove, tuple(cite),
+        _about(advisory, _without(known, frozenset(unloaded)).situation), tuple(find_out),
     )  # fmt: skip
+
+
+FIND_TORCH = "torch's version: python -c 'import torch; print(torch.__version__, torch.version.cuda)'"
+_TORCH_CHANGE = re.compile(r"\btorch \d")
 
 
 def _yielded(found: Iterable[Match]) -> list[Match]:
@@ -223,6 +259,8 @@ def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, 
             "driver": said.driver,
             "libraries": dict(said.libraries),
             "inferred": sorted(set(said.libraries) - found.read.stated),
+            "loaded": sorted(found.read.loaded),
+            "candidates": {name: list(versions) for name, versions in found.read.candidates.items()},
             "gpu_count": said.gpu_count,
         },
     }
@@ -242,6 +280,7 @@ def _told(match: Match, profile: str | None) -> dict[str, Any]:
         "profile": profile,
         "prove": of_profile(match.prove, name) if match.prove else None,
         "cite": list(match.cite),
+        "find_out": list(match.find_out),
     }
 
 

@@ -1,7 +1,8 @@
 """A log as lines that can be searched: hostile, of any size, in any language around what matters.
 
-What is read is bounded, control sequences are taken out, and a pattern is tried only on lines that hold a text it
-cannot do without, so that ten megabytes take less than a second.
+A log is read as a stream and a bounded number of its bytes and lines is kept, so memory is bounded too. Control
+sequences are taken out, and a pattern is tried only on lines that hold a text it cannot do without, so that ten
+megabytes take less than a second.
 """
 
 from __future__ import annotations
@@ -10,34 +11,37 @@ import codecs
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from re import _parser  # type: ignore[attr-defined]  # there is no public way to ask a pattern what it needs
 from typing import Any, BinaryIO
 
+from envbuild.errors import some
 from envbuild.insight import packed
 
 HEAD, TAIL = 8 << 20, 24 << 20
 """Bytes that are kept of a log's begin and end: versions stand in the one, the crash in the other."""
+HEAD_LINES, TAIL_LINES = 100_000, 300_000
+"""Lines that are kept of a log's begin and end: what bounds the memory. tests/attacks/test_explain.py measures it."""
 LONGEST = 2000
 """Characters of a line that are searched together; a longer one is searched in pieces."""
 TRIED = 400
 """Lines that a pattern is tried on. With the bounded gaps of patterns this bounds the time."""
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 16
 _SNIFFED = 4096
 _ALIKE = 40
-_WORD = 3
-_ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_WORD, _MOST_WORDS = 3, 1 << 18
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
 _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # the colons and brackets of East Asian text
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """`number` counts from 1, as editors do; `text` is a piece of it where it is long; `file`: its name, where several
     are read as one."""
@@ -47,19 +51,45 @@ class Line:
     file: str = ""
 
 
-class Log:
-    """Lines, of one file or several. `foreign`: what it is instead of text; `note`: why some of it was not read."""
+@dataclass(frozen=True)
+class Part:
+    """Of a log, where all of it is too much."""
 
-    def __init__(
-        self, raw: bytes, skipped: tuple[int, int] = (0, 0), foreign: str | None = None, note: str | None = None
-    ) -> None:
-        """`skipped`: how many bytes of `raw` come before lines that were left out, and how many those are."""
-        start, self.skipped = skipped if skipped[1] else (0, 0)
-        self.foreign, self.note, self.empty = foreign, note, not raw.strip()
-        self.files: tuple[str, ...] = ("",)
-        following = raw[:start].count(b"\n") + self.skipped + 1
-        self.lines = [*_lines(_text(raw[:start]), 1)] if start else []
-        self.lines += _lines(_text(raw[start:]), following)
+    lines: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{some(self.lines, 'line')}, {self.size / 1e6:.1f} MB"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What was read of a large log, and what was not: its middle."""
+
+    begin: Part
+    skipped: Part
+    end: Part
+
+    def __str__(self) -> str:
+        return (
+            f"too large: its begin ({self.begin}) and its end ({self.end}) were read, not its middle ({self.skipped})"
+        )
+
+
+class Log:
+    """Lines, of one file or several. `foreign`: what it is instead of text; `note`: why its end was not read."""
+
+    def __init__(self, raw: bytes | Iterable[bytes] = b"", share: int = 1, file: str = "") -> None:
+        """`share`: of the room for one log, where so many are read together."""
+        self.foreign: str | None = None
+        self.note: str | None = None
+        self.files: tuple[str, ...] = (file,)
+        blocks = _slices(raw) if isinstance(raw, bytes) else raw
+        self.lines, self.cut = _kept(_utf8(blocks), share, file)
+
+    @property
+    def empty(self) -> bool:
+        return not any(line.text.strip() for line in self.lines)
 
     def find(
         self,
@@ -90,13 +120,12 @@ class Log:
         return _Index(self.lines)
 
 
-def joined(parts: Mapping[str, Log]) -> Log:
-    """Several logs as one, in this order; their lines know their file."""
-    whole = Log(b"")
-    whole.lines = [replace(line, file=name) for name, log in parts.items() for line in log.lines]
-    whole.files = tuple(parts)
-    whole.skipped = sum(log.skipped for log in parts.values())
-    whole.empty = all(log.empty for log in parts.values())
+def joined(parts: Iterable[Log]) -> Log:
+    """Several logs as one, in this order."""
+    whole, whole.files = Log(), ()
+    for log in parts:
+        whole.lines += log.lines
+        whole.files += log.files
     return whole
 
 
@@ -107,17 +136,25 @@ class _Index:
     def __init__(self, lines: Sequence[Line]) -> None:
         shapes: dict[bytes, list[int]] = {}
         for index, line in enumerate(lines):
-            shapes.setdefault(line.text.encode().lower().translate(_DIGITS), []).append(index)
+            alike = shapes.setdefault(line.text.encode().lower().translate(_DIGITS), [])
+            if len(alike) < _ALIKE:
+                alike.append(index)
         self._joined = b"\n".join(shapes)
         self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
         self._where = list(shapes.values())
-        self._words = b" ".join({word for word in self._joined.translate(_LETTERS).split() if len(word) >= _WORD})
+        words: set[bytes] = set()
+        for shape in shapes:
+            words.update(word for word in shape.translate(_LETTERS).split() if len(word) >= _WORD)
+            if len(words) > _MOST_WORDS:  # random text: nothing would be ruled out, and memory runs out
+                words = {self._joined}
+                break
+        self._words = b" ".join(words)
 
     def candidates(self, pattern: re.Pattern[str]) -> list[int]:
         """The places of lines that the pattern may fit."""
         wanted = anchors(pattern)
         shapes = {shape for text in wanted for shape in self._holding(text)} if wanted else range(len(self._where))
-        found = sorted(index for shape in shapes for index in self._where[shape][:_ALIKE])
+        found = sorted(index for shape in shapes for index in self._where[shape])
         return found if len(found) <= TRIED else found[: TRIED // 2] + found[-TRIED // 2 :]
 
     def _holding(self, text: bytes) -> Iterator[int]:
@@ -143,44 +180,102 @@ class _Index:
             end = self._starts[shape]
 
 
-def read(stream: BinaryIO, share: int = 1) -> Log:
+def read(stream: BinaryIO, share: int = 1, file: str = "") -> Log:
     """All of a stream, unpacked where it is of gzip, or its begin and end where it is larger than both together.
-    `share`: of that room, where so many logs are read together."""
+    `share`: of that room, where so many logs are read together; `file`: its name, where there are several."""
     source = packed.opened(stream)
     begin = source.read(_SNIFFED)
     foreign = packed.foreign(begin)
-    if foreign:
-        return Log(b"", foreign=foreign)
-    head = begin + source.read(max(0, HEAD // share - len(begin)))
-    tail: deque[bytes] = deque()
-    most, held, skipped = TAIL // share, 0, 0
-    while block := source.read(min(_BLOCK, most)):
-        tail.append(block)
-        held += len(block)
-        while held - len(tail[0]) >= most:
-            gone = tail.popleft()
-            held -= len(gone)
-            skipped += gone.count(b"\n")
-    return Log(head + b"".join(tail), (len(head), skipped), note=source.fault)
+    log = Log(b"" if foreign else chain([begin], _blocks(source, share)), share, file)
+    log.foreign, log.note = foreign, None if foreign else source.fault
+    return log
+
+
+def _blocks(source: packed.Source, share: int) -> Iterator[bytes]:
+    """Each small enough that one of line breaks alone stays within the bound on lines."""
+    while block := source.read(min(_BLOCK, TAIL // share, TAIL_LINES // share)):
+        yield block
+
+
+def _slices(raw: bytes) -> Iterator[bytes]:
+    return (raw[start : start + _BLOCK] for start in range(0, len(raw), _BLOCK))
+
+
+def _utf8(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """What PowerShell writes begins with a mark of its encoding."""
+    following = iter(blocks)
+    begin = next(following, b"")
+    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
+        if begin.startswith(mark):
+            decoder = codecs.getincrementaldecoder(encoding)("replace")
+            for block in chain([begin.removeprefix(mark)], following):
+                yield decoder.decode(block).encode("utf-8", "replace")
+            return
+    yield begin
+    yield from following
+
+
+def _kept(blocks: Iterator[bytes], share: int, file: str) -> tuple[list[Line], Cut | None]:
+    """The lines of the begin and the end. A block is dropped once those after it fill the end by bytes or by lines."""
+    head: list[bytes] = []
+    size = count = 0
+    while size < HEAD // share and count < HEAD_LINES // share and (block := next(blocks, b"")):
+        head.append(block)
+        size, count = size + len(block), count + _breaks(block)
+    begin, skipped = _part(head), Part(0, 0)
+    tail: deque[tuple[bytes, int]] = deque()
+    size = count = 0
+    for block in blocks:
+        tail.append((block, _breaks(block)))
+        size, count = size + len(block), count + tail[-1][1]
+        while size - len(tail[0][0]) >= TAIL // share or count - tail[0][1] >= TAIL_LINES // share:
+            gone, breaks = tail.popleft()
+            size, count = size - len(gone), count - breaks
+            skipped = Part(skipped.lines + gone.count(b"\n"), skipped.size + len(gone))
+    end = [block for block, _ in tail]
+    if not skipped.size:
+        return list(_lines(chain(head, end), 1, file)), None
+    cut = Cut(begin, skipped, _part(end))
+    return [*_lines(head, 1, file), *_lines(end, begin.lines + skipped.lines + 1, file)], cut
+
+
+def _part(blocks: Sequence[bytes]) -> Part:
+    return Part(sum(block.count(b"\n") for block in blocks), sum(map(len, blocks)))
+
+
+def _breaks(block: bytes) -> int:
+    return block.count(b"\n") + block.count(b"\r")
 
 
 def _text(raw: bytes) -> str:
-    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
-        if raw.startswith(mark):  # as PowerShell writes
-            raw = raw[2:].decode(encoding, "replace").encode("utf-8", "replace")
     raw = _ESCAPES.sub(b"", raw) if b"\x1b" in raw else raw
     text = raw.replace(b"\r\n", b"\n").translate(None, _CONTROLS).decode("utf-8", "replace")
     return text if text.isascii() else text.translate(_WIDE)
 
 
-def _lines(text: str, number: int) -> Iterator[Line]:
-    for count, line in enumerate(text.removesuffix("\n").split("\n"), number):
-        if len(line) <= LONGEST and "\r" not in line:
-            yield Line(count, line)
-            continue
-        for part in line.split("\r"):
-            for start in range(0, len(part), LONGEST):
-                yield Line(count, part[start : start + LONGEST])
+def _lines(blocks: Iterable[bytes], number: int, file: str) -> Iterator[Line]:
+    """`number`: of the first."""
+    rest = b""
+    for block in blocks:
+        whole, end, rest = (rest + block).rpartition(b"\n")
+        for line in _text(whole).split("\n") if end else ():
+            yield from _pieces(line, number, file)
+            number += 1
+        if len(rest) > _BLOCK:  # a line without an end is cut between words
+            cut = rest.rfind(b" ", -LONGEST) + 1 or len(rest)
+            yield from _pieces(_text(rest[:cut]), number, file)
+            rest = rest[cut:]
+    if rest:
+        yield from _pieces(_text(rest), number, file)
+
+
+def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
+    if len(line) <= LONGEST and "\r" not in line:
+        yield Line(number, line, file)
+        return
+    for part in line.split("\r"):
+        for start in range(0, len(part), LONGEST):
+            yield Line(number, part[start : start + LONGEST], file)
 
 
 @cache

@@ -102,8 +102,9 @@ def table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
 
-# What would end the cell or the line, open a tag, a link, a picture or code, or be taken for a marker of ours.
-_SPECIAL = re.compile(r"[\\`*\[\]<|~!&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+# What would end the cell or the line, open a tag, an address, a link, a picture or code, or be taken for a marker of
+# ours. A `<` that opens nothing, as in <2.11, stays.
+_SPECIAL = re.compile(r"[\\`*\[\]|~!&]|<(?=[A-Za-z/!?]|[^\s<>]*@)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
 def cell_text(text: str) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from packaging.specifiers import SpecifierSet
+
 from envbuild.plan import facts, fleet
 from envbuild.plan.choice import Choice
 from envbuild.plan.fleet import Setting
-from envbuild.plan.resolve import Plan
+from envbuild.plan.resolve import Plan, required_by
 
 
 def versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str | None]:
@@ -27,9 +29,21 @@ def versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str,
 
 
 def reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str]:
-    """Why each has its version: a line of the profile, torch's own wish, or that a resolver chose it."""
-    cuda = {"cuda": f"torch {choice.situation.torch} is built for it"}
-    return {**dict.fromkeys([*locked, *choice.situation.libraries], "locked"), **plan.reasons, **cuda}
+    """Why each has its version: a line of the profile, torch's requirement, or that a resolver chose it."""
+    torch = str(choice.situation.torch)
+    found = {**dict.fromkeys([*locked, *choice.situation.libraries], "locked"), **plan.reasons}
+    for library, required in _required(torch).items():
+        version = choice.situation.libraries.get(library)
+        if version and found[library] == required_by(torch) and not SpecifierSet(required).contains(version):
+            found[library] = f"locked, though torch {torch} requires {required}"
+    return {**found, "cuda": f"torch {torch} is built for it"}
+
+
+def _required(torch: str) -> dict[str, str]:
+    """Library -> what torch's metadata says of its version."""
+    release = facts.torch_release(torch)
+    asked = {**release.expands_to, **release.pins} if release else {}
+    return {library: text for name, text in asked.items() for library in [facts.library_of(name)] if library}
 
 
 def fleet_settings(plan: Plan, choice: Choice) -> list[Setting]:

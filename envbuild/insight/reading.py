@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.insight import ranks
+from envbuild.insight import ranks, versions
 from envbuild.insight.logs import TRIED, Line, Log, compiled
 from envbuild.insight.ranks import Failure, Works
+from envbuild.insight.versions import Versions
 from envbuild.plan import facts, signatures
 from envbuild.plan.advisories import UNLISTED, Gpu, Situation
 
-# The first pattern that fits, in its first line, is believed.
-_TORCH = (
-    r"pytorch version: {0,4}v?(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})",
-    r"\btorch==(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})",
-    r"\b(?:py)?torch(?:[ _.-]{0,2}(?:_?_?version_?_?|版本|バージョン|버전|versi[oó]ne?))?"
-    r"[ =:'\",(]{0,24}v?([12]\.\d{1,2}\.\d{1,2}[a-z0-9.+]{0,40})",
-)
-_CUDA = (
-    r"cuda used to build pytorch: {0,4}(\d{1,2}\.\d{1,2})",
-    r"torch\.version\.cuda[ =:'\"]{0,4}(\d{1,2}\.\d{1,2})",
-    r"nccl version 2[0-9.]{1,8}\+cuda(\d{1,2}\.\d{1,2})",
-)
-_DRIVER = (
-    r"nvidia driver version: {0,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)",
-    r"driver version: {0,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)",
-    r"nvrm version: .{0,80} (\d{3}\.\d{1,3}(?:\.\d{1,3})?) ",
-    r"\b(?:nvidia[ -])?driver(?: version)?[ :=v]{1,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
-)
-_NCCL = (r"nccl version:? {0,2}(2\.\d{1,2}\.\d{1,2})",)
-_CUBLAS = (r"\b(?:lib)?cublas(?:lt)?(?:\.so\.| version| |=)[ :=]{0,3}(1[1-3]\.\d{1,2}\.\d{1,2}\.\d{1,3})\b",)
-_DISTRIBUTION = r"\b(%s)(?:==| {1,40}|[ :=]{1,3}(?:version[ :=]{1,3})?)v?(\d{1,3}\.\d{1,3}[a-z0-9.]{0,20})"
 _CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"
 _ARCHES = r"install supports cuda capabilities sm_"
 _RANGE = r"^\s{0,8}\((\d\.\d)\) - \(\d{1,2}\.\d\)"
@@ -52,6 +32,8 @@ _FREE = r"(?P<free>[0-9.]{1,8} [kmg]i?b|0 bytes) (?:is )?free"
 _HELD = r"(?P<held>[0-9.]{1,8} [kmg]i?b) is allocated by pytorch"
 _TOTAL = r"(?:total capacity of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
 _OWN = r"this process has (?P<own>[0-9.]{1,8} [kmg]i?b) memory in use"
+TORCHES = 3
+"""Versions of torch that one log may be of."""
 _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 
 
@@ -59,49 +41,87 @@ _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 class Reading:
     """`told`: words of signatures.py that hold; `first`: who failed first, None where nobody is named; `works`: how
     far the ranks came; `error`: what Python ended with, None where no exception is in the log; `more_gpus`: there may
-    be more than those that are seen; `stated`: the libraries whose versions the log names itself, and not its torch."""
+    be more than those that are seen; `stated`: the libraries whose versions the log names itself, and not its torch.
+
+    `situations`: one for each combination of the versions that may be meant; `situation`: what they agree on;
+    `candidates`: the versions on which they do not, of torch and of libraries. `loaded`: the libraries whose loaded
+    version the log shows."""
 
     situation: Situation
+    situations: tuple[Situation, ...]
+    candidates: Mapping[str, tuple[str, ...]]
     told: frozenset[str]
     first: Failure | None
     works: Works
     error: Line | None
     more_gpus: bool
     stated: frozenset[str]
+    loaded: frozenset[str]
 
 
 def read(log: Log) -> Reading:
-    first, (situation, stated) = ranks.first(log), _situation(log)
+    first, said = ranks.first(log), versions.read(log)
+    situations = tuple(_situations(log, said))
+    situation = _common(situations)
     told = {*_memory(log), *(["rank-failed-first"] if first and ranks.by_itself(log, first) else [])}
     if _below(log, situation):
         told.add("card-below-torch")
     return Reading(
-        situation, frozenset(told), first, ranks.works(log, situation.gpu_count), _error(log), _count(log)[1], stated
-    )
+        situation, situations, _candidates(situations, situation), frozenset(told), first,
+        ranks.works(log, situation.gpu_count), _error(log), _count(log)[1],
+        frozenset(said.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(said.loaded),
+    )  # fmt: skip
 
 
-def _situation(log: Log) -> tuple[Situation, frozenset[str]]:
-    """With the libraries of its torch, and which of all its libraries the log names itself."""
-    said = {"torch": _value(log, _TORCH), "cuda": _value(log, _CUDA)}
-    torch, cuda = _torch(said["torch"], said["cuda"])
-    release = facts.torch_release(torch) if torch else None
-    distributions = _distributions(log)
-    stated = {**facts.libraries_among(distributions, cuda), **_libraries(log)}
+def _situations(log: Log, said: Versions) -> Iterator[Situation]:
+    """With the libraries that each torch brings, where the log has no other version of them."""
     words: dict[str, set[str]] = {"environment": set(), "features": set(), "extensions": set()}
     for word in signatures.words():
         if log.has(word.lines) and not log.has(word.unless):
             words[word.kind].add(word.word)
-    found = Situation(
+    bare = Situation(
         gpus=_gpus(log),
-        torch=torch,
-        cuda=cuda or (release.cuda if release else None),
-        libraries={**(facts.libraries_of(release) if release else {}), **stated},
-        distributions=distributions,
-        driver=_value(log, _DRIVER),
+        driver=said.driver,
         gpu_count=_count(log)[0],
-        **{kind: frozenset(told) for kind, told in words.items()},
+        environment=frozenset(words["environment"]),
+        features=frozenset(words["features"]),
+        extensions=frozenset(words["extensions"]),
     )
-    return found, frozenset(stated)
+    torches = dict.fromkeys(_torch(version, said.cuda) for version in said.torch or (None,))
+    labelled = {torch.partition("+")[0] for torch, _ in torches if torch and "+" in torch}
+    for torch, cuda in [found for found in torches if found[0] not in labelled][:TORCHES]:
+        release = facts.torch_release(torch) if torch else None
+        brought = facts.libraries_of(release) if release else {}
+        built = replace(bare, torch=torch, cuda=cuda or (release.cuda if release else None))
+        for libraries in versions.combinations(said.libraries(cuda)):
+            for others in versions.combinations(said.others):
+                yield replace(built, libraries=brought | libraries, distributions=others)
+
+
+def _common(situations: Sequence[Situation]) -> Situation:
+    first = situations[0]
+    return replace(
+        first,
+        torch=_agreed([found.torch for found in situations]),
+        cuda=_agreed([found.cuda for found in situations]),
+        libraries=dict(
+            item for item in first.libraries.items() if all(item in o.libraries.items() for o in situations)
+        ),
+        distributions=dict(
+            item for item in first.distributions.items() if all(item in o.distributions.items() for o in situations)
+        ),
+    )
+
+
+def _agreed(values: Sequence[str | None]) -> str | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _candidates(situations: Sequence[Situation], common: Situation) -> dict[str, tuple[str, ...]]:
+    known = [{**({"torch": found.torch} if found.torch else {}), **found.libraries} for found in situations]
+    agreed = {*common.libraries, *(["torch"] if common.torch else [])}
+    names = dict.fromkeys(name for versions in known for name in versions if name not in agreed)
+    return {name: tuple(dict.fromkeys(found[name] for found in known if name in found)) for name in names}
 
 
 def _torch(said: str | None, cuda: str | None) -> tuple[str | None, str | None]:
@@ -118,30 +138,6 @@ def _torch(said: str | None, cuda: str | None) -> tuple[str | None, str | None]:
         return (version.public if plain else str(version)), cuda
     label = "" if cuda is None or release is None else f"+cu{cuda.replace('.', '')}"
     return f"{version.public}{label}", cuda
-
-
-def _value(log: Log, patterns: Sequence[str]) -> str | None:
-    for pattern in patterns:
-        for _, match in log.find(compiled(pattern), 1):
-            return match[1].rstrip(".")
-    return None
-
-
-def _distributions(log: Log) -> dict[str, str]:
-    """Those that an advisory asks for, and CUDA's libraries."""
-    asked = {name for advisory in facts.advisories() for match in advisory.match for name in match.distributions}
-    carried = {name for row in facts.libraries().values() for name in row.distributions.values()} - {"torch"}
-    found: dict[str, str] = {}
-    for name in sorted(asked | carried):
-        pattern = compiled(_DISTRIBUTION % re.escape(name).replace(r"\-", "[-_]"))
-        for _, match in log.find(pattern, 1):
-            found[name] = match[2].rstrip(".")
-    return found
-
-
-def _libraries(log: Log) -> dict[str, str]:
-    said = {"nccl": _value(log, _NCCL), "cublas": _value(log, _CUBLAS)}
-    return {name: version for name, version in said.items() if version}
 
 
 def _gpus(log: Log) -> tuple[Gpu, ...]:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from envbuild.attest import community
 from envbuild.insight import markdown
 from envbuild.plan import facts
-from envbuild.plan.advisories import Situation
+from envbuild.plan.advisories import Gpu, Match, Situation
 from envbuild.plan.choice import Choice
+from envbuild.plan.fields import Versions
 from envbuild.plan.lock import Lock
+from envbuild.proof import proved
+from envbuild.proof.counting import Proof
 
 _LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A profile with its lock: `choice` is held against what was locked; `evidence` is all that is published."""
+    """A profile with its lock: `choice` is held against what was locked; `proofs`: one for each of its GPU models."""
 
     name: str
     choice: Choice
     lock: Lock
-    evidence: Sequence[community.Row] = ()
+    proofs: Sequence[Proof] = ()
 
 
 def versions(rows: Iterable[Row]) -> str:
@@ -42,25 +45,30 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.lock.python,
         f">= {row.choice.driver}" if row.choice.driver else "",
         ", ".join(advice.advisory.id for advice in row.choice.advice if advice.state == "accepted"),
-        "; ".join(_proofs(row)) or "never",
+        proved.sentence(row.name, row.proofs).removeprefix("proved: "),
     )
-
-
-def _proofs(row: Row) -> Iterator[str]:
-    """What counts of the evidence on this very lock: on which card, when, and of which image."""
-    for one in row.evidence:
-        if (one.profile, one.lock) == (row.name, row.lock.id) and not one.objections:
-            yield f"{one.gpu}, {one.when}, {one.image[:19]}"
 
 
 def minimum(situations: Sequence[Situation]) -> str:
-    """What the advisories ask for on these cards, whatever a profile pins now: refusals and warnings."""
-    rows = list(dict.fromkeys(row for situation in situations for row in _asking(situation)))
-    return (
-        markdown.table([("Needs", "Version", "Known fault otherwise", "Source"), *rows])
-        if rows
-        else "No known fault asks for any."
-    )
+    """What known faults ask for on these GPUs, whatever a profile pins now: refusals and warnings. Each row says where
+    the fault is; versions outside of that need nothing. Several GPUs have a column."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for situation in situations:
+        for row, gpus in _asking(situation):
+            found[row] = list(dict.fromkeys([*found.get(row, ()), *gpus]))
+    if not found:
+        return "No known fault asks for any."
+    every = {name for situation in situations for name in _named(situation.gpus)}
+    head = ("Needs", "Where", *(["GPU"] if len(every) > 1 else []), "Known fault otherwise", "Source")
+    rows = [
+        (needs, where, *([", ".join(gpus)] if len(every) > 1 else []), title, source)
+        for (needs, where, title, source), gpus in found.items()
+    ]
+    return markdown.table([head, *rows])
+
+
+def _named(gpus: Sequence[Gpu]) -> list[str]:
+    return [gpu.id for gpu in gpus] or ["CPU"]
 
 
 def proofs(rows: Sequence[community.Row]) -> str:
@@ -71,15 +79,50 @@ def proofs(rows: Sequence[community.Row]) -> str:
     return markdown.table([("GPU", "Profile", "Who", "When", "Does it count?"), *said])
 
 
-def _asking(situation: Situation) -> Iterator[tuple[str, ...]]:
-    major = (situation.cuda or "").partition(".")[0]
+def _asking(situation: Situation) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Needs, condition, title and source of each fault, and the GPUs that it concerns."""
     for advisory in facts.advisories():
-        if advisory.severity == "note" or not advisory.decidable or not advisory.concerns(situation):
+        if advisory.severity == "note" or not advisory.decidable:
             continue
         change = advisory.change
         own = {"torch": change.torch, "driver": change.driver}
-        wanted = {**{name: versions for name, versions in own.items() if versions}, **change.pins}
-        for name, versions in wanted.items():
-            # A library that is not made for this CUDA asks for nothing here.
-            if name not in facts.libraries() or facts.distribution_of(name, major):
-                yield _LIBRARIES.get(name, name), str(versions), advisory.title, ", ".join(advisory.cite[:2])
+        wanted = {name: versions for name, versions in {**own, **change.pins}.items() if versions}
+        needs = _versions({name: versions for name, versions in wanted.items() if _is_made(name, situation)})
+        alone = [replace(situation, gpus=(gpu,)) for gpu in situation.gpus] or [situation]
+        apart = [(on, match) for on in alone for match in advisory.match if _concerns(match, on)]
+        together = [(situation, match) for match in advisory.match if _concerns(match, situation)]
+        found = apart or together  # unequal GPUs have a fault that none of them has alone
+        if needs and found:
+            where = "; or ".join(dict.fromkeys(_condition(match) for _, match in found))
+            gpus = list(dict.fromkeys(name for on, _ in found for name in _named(on.gpus)))
+            yield (", ".join(needs), where, advisory.title, ", ".join(advisory.cite[:2])), gpus
+
+
+def _concerns(match: Match, situation: Situation) -> bool:
+    return match.concerns(situation) and all(_is_made(name, situation) for name in match.libraries)
+
+
+def _is_made(name: str, situation: Situation) -> bool:
+    """Whether it is not a library, or there is one for this CUDA."""
+    return name not in facts.libraries() or facts.distribution_of(name, situation.cuda or "") is not None
+
+
+def _condition(match: Match) -> str:
+    """All that a fault depends on but the GPU model."""
+    stated = {"torch": match.torch, "driver": match.driver, **match.libraries, **match.distributions}
+    return ", ".join(
+        [
+            *_versions({name: versions for name, versions in stated.items() if versions}),
+            *(["torch without a local label"] if match.build else []),
+            *([f"CUDA {match.cuda_major}"] if match.cuda_major else []),
+            *([f"GPUs {match.gpu_count}"] if match.gpu_count else []),
+            *(["GPUs of several compute capabilities"] if match.unequal_cards else []),
+            *(f"with {word}" for word in sorted(match.features | match.extensions | match.environment)),
+            *(f"without {word}" for word in sorted(match.without)),
+        ]
+    )
+
+
+def _versions(known: Mapping[str, Versions]) -> list[str]:
+    """As "cuBLAS >=12.4.5.8"."""
+    return [f"{_LIBRARIES.get(name, name)} {versions}" for name, versions in known.items()]

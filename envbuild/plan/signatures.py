@@ -33,6 +33,7 @@ class Signature(Row):
     raised_by: Patterns = ()
     lowered_by: Patterns = ()
     unless: Patterns = ()
+    loaded: frozenset[str] = frozenset()
     yields_to: frozenset[str] = frozenset()
     title: Text | None = None
     remedy: Text | None = None
@@ -85,9 +86,9 @@ class Hearsay(Row):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Elsewhere(Row):
-    """What stands before or after the name of a card on which it went well; with any of `not_before` or `not_after` it
-    did not."""
+class Around(Row):
+    """What stands before or after a name which says that the name is not of what failed; with any of `not_before` or
+    `not_after` it is."""
 
     before: Patterns = ()
     after: Patterns = ()
@@ -154,21 +155,31 @@ def hearsay() -> Patterns:
 
 
 @cache
-def _elsewhere() -> tuple[Elsewhere, ...]:
-    return factfiles.rows("signatures", "elsewhere", Elsewhere)
+def _around(table: Literal["elsewhere", "mentions"]) -> tuple[Around, ...]:
+    return factfiles.rows("signatures", table, Around)
 
 
 def elsewhere(before: str, after: str) -> bool:
-    """Whether a card's name between these words is that of one on which it went well, not of the one that failed."""
-    near, rest = before[-_NEAR:], after[:_NEAR]
+    """Whether a name between these words is of a GPU or a version with which it went well, not of what failed."""
+    return _stands("elsewhere", before[-_NEAR:], after[:_NEAR])
+
+
+def mentioned(before: str, after: str) -> bool:
+    """Whether a version between these words is recommended, required or of another run: not evidence of what is
+    installed."""
+    return _stands("mentions", before[-_COMMAND:], after[:_NEAR]) or elsewhere(before, after)
+
+
+_NEAR, _COMMAND = 120, 400
+"""Characters that are searched around a name: a sentence, and a command with its arguments."""
+
+
+def _stands(table: Literal["elsewhere", "mentions"], near: str, rest: str) -> bool:
     return any(
         (_any(row.before, near) and not _any(row.not_before, near))
         or (_any(row.after, rest) and not _any(row.not_after, rest))
-        for row in _elsewhere()
+        for row in _around(table)
     )
-
-
-_NEAR = 120
 
 
 def _any(patterns: Patterns, text: str) -> bool:

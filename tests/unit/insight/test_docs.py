@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
+from envbuild import shipped
 from envbuild.attest import community
-from envbuild.insight import tables
-from envbuild.plan import choice, lock, sources
+from envbuild.plan import lock, resolve, sources
 from envbuild.plan.lock import Lock
+from unit.site import proved
 from unit.support import PROFILE, envbuild, lock_for, plan_of
 
 ROOT = Path(__file__).parents[3]
@@ -41,22 +42,105 @@ def test_a_table_holds_the_locked_versions(locked: Lock, project: Path) -> None:
     assert head.split(" | ")[1:5] == ["GPU", "CUDA", "torch", "cuBLAS"]
 
 
-def test_proved_is_what_counts_of_the_evidence_on_this_lock(locked: Lock) -> None:
-    counts = community.Row("NVIDIA H20", "sample", "alice", "2026-11-21", locked.id, f"sha256:{'a' * 64}", ())
-    others = [replace(counts, lock="sha256:0"), replace(counts, profile="h20"), replace(counts, objections=("old",))]
-    row = tables.Row("sample", choice.choose(sources.load("sample")), locked, others)
-    assert tables.versions([row]).endswith("| never |")
-    row = replace(row, evidence=[*others, counts])
-    assert tables.versions([row]).endswith("| NVIDIA H20, 2026-11-21, sha256:aaaaaaaaaaaa |")
+def test_the_table_and_show_have_one_source_of_proofs(
+    locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = page(project, "table")
+    envbuild("docs", "page.md")
+    assert file.read_text().splitlines()[4].endswith("| never |")
+    with proved(project, monkeypatch):
+        said = envbuild("show", "sample", "--json").document["proof"]
+        assert said.startswith("proved on the CPU, ")
+        assert envbuild("docs", "page.md").code == 0
+        assert file.read_text().splitlines()[4].endswith(f"| {said} |")
 
 
-def test_the_minimum_is_what_advisories_ask_for_on_the_card(project: Path) -> None:
-    file = page(project, "minimum", "h20")
-    envbuild("docs", "page.md")
-    assert "| cuBLAS | >=12.4.5.8 | cuBLAS before 12.4.5.8 divides by zero on Hopper" in file.read_text()
-    page(project, "minimum", "a100")
-    envbuild("docs", "page.md")
-    assert "divides by zero on Hopper" not in file.read_text()
+def test_the_table_has_what_the_folder_of_evidence_proves(
+    locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = community.Row("CPU", "sample", "alice", "2026-11-21", locked.id, "", ())
+    monkeypatch.setattr(community, "read", lambda folder, now: [row] if folder == project / "evidence" else [])
+    file = page(project, "table")
+    envbuild("docs", str(file))
+    assert file.read_text().splitlines()[4].endswith("| proved on the CPU, 2026-11-21 |")
+
+
+def minimum(folder: Path, names: str) -> list[list[str]]:
+    """The rows of the block, its head first."""
+    file = page(folder, "minimum", names)
+    assert envbuild("docs", file.name).code == 0
+    lines = [line for line in file.read_text().splitlines() if line.startswith("| ")]
+    return [line.strip("| ").split(" | ") for line in lines if not line.startswith("| ---")]
+
+
+def test_the_minimum_is_what_advisories_ask_for_on_the_gpu(project: Path) -> None:
+    head, *rows = minimum(project, "h20")
+    assert head == ["Needs", "Where", "Known fault otherwise", "Source"]
+    (cublas,) = [row for row in rows if "divides by zero on Hopper" in row[2]]
+    assert cublas[:2] == ["cuBLAS >=12.4.5.8", "cuBLAS <12.4.5.8,>=11.11.3.6"]
+    (conv,) = [row for row in rows if "bf16 conv3d" in row[2]]
+    assert conv[1] == "cuDNN <9.11,>=9.8; or torch ==2.9.0, cuDNN >=8; or torch ==2.9.1, cuDNN <9.15"
+    assert not any("divides by zero on Hopper" in row[2] for row in minimum(project, "a100"))
+
+
+@pytest.mark.parametrize("names", ["h20,a100", "fleet"])
+def test_the_minimum_of_several_gpus_has_a_column(project: Path, names: str) -> None:
+    head, *rows = minimum(project, names)
+    assert head[2] == "GPU"
+    gpus = {row[3]: row[2] for row in rows}
+    (hopper,) = [gpus[title] for title in gpus if "divides by zero on Hopper" in title]
+    (every,) = [gpus[title] for title in gpus if "bf16 conv3d" in title]
+    assert (hopper, set(every.split(", "))) == ("h20", {"h20", "a100"})
+
+
+def test_the_minimum_has_no_escaped_comparison(project: Path) -> None:
+    text = str(minimum(project, "h20,fleet,v100"))
+    assert "&#" not in text and "torch <2.11" in text
+
+
+SHIPPED = sorted(file.name.removesuffix(".lock.yaml") for file in shipped.PROFILES.rglob("*.lock.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_lock_meets_its_own_minimum(project: Path, name: str) -> None:
+    """Each row is read as a person would; what fails is what `show` warns of, or the profile accepts."""
+    source = sources.load(name)
+    plan = resolve.resolve(source)
+    held = lock.required(source).versions
+    choice = resolve.as_locked(plan, held)
+    known = choice.situation
+    versions = {"torch": known.torch, "driver": known.driver, **held, **known.libraries}
+
+    def met(text: str) -> bool:
+        """As "cuBLAS >=12,<12.4 or ==11.*"."""
+        what, _, specifiers = text.partition(" ")
+        version = known.gpu_count if what == "GPUs" else versions.get(what if what in versions else what.lower())
+        return version is not None and any(
+            SpecifierSet(part.replace("\\", "")).contains(str(version), prereleases=True)
+            for part in specifiers.split(" or ")
+        )
+
+    def holds(text: str) -> bool:
+        words = {
+            "": True,  # unconditional
+            "torch without a local label": "+" not in str(known.torch),
+            "CUDA 13": str(known.cuda).startswith("13."),
+            "without cuda-compat": "cuda-compat" not in known.environment,
+            "with source-build": False,
+            "with apex": "apex" in known.extensions,
+            "GPUs of several compute capabilities": len({gpu.compute_capability for gpu in known.gpus}) > 1,
+        }
+        return words[text] if text in words else met(text)
+
+    head, *rows = minimum(project, name)
+    failed = {
+        row[head.index("Known fault otherwise")]
+        for row in rows
+        if any(all(map(holds, where.split(", "))) for where in row[1].split("; or "))
+        and not all(map(met, row[0].split(", ")))
+    }
+    taken = [item.advisory for item in choice.advice if item.state in ("accepted", "warned")]
+    assert failed == {fact.title for fact in taken if fact.change.torch or fact.change.pins or fact.change.driver}
 
 
 @pytest.mark.parametrize("kind", ["requirements", "constraints"])

@@ -160,13 +160,36 @@ def test_the_versions_in_the_log_confirm_an_advisory() -> None:
 
 @pytest.mark.parametrize(
     "surroundings",
-    ["torch 2.3.0, Tesla V100-SXM2-32GB\n", "torch==2.6.0\nGPU 0: NVIDIA H20\n", "H20, nvidia-cublas-cu12==12.5.3.2\n"],
-    ids=["another card", "a torch with a mended cuBLAS", "a mended cuBLAS by a pin"],
+    [
+        "torch 2.3.0, Tesla V100-SXM2-32GB\n",
+        "torch==2.6.0\nGPU 0: NVIDIA H20\n  cublas  12.4.5.8  loaded  /v/libcublas.so.12\n",
+        "torch==2.6.0\n",
+    ],
+    ids=["another GPU", "a fixed cuBLAS is loaded", "a torch with a fixed cuBLAS, and no Hopper GPU"],
 )
 def test_the_versions_in_the_log_rule_an_advisory_out(surroundings: str) -> None:
     found = told(surroundings + CRASH)
     assert "cublas-hopper-fpe" not in {match.id for match in found.matches}
     assert "cublas-hopper-fpe" in {ruled.advisory.id for ruled in found.ruled_out}
+
+
+def test_a_fixed_version_that_is_not_shown_to_be_loaded_leaves_it_possible() -> None:
+    text = "torch==2.6.0\nGPU 0: NVIDIA H20\npython a.py\n" + CRASH
+    document = json.loads(run("--json", "-", stdin=text))
+    assert (document["matches"], document["ruled_out"], document["read"]["loaded"]) == ([], [], [])
+    (match,) = document["possible"]
+    assert (match["cause"], match["profile"]) == ("cublas-hopper-fpe", "h20")
+    assert match["find_out"] == ["which cublas is loaded: envbuild audit --here"]
+    said = run("-", stdin=text)
+    assert "possible, for the log does not show which version is loaded:" in said
+    assert "  find out which cublas is loaded: envbuild audit --here" in said
+
+
+def test_a_version_in_prose_that_nothing_else_shows_rules_nothing_out() -> None:
+    found = told("H20, nvidia-cublas-cu12==12.5.3.2\n" + CRASH)
+    (match,) = found.matches
+    assert (match.id, match.standing, found.ruled_out) == ("cublas-hopper-fpe", "fits", ())
+    assert match.find_out[-1] == "which cublas is loaded: envbuild audit --here"
 
 
 @pytest.mark.parametrize(
