@@ -19,27 +19,33 @@ from envbuild.image.names import LABEL
 from envbuild.plan import architectures, choice, facts
 from envbuild.plan.advisories import Advisory, Gpu, Situation
 from envbuild.plan.lock import Lock
+from envbuild.plan.locked import StartupFile
 from envbuild.plan.source import Source
-from envbuild.proof import extensions, findings
+from envbuild.proof import extensions, files, findings, remedies
 from envbuild.proof.findings import SEVERITIES, Finding
 from envbuild.proof.holdings import LD_CACHE, LD_PATH, Copy, Holdings
-from envbuild.proof.job import BOOTSTRAP, Job, Limits, payload
+from envbuild.proof.job import BOOTSTRAP, Job, Limits, payload, started
 
 _ENTRY = "envbuild.selftest.audit"
 _MEMORY, _SECONDS = 4 << 30, 480.0
 
 
-def job(image: str, python: str = "python") -> Job:
-    """What collects the holdings. Python's own variables count (no -I): they decide what an import finds."""
+def job(image: str, python: str = "python", wheels: Mapping[str, Mapping[str, str]] | None = None) -> Job:
+    """What collects the holdings. Python's own variables count, in an image too: they decide what an import finds.
+
+    `wheels`: what the distributions brought, by their wheels' own bytes: see conflicts.contents.
+    """
     nonce = secrets.token_hex(16)
-    document = json.dumps({"version": 1, "nonce": nonce}).encode()
-    return Job(image, (python, "-c", BOOTSTRAP, _ENTRY), payload(document), nonce, Limits(_MEMORY, _SECONDS))
+    document = json.dumps({"version": 1, "nonce": nonce, "wheels": wheels or {}}).encode()
+    argv = (python, *started(image), "-c", BOOTSTRAP, _ENTRY)
+    return Job(image, argv, payload(document), nonce, Limits(_MEMORY, _SECONDS))
 
 
 @dataclass(frozen=True)
 class Expected:
     """What a profile says should be there; empty where none is given. `claimed`: the image says it is of that lock;
-    `image`: it is one, built, not installed into; `asked`: as Source.known; `modules`: to be built, by distribution."""
+    `image`: it is not an environment of this machine; `asked`: as Source.known; `modules`: to be built, by
+    distribution; `startup`: the files that may run code at Python's start, with the reason."""
 
     profile: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -52,6 +58,7 @@ class Expected:
     image: bool = True
     asked: str = ""
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    startup: Mapping[StartupFile, str] = field(default_factory=dict)
 
 
 def expected(source: Source, lock: Lock | None, claimed: bool = False) -> Expected:
@@ -67,13 +74,19 @@ def expected(source: Source, lock: Lock | None, claimed: bool = False) -> Expect
         claimed=claimed,
         asked=source.known,
         modules={one.name: one.modules for one in profile.compiled},
+        startup={StartupFile(file.file, file.sha256): file.reason for file in profile.startup},
     )
 
 
 def of_machine(held: Holdings) -> Expected:
     """For an environment of this very machine, where no profile is given: the cards and the driver it has."""
     cards = [card for name in held.machine.gpus for card in [facts.gpu_by_name(name)] if card]
-    return Expected(gpus=tuple(dict.fromkeys(cards)), gpu_count=max(1, len(cards)), driver=held.machine.driver)
+    return Expected(
+        gpus=tuple(dict.fromkeys(cards)), gpu_count=max(1, len(cards)), driver=held.machine.driver, image=False
+    )
+
+
+NOTHING = "nothing to audit: torch is not installed"
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,7 @@ class Audit:
     def summary(self) -> str:
         """As "1 defect, 2 notes"."""
         if self.clean:
-            return "clean"
+            return "clean" if self.held.torch else NOTHING
         plural = {"defect": "defects", "refuse": "refusals", "warn": "warnings", "note": "notes"}
         singular = {"defect": "defect", "refuse": "refusal", "warn": "warning", "note": "note"}
         return ", ".join(f"{n} {(singular if n == 1 else plural)[severity]}" for severity, n in self.counts.items())
@@ -151,6 +164,7 @@ def judge(target: str, held: Holdings, wanted: Expected) -> Audit:
         *_torch(held, wanted),
         *findings.libraries(held),
         *findings.distributions(held),
+        *files.findings(held, wanted.startup, built=wanted.claimed, strict=wanted.image or bool(wanted.profile)),
         *extensions.findings(held, wanted.gpus, wanted.modules),
         *_locked(held, wanted),
         *_advisories(held, wanted),
@@ -168,7 +182,8 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
     torch, version = held.torch, held.installed.get("torch")
     if torch is None:
         lacking = wanted.profile is not None
-        yield Finding("no-torch", "defect" if lacking else "note", "no torch here", "install torch" if lacking else "")
+        remedy = _other_torch(held, wanted, "install torch") if lacking else ""
+        yield Finding("no-torch", "defect" if lacking else "note", "no torch here", remedy)
         return
     if not torch.imported:
         yield findings.not_imported(version or "", torch.failure or "", _MEMORY)
@@ -180,10 +195,19 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         yield Finding("torch-version", "defect", text, "reinstall torch")
     if _is_cpu_only(held) and wanted.gpus:
         text = f"torch {torch.version or version} has no GPU code; {_names(wanted.gpus)} needs a CUDA build"
-        yield Finding("cpu-only", "defect", text, "install torch from an index that has its CUDA builds")
+        remedy = _other_torch(held, wanted, "install torch from an index that has its CUDA builds")
+        yield Finding("cpu-only", "defect", text, remedy)
         return
     for gpu in wanted.gpus if torch.architectures else ():
-        yield from _kernels(gpu, torch.architectures)
+        yield from _kernels(gpu, torch.architectures, _other_torch(held, wanted, "a torch built for this GPU"))
+
+
+def _other_torch(held: Holdings, wanted: Expected, otherwise: str) -> str:
+    """The torch of the lock, and how it gets there; `otherwise` where there is no lock."""
+    if wanted.claimed:
+        return f"envbuild make {wanted.asked}"
+    version = wanted.lock.versions.get("torch") if wanted.lock else None
+    return remedies.install(held, wanted.image, [f"torch=={version}"]) if version else otherwise
 
 
 def _is_cpu_only(held: Holdings) -> bool:
@@ -193,14 +217,14 @@ def _is_cpu_only(held: Holdings) -> bool:
     return not torch.cuda and not torch.hip
 
 
-def _kernels(gpu: Gpu, listed: list[str]) -> Iterator[Finding]:
+def _kernels(gpu: Gpu, listed: list[str], remedy: str) -> Iterator[Finding]:
     how, said = architectures.serves(listed, gpu.compute_capability), " ".join(listed)
     if how == "ptx":
         text = f"torch has no compiled code for {gpu.id} ({gpu.compute_capability}), only PTX to compile: {said}"
-        yield Finding("no-kernel", "warn", text, "a torch built for this card")
+        yield Finding("no-kernel", "warn", text, remedy)
     elif how is None:
         text = f"torch has no code for {gpu.id} (compute capability {gpu.compute_capability}): {said}"
-        yield Finding("no-kernel", "defect", text, "a torch built for this card")
+        yield Finding("no-kernel", "defect", text, remedy)
 
 
 def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
@@ -208,26 +232,27 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
     if lock is None:
         return
     installed = held.installed
-    wrong = [
-        f"{name} is {installed.get(name, 'absent')}, locked is {version}"
-        for name, version in sorted(lock.versions.items())
-        if installed.get(name) != version
-    ]
+    others = [name for name, version in sorted(lock.versions.items()) if installed.get(name) != version]
+    wrong = [f"{name} is {installed.get(name, 'absent')}, locked is {lock.versions[name]}" for name in others]
     if not f"{held.python.version}.".startswith(f"{lock.python}."):
         wrong.insert(0, f"Python is {held.python.version}, locked is {lock.python}")
     if wrong:
-        more = f" (and {len(wrong) - 8} more)" if len(wrong) > 8 else ""
-        text = f"not as the lock of {wanted.profile} has it: {'; '.join(wrong[:8])}{more}"
+        more = f" (and {len(wrong) - _MOST} more)" if len(wrong) > _MOST else ""
+        text = f"not as the lock of {wanted.profile} has it: {'; '.join(wrong[:_MOST])}{more}"
         severity = "defect" if wanted.claimed else "warn"
-        yield Finding("not-as-locked", severity, text, _remedy(wanted, lock))
+        yield Finding("not-as-locked", severity, text, _as_locked(held, wanted, lock, others))
 
 
-def _remedy(wanted: Expected, lock: Lock) -> str:
-    if wanted.image:
-        return f"envbuild build {wanted.asked}"
-    file = f"requirements-{wanted.profile}.txt"
-    installed = f"pip install --no-deps --require-hashes -r {file}"
-    return f"with Python {lock.python}: envbuild export requirements {wanted.asked}, then {installed}"
+_MOST = 8  # versions that are named
+
+
+def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[str]) -> str:
+    """How the `others` get their locked versions."""
+    if wanted.claimed:
+        return f"envbuild make {wanted.asked}"
+    exact = [f"{name}=={lock.versions[name]}" for name in others[:_MOST]]
+    some = f"{remedies.install(held, wanted.image, ['--no-deps', *exact])}; " if exact else ""
+    return f"with Python {lock.python}: {some}all versions and hashes: envbuild export requirements {wanted.asked}"
 
 
 def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:
@@ -238,9 +263,15 @@ def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:
             text = f"accepted by {wanted.profile} ({reason}): {_said(advisory)}"
             yield Finding(advisory.id, "note", text, advisory.remedy)
         else:
-            yield Finding(advisory.id, advisory.severity, _said(advisory), advisory.remedy)
+            yield Finding(advisory.id, advisory.severity, _said(advisory), _remedy(advisory, now, held, wanted))
     if not wanted.gpus and not _is_cpu_only(held):
         yield from _elsewhere(now)
+
+
+def _remedy(advisory: Advisory, now: Situation, held: Holdings, wanted: Expected) -> str:
+    if wanted.claimed:
+        return remedies.in_profile(advisory, now, wanted.asked)
+    return remedies.against(advisory, now, held, wanted.image)
 
 
 def _elsewhere(now: Situation) -> Iterator[Finding]:

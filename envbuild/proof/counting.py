@@ -20,7 +20,7 @@ class Proof:
 
     `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or says no), or missing.
     `failed`: the self-test said no, and nothing since then said yes to the same. `unconfined`: what the container
-    lacked of the confinement that this engine's has, where it was run elsewhere.
+    lacked of the confinement that this engine's has, where it was run elsewhere. `level`: of the run that proved it.
     """
 
     model: str
@@ -29,6 +29,7 @@ class Proof:
     reason: str
     failed: bool = False
     unconfined: tuple[str, ...] = ()
+    level: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def model_of(record: Mapping[str, Any]) -> str:
     return str(record["gpu"]["model"]) if record["gpu"] else CPU
 
 
-def _sharing(model: str) -> frozenset[str]:
+def sharing(model: str) -> frozenset[str]:
     """The models whose proof is also this one's."""
     gpu = facts.gpus().get(model)
     return frozenset(other.id for other in facts.family(gpu)) if gpu else frozenset({model})
@@ -82,7 +83,7 @@ def judge(model: str, wanted: Wanted, found: Sequence[tuple[Path, dict[str, Any]
 
     A failure is the answer until a run that came after it is a proof, or at least had what failed pass.
     """
-    found = [(path, record) for path, record in found if model_of(record) in _sharing(model)]
+    found = [(path, record) for path, record in found if model_of(record) in sharing(model)]
     denials = {digest_of(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
     denied = failed = stale = None
     for path, record in found:
@@ -110,7 +111,7 @@ def _proof(model: str, path: Path, record: Mapping[str, Any]) -> Proof:
     lacks = tuple(" ".join(lack.split()) for lack in (record.get("where") or {}).get("unconfined", ()))
     less = f", less confined than here: {'; '.join(lacks)}" if lacks else ""
     reason = f"proved on {_device(record)}, {record['finished'][:10]}{less}"
-    return Proof(model, "proved", path, reason, unconfined=lacks)
+    return Proof(model, "proved", path, reason, unconfined=lacks, level=record["selftest"]["level"])
 
 
 def never(model: str) -> Proof:

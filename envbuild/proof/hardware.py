@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from packaging.version import Version
 
 from envbuild.plan import drivers, facts
-from envbuild.plan.advisories import Datasheet
+from envbuild.plan.advisories import Datasheet, Gpu
 from envbuild.plan.profile import Profile
 
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
@@ -17,18 +18,24 @@ def expected(profile: Profile) -> dict[str, Any]:
     """Of the job document's `expect`, as far as the facts know: the oldest driver for torch's CUDA and for the profile,
     and by the cards' names what is known of each, and its datasheet.
     """
-    gpus = {name: gpu for gpu in map(facts.gpus().__getitem__, profile.gpus) for name in gpu.all_names}
-    return {
-        "cards": {
-            name: {"compute_capability": gpu.compute_capability} | ({"sms": gpu.sms} if gpu.sms else {})
-            for name, gpu in gpus.items()
-        },
-        "datasheets": {name: figures for name, gpu in gpus.items() if (figures := sheet(gpu.datasheet))},
+    return known(map(facts.gpus().__getitem__, profile.gpus)) | {
         "driver": {
             who: ".".join(map(str, Version(text).release))
             for who, text in drivers.parts(profile).items() if who in ("cuda", "profile")
         },
     }  # fmt: skip
+
+
+def known(gpus: Iterable[Gpu]) -> dict[str, Any]:
+    """By each name that a driver prints for these GPUs: what the self-test compares with the device."""
+    named = {name: gpu for gpu in gpus for name in gpu.all_names}
+    return {
+        "cards": {
+            name: {"compute_capability": gpu.compute_capability} | ({"sms": gpu.sms} if gpu.sms else {})
+            for name, gpu in named.items()
+        },
+        "datasheets": {name: figures for name, gpu in named.items() if (figures := sheet(gpu.datasheet))},
+    }
 
 
 def sheet(datasheet: Datasheet) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -80,6 +81,29 @@ class Distribution(_Model):
     requires: list[Text] = Field(max_length=2000)
 
 
+class StartupFile(_Model):
+    """A file that runs code whenever Python starts. `owner`: the distribution whose RECORD lists it."""
+
+    path: Text
+    sha256: Sha256
+    owner: Word | None
+
+    @property
+    def file(self) -> str:
+        """Its path below the package folder that it lies in."""
+        return re.split(r"/(?:site|dist)-packages/", self.path)[-1]
+
+
+class Altered(_Model):
+    """A file that is not what its distribution (`owner`, name==version) brought, as its wheel or its RECORD (`by`) has
+    it. `sha256` None: it is missing."""
+
+    path: Text
+    owner: Word
+    sha256: Sha256 | None
+    by: Word
+
+
 class Torch(_Model):
     """`failure`: how its process ended, if not well; it may still have been imported before."""
 
@@ -141,6 +165,11 @@ class Holdings(_Model):
 
     python: Python
     distributions: list[Distribution] = Field(max_length=5000)
+    startup: list[StartupFile] = Field(default=[], max_length=1000)
+    altered: list[Altered] = Field(default=[], max_length=1000)
+    unrecorded: list[Text] = Field(default=[], max_length=1000)
+    preferred: list[Text] = Field(default=[], max_length=1000)
+    unchecked: list[Text] = Field(default=[], max_length=1000)
     torch: Torch | None
     libraries: list[Copy] = Field(max_length=1000)
     order: Order | None

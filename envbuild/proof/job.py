@@ -39,6 +39,8 @@ job = json.loads(read(sizes[1]))
 if sys.path[0] == "":
     del sys.path[0]
 sys.path.insert(0, path)
+from envbuild.selftest import startup
+startup.extend_path(variables=not sys.flags.isolated)
 sys.exit(importlib.import_module(sys.argv[1]).main(job))
 """
 
@@ -148,8 +150,7 @@ def make(
     made = document(wanted, versions, python, gpus, asked, gpu_count, hardware, nonce)
     return Job(
         image=image,
-        # -I keeps the working folder and PYTHON* variables out
-        argv=("python", *(("-I",) if image else ()), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
+        argv=("python", *started(image), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
         stdin=payload(json.dumps(made).encode()),
         nonce=made["nonce"],
         limits=_limits(wanted, bool(gpus)),
@@ -159,6 +160,12 @@ def make(
         count=gpu_count,
         require=tuple(made["require"]),
     )
+
+
+def started(image: str) -> tuple[str, ...]:
+    """Python's options: no package may run code before the self-test does (-S); in an image (-I) the working folder and
+    PYTHON* variables do not count either."""
+    return ("-I", "-S") if image else ("-S",)
 
 
 def _limits(wanted: SelfTest, gpu: bool) -> Limits:

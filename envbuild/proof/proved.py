@@ -43,11 +43,19 @@ def of(image_id: str, name: str, profile: Profile, lock: Lock) -> tuple[Proof, .
 _BEST_FIRST = ("proved", "stale", "missing")
 
 
-def on_disk(name: str, profile: Profile, lock: Lock | None, built: Iterable[Record]) -> tuple[Proof, ...]:
-    """For each model the best proof of any image that was built from this lock, wherever that image is now."""
-    found = [tuple(map(counting.never, models(profile)))]
-    found += [of(record.image, name, profile, lock) for record in built if lock and record.lock == lock.id]
-    return tuple(min(proofs, key=lambda proof: _BEST_FIRST.index(proof.state)) for proofs in zip(*found, strict=True))
+def on_disk(
+    name: str, profile: Profile, lock: Lock | None, built: Iterable[Record], published: Iterable[Proof] = ()
+) -> tuple[Proof, ...]:
+    """For each model the best proof of any image that was built from this lock, wherever that image is now.
+
+    `published`: proofs of this lock that others signed.
+    """
+    found = list(map(counting.never, models(profile)))
+    for record in built:
+        found += of(record.image, name, profile, lock) if lock and record.lock == lock.id else ()
+    found += published
+    best = sorted(found, key=lambda proof: _BEST_FIRST.index(proof.state))
+    return tuple(next(proof for proof in best if proof.model == model) for model in models(profile))
 
 
 def reason(name: str, proof: Proof) -> str:

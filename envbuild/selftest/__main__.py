@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
+from envbuild.selftest import startup
 from envbuild.selftest.frames import FrameWriter
 from envbuild.selftest.job import DEVICES, LEVELS, VERSION, Job, JobError, parse
 
@@ -63,6 +64,7 @@ def torch_fault() -> str | None:
     """Import torch and the probes; None, or why that cannot be done."""
     # OpenMP's threads spin while they wait, which costs five times the work where others use the processors (tried).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    startup.disable_backends()
     try:
         importlib.import_module("torch")
         importlib.import_module("envbuild.selftest.catalogue")

@@ -14,9 +14,10 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from envbuild.selftest import apart, elf, extensions, inventory, loading, packages
+from envbuild.selftest import apart, elf, extensions, installed, inventory, loading, packages, startup
 from envbuild.selftest.__main__ import BAD_JOB, OK, take
 from envbuild.selftest.frames import FrameWriter
 from envbuild.selftest.inventory import Inventory
@@ -27,7 +28,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 # An import takes 2 to 8 s; on 4 cores with a load of 20, once more than 60.
 _IMPORT_SECONDS, _LOAD_SECONDS = 300.0, 10.0
 _MOST_COPIES, _MOST_IDENTIFIED = 400, 12
-_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH")
+_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP")
 _ARCHITECTURES = re.compile(rb"(?:(?:sm|compute)_[0-9]{2,3}[af]? ){1,40}(?:sm|compute)_[0-9]{2,3}[af]?(?=\0)")
 
 
@@ -37,17 +38,26 @@ def main(job: Any, out: int = 1) -> int:
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce) or job.get("version") != VERSION:
         print("job: version 1 and a nonce of 32 hexadecimal digits expected", file=sys.stderr)
         return BAD_JOB
-    FrameWriter(take(out), nonce)(printable(collect()))
+    startup.extend_path(variables=True)
+    startup.disable_backends()
+    FrameWriter(take(out), nonce)(printable(collect(job.get("wheels") or {})))
     return OK
 
 
-def collect() -> dict[str, Any]:
-    """The document. torch's import runs beside the search and the checksums, which take about as long."""
+def collect(wheels: installed.Wheels = MappingProxyType({})) -> dict[str, Any]:
+    """The document. `wheels`: what is known of the bytes that the distributions brought.
+
+    The files are read before torch is imported: that runs the code of packages.
+    """
     begin = time.monotonic()
+    sites = packages.sites()
+    held = installed.take([site for site in sites if site.endswith("/site-packages")], wheels)
+    started = startup.take(packages.startup_folders(), held.owners)
+    compared = time.monotonic()
     importing = _import_torch()
-    found = search(packages.sites(), packages.prefixes(), os.environ)
+    found = search(sites, packages.prefixes(), os.environ)
     searched = time.monotonic()
-    libraries = inventory.take(sorted(found.copies)[:_MOST_COPIES])
+    libraries = inventory.take(sorted(found.copies)[:_MOST_COPIES], hashed=held.hashes)
     hashed = time.monotonic()
     ending = importing.finish(_IMPORT_SECONDS) if isinstance(importing, apart.Apart) else importing
     imported = time.monotonic()
@@ -62,6 +72,11 @@ def collect() -> dict[str, Any]:
         "kind": "holdings",
         "python": packages.python(),
         "distributions": packages.distributions(),
+        "startup": started,
+        "altered": held.altered,
+        "unrecorded": held.unrecorded,
+        "preferred": held.preferred,
+        "unchecked": held.unchecked,
         "torch": _torch(ending),
         "libraries": copies,
         "order": _order(copies),
@@ -70,9 +85,10 @@ def collect() -> dict[str, Any]:
         "variables": {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)},
         "compat": sorted(found.compat),
         "machine": packages.machine(),
-        "cut": found.cut or left_out or len(found.copies) > _MOST_COPIES,
+        "cut": found.cut or left_out or held.cut or len(found.copies) > _MOST_COPIES,
         "seconds": {
-            "search": searched - begin,
+            "files": compared - begin,
+            "search": searched - compared,
             "checksums": hashed - searched,
             "waiting for torch": imported - hashed,
             "torch": ending.seconds if ending else 0.0,

@@ -29,6 +29,10 @@ _NO_BITS = 8  # of a section that takes no room in the file
 _MOST_SEGMENTS, _MOST_DYNAMIC, _MOST_NOTES, _LONGEST = 256, 1 << 16, 1 << 16, 1 << 12
 X86_64 = 62
 
+HWCAPS = "glibc-hwcaps"
+"""In each folder that it searches, the loader takes libraries below a folder of this name first."""
+_LEGACY_HWCAPS = frozenset(("tls", "x86_64", "haswell", "xeon_phi", "avx512_1"))  # so too before glibc 2.37
+
 
 @dataclass(frozen=True)
 class Elf:
@@ -191,3 +195,11 @@ def _build_ids(file: File, segments: list[_Segment]) -> Iterator[str]:
 
 def _padded(size: int) -> int:
     return (size + 3) & ~3
+
+
+def loaded_as(path: str) -> str:
+    """The library that the loader takes this one for, when it searches the folder above: lib/x.so of lib/tls/x.so."""
+    folders, name = path.split("/")[:-1], path.rpartition("/")[2]
+    while ".so" in name and folders and folders[-1] in _LEGACY_HWCAPS:
+        folders.pop()
+    return "/".join([*folders, name])

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from envbuild.selftest.machine import processors
@@ -108,9 +109,16 @@ def found(roots: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({os.path.realpath(path) for path in paths}))
 
 
-def take(paths: Sequence[str], path_entries: Sequence[str] | None = None) -> Inventory:
-    """The inventory of these files, judged by the RECORDs of the distributions on `path_entries` (None: sys.path)."""
-    return _judged({}, paths, *_records(path_entries))
+def take(
+    paths: Sequence[str],
+    path_entries: Sequence[str] | None = None,
+    hashed: Mapping[str, str | None] = MappingProxyType({}),
+) -> Inventory:
+    """The inventory of these files, judged by the RECORDs of the distributions on `path_entries` (None: sys.path).
+
+    `hashed`: the sha256 of files that were read already.
+    """
+    return _judged({}, paths, *_records(path_entries), hashed)
 
 
 def more(first: Inventory, paths: Sequence[str]) -> Inventory:
@@ -124,10 +132,13 @@ def _judged(
     paths: Sequence[str],
     distributions: Mapping[str, str],
     records: Mapping[str, Sequence[Recorded]],
+    hashed: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Inventory:
     new = [path for path in paths if path not in known]
-    hashed = {path: _library(path, sha256, records.get(path, ())) for path, sha256 in zip(new, _hashes(new))}
-    libraries = {**known, **hashed}
+    unread = [path for path in new if path not in hashed]
+    digests = {**hashed, **dict(zip(unread, _hashes(unread)))}
+    judged = {path: _library(path, digests[path], records.get(path, ())) for path in new}
+    libraries = {**known, **judged}
     return Inventory(tuple(libraries[path] for path in paths), distributions, records)
 
 
@@ -211,20 +222,20 @@ def _library(path: str, sha256: str | None, records: Sequence[Recorded]) -> Libr
 
 def _hashes(paths: Sequence[str]) -> list[str | None]:
     """sha256 of each file, the biggest first and in parallel: hashlib lets go of the interpreter."""
-    by_size = sorted(paths, key=_size, reverse=True)
+    by_size = sorted(paths, key=size, reverse=True)
     with ThreadPoolExecutor(max_workers=processors()) as pool:
-        done = dict(zip(by_size, pool.map(_sha256, by_size)))
+        done = dict(zip(by_size, pool.map(sha256, by_size)))
     return [done[path] for path in paths]
 
 
-def _size(path: str) -> int:
+def size(path: str) -> int:
     try:
         return Path(path).stat().st_size
     except OSError:
         return 0
 
 
-def _sha256(path: str) -> str | None:
+def sha256(path: str) -> str | None:
     """None where the file is gone: the kernel then calls it "PATH (deleted)"."""
     digest = hashlib.sha256()
     try:

@@ -37,6 +37,11 @@ def sites() -> list[str]:
     return [folder for folder in folders if folder != library and not folder.endswith("/lib-dynload")]
 
 
+def startup_folders() -> list[str]:
+    """All folders of sys.path: Python looks for sitecustomize in the standard library's too."""
+    return [entry for entry in sys.path if entry and Path(entry).is_dir()]
+
+
 def prefixes() -> list[str]:
     """Where conda keeps libraries for this interpreter; none for any other."""
     return [prefix for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)) if Path(prefix, "conda-meta").is_dir()]

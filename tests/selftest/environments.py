@@ -158,7 +158,7 @@ class Environment:
         needed: Sequence[str] = ("cublas", "cublasLt", "cudnn", "nccl"), bundled: Mapping[str, bytes] | None = None,
         requires: Sequence[str] = ("nvidia-cublas-cu12",),
     ) -> None:  # fmt: skip
-        local = f"+cu{cuda.replace('.', '')}" if cuda else ""
+        local = f"+cu{cuda.replace('.', '')}" if cuda and "+" not in version else ""
         text = TORCH.format(version=version + local, cuda=cuda, architectures=architectures)
         files = {"torch/__init__.py": text.encode(), **(bundled or {})}
         if cuda:

@@ -197,8 +197,8 @@ def test_every_record_here_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_more_libraries_only_new_ones_are_hashed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     first, hashed = site.take(site.path / CUBLAS), []
     whole = site.take(site.path / CUBLAS, site.path / LT)
-    real = inventory._sha256
-    monkeypatch.setattr(inventory, "_sha256", lambda path: hashed.append(path) or real(path))
+    real = inventory.sha256
+    monkeypatch.setattr(inventory, "sha256", lambda path: hashed.append(path) or real(path))
     monkeypatch.setattr(inventory, "found_distributions", lambda path_entries: pytest.fail("RECORDs are read again"))
     assert inventory.more(first, [str(site.path / CUBLAS), str(site.path / LT)]) == whole
     assert hashed == [str(site.path / LT)]

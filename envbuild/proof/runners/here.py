@@ -43,7 +43,7 @@ def find(named: str) -> Path:
 def version(python: Path) -> str | None:
     """Of a Python; None for a file that is none, or does not run."""
     try:
-        done = run([python, "-c", "import sys; print('Python %d.%d' % sys.version_info[:2])"], timeout=20)
+        done = run([python, "-S", "-c", "import sys; print('Python %d.%d' % sys.version_info[:2])"], timeout=20)
     except (OSError, EnvbuildError):
         return None
     word, _, number = done.stdout.strip().rpartition("\n")[2].partition(" ")

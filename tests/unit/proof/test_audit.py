@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import shutil
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,14 +20,15 @@ from selftest.named import CUBLASLT_SHADOW, NVJITLINK_SHADOW
 from envbuild.errors import CheckFailed
 from envbuild.plan import facts
 from envbuild.plan.lock import Lock
-from envbuild.proof import audit, findings, holdings
+from envbuild.proof import audit, findings, holdings, remedies
 from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.findings import Finding
 from envbuild.proof.holdings import Holdings
 from envbuild.proof.runners import here
 from envbuild.proof.testrun import RawOutput
+from unit.support import envbuild
 
-H20 = Expected(profile="h20", gpus=(facts.gpus()["h20"],), driver="560.28.03")
+H20 = Expected(profile="h20", asked="h20", gpus=(facts.gpus()["h20"],), driver="560.28.03")
 LT = "nvidia/cublas/lib/libcublasLt.so.12"
 
 
@@ -190,8 +193,6 @@ def test_a_wheel_that_only_bundles_is_no_fault(place: Place) -> None:
     numbers = {"cublas": "12.5.3", "cublasLt": "12.5.3", "cudnn": "9.1.0", "nccl": "2.26.2"}
     bundled = {f"torch/lib/{SONAMES[kind]}": library(kind, version) for kind, version in numbers.items()}
     place.made.torch("2.3.1+cu121", cuda="12.1", bundled=bundled, requires=())
-    init = place.made.site / "torch" / "__init__.py"
-    init.write_text(init.read_text().replace("+cu121+cu121", "+cu121"))
     found = place.judged()
     assert found.clean
     assert the(found, "bundled-copy").severity == "note"
@@ -265,9 +266,9 @@ def test_the_cards_architecture(place: Place, architectures: str, severity: str 
 
 def test_architecture_specific_code_serves_its_own_card_only() -> None:
     b300 = dataclasses.replace(facts.gpus()["b200"], id="b300", compute_capability="10.3")
-    found = list(audit._kernels(b300, ["sm_100a"]))
+    found = list(audit._kernels(b300, ["sm_100a"], "another torch"))
     assert [finding.severity for finding in found] == ["defect"]
-    assert list(audit._kernels(b300, ["sm_100"])) == []
+    assert list(audit._kernels(b300, ["sm_100"], "another torch")) == []
 
 
 def test_a_torch_that_cannot_be_imported(place: Place) -> None:
@@ -356,10 +357,104 @@ def test_what_is_not_as_locked(place: Place) -> None:
     assert "numpy is absent, locked is 2.0.0; torch is 2.3.1, locked is 2.3.0" in text
     claimed = place.judged(dataclasses.replace(wanted, claimed=True))
     assert the(claimed, "not-as-locked").severity == "defect"
-    assert the(claimed, "not-as-locked").remedy.startswith("envbuild build")
+    assert the(claimed, "not-as-locked").remedy == "envbuild make h20"
     environment = the(place.judged(dataclasses.replace(wanted, image=False)), "not-as-locked").remedy
-    assert "envbuild export requirements" in environment and "pip install" in environment
-    assert "envbuild build" not in environment
+    python = place.held().python.executable
+    assert f"pip install --python {python} --no-deps numpy==2.0.0 torch==2.3.0" in environment
+    assert "envbuild export requirements h20" in environment
+    foreign = the(place.judged(wanted), "not-as-locked").remedy
+    assert f"in the Dockerfile: RUN uv pip install --python {python} --no-deps numpy==2.0.0 torch==2.3.0" in foreign
+    assert "envbuild make" not in environment + foreign and "envbuild build" not in environment + foreign
+
+
+def test_the_remedy_of_an_advisory_fits_what_is_audited(place: Place) -> None:
+    old = place.held()
+    held = old.model_copy(
+        update={"distributions": [item.model_copy(update={"version": "12.1.3.1"}) if "cublas" in item.name else item
+                                  for item in old.distributions], "libraries": []}
+    )  # fmt: skip
+
+    def remedy(changed: Expected) -> str:
+        return the(audit.judge("it", held, changed), "cublas-hopper-fpe").remedy
+
+    pinned = "--no-deps nvidia-cublas-cu12==12.4.5.8"
+    assert f"in the Dockerfile: RUN uv pip install --python {held.python.executable} {pinned}" in remedy(H20)
+    environment = remedy(dataclasses.replace(H20, image=False))
+    assert f"; uv pip install --python {held.python.executable} {pinned}" in environment
+    made = remedy(dataclasses.replace(H20, claimed=True))
+    assert made.endswith("; in the profile: pins: {cublas: 12.4.5.8}; then: envbuild make h20")
+    pip = held.model_copy(update={"distributions": [*held.distributions, _distribution("pip")]})
+    assert remedies.install(pip, False, ["torch==2.7.1"]) == f"{held.python.executable} -m pip install torch==2.7.1"
+
+
+def _distribution(name: str) -> holdings.Distribution:
+    return holdings.Distribution(name=name, version="1.0", folder="/", requires=[])
+
+
+# the command, on environments
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An environment without torch, and none that is active."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    python, _ = virtual(tmp_path.resolve() / "bare")
+    yield python
+
+
+def of_envbuild(monkeypatch: pytest.MonkeyPatch, python: Path) -> None:
+    """Say that envbuild is installed there, without torch."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "torch" else find(name, *more))
+    monkeypatch.setattr(sys, "prefix", str(python.parent.parent))
+
+
+def test_an_environment_without_torch_has_nothing_to_audit(bare: Path) -> None:
+    done = envbuild("audit", "--python", str(bare))
+    assert (done.code, done.stdout.splitlines()[-1]) == (3, audit.NOTHING)
+    assert f"{bare}: nothing to audit" in done.stderr and "clean" not in done.stdout
+    said = envbuild("audit", "--python", str(bare), "--json")
+    assert (said.code, said.document["error"]["code"], said.document["target"]) == (3, 3, str(bare))
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_the_active_environment_is_audited(
+    place: Place, bare: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    of_envbuild(monkeypatch, bare)
+    monkeypatch.setenv("PATH", str(bare.parent))
+    monkeypatch.setenv("VIRTUAL_ENV", str(bare.parent.parent))
+    monkeypatch.setenv(variable, str(place.python.parent.parent))
+    done = envbuild("audit", "--here")
+    assert (done.code, done.stdout.startswith(f"{place.python}: ")) == (0, True), done.stderr
+
+
+def test_envbuilds_own_environment_is_skipped_for_the_next_python(
+    place: Place, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_envbuild(monkeypatch, bare)
+    if not (place.python.parent / "python3").exists():
+        (place.python.parent / "python3").symlink_to("python")
+    monkeypatch.setenv("VIRTUAL_ENV", str(bare.parent.parent))
+    monkeypatch.setenv("PATH", f"{bare.parent}:{place.python.parent}")
+    done = envbuild("audit", "--here")
+    assert (done.code, done.stdout.startswith(f"{place.python.parent}/python3: ")) == (0, True), done.stderr
+
+
+def test_without_another_python_there_is_nothing_to_audit(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_envbuild(monkeypatch, bare)
+    monkeypatch.setenv("PATH", str(bare.parent))
+    monkeypatch.setenv("VIRTUAL_ENV", str(bare.parent.parent))
+    done = envbuild("audit", "--here")
+    assert (done.code, "nothing to audit: " in done.stderr) == (3, True)
+
+
+def test_envbuilds_own_environment_is_audited_where_it_has_torch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: object())
+    monkeypatch.setattr(sys, "prefix", str(place.python.parent.parent))
+    monkeypatch.setenv("VIRTUAL_ENV", str(place.python.parent.parent))
+    assert envbuild("audit", "--here").stdout.startswith(f"{place.python}: ")
 
 
 def test_a_system_cudnn_beside_the_wheels(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

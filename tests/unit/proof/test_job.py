@@ -307,7 +307,7 @@ def test_the_job_says_what_is_expected() -> None:
     expect = {"distributions": {"torch": "2.13.0"}, "python": "3.11", "gpus": [], "gpu_count": 1, "transport": None}
     assert document["expect"] == expect
     assert (made.limits.memory, made.limits.timeout) == (2 << 30, 60.0)
-    assert made.argv[:3] == ("python", "-I", "-c")
+    assert made.argv[:4] == ("python", "-I", "-S", "-c")
 
 
 SHAPES = (Shape(m=2, k=3, n=4, dtype="bf16", bias=True),)

@@ -99,7 +99,7 @@ def render(job: Job, site: Site, name: str, image: str) -> tuple[Object, Object]
 
 def _pod(job: Job, site: Site, name: str, image: str, seconds: int) -> Object:
     limits = job.limits
-    command = ("python", "-I", "-c", around(limits.timeout), *job.argv, "/envbuild/payload")
+    command = ("python", "-I", "-S", "-c", around(limits.timeout), *job.argv, "/envbuild/payload")
     optional = {
         "runtimeClassName": site.runtime_class,
         "priorityClassName": site.priority_class,

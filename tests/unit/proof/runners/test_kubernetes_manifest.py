@@ -97,7 +97,7 @@ def test_what_the_container_runs_is_what_was_asked_for() -> None:
     job = dataclasses.replace(CPU, argv=("python", "-c", "$(HOME) $$ $x $$(y)"))
     (one,) = manifest.render(job, Site(), "envbuild-x-1", ID)[1]["spec"]["template"]["spec"]["containers"]
     assert re.fullmatch(r"(\$\$|[^$])*", "".join(one["command"]))
-    assert tuple(part.replace("$$", "$") for part in one["command"][4:-1]) == job.argv
+    assert tuple(part.replace("$$", "$") for part in one["command"][5:-1]) == job.argv
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,167 @@
+"""Whether installed files are those that their distributions brought, by the wheels' own bytes, else by RECORD.
+
+RECORD is only what a distribution's author says.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from envbuild.selftest import elf, inventory
+from envbuild.selftest.machine import processors
+
+_MOST = 500
+_BATCH = 64
+# What installers write beside a wheel's own files.
+_ADDED = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"))
+
+Wheels = Mapping[str, Mapping[str, str]]
+"""By "name==version", sha256 by path below site-packages."""
+
+
+@dataclass
+class Installed:
+    """`altered`: files that are not what was brought. `unrecorded`: files of package folders in no RECORD. `preferred`:
+    what the loader takes before another package's library. `unchecked`: bytecode that Python runs without a look at its
+    source. `owners`: by real path, the distribution whose RECORD lists it; `hashes`: sha256 by real path. `cut`: more
+    than is listed."""
+
+    altered: list[dict[str, Any]] = field(default_factory=list)
+    unrecorded: list[str] = field(default_factory=list)
+    owners: dict[str, str] = field(default_factory=dict)
+    hashes: dict[str, str | None] = field(default_factory=dict)
+    preferred: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A file as it should be. `sha256` None: it should not be there. `by`: "wheel" or "RECORD"."""
+
+    path: str
+    owner: str
+    sha256: str | None
+    by: str
+
+    @property
+    def name(self) -> str:
+        return self.owner.partition("==")[0]
+
+
+def take(folders: Iterable[str], wheels: Wheels) -> Installed:
+    """Compare every file of every RECORD on sys.path; `folders`: where a file in no RECORD counts."""
+    found = Installed()
+    wanted = [item for distribution in inventory.found_distributions() for item in _wanted(distribution, wheels, found)]
+    found.hashes = hashes({item.path for item in wanted})
+    # what an upgrade left of the metadata of another version speaks of files that are gone
+    right = {(item.path, item.name) for item in wanted if found.hashes[item.path] == item.sha256}
+    wrong = [item for item in wanted if found.hashes[item.path] != item.sha256
+             and (item.by == "wheel" or (item.path, item.name) not in right)]  # fmt: skip
+    rows = [{**vars(item), "sha256": found.hashes[item.path]} for item in wrong]
+    paths = [path for folder in folders for path in _files(folder)]
+    lost = [path for path in paths if path not in found.owners]
+    preferred = [path for path in paths if _is_preferred(path, found.owners)]
+    found.altered, found.unrecorded, found.preferred = rows[:_MOST], lost[:_MOST], preferred[:_MOST]
+    unchecked = [path for path in paths if _is_unchecked(path)]
+    found.unchecked = unchecked[:_MOST]
+    found.cut = any(len(listed) > _MOST for listed in (rows, lost, preferred, unchecked))
+    return found
+
+
+def _is_unchecked(path: str) -> bool:
+    """Whether this is bytecode that Python runs whatever its source is (PEP 552: by hash, and not to be checked)."""
+    folder, _, name = path.rpartition("/")
+    if not folder.endswith("/__pycache__") or not name.endswith(".pyc"):
+        return False
+    try:
+        with open(path, "rb", opener=_at_once) as file:
+            return int.from_bytes(file.read(8)[4:], "little") & 3 == 1
+    except OSError:
+        return False
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO does not wait for a writer
+
+
+def _is_preferred(path: str, owners: Mapping[str, str]) -> bool:
+    other = elf.loaded_as(path)
+    return elf.HWCAPS in path.split("/") or (other != path and other in owners and owners.get(path) != owners[other])
+
+
+def _wanted(distribution: metadata.Distribution, wheels: Wheels, found: Installed) -> Iterator[_Wanted]:
+    name = inventory.normalise(str(distribution.metadata["Name"]))
+    owner = f"{name}=={distribution.version}"
+    folder = os.path.realpath(str(distribution.locate_file("")))
+    recorded, brought = dict(_rows(distribution)), wheels.get(owner)
+    for path in {**recorded, **(brought or {})}:
+        real = _real(folder, path)
+        found.owners.setdefault(real, name)
+        inside = not path.startswith(("/", "../"))
+        if brought is not None and path in brought:
+            yield _Wanted(real, owner, brought[path], "wheel")
+        elif brought is not None and inside and recorded[path] and not _is_generated(path):
+            yield _Wanted(real, owner, None, "wheel")
+        elif recorded.get(path):
+            yield _Wanted(real, owner, recorded[path], "RECORD")
+
+
+def _is_generated(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return folder.endswith(".dist-info") and (name in _ADDED or name == "METADATA")
+
+
+def _rows(distribution: metadata.Distribution) -> Iterator[tuple[str, str | None]]:
+    """Each path of RECORD with its sha256 in hexadecimal; None where RECORD has none, as for bytecode."""
+    for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+        if row and row[0]:
+            yield row[0], sha256(row[1] if len(row) > 1 else "")
+
+
+def sha256(text: str) -> str | None:
+    """In hexadecimal, of "sha256=..." as RECORD has it; a text that no sha256 can be is returned as it is."""
+    algorithm, _, value = text.partition("=")
+    if algorithm != "sha256":
+        return None
+    try:
+        return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+    except ValueError:
+        return value
+
+
+def _real(folder: str, path: str) -> str:
+    """The file's path without links to folders; a link to a file is a file of its own."""
+    inner, _, name = path.rpartition("/")
+    return f"{_real_folder(folder, inner)}/{name}"
+
+
+@functools.cache
+def _real_folder(folder: str, inner: str) -> str:
+    return os.path.realpath(f"{folder}/{inner}")
+
+
+def hashes(paths: Iterable[str]) -> dict[str, str | None]:
+    """sha256 of each file, the biggest first and in parallel; None for one that is not there."""
+    by_size = sorted(paths, key=inventory.size, reverse=True)
+    large, small = by_size[: 8 * _BATCH], by_size[8 * _BATCH :]
+    batches = [[path] for path in large] + [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
+    with ThreadPoolExecutor(max_workers=processors()) as pool:
+        return {path: digest for part in pool.map(_batch, batches) for path, digest in part}
+
+
+def _batch(paths: Sequence[str]) -> list[tuple[str, str | None]]:
+    return [(path, inventory.sha256(path)) for path in paths]
+
+
+def _files(folder: str) -> Iterator[str]:
+    for root, inner, names in os.walk(folder):
+        yield from (_real(root, name) for name in [*names, *({elf.HWCAPS} & set(inner))])

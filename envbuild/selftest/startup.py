@@ -1,0 +1,153 @@
+"""Files that run code whenever Python starts: `.pth` files with lines that import, sitecustomize and usercustomize;
+and entry points of torch.backends, whose code `import torch` runs.
+
+Nothing has to import the package that brings them, so its author reaches every program, a self-test too. The host uses
+`lines`, `loads_backend` and `MODULES` for wheels.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import os
+import re
+import site
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+# Debian's own sitecustomize imports apport_python_hook, from wherever it is.
+MODULES = ("sitecustomize", "usercustomize", "apport_python_hook")
+# importlib.metadata takes a folder in any case, and strips every bracket of a group's name.
+ENTRY_POINTS = re.compile(r"[^/]*(dist|egg)-info/entry_points\.txt", re.IGNORECASE)
+_BACKENDS = re.compile(r"\[+\s*torch\.backends\s*\]")
+_LARGEST = 1 << 20
+
+
+def lines(content: bytes) -> list[str]:
+    """The lines of a `.pth` file that are not comments, wherever any Python release ends a line."""
+    found = content.decode("utf-8-sig", "replace").splitlines()
+    return [line for line in found if line.strip() and not line.startswith("#")]
+
+
+def runs(line: str) -> bool:
+    """Whether Python runs this line of a `.pth` file; any other names a folder for sys.path."""
+    return line.startswith(("import ", "import\t"))
+
+
+def loads_backend(entry_points: bytes) -> bool:
+    """Whether `import torch` runs code of this file's distribution; a file too large to be honest counts."""
+    found = entry_points.decode("utf-8", "replace").splitlines()
+    return len(entry_points) >= _LARGEST or any(_BACKENDS.match(line.strip()) for line in found)
+
+
+def disable_backends() -> None:
+    """Keep `import torch`, in this process and its children, from running the entry points of torch.backends."""
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+
+def extend_path(variables: bool) -> None:
+    """Put the packages' folders on sys.path of a Python that was started with -S, so that no package's code ran.
+
+    `variables`: what a shell's Python has too: PYTHONPATH, the user's own packages, and the folders, but never the
+    imports, that `.pth` files name.
+    """
+    if not sys.flags.no_site:
+        return
+    inner, outer = _virtual_environment()
+    prefixes = [inner, *outer]
+    if inner:
+        sys.prefix = sys.exec_prefix = inner  # before Python 3.14 it is the module site that does so
+    added = []
+    if variables:
+        added += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(entry).is_absolute()]
+        if (outer or not inner) and not os.environ.get("PYTHONNOUSERSITE"):
+            added.append(site.getusersitepackages())
+    added += site.getsitepackages([prefix for prefix in prefixes if prefix] or None)
+    if variables:
+        added += [named for folder in added for named in _named(Path(folder))]
+    added = [entry for entry in dict.fromkeys(added) if Path(entry).is_dir()]
+    sys.path[:] = [entry for entry in sys.path if entry not in added] + added
+    site.setquit()
+
+
+def _virtual_environment() -> tuple[str, list[str]]:
+    """The virtual environment's folder ("": this is none), and the installation whose packages it takes too."""
+    folder = Path(sys.executable).absolute().parent
+    for prefix in (folder.parent, folder):  # in the order of Python
+        with contextlib.suppress(OSError):
+            said = (prefix / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace").lower().splitlines()
+            values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in said)}
+            return str(prefix), [sys.base_prefix] if values.get("include-system-site-packages") == "true" else []
+    return "", []
+
+
+def _named(folder: Path) -> Iterator[str]:
+    """The folders that its `.pth` files add."""
+    for path in sorted(folder.glob("*.pth")):
+        with contextlib.suppress(OSError):
+            yield from (str(folder / line.rstrip()) for line in lines(path.read_bytes()) if not runs(line))
+
+
+def take(folders: Iterable[str], owners: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Each file with its sha256 and the distribution that lists it in RECORD, in these folders of sys.path and those
+    that their `.pth` files add. `owners`: by real path."""
+    found = {path: None for folder in dict.fromkeys(folders) for path in _files(Path(folder))}
+    found.update((path, None) for path in _replacements())
+    rows = []
+    for path in found:
+        with contextlib.suppress(OSError):
+            content = path.read_bytes()
+            rows.append(
+                {
+                    "path": str(path),
+                    "sha256": hashlib.sha256(content).hexdigest(),
+                    "owner": owners.get(os.path.realpath(path)),
+                }
+            )
+    return rows
+
+
+def _files(folder: Path, follow: bool = True) -> Iterator[Path]:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.partition(".")[0] in MODULES:
+            found = sorted(filter(Path.is_file, entry.rglob("*"))) if entry.is_dir() else [entry]
+            yield from (path for path in found if not _is_empty(path))
+        elif follow and entry.name.endswith(".pth") and entry.is_file():
+            with entry.open("rb") as file:
+                content = file.read(_LARGEST + 1)
+            said = lines(content[:_LARGEST])
+            if len(content) > _LARGEST or any(map(runs, said)):
+                yield entry
+            for line in said:
+                if not runs(line):
+                    yield from _files(folder / line.rstrip(), follow=False)
+        elif ENTRY_POINTS.fullmatch(f"{entry.name}/entry_points.txt"):
+            path = entry / "entry_points.txt"
+            with contextlib.suppress(OSError):
+                if path.is_file() and loads_backend(path.read_bytes()):
+                    yield path
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a module has no statement, as Debian's own sitecustomize."""
+    if path.suffix != ".py":
+        return False
+    try:
+        return not ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+
+
+def _replacements() -> Iterator[Path]:
+    """`python._pth` beside an interpreter replaces its whole sys.path."""
+    for executable in {sys.executable, os.path.realpath(sys.executable)}:
+        path = Path(f"{executable}._pth")
+        if path.is_file():
+            yield path
