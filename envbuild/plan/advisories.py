@@ -49,7 +49,8 @@ class Gpu(Row):
     """A GPU model. `names` as the driver prints them, whole; `family`: the models that share a proof.
 
     `first_cuda`, `last_cuda`: the toolkits whose compiler knows the card. What a torch wheel has code for is its arch
-    list's matter. `min_driver`: the card's own floor. `datacentre`: forward-compatibility libraries work.
+    list's matter. `min_driver`: the card's own floor. `datacentre`: forward-compatibility libraries work. `host`: the
+    architecture of the machine's CPU, as in a platform.
     """
 
     id: Name
@@ -60,6 +61,7 @@ class Gpu(Row):
     features: frozenset[Literal["tf32", "bf16", "fp8"]]
     first_cuda: Release
     datacentre: bool
+    host: Literal["amd64", "arm64"] = "amd64"
     unconfirmed_names: tuple[Text, ...] = ()
     see_also: tuple[Text, ...] = ()
     sms: int | None = None

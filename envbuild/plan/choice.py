@@ -117,13 +117,16 @@ def stated(profile: Profile) -> Situation:
 
 
 def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
+    platform = source.profile.platform
     for index, name in enumerate(source.profile.gpus):
-        found = facts.gpus().get(name)
-        if found:
+        found, text = facts.gpus().get(name), facts.unsupported(name, platform)
+        if found and not text:
             yield found
             continue
-        hint = near(name, facts.gpus(), 3) or f"known: {', '.join(facts.gpus())}"
-        faults.append(source.document.fault(("gpus", index), f"there is no GPU {name!r} in the facts ({hint})"))
+        if text is None:
+            hint = near(name, facts.gpus(), 3) or f"known: {', '.join(facts.gpus())}"
+            text = f"there is no GPU {name!r} in the facts ({hint})"
+        faults.append(source.document.fault(("gpus", index), text))
 
 
 def _torch(source: Source, gpus: tuple[Gpu, ...], release: TorchRelease | None) -> Iterator[Fault]:

@@ -86,6 +86,14 @@ class TorchRelease(Row):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class TorchIndex(Row):
+    """PyTorch's own index of builds with a local label, for which {build} stands in `address`."""
+
+    address: Annotated[str, Field(pattern=r"^https://[!-~]+$")]
+    packages: tuple[Name, ...]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Library(Row):
     """A short name, the distribution that carries it for each CUDA, and the versions known to exist of those."""
 
@@ -101,6 +109,35 @@ class XidError(Row):
     number: int
     title: Text
     application: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Namespace(Row):
+    """The text of an __init__.py that several distributions may install, each in its own form."""
+
+    text: Annotated[str, Field(max_length=600)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class KnownStartup(Row):
+    """A file that runs code whenever Python starts, known as the work of this distribution; None: of no distribution,
+    but the system's own."""
+
+    distribution: Name | None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    what: Text
+
+
+@cache
+def namespace_texts() -> frozenset[bytes]:
+    """What an __init__.py may hold that several distributions install: nothing else, to the byte."""
+    rows = factfiles.rows("packages", "namespaces", Namespace)
+    return frozenset(f"{row.text}{end}".encode() for row in rows for end in ("", "\n"))
+
+
+@cache
+def startup_files() -> tuple[KnownStartup, ...]:
+    return factfiles.rows("packages", "startup", KnownStartup)
 
 
 @cache
@@ -151,6 +188,14 @@ def gpu_by_name(name: str) -> Gpu | None:
     return known.names.get(known.mig.sub("", name))
 
 
+def unsupported(name: str, platform: str) -> str | None:
+    """Why no image of this platform can serve a GPU of the facts; None where one can, or for another name."""
+    gpu = gpus().get(name)
+    if gpu is None or f"linux/{gpu.host}" == platform:
+        return None
+    return f"unsupported: {name} has an {gpu.host} host, and envbuild builds {platform} images only"
+
+
 def family(gpu: Gpu) -> tuple[Gpu, ...]:
     """The models that share a proof with this one, itself included."""
     return tuple(other for other in gpus().values() if other.family == gpu.family)
@@ -179,6 +224,12 @@ def driver_minimum(cuda: str) -> DriverMinimum:
 @cache
 def torch_releases() -> Mapping[str, TorchRelease]:
     return {row.version: row for row in factfiles.rows("torch", "releases", TorchRelease)}
+
+
+@cache
+def torch_index() -> TorchIndex:
+    found: TorchIndex = factfiles.rows("torch", "indexes", TorchIndex)[0]
+    return found
 
 
 def torch_release(version: str) -> TorchRelease | None:

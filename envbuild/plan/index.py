@@ -6,17 +6,20 @@ import ast
 import os
 import re
 import sys
-import tomllib
 import urllib.parse
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import requests
-from requests.adapters import HTTPAdapter
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from urllib3.util.retry import Retry
 
+from envbuild import settings
+from envbuild.errors import SettingsError
+from envbuild.network import Adapter, Network
 from envbuild.once import once
+from envbuild.plan import facts, uvconfig
 from envbuild.plan.addresses import host
 from envbuild.process import run
 
@@ -30,7 +33,7 @@ def _pip() -> Mapping[str, str]:
 
     Raises ProcessTimeout where pip does not start.
     """
-    done = run([sys.executable, "-m", "pip", "config", "list"], timeout=PIP_SECONDS)
+    done = run([sys.executable, "-P", "-m", "pip", "config", "list"], timeout=PIP_SECONDS)
     ranks = {"global": 0, "install": 1, ":env:": 2}
     found: dict[str, tuple[int, str]] = {}
     for line in done.stdout.splitlines() if done.code == 0 else ():
@@ -67,6 +70,16 @@ def uv_environment() -> dict[str, str]:
     return found
 
 
+def uv_variables(requirements: Iterable[str]) -> dict[str, str | None]:
+    """All changes to the environment for a run of uv on these requirements; None removes a variable."""
+    found = uv_environment()
+    pages = torch_pages(requirements)
+    if pages:
+        links = found.get("UV_FIND_LINKS") or os.environ.get("UV_FIND_LINKS", "")
+        found = {**found, "UV_FIND_LINKS": ",".join([*filter(None, [links]), *pages])}
+    return uvconfig.environment(found)
+
+
 def uv_options() -> list[str]:
     """What of pip's configuration uv has no variable for."""
     return ["--no-index"] if _pip().get("no-index", "").lower() in ("1", "true", "yes", "on") else []
@@ -75,11 +88,9 @@ def uv_options() -> list[str]:
 @once
 def credentials() -> dict[str, tuple[str, str]]:
     """User and password by host and port, from the configured indexes' own addresses."""
-    settings = {**os.environ, **uv_environment()}
-    names = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
     found: dict[str, tuple[str, str]] = {}
-    for address in " ".join(settings.get(name, "").replace(",", " ") for name in names).split():
-        parts = urllib.parse.urlsplit(address.rpartition("=")[2] if "=http" in address else address)
+    for address in addresses():
+        parts = urllib.parse.urlsplit(address)
         if parts.username:
             known = (urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or ""))
             found[host(parts.netloc)] = known
@@ -94,23 +105,79 @@ def certificate() -> str | None:
 def addresses() -> list[str]:
     """The indexes, pages and folders that packages are taken from, credentials included: those of pip and of uv, and
     pip's own default where none replaces it. Nothing where pip may ask no index and knows no page or folder."""
-    told = {**os.environ, **uv_environment()}
+    default, others, links = _places()
+    return list(dict.fromkeys([*default, *others, *links]))
+
+
+def indexes() -> list[str]:
+    """The indexes alone, in the order in which uv asks them: the default one is the last."""
+    default, others, _ = _places()
+    return [*others, *default]
+
+
+def links() -> list[str]:
+    """The pages and folders of find-links."""
+    return _places()[2]
+
+
+TORCH_INDEX = "ENVBUILD_TORCH_INDEX"
+"""The variable that comes before the setting torch_index; --torch-index sets it, for the processes of `make` too."""
+PYTORCH = "pytorch"
+
+
+def torch_pages(requirements: Iterable[str]) -> list[str]:
+    """The pages of PyTorch's own index, or of a mirror of it, for requirements of a build with a local label, as in
+    torch==2.13.0+cpu; none unless the user asked for it. No other package is taken from there.
+
+    Raises SettingsError where the setting is neither `pytorch` nor an address.
+    """
+    place = os.environ.get(TORCH_INDEX) or settings.setting("torch_index")
+    if not place:
+        return []
+    known = facts.torch_index()
+    address = known.address if place == PYTORCH else place
+    if "://" not in address:
+        raise SettingsError(f"torch_index: {place!r} is invalid", hint=f"{PYTORCH}, or the address of a mirror")
+    asked = [r for r in map(Requirement, requirements) if canonicalize_name(r.name) in known.packages]
+    builds = {(r.name, s.version.partition("+")[2]) for r in asked for s in r.specifier if "+" in s.version}
+    return [f"{address.replace('{build}', build).rstrip('/')}/{name}/" for name, build in sorted(builds)]
+
+
+def first_only() -> bool:
+    """Whether the first index that has a package answers for it, as uv does unless it is configured to search all."""
+    variables = {**os.environ, **uv_environment()}
+    return str(variables.get("UV_INDEX_STRATEGY") or _uv_file().get("index-strategy") or "first-index") == "first-index"
+
+
+def _places() -> tuple[list[str], list[str], list[str]]:
+    """The default index, the others, and the pages and folders of find-links."""
+    variables = {**os.environ, **uv_environment()}
     file = _uv_file()
-    default = told.get("UV_DEFAULT_INDEX") or told.get("UV_INDEX_URL") or file.get("index-url")
-    named = [index for index in _listed(file.get("index")) if isinstance(index, dict)]
-    own_default = any(index.get("default") for index in named)
-    found = [] if uv_options() else [
-        *([default] if default else [] if own_default else _pip_default()),
-        *told.get("UV_INDEX", "").split(), *told.get("UV_EXTRA_INDEX_URL", "").split(),
-        *(index.get("url") for index in named), *_listed(file.get("extra-index-url")),
+    named = [index for index in _listed(file.get("index")) if isinstance(index, dict) and not index.get("explicit")]
+    default = variables.get("UV_DEFAULT_INDEX") or variables.get("UV_INDEX_URL") or file.get("index-url")
+    own_default = [index.get("url") for index in named if index.get("default")]
+    links = [*variables.get("UV_FIND_LINKS", "").split(","), *_listed(file.get("find-links"))]
+    if uv_options() or file.get("no-index"):
+        return [], [], _texts(links)
+    others = [
+        *variables.get("UV_INDEX", "").split(), *variables.get("UV_EXTRA_INDEX_URL", "").split(),
+        *(index.get("url") for index in named if not index.get("default")), *_listed(file.get("extra-index-url")),
     ]  # fmt: skip
-    found += [*told.get("UV_FIND_LINKS", "").split(","), *_listed(file.get("find-links"))]
-    # uv takes name=address as well
-    return list(
-        dict.fromkeys(
-            re.sub(r"^[A-Za-z0-9_.-]+=(?=[a-z]+://)", "", text) for text in found if isinstance(text, str) and text
-        )
-    )
+    return _texts([default] if default else own_default or _pip_default()), _texts(others), _texts(links)
+
+
+def _texts(values: list[Any]) -> list[str]:
+    """uv takes name=address as well."""
+    found = (re.sub(r"^[A-Za-z0-9_.-]+=(?=[a-z]+://)", "", text) for text in values if isinstance(text, str) and text)
+    return list(dict.fromkeys(found))
+
+
+def _uv_file() -> dict[str, Any]:
+    """The site's part of uv's own files; what is wrong with one is reported by what runs uv."""
+    try:
+        return uvconfig.site()
+    except SettingsError:
+        return {}
 
 
 def _pip_default() -> list[str]:
@@ -122,34 +189,19 @@ def _pip_default() -> list[str]:
     return [PyPI.simple_url]
 
 
-def _uv_file() -> dict[str, Any]:
-    """uv's own settings: the file that UV_CONFIG_FILE names, else the user's over the system's."""
-    if os.environ.get("UV_NO_CONFIG"):
-        return {}
-    user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "uv" / "uv.toml"
-    named = os.environ.get("UV_CONFIG_FILE")
-    found: dict[str, Any] = {}
-    for file in [Path(named)] if named else [Path("/etc/uv/uv.toml"), user]:
-        try:
-            found |= tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # uv itself says what is wrong with it
-    return found
-
-
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def session(tries: int = 5) -> requests.Session:
-    """Proxies, netrc and certificates as requests finds them in the environment, as pip does."""
+def session(tries: int = 5, limits: Network | None = None) -> requests.Session:
+    """Proxies, netrc and certificates as requests finds them in the environment, as pip does.
+
+    `limits`: None: as they are configured."""
     made = requests.Session()
     certificate = _pip().get("cert")
     if certificate:
         made.verify = certificate
-    if tries == 1:
-        return made
     again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
     for scheme in ("http://", "https://"):
-        made.mount(scheme, HTTPAdapter(max_retries=again, pool_maxsize=PARALLEL))
+        made.mount(scheme, Adapter(limits, max_retries=again if tries > 1 else 0, pool_maxsize=PARALLEL))
     return made

@@ -27,7 +27,7 @@ def _requirement(text: str) -> str:
         raise ValueError(meant)
     try:
         requirement = Requirement(text)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):  # brackets of a marker, thousands deep
         raise ValueError(f"{text!r} is not a requirement (as in numpy>=2 or numpy==2.4.6)") from None
     if requirement.url:
         raise ValueError("an address cannot be locked: name a package that the index has")
@@ -75,6 +75,10 @@ GpuId: TypeAlias = Id
 LibraryName: TypeAlias = Id
 ProbeName = Annotated[
     str, shaped(r"^[a-z0-9]+(\.[a-z0-9_]+)?$", "a probe's name, as in gemm.exact (envbuild test --list)", 60)
+]
+SitePath = Annotated[
+    str,
+    shaped(r"^[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_][A-Za-z0-9._+-]*)*$", "a path below site-packages", 200),
 ]
 Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "64 hex digits, as sha256sum shows them", 64)]
 

@@ -18,20 +18,29 @@ from pydantic import ValidationError
 
 from envbuild import document
 from envbuild.errors import Fault, LockError, OutOfDate
-from envbuild.plan import lockshape
+from envbuild.plan import lockshape, naming
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
-from envbuild.plan.locked import Builder, LockedExtension, LockedWheel, Nvcc, Overridden, Wheel
+from envbuild.plan.locked import (
+    AcceptedOld,
+    Builder,
+    LockedExtension,
+    LockedWheel,
+    Nvcc,
+    Overridden,
+    StartupFile,
+    Wheel,
+)
 from envbuild.plan.resolve import Plan, as_locked
 from envbuild.plan.source import Source
-from envbuild.plan.store import write_atomically
+from envbuild.plan.store import write_within
 
 FORMAT = 1
 # Layers that several wheels share: the small ones of torch's, of nvcc's, and those of the profile's own packages.
 SMALL, TOOLCHAIN, PACKAGES = "python", "toolchain", "packages"
 # The layer of what extensions alone are compiled with, in a stage of its own.
 BUILDER = "builder"
-PARTS = ("base", "apt", "wheels", "environment", "archives", "extensions")
+PARTS = ("base", "apt", "wheels", "startup", "environment", "archives", "extensions")
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,12 @@ class Lock:
     wheels: tuple[LockedWheel, ...]
     environment: Mapping[str, str]
     overrides: tuple[Overridden, ...] = ()
+    startup: tuple[StartupFile, ...] = ()
     archives: tuple[Archive, ...] = ()
     nvcc: Nvcc | None = None
     extensions: tuple[LockedExtension, ...] = ()
     builder: Builder | None = None
+    accepted_old: tuple[AcceptedOld, ...] = ()
 
     @property
     def content(self) -> dict[str, Any]:
@@ -66,6 +77,8 @@ class Lock:
             "apt": [dict(vars(deb)) for deb in self.apt],
             "wheels": [wheel.content for wheel in self.wheels],
             **({"overrides": [dict(vars(o)) for o in self.overrides]} if self.overrides else {}),
+            **({"startup": [dict(vars(s)) for s in self.startup]} if self.startup else {}),
+            **({"accepted_old": [dict(vars(o)) for o in self.accepted_old]} if self.accepted_old else {}),
             **({"archives": [dict(vars(a)) for a in self.archives]} if self.archives else {}),
             **({"nvcc": dict(vars(self.nvcc))} if self.nvcc else {}),
             **({"extensions": [one.content for one in self.extensions]} if self.extensions else {}),
@@ -81,6 +94,12 @@ class Lock:
     def short(self) -> str:
         """12 hex digits, as in the tag of the image."""
         return self.id.removeprefix("sha256:")[:12]
+
+    @property
+    def compiled_with(self) -> tuple[LockedWheel, ...]:
+        """The wheels of the stage in which extensions are compiled: it is made before the profile's own packages."""
+        shared = tuple(item for item in self.wheels if item.layer != PACKAGES)
+        return (*shared, *(self.builder.wheels if self.builder else ()))
 
     @property
     def debs(self) -> tuple[Deb, ...]:
@@ -111,9 +130,12 @@ def inputs(plan: Plan) -> dict[str, str]:
 def read(file: Path) -> Lock | None:
     """The lock in `file`, None if there is none.
 
-    Raises LockError if it is damaged, was edited by hand, or is of a later format.
+    Raises LockError if it is damaged, was edited by hand, is of a later format, or is a link out of its project.
     """
-    return _checked(document.read(file, LockError)) if file.exists() else None
+    if not file.exists():
+        return None
+    naming.refuse_link(file.parent.resolve() / file.name, LockError)
+    return _checked(document.read(file, LockError))
 
 
 def parse(text: str, name: str) -> Lock:
@@ -154,6 +176,8 @@ def _lock(parsed: lockshape.File) -> Lock:
         apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
         wheels=_wheels(content.wheels),
         overrides=tuple(Overridden(**o.model_dump()) for o in content.overrides),
+        startup=tuple(StartupFile(**s.model_dump()) for s in content.startup),
+        accepted_old=tuple(AcceptedOld(**o.model_dump()) for o in content.accepted_old),
         archives=tuple(Archive(**a.model_dump()) for a in content.archives),
         nvcc=Nvcc(**content.nvcc.model_dump()) if content.nvcc else None,
         environment=content.environment,
@@ -194,7 +218,7 @@ _Dumper.add_representer(
 )
 
 
-_LISTED = {"apt", "wheels", "archives", "debs", "packages"}
+_LISTED = {"apt", "wheels", "startup", "archives", "debs", "packages"}
 
 
 def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = None) -> None:
@@ -207,7 +231,7 @@ def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = 
     data |= {"of": dict(origin)} if origin else {}
     data["content"] = content
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False)
-    write_atomically(file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
+    write_within(document.home(file), file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
 
 
 def required(source: Source) -> Lock:

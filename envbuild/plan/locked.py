@@ -43,6 +43,23 @@ class Overridden:
 
 
 @dataclass(frozen=True)
+class StartupFile:
+    """A file in site-packages that the profile lets run code whenever Python starts."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class AcceptedOld:
+    """A version far behind the newest release of then, which a person accepted with --accept-old."""
+
+    name: str
+    version: str
+    newest: str
+
+
+@dataclass(frozen=True)
 class Nvcc:
     """The folder of a CUDA toolkit that stays in the image, and the CUDA release that its nvcc must be of."""
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import ProfileError, UsageError, near, some
 from envbuild.once import once
-from envbuild.plan import archives, debs, lock, tooling, wheels
+from envbuild.plan import archives, conflicts, debs, index, lock, pages, recency, tooling, wheels
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import PACKAGES, SMALL, TOOLCHAIN, Lock
-from envbuild.plan.locked import LockedWheel, Nvcc, Overridden
+from envbuild.plan.locked import AcceptedOld, LockedWheel, Nvcc, Overridden
+from envbuild.plan.recency import Lag
 from envbuild.plan.resolve import Plan, as_locked
 from envbuild.plan.wheels import Resolved
 
@@ -34,26 +35,34 @@ def make(
     previous: Lock | None,
     upgrade: frozenset[str] = frozenset(),
     progress: Callable[[str, int], None] = lambda name, count: None,
+    accept_old: frozenset[str] = frozenset(),
+    say: Callable[[str], None] = lambda text: None,
 ) -> Lock:
     """The lock for `plan`, as near to `previous` as it can be.
 
     `upgrade` names packages that may move to the newest version that fits; EVERYTHING all, BASE the Debian packages.
-    An archive is fetched to be locked: `progress` is told its name and the bytes that came.
+    An archive is fetched to be locked: `progress` gets its name and the bytes that came. `accept_old` names packages
+    that may be far behind their newest release, EVERYTHING all. `say` gets a sentence for each package whose newest
+    release was not chosen.
 
-    Raises ProfileError for what does not exist or an advisory refuses, NetworkError where an index or mirror does not
-    answer, HashMismatch for an archive that is another.
+    Raises ProfileError for what does not exist, what an advisory refuses and what is far behind; NetworkError where an
+    index or mirror does not answer; HashMismatch for an archive with other content.
     """
     _refuse_unknown(upgrade, previous)
     everything = EVERYTHING in upgrade
     stale = frozenset(lock.PARTS if previous is None or everything else previous.stale(plan))
     try:
         with ThreadPoolExecutor(1) as beside:
-            choosing = beside.submit(_locked_wheels, plan, previous, stale, upgrade)
+            choosing = beside.submit(_locked_wheels, plan, previous, stale, upgrade, accept_old)
             base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
-            locked = choosing.result()
+            chosen = choosing.result()
     except ProfileError as error:
         said = f"{error.message} {error.hint}"
-        raise ProfileError(error.message, hint=error.hint, faults=plan.faults(said)) from None
+        hint = "\n".join(filter(None, [error.hint, *plan.notes]))
+        raise ProfileError(error.message, hint=hint or None, faults=[*plan.faults(said), *error.faults]) from None
+    locked = chosen.wheels
+    for note in chosen.notes:
+        say(note)
     as_locked(plan, {item.wheel.name: item.wheel.version for item in locked})
     there = (*base, *apt)
     debian = plan.workshop is not None and plan.workshop.toolchain.debian is not None
@@ -71,11 +80,13 @@ def make(
         apt=apt,
         wheels=locked,
         overrides=tuple(Overridden(o.distribution, o.version, o.torch_asks) for o in plan.choice.overrides),
+        startup=plan.startup,
         archives=_archives(plan, previous, stale, progress),
         nvcc=Nvcc(plan.toolchain.home, plan.toolchain.release) if plan.toolchain else None,
         environment=plan.environment,
         extensions=extensions,
         builder=builder,
+        accepted_old=chosen.accepted_old,
     )
     return previous if previous is not None and (made.id, made.inputs) == (previous.id, previous.inputs) else made
 
@@ -97,15 +108,31 @@ def _made(previous: Lock | None, base: tuple[Deb, ...], more: tuple[Deb, ...]) -
     return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """`notes`: a sentence for each package whose newest release was not chosen, where that is not obvious."""
+
+    wheels: tuple[LockedWheel, ...]
+    notes: tuple[str, ...] = ()
+    accepted_old: tuple[AcceptedOld, ...] = ()
+
+
 def _locked_wheels(
-    plan: Plan, previous: Lock | None, stale: frozenset[str], upgrade: frozenset[str]
-) -> tuple[LockedWheel, ...]:
+    plan: Plan, previous: Lock | None, stale: frozenset[str], upgrade: frozenset[str], accept_old: frozenset[str]
+) -> _Chosen:
     moved = {canonicalize_name(name) for name in upgrade - {BASE, EVERYTHING}}
     everything = EVERYTHING in upgrade
+    accepted = previous.accepted_old if previous is not None else ()
     if previous is not None and "wheels" not in stale and not moved and not everything:
-        return previous.wheels
+        return _Chosen(previous.wheels, (), accepted)
     kept = {} if everything or previous is None else previous.versions
-    return _wheels(plan, {name: version for name, version in kept.items() if name not in moved})
+    old = {name if name == EVERYTHING else str(canonicalize_name(name)) for name in accept_old}
+    old |= {item.name for item in accepted}
+    chosen = _wheels(plan, {name: version for name, version in kept.items() if name not in moved}, frozenset(old))
+    versions = {item.wheel.name: item.wheel.version for item in chosen.wheels}
+    found = {item.name: item for item in accepted if versions.get(item.name) == item.version}
+    found |= {item.name: item for item in chosen.accepted_old}
+    return replace(chosen, accepted_old=tuple(found[name] for name in sorted(found)))
 
 
 def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
@@ -164,21 +191,22 @@ class _Wishes:
     overrides: tuple[str, ...]
     overridden: frozenset[str]
     keep: frozenset[tuple[str, str]]
+    accept_old: frozenset[str]
 
 
-def _wheels(plan: Plan, keep: dict[str, str]) -> tuple[LockedWheel, ...]:
+def _wheels(plan: Plan, keep: dict[str, str], accept_old: frozenset[str]) -> _Chosen:
     tools = tuple(plan.toolchain.requirements) if plan.toolchain else ()
     overridden = frozenset(override.distribution for override in plan.choice.overrides)
     return _chosen(
         _Wishes(
             plan.core, plan.packages, tools, plan.python, plan.glibc, plan.constraints, plan.overrides, overridden,
-            frozenset(keep.items()),
+            frozenset(keep.items()), accept_old,
         )
     )  # fmt: skip
 
 
 @once
-def _chosen(wishes: _Wishes) -> tuple[LockedWheel, ...]:
+def _chosen(wishes: _Wishes) -> _Chosen:
     keep, overridden = dict(sorted(wishes.keep)), wishes.overridden
 
     def resolved_with(requirements: Iterable[str], keep: dict[str, str]) -> Resolved:
@@ -186,6 +214,7 @@ def _chosen(wishes: _Wishes) -> tuple[LockedWheel, ...]:
         return wheels.resolve(wanted, wishes.python, wishes.glibc, keep, wishes.constraints, wishes.overrides)
 
     resolved = resolved_with((), keep)
+    notes, accepted_old = _judged(wishes, resolved.versions)
     # What torch needs is shared by every profile with that torch; what the user added comes after it.
     core = resolved.closure(Requirement(wish).name for wish in wishes.core)
     kinds = {name: SMALL if name in core else PACKAGES for name in resolved.versions}
@@ -193,13 +222,53 @@ def _chosen(wishes: _Wishes) -> tuple[LockedWheel, ...]:
         # a second time, so that the wheels of a runtime image stay as they are, in layers of their own
         resolved = resolved_with(wishes.tools, {**keep, **resolved.versions})
     located = wheels.locate(resolved.versions, wishes.python, wishes.glibc)
+    heads = wheels.heads(located)
+    conflicts.refuse_offered(located, heads)
     locked = [
-        LockedWheel(wheel, size, _layer(wheel.name, kinds.get(wheel.name, TOOLCHAIN), size, wheel.name in overridden))
-        for wheel, size in wheels.sizes(located).items()
+        LockedWheel(
+            wheel,
+            head.bytes,
+            _layer(wheel.name, kinds.get(wheel.name, TOOLCHAIN), head.bytes, wheel.name in overridden),
+        )
+        for wheel, head in heads.items()
     ]
     late = {item.layer for item in locked if item.wheel.name not in kinds}
     order = {name: index for index, name in enumerate(_order(locked, overridden, late))}
-    return tuple(sorted(locked, key=lambda item: (order[item.layer], item.wheel.name)))
+    wheels_in_order = tuple(sorted(locked, key=lambda item: (order[item.layer], item.wheel.name)))
+    return _Chosen(wheels_in_order, notes, accepted_old)
+
+
+def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
+    """The packages that the profile and the requirements name without a pin, held against the newest release; what the
+    lock had before was judged then.
+
+    Raises ProfileError for versions that are far behind and not accepted.
+    """
+    keep, given = dict(wishes.keep), (*wishes.core, *wishes.packages, *wishes.constraints, *wishes.overrides)
+    named = {str(canonicalize_name(Requirement(text).name)) for text in wishes.packages}
+    wanted = {name: recency.asked(name, given, wishes.python) for name in sorted(named & versions.keys())}
+    free = [name for name in wanted if not recency.is_pinned(wanted[name]) and versions[name] != keep.get(name)]
+    supported = wheels.tags(wishes.python, wishes.glibc)
+    with ThreadPoolExecutor(index.PARALLEL) as pool:
+        known = [recency.releases(files, wishes.python, supported) for files in pool.map(pages.listed, free)]
+    judged = (recency.lag(name, versions[name], wanted[name], r) for name, r in zip(free, known, strict=True))
+    lags = [found for found in judged if found]
+    target = wheels.target(wishes.python, wishes.glibc)
+    far = [found for found in lags if found.refused]
+    refused = [found for found in far if not {found.name, EVERYTHING} & wishes.accept_old]
+    if refused:
+        raise recency.refusal(refused, target, dict(_contradictions(wishes, refused)))
+    accepted = tuple(AcceptedOld(found.name, found.chosen, found.newest) for found in far)
+    return tuple(recency.sentence(found, target) for found in lags), accepted
+
+
+def _contradictions(wishes: _Wishes, lags: Iterable[Lag]) -> Iterator[tuple[str, str]]:
+    for found in lags:
+        if found.reason == "incompatible":
+            wanted = [*wishes.core, *wishes.packages, f"{found.name}=={found.rival}"]
+            why = wheels.contradiction(wanted, wishes.python, wishes.glibc, wishes.constraints, wishes.overrides)
+            if why:
+                yield f"{found.name} {found.rival}", why
 
 
 def _layer(name: str, kind: str, size: int, overridden: bool = False) -> str:

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from envbuild.plan.extension import Commit, ExtensionName, ModuleName, Setting
-from envbuild.plan.kinds import ImageReference, Model, Platform, Text, VariableName
+from envbuild.plan.kinds import ImageReference, Model, Platform, Sha256, SitePath, Text, VariableName
 
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
 
@@ -46,6 +45,17 @@ class Override(Model):
     name: Word
     version: Word
     replaces: Text
+
+
+class Startup(Model):
+    file: SitePath
+    sha256: Sha256
+
+
+class AcceptedOld(Model):
+    name: Word
+    version: Word
+    newest: Word
 
 
 class Archive(Model):
@@ -92,6 +102,8 @@ class Content(Model):
     apt: list[Deb]
     wheels: list[Wheel]
     overrides: list[Override] = Field(default_factory=list)
+    startup: list[Startup] = Field(default_factory=list)
+    accepted_old: list[AcceptedOld] = Field(default_factory=list)
     archives: list[Archive] = Field(default_factory=list)
     nvcc: Nvcc | None = None
     extensions: list[Extension] = Field(default_factory=list)

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 
 from envbuild import document, shipped
-from envbuild.errors import LockError, ProfileError, near
+from envbuild.errors import EnvbuildError, LockError, ProfileError, near
 
 _LONGEST = 63
 NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_LONGEST - 1}}}")
@@ -93,12 +93,31 @@ def find(name: str, beside: Path | None = None) -> Path:
         return file
     for folder in _folders():
         if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
+            refuse_link(folder / f"{name}.yaml", ProfileError)
             return folder / f"{name}.yaml"
     if name in (".", "..") or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
         raise _folder(name, Path.cwd() / name)
+    from envbuild.plan import facts, kinds  # read only here: every command imports this module
+
+    text = facts.unsupported(name, kinds.PLATFORM)
+    if text:
+        raise ProfileError(text)
     known = names()
     hint = near(name, known) or f"known profiles: {', '.join(known) or 'none'}"
     raise ProfileError(f"there is no profile {name!r}", hint=hint)
+
+
+def refuse_link(file: Path, error: type[EnvbuildError]) -> None:
+    """Raise `error` where the file of a name is a link out of its project, whose content an error could quote.
+
+    The files of an installed envbuild may be links: uv makes such installations.
+    """
+    if shipped.ROOT.name == "shipped" and shipped.ROOT in file.parents:
+        return
+    try:
+        document.inside(file.name, file.parent, document.home(file))
+    except ValueError as problem:
+        raise error(str(problem), hint="use a copy of the file, or name a profile by the path of its file") from None
 
 
 _MOST = 10  # profiles of a folder that are told
@@ -131,6 +150,7 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
         if origin is None:
             raise
         made_for, wanted, folder = origin
+        _refuse_foreign(locks()[name], made_for, wanted)
         return replace(_profile(made_for, folder), name=name, asked=quote(name), requirements=wanted)
     if wanted is None:
         return asked
@@ -181,11 +201,33 @@ def _origin(name: str) -> tuple[str, Path, Path] | None:
     file = locks().get(name)
     if file is None or not NAME.fullmatch(name):
         return None
+    refuse_link(file, LockError)
     found = document.read(file, LockError).data.get("of")
     profile, wanted = (found.get("profile"), found.get("requirements")) if isinstance(found, dict) else (None, None)
     if not isinstance(profile, str) or not isinstance(wanted, str):
         return None
     return profile, Path(relative(file.parent / wanted, Path.cwd())), file.parent
+
+
+_REQUIREMENTS = re.compile(r"[A-Za-z0-9._-]*requirements[A-Za-z0-9._-]*\.(txt|in)|pyproject\.toml")
+
+
+def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
+    """Refuse a lock that names a file outside its project, which the author of the lock may have chosen.
+
+    A requirements file may lie elsewhere, as --requirements took it; then its name must say that it is one.
+    """
+    root = document.home(lock)
+    try:
+        if is_path(made_for):
+            document.inside(made_for, lock.parent, root)
+        if not _REQUIREMENTS.fullmatch(wanted.resolve().name):
+            document.inside(str(wanted), Path.cwd(), root)
+    except (OSError, RuntimeError, ValueError) as error:
+        hint = "name the files: envbuild lock PROFILE --requirements FILE"
+        raise ProfileError(
+            f"the lock {document.display(lock)} cannot be asked for by name: {error}", hint=hint
+        ) from None
 
 
 def _is_named(name: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, InstanceOf, Tag, WithJsonSchema, model_validator
 
-from envbuild.document import Document, display, home
+from envbuild.document import Document, display, home, inside, regular
 from envbuild.errors import Fault, FileError
 
 MOST_SHAPES = 200
@@ -139,22 +139,21 @@ def _read(path: str, profile: Path) -> tuple[Path, str]:
     not."""
     if len(path) > 300 or not re.fullmatch(_PATH, path):
         raise ValueError(f"{path[:300]!r} is not a path of a .py file relative to the profile's")
+    file = inside(path, profile.parent, home(profile))
     try:
-        root, file = home(profile).resolve(), (profile.parent / path).resolve()
-        if not file.is_relative_to(root):
-            raise ValueError(f"{path} leads out of the project's folder, {display(root)}")
         if not file.is_file():
             raise ValueError(f"there is no file {display(file)}")
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    except OSError as error:  # longer than any name can be
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     return file, _text(file, path)
 
 
 def _text(file: Path, path: str) -> str:
     try:
-        if file.stat().st_size > MOST_BYTES:
+        raw = regular(file, MOST_BYTES)
+        if len(raw) > MOST_BYTES:
             raise ValueError(f"{path} is larger than {MOST_BYTES} bytes")
-        return file.read_bytes().decode()
+        return raw.decode()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8") from None
     except OSError as error:

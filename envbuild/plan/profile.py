@@ -36,6 +36,8 @@ from envbuild.plan.kinds import (
     Platform,
     ProbeName,
     Release,
+    Sha256,
+    SitePath,
     Text,
     VariableName,
     line,
@@ -101,6 +103,15 @@ class Accept(Model):
     """A refusal that this profile takes on itself."""
 
     advisory: Id
+    reason: Annotated[str, line(600, shortest=1)]
+
+
+class Startup(Model):
+    """A file in site-packages that may run code whenever Python starts (a .pth file, sitecustomize, usercustomize) or
+    torch is imported (entry_points.txt with the group torch.backends)."""
+
+    file: SitePath = Field(description="path below site-packages, as in my.pth")
+    sha256: Sha256
     reason: Annotated[str, line(600, shortest=1)]
 
 
@@ -171,6 +182,9 @@ class Profile(Model):
     features: tuple[Literal["fp8", "bf16", "tf32"], ...] = Field((), strict=False, description="what the project uses")
     accept: tuple[Accept, ...] = Field((), strict=False, description="refusals taken on, each with a reason")
     packages: tuple[PackageSpec, ...] = Field((), strict=False, description="further packages, as in requirements.txt")
+    startup: tuple[Startup, ...] = Field(
+        (), strict=False, max_length=20, description="files of packages that may run code whenever Python starts"
+    )
     apt: tuple[DebianPackage, ...] = Field((), strict=False, description="Debian packages, a late layer")
     env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
     selftest: SelfTest = SelfTest()

@@ -1,24 +1,29 @@
-"""What the configured index says of torch's pins today, beside what the facts say."""
+"""torch's pins on the configured index today, compared with those in the facts."""
 
 from __future__ import annotations
 
-import urllib.parse
+import re
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import HeaderParser
-from pathlib import Path
+from typing import IO
 
 import requests
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild import scratch
 from envbuild.errors import NetworkError
-from envbuild.plan import facts, index, wheels
+from envbuild.plan import download, facts, index, store, wheels
 from envbuild.plan.facts import TorchRelease
+from envbuild.plan.locked import LockedWheel
 
 # torch's wheels fit this and newer; it only decides which file is asked for.
 _GLIBC = "2.28"
+_LARGEST = 1 << 22  # bytes of METADATA; torch's has 60 kB
+_LARGEST_WHEEL = 1 << 32  # bytes; torch's have up to 1 GB
 
 
 @dataclass(frozen=True)
@@ -31,35 +36,60 @@ class Difference:
     index: str | None
 
 
-def differences(release: TorchRelease) -> list[Difference] | None:
-    """None where the index has no metadata beside the wheel (PEP 658). Raises NetworkError if it does not answer."""
-    metadata = _metadata(release)
-    return None if metadata is None else list(_compare(release, pins(metadata)))
+def differences(release: TorchRelease, say: Callable[[str], None]) -> list[Difference]:
+    """Read the metadata of torch's wheel: from the file next to it (PEP 658), else from within the wheel by range
+    requests, else from the downloaded wheel, which `say` announces.
+
+    Raises NetworkError where the index does not answer or the wheel is invalid.
+    """
+    return list(_compare(release, pins(_metadata(release, say))))
 
 
-def _metadata(release: TorchRelease) -> str | None:
+def _metadata(release: TorchRelease, say: Callable[[str], None]) -> str:
     python = next(p for p in reversed(release.pythons) if not p.endswith("t"))
     python = "3.11" if "3.11" in release.pythons else python
-    found = wheels.locate({"torch": f"={release.version}"}, python, _GLIBC)
-    address = next(iter(found.values()))
-    if address.startswith("file://"):
-        return _inside(Path(urllib.parse.unquote(urllib.parse.urlsplit(address).path)))
+    ((wheel, address),) = wheels.locate({"torch": f"={release.version}"}, python, _GLIBC).items()
+    session = index.session()
+    found = None if address.startswith("file:") else _metadata_file(session, address, wheel.file)
+    if found is not None:
+        return found
+    size = download.head(session, address, wheel.file).bytes
     try:
-        answer = index.session().get(f"{address}.metadata", timeout=60)
-        if answer.status_code == requests.codes.not_found:
-            return None
-        answer.raise_for_status()
-    except requests.RequestException as error:
-        raise NetworkError(
-            f"the index does not give the metadata of torch {release.version}: {type(error).__name__}"
-        ) from error
-    return answer.text
+        with download.opened(session, address, wheel.file, size) as stream:
+            return _inside(stream, wheel.file)
+    except download.RangeIgnored:
+        say(f"the index has no metadata file and serves no ranges: fetching {wheel.file}, {size / 1e6:.0f} MB")
+    held, wanted = store.wheels(), LockedWheel(wheel, min(size, _LARGEST_WHEEL), "")
+    wheels.fetch([wanted], python, _GLIBC, held, lambda file, count: None)
+    with held.path(wheel.sha256, wheel.file).open("rb") as stream:
+        return _inside(stream, wheel.file)
 
 
-def _inside(wheel: Path) -> str:
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return archive.read(name).decode("utf-8", "replace")
+def _metadata_file(session: requests.Session, address: str, name: str) -> str | None:
+    """The metadata file that an index may have next to a wheel; some answer 403 where they have none."""
+    with scratch.folder("metadata") as folder:
+        file = folder / "METADATA"
+        try:
+            download.fetch(session, f"{address}.metadata", name, file, lambda count: None, limit=_LARGEST)
+        except NetworkError as error:
+            answer = getattr(error.__cause__, "response", None)
+            if answer is not None and answer.status_code in (requests.codes.not_found, requests.codes.forbidden):
+                return None
+            raise
+        return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _inside(stream: IO[bytes], name: str) -> str:
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            (member,) = (found for found in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", found))
+            with archive.open(member) as file:
+                raw = file.read(_LARGEST + 1)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+        raise NetworkError(f"invalid wheel from the index, METADATA cannot be read: {name}") from error
+    if len(raw) > _LARGEST:
+        raise NetworkError(f"invalid wheel from the index, METADATA is longer than {_LARGEST} bytes: {name}")
+    return raw.decode("utf-8", "replace")
 
 
 def pins(metadata: str) -> dict[str, str]:

@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from envbuild import document, settings
 from envbuild.errors import NetworkError, ProfileError
-from envbuild.plan import addresses, unrelated
+from envbuild.plan import addresses, facts, unrelated
 from envbuild.process import Completed
 
 _UNAUTHORIZED = ("401 Unauthorized", "403 Forbidden", "lack of valid authentication")
@@ -37,17 +39,31 @@ def refused(requirements: Sequence[str], done: Completed) -> ProfileError | Netw
         return NetworkError(
             f"the package index{_at(said)} answers with what is no {page[1]}", hint=_hint(_DOCTOR, said)
         )
-    local = [str(r) for r in map(Requirement, requirements) if any("+" in s.version for s in r.specifier)]
+    local = [r for r in map(Requirement, requirements) if any("+" in s.version for s in r.specifier)]
     for requirement in local:
-        if f"no version of {requirement}" in said:
+        if f"no version of {requirement}" in said or re.search(
+            rf"\b{re.escape(requirement.name)} was not found in", said
+        ):
             return NetworkError(
-                f"no configured index or find-links has {requirement}",
-                hint="a version with a local label (+...) is in no public index: name the folder or page that has it "
-                "in pip's find-links setting (pip config set global.find-links ...) or in UV_FIND_LINKS",
+                f"no configured index or find-links has {requirement}", hint=local_build(str(requirement))
             )
     cause = _CAUSE.split(said, maxsplit=1)[-1]
     meant = {found for word in re.findall(r"[A-Za-z0-9._-]+", said) for found in [unrelated.refused(word)] if found}
     return ProfileError("the packages cannot be resolved together", hint="\n".join([cause[:1200], *sorted(meant)]))
+
+
+def local_build(requirement: str) -> str:
+    """How to reach a build with a local label, as in torch==2.13.0+cpu, that no configured index has."""
+    own = (
+        "PyTorch's own index has such builds; to use it: --torch-index pytorch (in a checkout: make PROFILE "
+        f"TORCH_INDEX=pytorch), or torch_index: pytorch in {document.display(settings.config_file())}; else "
+        if canonicalize_name(Requirement(requirement).name) in facts.torch_index().packages
+        else "a version with a local label (+...) is not in the public index: "
+    )
+    return (
+        f"{own}name the folder or page that has it in pip's find-links setting "
+        "(pip config set global.find-links ...) or in UV_FIND_LINKS"
+    )
 
 
 def _hint(todo: str, said: str) -> str:

@@ -16,6 +16,7 @@ from envbuild.plan import cure, facts, probes, toolchain, workshop
 from envbuild.plan.archive import COMPAT, Wanted
 from envbuild.plan.choice import Advice, Choice, choose
 from envbuild.plan.extension import Extension
+from envbuild.plan.locked import StartupFile
 from envbuild.plan.profile import Profile
 from envbuild.plan.source import PIN, Source
 from envbuild.plan.toolchain import Toolchain
@@ -51,7 +52,7 @@ def computing(versions: Mapping[str, str]) -> dict[str, str]:
 class Plan:
     """What is wanted, before anything is looked up. `asked`: as Source has it, `suite` or `image` is the base,
     `toolchain` stays in the image, `workshop` is what its extensions are compiled with, `extensions` what each is known
-    by; None: it is left out."""
+    by; None: it is left out. `notes`: as Source has them."""
 
     name: str
     asked: str
@@ -69,11 +70,13 @@ class Plan:
     environment: Mapping[str, str]
     choice: Choice
     toolchain: Toolchain | None = None
+    startup: tuple[StartupFile, ...] = ()
     archives: tuple[Wanted, ...] = ()
     workshop: Workshop | None = None
     extensions: Mapping[str, str | None] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def wishes(self) -> dict[str, object]:
@@ -90,6 +93,7 @@ class Plan:
                 *([{"toolchain": list(self.toolchain.requirements)}] if self.toolchain else []),
             ],
             "environment": dict(self.environment),
+            **({"startup": [[file.file, file.sha256] for file in self.startup]} if self.startup else {}),
             **({"archives": [[a.name, a.sha256, a.fits] for a in self.archives]} if self.archives else {}),
             **({"extensions": self.workshop.wishes} if self.workshop else {}),
         }
@@ -141,11 +145,13 @@ def resolve(source: Source) -> Plan:
         environment=dict(sorted({**_environment(suite, choice, kept), **profile.env}.items())),
         choice=choice,
         toolchain=kept,
+        startup=tuple(StartupFile(file.file, file.sha256) for file in profile.startup),
         archives=tuple(_archives(source, choice, kept)),
         workshop=workshop.furnish(source, compiler, choice.environment.get(ARCH_LIST, "")) if compiler else None,
         extensions={one.name: one.source for one in profile.extensions},
         reasons=_reasons(source, suite, choice),
         places=_places(source, choice, kept),
+        notes=source.notes,
     )
 
 
@@ -284,10 +290,14 @@ def _compiled(one: Extension, where: str) -> str:
     return f"{where}; {f'none: {one.none}' if one.none else 'compiled from source'}"
 
 
+def required_by(torch: str) -> str:
+    return f"required by torch {torch}"
+
+
 def _libraries(source: Source, choice: Choice) -> dict[str, str]:
     """Why each CUDA library has its version: torch's metadata, or a pin of the profile."""
     overrides = {override.library: override for override in choice.overrides}
-    found = dict.fromkeys(choice.situation.libraries, f"torch {source.profile.torch} asks for it")
+    found = dict.fromkeys(choice.situation.libraries, required_by(source.profile.torch))
     for name in source.profile.pins:
         place = source.document.place(("pins", name))
         found[name] = f"{place.file}:{place.line}"

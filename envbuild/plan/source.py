@@ -19,7 +19,7 @@ PIN = "--pin"
 @dataclass(frozen=True)
 class Source:
     """A profile's name, the file it was read from, and where each of its values stands. `plain`: as it is without what
-    --pin asks for, where that asks."""
+    --pin asks for, where that asks. `notes`: lines of a requirements file that are left out, each with the reason."""
 
     name: str
     file: Path
@@ -27,6 +27,7 @@ class Source:
     document: Document
     meant: Meant | None = None
     plain: Profile | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def asked(self) -> str:

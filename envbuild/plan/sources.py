@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from envbuild import document
 from envbuild.document import Document
 from envbuild.errors import Fault, ProfileError
-from envbuild.plan import naming, remainder, requirements
+from envbuild.plan import facts, naming, remainder, requirements, uvconfig
+from envbuild.plan.fields import is_version
 from envbuild.plan.own import read_script
 from envbuild.plan.profile import Profile, refused, tried
 from envbuild.plan.source import PIN, Source
 
+_KEYS = ("torch", "python", "cuda")
 _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
 
 
@@ -32,12 +36,13 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     asked = naming.meant(name, wanted)
     file, wanted = asked.file, asked.requirements
     faults: list[Fault] = []
-    merged = _extended(file, (), faults)
+    merged = _extended(file, document.home(file), (), faults)
     merged.data.pop("extends", None)
     if asked.profile == f"{file.stem}-{naming.DEVEL}":
         variant = Document(merged.file, {"variant": naming.DEVEL}, {("variant",): document.Place(merged.file, 1)})
         merged = document.merge(merged, variant)
-    faults += _require(merged, wanted) if wanted else []
+    notes: list[str] = []
+    faults += _require(merged, wanted, pins or {}, notes) if wanted else []
     plain = tried(document.without(merged, [("selftest", "script")])) if pins else None  # which is not read yet
     if pins:
         merged = document.merge(merged, _pinned(_repin(merged, pins)))
@@ -49,24 +54,76 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
         more, hint = remainder.contradictions(asked, merged, malformed, faults)
         raise refused(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
     file = Path.cwd() / "profiles" / file.name if wanted else file
-    return Source(asked.name, file, found, merged, asked, plain if isinstance(plain, Profile) else None)
+    return Source(asked.name, file, found, merged, asked, plain if isinstance(plain, Profile) else None, tuple(notes))
 
 
-def _require(merged: Document, wanted: Path) -> list[Fault]:
+def ignored(found: Iterable[Source]) -> list[str]:
+    """The settings of uv that a lock leaves out: of the working folder, and of these profiles' requirements files."""
+    files = {source.meant.requirements for source in found if source.meant and source.meant.requirements}
+    return list(uvconfig.ignored(dict.fromkeys([Path.cwd(), *sorted(file.resolve().parent for file in files)])))
+
+
+def _require(merged: Document, wanted: Path, pins: Mapping[str, str], notes: list[str]) -> list[Fault]:
     """Put a project's requirements behind the profile's packages, each with its own place; returns what is wrong with
-    them."""
+    them. A line that contradicts an exact version of --pin or of the profile is left out, and added to `notes`."""
     packages = merged.data.setdefault("packages", [])
-    found, faults = requirements.read(wanted)
-    for text, place in found if isinstance(packages, list) else ():
-        merged.places[("packages", len(packages))] = place
-        packages.append(text)
-    return faults
+    found = requirements.read(wanted)
+    notes += found.notes
+    exact = _exact(merged, pins)
+    for text, place in found.lines if isinstance(packages, list) else ():
+        overruled = _overruled(text, exact, pins)
+        if overruled:
+            text, reason = overruled
+            notes.append(f"{place.file}:{place.line}: {reason}")
+        if text:
+            merged.places[("packages", len(packages))] = place
+            packages.append(text)
+    return found.faults
+
+
+ORDER = "--pin comes before the profile, and the profile before the requirements file"
+
+
+def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[str, str]) -> tuple[str, str] | None:
+    """Of a requirement that contradicts an exact version: what is left to require, and the reason."""
+    try:
+        asked = Requirement(text)
+    except (InvalidRequirement, RecursionError):
+        return None  # a fault of its own
+    name = canonicalize_name(asked.name)
+    version, whose = exact.get(name, ("", ""))
+    if not version or asked.specifier.contains(Version(version), prereleases=True):
+        return None
+    bare = name != "torch" and name in map(canonicalize_name, pins)  # --pin sets its version, and nothing else names it
+    left = f"{asked.name}[{','.join(sorted(asked.extras))}]" if asked.extras else asked.name if bare else ""
+    return left, f"{text} is left out: {whose} has {asked.name} {version} ({ORDER})"
+
+
+def _exact(merged: Document, pins: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Distribution -> the version that --pin or else the profile sets, and which of the two does."""
+    data = merged.data
+    torch = pins.get("torch", data.get("torch"))
+    release = facts.torch_release(str(torch))
+    found: dict[str, tuple[object, str]] = {"torch": (torch, PIN if "torch" in pins else "the profile")}
+    for text in data["packages"] if isinstance(data.get("packages"), list) else ():
+        name, _, version = str(text).partition("==")
+        found[canonicalize_name(name)] = (version, "the profile")
+    libraries = data["pins"] if isinstance(data.get("pins"), dict) else {}
+    named = {str(name): pin.get("version") if isinstance(pin, dict) else pin for name, pin in libraries.items()}
+    for whose, given in (("the profile", named), (PIN, pins)):
+        for library, pinned in given.items():
+            distribution = facts.distribution_of(library, release.cuda) if release else None
+            found[canonicalize_name(distribution or library)] = (pinned, whose)
+    return {name: (str(version), whose) for name, (version, whose) in found.items() if is_version(str(version))}
 
 
 def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
-    """Pin those of the profile's own packages that are named; returns the pins of what is none."""
+    """Pin the profile's own packages; returns the pins that name no package of the profile.
+
+    torch, Python and CUDA are keys of a profile, also where a requirements file names torch.
+    """
     packages, pinned = merged.data.get("packages"), set()
-    wanted = {str(canonicalize_name(name)): version for name, version in pins.items()}
+    wanted = {str(canonicalize_name(name)): version for name, version in pins.items() if name not in _KEYS}
     for index, text in enumerate(packages if isinstance(packages, list) else ()):
         match = _PACKAGE.match(str(text))
         name = canonicalize_name(match[1]) if match else ""
@@ -79,7 +136,7 @@ def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
 
 def _pinned(pins: Mapping[str, str]) -> Document:
     """What `--pin` asks for beside packages, as a document on top of the profile."""
-    own = {name: version for name, version in pins.items() if name in ("torch", "python", "cuda")}
+    own = {name: version for name, version in pins.items() if name in _KEYS}
     libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
     data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
     places: dict[document.Path, document.Place] = {(name,): document.Place(PIN, 1) for name in data}
@@ -87,8 +144,9 @@ def _pinned(pins: Mapping[str, str]) -> Document:
     return Document(PIN, data, places)
 
 
-def _extended(file: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
-    """With its parents; `faults` takes what is wrong with single keys of them."""
+def _extended(file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
+    """With its parents, those that it names by their path from within `root`; `faults` takes what is wrong with single
+    keys of them."""
     here = document.read(file, faults=faults)
     parent = here.data.get("extends")
     if parent is None:
@@ -96,10 +154,14 @@ def _extended(file: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Docume
     if not isinstance(parent, str):
         raise ProfileError("extends: must name one profile", faults=[here.fault(("extends",), "not a name")])
     try:
-        target = naming.find(parent, file.parent).resolve()
-    except ProfileError as error:
-        fault = here.fault(("extends",), error.message)
-        raise ProfileError(error.message, hint=error.hint, faults=[fault]) from None
+        if naming.is_path(parent):
+            document.inside(parent, file.parent, root)
+        found = naming.find(parent, file.parent)
+    except (ProfileError, ValueError) as error:
+        fault = here.fault(("extends",), str(error))
+        raise ProfileError(str(error), hint=getattr(error, "hint", None), faults=[fault]) from None
+    target = found.resolve()
     if target in (*seen, file.resolve()):
         raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
-    return document.merge(_extended(target, (*seen, file.resolve()), faults), here)
+    root = root if naming.is_path(parent) else document.home(found)
+    return document.merge(_extended(target, root, (*seen, file.resolve()), faults), here)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild import scratch, settings
-from envbuild.errors import HashMismatch
+from envbuild.document import inside
+from envbuild.errors import FileError, HashMismatch
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,16 @@ def digest(file: Path) -> str:
 def holds_text(file: Path, text: str) -> bool:
     """Whether a file is there with exactly this content."""
     return file.is_file() and file.read_bytes() == text.encode()
+
+
+def write_within(project: Path, file: Path, content: str | bytes) -> None:
+    """Write a file of a project. Raises FileError where a link leads out of the project: its author may not choose
+    which file is written."""
+    try:
+        inside(str(file.absolute()), file.parent, project)
+    except ValueError as error:
+        raise FileError(f"{error}: it is not written", hint="remove the link") from None
+    write_atomically(file, content)
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:

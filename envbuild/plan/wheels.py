@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import sys
 import threading
 import tomllib
 import urllib.parse
@@ -17,16 +18,19 @@ from typing import Any
 
 import platformdirs
 import uv
+from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from envbuild import room, scratch
-from envbuild.errors import EnvbuildError, NetworkError, ProfileError
+from envbuild.errors import EnvbuildError, Fault, NetworkError, ProfileError
 from envbuild.once import once
-from envbuild.plan import download, index, refusals, unrelated
+from envbuild.plan import download, index, pages, recency, refusals, unrelated, uvconfig
+from envbuild.plan.download import Head
 from envbuild.plan.locked import LockedWheel, Wheel
 from envbuild.plan.store import Store
-from envbuild.process import Completed, run
+from envbuild.process import Completed, ProcessTimeout, run
 
 # uv 0.13 knows no platform beyond manylinux_2_40; which file fits is judged by our own tags.
 _UV_NEWEST_GLIBC = 40
@@ -54,17 +58,34 @@ def uv_binary() -> Path:
     return Path(uv.find_uv_bin())
 
 
+# uv resolves a shipped profile in seconds. It has no limit of its own where an index sends a byte now and then.
+_SECONDS = 900.0
+
+
 def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
-    """What uv comes to. Raises DiskError where it has no room, for its own cache as well."""
+    """The answer of uv. Raises DiskError where uv or its cache has no room, NetworkError where uv takes too long."""
+    try:
+        return _resolved(lines, python, glibc, *options)
+    except ProcessTimeout:
+        raise NetworkError(
+            f"no answer from the indexes after {_SECONDS:.0f} s of resolving", hint="envbuild doctor checks them"
+        ) from None
+
+
+def _resolved(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
     platform = f"x86_64-manylinux_2_{min(int(glibc.partition('.')[2]), _UV_NEWEST_GLIBC)}"
+    lines = list(lines)
     with scratch.folder("uv") as folder:
         done = run(
-            # no interpreter is fetched for a Python that this machine lacks: wheels are only chosen, and none is built
-            [uv_binary(), "pip", "compile", "--quiet", "--no-header", "--no-python-downloads", "--only-binary", ":all:",
-             "--python-version", python, "--python-platform", platform, *index.uv_options(), *options, "-"],
+            # wheels are only chosen and none is built: uv needs no other Python than ours, and looks for none
+            [uv_binary(), "pip", "compile", "--quiet", "--no-header", *uvconfig.options(folder),
+             "--only-binary", ":all:", "--python", sys.executable, "--no-python-downloads", "--python-version", python,
+             "--python-platform", platform, *index.uv_options(), *options, "-"],
             stdin="".join(f"{line}\n" for line in lines),
             # it leaves folders of its own where it is killed, and breaks the lines that are read at COLUMNS
-            env={**index.uv_environment(), "TMPDIR": str(folder), "COLUMNS": "100000"},
+            env={**index.uv_variables(lines), "TMPDIR": str(folder), "COLUMNS": "100000"},
+            cwd=folder,
+            timeout=_SECONDS,
         )  # fmt: skip
     if done.code and room.lacked(done.stderr):
         own = os.environ.get("UV_CACHE_DIR") or platformdirs.user_cache_dir("uv")
@@ -90,16 +111,86 @@ def resolve(
         output = folder / "requirements.txt"
         output.write_text("".join(f"{name}=={version}\n" for name, version in keep.items()), encoding="utf-8")
         options = ["--annotation-style", "line", "--output-file", str(output)]
-        for option, lines in (("--constraint", constraints), ("--override", overrides)):
-            file = folder / f"{option.lstrip('-')}.txt"
-            file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            options += [option, str(file)] if lines else []
+        options += _lists(folder, constraints, overrides)
         done = _compile(requirements, python, glibc, *options)
         if done.code:
             raise _with_newest(refusals.refused(requirements, done), python, glibc)
         resolved = _parse(output.read_text(encoding="utf-8"))
     _refuse_unrelated(resolved)
+    _refuse_prereleases(resolved, [*requirements, *constraints, *overrides], python, glibc)
     return resolved
+
+
+def _lists(folder: Path, constraints: Iterable[str], overrides: Iterable[str]) -> list[str]:
+    """uv's options for these, written to files."""
+    options: list[str] = []
+    for option, lines in (("--constraint", list(constraints)), ("--override", list(overrides))):
+        file = folder / f"{option.lstrip('-')}.txt"
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        options += [option, str(file)] if lines else []
+    return options
+
+
+def contradiction(
+    requirements: Sequence[str], python: str, glibc: str, constraints: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> str | None:
+    """Why these cannot be met together, in uv's words; None where they can. Raises NetworkError."""
+    with scratch.folder("uv") as folder:
+        done = _compile(requirements, python, glibc, "--no-annotate", *_lists(folder, constraints, overrides))
+    error = refusals.refused(requirements, done) if done.code else None
+    if isinstance(error, NetworkError):
+        raise error
+    return error.hint if error else None
+
+
+# uv's words where a requirement of a package names a pre-release itself, as in ==0.66b2.
+_NAMED = re.compile(r"`([A-Za-z0-9._-]+)` was requested with a pre-release marker")
+
+
+def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, glibc: str) -> None:
+    """A pre-release that no requirement names, neither one of `given` nor one of a locked package: uv takes one where
+    no release has a usable wheel."""
+    named = {canonicalize_name(r.name) for r in map(Requirement, given) if r.specifier.prereleases}
+    odd = {name for name, version in resolved.versions.items() if Version(version).is_prerelease} - named
+    while asking := {name for name in odd if resolved.wanted_by[name] - {""}}:
+        # all others are fixed, so that uv fails for these alone; not always for all at once
+        pins = [f"{name}=={version}" for name, version in resolved.versions.items() if name not in asking]
+        with scratch.folder("uv") as folder:
+            done = _compile(pins, python, glibc, *_RELEASES, *_lists(folder, (), pins))
+        found = {canonicalize_name(name) for name in _NAMED.findall(done.stderr)} & asking if done.code else set()
+        if not found:
+            break
+        odd -= found
+    if odd:
+        raise _prerelease(resolved, sorted(odd), python, glibc)
+
+
+_RELEASES = ("--prerelease", "explicit")
+
+
+def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: str) -> ProfileError:
+    faults = []
+    for name in names:
+        parents = ", ".join(sorted(resolved.wanted_by[name] - {""}))
+        known = recency.releases(pages.listed(name), python, tags(python, glibc))
+        stable = [release for release in known if not release.version.is_prerelease]
+        why = "it has no release"
+        if stable:
+            usable = any(release.usable for release in stable)
+            lacking = "does not fit what is asked for" if usable else f"has no wheel for {target(python, glibc)}"
+            why = f"the newest release, {stable[-1].version}, {lacking}"
+        faults.append(Fault(f"{name} {resolved.versions[name]}{f' (required by {parents})' if parents else ''}: {why}"))
+    pins = ", ".join(f"{name}=={resolved.versions[name]}" for name in names)
+    return ProfileError(
+        f"only a pre-release fits, and no requirement names one: {', '.join(names)}",
+        hint=f"{recency.COMPILE}; to take the pre-release, require it: {pins}",
+        faults=faults,
+    )
+
+
+def target(python: str, glibc: str) -> str:
+    """What a wheel must fit, for messages."""
+    return f"Python {python}, glibc {glibc}, x86_64"
 
 
 def _refuse_unrelated(resolved: Resolved) -> None:
@@ -131,7 +222,7 @@ def offered(requirements: Sequence[str], python: str, glibc: str, oldest: bool =
     Raises ProfileError where nothing meets one of them, NetworkError where an index does not answer.
     """
     resolution = ["--resolution", "lowest"] if oldest else []
-    done = _compile(requirements, python, glibc, "--no-deps", "--no-annotate", *resolution)
+    done = _compile(requirements, python, glibc, "--no-deps", "--no-annotate", *_RELEASES, *resolution)
     if done.code:
         raise refusals.refused(requirements, done)
     return dict(_parse(done.stdout).versions)
@@ -170,7 +261,7 @@ def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collect
         best = _best(same or offered, supported)
         if best is None:
             raise ProfileError(
-                f"{package['name']} {package['version']} has no wheel for Python {python}, glibc {glibc}, x86_64",
+                f"{package['name']} {package['version']} has no wheel for {target(python, glibc)}",
                 hint="choose a version that has one; envbuild builds nothing from sdists",
             )
         address = best["url"] if "url" in best else Path(best["path"]).resolve().as_uri()
@@ -217,15 +308,20 @@ def _file_name(address: str) -> str:
 
 
 def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
-    """Bytes of each file, by asking for its head. Raises NetworkError."""
+    """Bytes of each file. Raises NetworkError."""
+    return {wheel: head.bytes for wheel, head in heads(addresses).items()}
+
+
+def heads(addresses: Mapping[Wheel, str]) -> dict[Wheel, Head]:
+    """Of each file, by a HEAD request. Raises NetworkError."""
     files = [wheel.file for wheel in addresses]
     with ThreadPoolExecutor(index.PARALLEL) as pool:
-        return dict(zip(addresses, pool.map(_size, addresses.values(), files), strict=True))
+        return dict(zip(addresses, pool.map(_head, addresses.values(), files), strict=True))
 
 
 @once
-def _size(address: str, file: str) -> int:
-    return download.size(_session(), address, file)
+def _head(address: str, file: str) -> Head:
+    return download.head(_session(), address, file)
 
 
 _session = once(index.session)

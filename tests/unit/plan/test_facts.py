@@ -16,6 +16,7 @@ from envbuild.plan import factfiles, facts, fleet
 from envbuild.plan.advisories import Change, Shows
 from envbuild.plan.facts import Advisory, Situation
 from envbuild.plan.fields import Versions
+from unit.support import envbuild, write_profile
 
 SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "fleet", "debian", "selftests", "xids", "compilers")
 
@@ -34,7 +35,7 @@ ADVISORIES = words("""
     nccl-bf16-misaligned-h100 nccl-2.19.3-graph-leak nccl-2.20.5-graph-hang nccl-abort-hang nccl-2.27-fp8-symmetric
     nccl-2.28.3-2.29.2 nccl-4090-p2p nccl-h800-nvls-bf16 error-802-fabricmanager error-804-forward-compat
     driver-too-old-cu13 fp8-scaled-mm-cc triton-ptxas-unknown-arch apex-t5-mixed-dtype half-attention-nan
-    rmsnorm-half-torch-2.4 cublas-not-initialized h20-cluster-launch
+    rmsnorm-half-torch-2.4 cublas-not-initialized h20-cluster-launch nccl-gh200-ll128 apex-rmsnorm-no-grad-leak
 """)
 REFUSED = {
     "cublas-hopper-fpe",
@@ -129,7 +130,7 @@ def test_every_source_that_is_described_is_used(name: str) -> None:
 
 def test_every_gpu_of_the_facts_is_there() -> None:
     expected = """v100 t4 a100 a800 a30 a10 a40 rtx3090 rtx4090 l4 l20 l40s h100 h800 h20 h20-3e h200 gh200 b200 b300
-        rtx5090 rtxpro6000"""
+        gb200 gb300 gb10 rtx5090 rtxpro6000"""
     assert sorted(facts.gpus()) == sorted(words(expected))
 
 
@@ -147,6 +148,8 @@ def test_every_gpu_of_the_facts_is_there() -> None:
         ("NVIDIA A800-SXM4-80GB", "a800"),
         ("NVIDIA H100", "h100"),
         ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GB10", "gb10"),
         ("Tesla T4", "t4"),
         ("NVIDIA H20 MIG 1g.12gb", "h20"),
         ("NVIDIA H200 MIG 1g.18gb+me", "h200"),
@@ -167,6 +170,45 @@ def test_every_gpu_of_the_facts_is_there() -> None:
 def test_a_gpu_is_found_by_its_whole_name(name: str, found: str | None) -> None:
     gpu = facts.gpu_by_name(name)
     assert (gpu.id if gpu else None) == found
+
+
+def test_the_gpus_of_arm64_hosts_are_known() -> None:
+    assert {gpu.id for gpu in facts.gpus().values() if gpu.host == "arm64"} == {"gh200", "gb200", "gb300", "gb10"}
+
+
+@pytest.mark.parametrize("command", ["show", "lock", "make"])
+@pytest.mark.parametrize("gpu", ["gh200", "gb10"])
+def test_a_gpu_on_an_arm64_host_is_refused(command: str, gpu: str, project: Path) -> None:
+    """A mixed fleet too: the image would not start on some of its machines."""
+    write_profile(project, {"extends": "h200", "gpus": ["h200", gpu]})
+    done = envbuild(command, "sample")
+    assert done.code == 3
+    reason = f"gpus[1]: unsupported: {gpu} has an arm64 host, and envbuild builds linux/amd64 images only"
+    assert reason in done.stderr
+
+
+@pytest.mark.usefixtures("project")
+def test_the_name_of_a_gpu_on_an_arm64_host_has_the_reason() -> None:
+    done = envbuild("show", "gh200")
+    assert done.code == 3 and "unsupported: gh200 has an arm64 host" in done.stderr and "h200?" not in done.stderr
+
+
+def test_a_site_can_say_that_its_gpu_has_an_arm64_host(project: Path) -> None:
+    row = facts.gpus()["h200"]
+    site(
+        "as_of: 2026-11\ngpus:\n"
+        f"  - {{id: h200arm, names: [Own H200], family: h200arm, compute_capability: '{row.compute_capability}',\n"
+        "     memory_gb: [141], features: [], first_cuda: '11.8', datacentre: true, host: arm64,\n"
+        "     source: [pytorch/pytorch#123835], status: reported}\n"
+    )
+    write_profile(project, {"extends": "h200", "gpus": ["h200arm"]})
+    assert "h200arm has an arm64 host" in envbuild("show", "sample").stderr
+
+
+def test_the_sources_of_the_h20_name_it() -> None:
+    """NVIDIA's list of compute capabilities leaves it out."""
+    assert "compute-capabilities" not in facts.gpus()["h20"].source
+    assert "mig-guide" in facts.gpus()["h20"].source
 
 
 def test_families_are_those_that_a_source_calls_the_same_silicon() -> None:
@@ -286,7 +328,7 @@ def test_short_names_and_distributions() -> None:
 
 def test_all_advisories_are_there_once() -> None:
     assert sorted(item.id for item in facts.advisories()) == sorted(ADVISORIES)
-    assert len(ADVISORIES) == 45
+    assert len(ADVISORIES) == 47
 
 
 def test_severity_is_as_decided() -> None:
@@ -357,6 +399,20 @@ def test_a_cure_for_hopper_exists_and_is_no_folklore() -> None:
     assert min((version for version in known if version in fit), key=Version) == "12.4.5.8"
     assert "12.3.4.1" not in fit
     assert "11.11.3.6" not in fit
+
+
+def test_where_sources_conflict_the_caution_names_both() -> None:
+    """On builds for CUDA 11.8 against the crash on Hopper."""
+    hopper = advisory("cublas-hopper-fpe")
+    assert "HunyuanVideo" in str(hopper.caution) and "NVIDIA" in str(hopper.caution)
+    assert "Tencent-Hunyuan/HunyuanVideo#11" in hopper.cite
+
+
+def test_the_end_of_cuda_12_builds_is_cited_as_decided() -> None:
+    volta = advisory("volta-dropped")
+    assert "torch 2.14 has the last" in volta.remedy
+    assert {"pytorch/test-infra#8739", "pytorch/pytorch#160269"} <= set(volta.cite)
+    assert "proposal" not in str(volta.caution)
 
 
 # Signatures
@@ -481,7 +537,17 @@ def test_a_signature_reaches_traits_and_has_alternatives(said: dict[str, Any], m
         ("volta-dropped", True, situation("v100", "2.10.0", libraries={"cudnn": "9.11.0.98"})),
         ("volta-dropped", False, situation("v100", "2.10.0")),
         ("volta-dropped", False, situation("v100", "2.11.0+cu126", libraries={"cudnn": "9.10.2.21"})),
+        ("volta-dropped", False, situation("v100", "2.14.0+cu126", libraries={"cudnn": "9.10.2.21"})),
+        ("volta-dropped", True, situation("v100", "2.15.0+cu130", libraries={"cudnn": "9.10.2.21"})),
+        ("volta-dropped", False, situation("v100", "2.15.0+cpu")),
         ("volta-dropped", False, situation("t4", "2.11.0")),
+        ("nccl-gh200-ll128", True, situation("gh200", "2.8.0", gpu_count=2)),
+        ("nccl-gh200-ll128", False, situation("gh200", "2.8.0")),
+        ("nccl-gh200-ll128", False, situation("gh200", "2.7.1", gpu_count=2)),
+        ("nccl-gh200-ll128", False, situation("h200", "2.8.0", gpu_count=2)),
+        ("apex-rmsnorm-no-grad-leak", True, situation("h200", "2.11.0", extensions=frozenset({"apex"}))),
+        ("apex-rmsnorm-no-grad-leak", False, situation("h200", "2.3.1", extensions=frozenset({"apex"}))),
+        ("apex-rmsnorm-no-grad-leak", False, situation("h200", "2.11.0")),
         ("driver-too-old-cu13", True, situation("h20", "2.11.0", driver="570.133.20")),
         ("driver-too-old-cu13", True, situation("h20", "2.11.0+cu130", cuda="13.0", driver="575.51.03")),
         ("driver-too-old-cu13", False, situation("h20", "2.11.0", driver="580.65.06")),

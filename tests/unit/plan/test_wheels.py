@@ -11,13 +11,13 @@ import requests
 from packaging.utils import InvalidWheelFilename
 from urllib3.util.retry import Retry
 
-from envbuild.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError
+from envbuild.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError, SettingsError
 from envbuild.plan import facts, store, wheels
 from envbuild.plan import index as index_module
 from envbuild.plan.locked import LockedWheel, Wheel
 from envbuild.plan.wheels import Resolved
 from unit.conftest import forget
-from unit.support import Index, quick_pip, serving, sha, write_wheel
+from unit.support import Index, configure, quick_pip, serving, sha, write_wheel
 
 PYTHON, GLIBC = "3.11", "2.36"
 LINUX = "manylinux_2_28_x86_64"
@@ -171,6 +171,54 @@ def test_a_local_version_that_no_place_has_names_find_links(folder: Path) -> Non
     with pytest.raises(NetworkError, match=r"torch==2\.13\.0\+cpu") as caught:
         resolve("torch==2.13.0+cpu")
     assert "find-links" in str(caught.value.hint)
+
+
+@pytest.fixture
+def pytorch(tmp_path: Path) -> Iterator[Index]:
+    """A mirror of PyTorch's own index; of packages, too, that are not to be taken from there."""
+    for name, version in (("torch", "2.13.0+cpu"), ("alpha", "9.0")):
+        write_wheel(tmp_path / "pytorch", name, version)
+    with serving(Index(tmp_path / "pytorch")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("way", ["variable", "setting"])
+def test_a_local_build_comes_from_pytorchs_index_where_that_is_asked_for(
+    folder: Path, pytorch: Index, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    write_wheel(folder, "alpha", "1.0")
+    with pytest.raises(NetworkError) as caught:
+        resolve("torch==2.13.0+cpu", "alpha")
+    hint = str(caught.value.hint)
+    assert pytorch.asked == []  # never without being asked for
+    assert "--torch-index pytorch" in hint and "make PROFILE TORCH_INDEX=pytorch" in hint
+    assert "torch_index: pytorch in " in hint and "config.yaml" in hint
+    if way == "variable":
+        monkeypatch.setenv("ENVBUILD_TORCH_INDEX", pytorch.address)
+    else:
+        configure(f"torch_index: {pytorch.address}\n")
+    assert resolve("torch==2.13.0+cpu", "alpha").versions == {"torch": "2.13.0+cpu", "alpha": "1.0"}
+    found, address = locate_one("torch", "2.13.0+cpu")
+    assert address == f"{pytorch.address[:-6]}files/{found.file.replace('+', '%2B')}" or found.file in address
+    assert fetch(found) == 1
+    assert not [line for line in pytorch.asked if "alpha" in line]
+
+
+def test_pytorchs_own_index_is_a_fact_and_asked_for_such_builds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["torch==2.13.0+cpu", "torchvision==0.28.0+cu126", "numpy==1.0+mkl", "torch", "alpha"]
+    assert index_module.torch_pages(lines) == []
+    monkeypatch.setenv("ENVBUILD_TORCH_INDEX", "pytorch")
+    root = facts.torch_index().address.replace("/{build}", "")
+    assert index_module.torch_pages(lines) == [f"{root}/cpu/torch/", f"{root}/cu126/torchvision/"]
+    monkeypatch.setenv("ENVBUILD_TORCH_INDEX", "yes")
+    with pytest.raises(SettingsError, match="torch_index: 'yes' is invalid"):
+        index_module.torch_pages(lines)
+
+
+def test_a_local_build_of_another_package_is_not_said_to_be_pytorchs(folder: Path) -> None:
+    with pytest.raises(NetworkError) as caught:
+        resolve("alpha==1.0+own")
+    assert "find-links" in str(caught.value.hint) and "torch" not in str(caught.value.hint)
 
 
 def test_a_local_version_is_found_in_a_folder(folder: Path) -> None:

@@ -1,0 +1,648 @@
+"""What the author of a locked package tries, with small wheels and the real uv; and what an honest one does."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import py_compile
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from selftest.environments import Environment, virtual
+from unit.conftest import forget
+from unit.support import Index, plan_of, quick_pip, serving, write_wheel
+
+from envbuild import fetching, shipped
+from envbuild.errors import LockError, ProfileError
+from envbuild.image import context
+from envbuild.making import Progress
+from envbuild.plan import conflicts, facts, lock, locking, store
+from envbuild.plan.lock import Lock
+from envbuild.plan.locked import LockedWheel, Overridden, StartupFile, Wheel
+from envbuild.plan.profile import SelfTest
+from envbuild.plan.resolve import Plan
+from envbuild.proof import audit, holdings, job, reading
+from envbuild.proof.audit import Audit, Expected
+from envbuild.proof.runners import here
+
+AUTHOR = "author of a locked package"
+FUNCTIONAL = "torch/nn/functional.py"
+TORCH = {
+    "torch/__init__.py": b"",
+    FUNCTIONAL: b"right = True\n",
+    "torch/nn/__init__.py": b"",
+    "torch/lib/libc10.so": b"",
+}
+WRONG = b"right = None\n"
+IMAGE = f"registry.example/debian@sha256:{'a' * 64}"
+PRECEDENCE = (
+    b"import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os.environ.get(var, 'local') == 'local'; "
+    b"enabled and __import__('_distutils_hack').add_shim(); \n"
+)
+
+
+class Silent:
+    def say(self, text: str) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """It has pip and a torch of three files, and serves ranges."""
+    quick_pip(monkeypatch)
+    folder = tmp_path / "served"
+    write_wheel(folder, "pip", "26.0")
+    torch_wheel(folder)
+    with serving(Index(folder, ranges=True)) as found:
+        monkeypatch.setenv("PIP_INDEX_URL", found.address)
+        yield found
+
+
+def torch_wheel(folder: Path, files: Mapping[str, bytes] = TORCH) -> Path:
+    """Its module is the package."""
+    file = write_wheel(folder, "torch", "2.13.0", files=files)
+    return without(file, "torch.py")
+
+
+def without(file: Path, member: str) -> Path:
+    with zipfile.ZipFile(file) as archive:
+        kept = {info: archive.read(info) for info in archive.infolist() if info.filename != member}
+    with zipfile.ZipFile(file, "w") as archive:
+        for info, content in kept.items():
+            archive.writestr(info, content)
+    return file
+
+
+def plan(project: Path, *packages: str, **more: Any) -> Plan:
+    data = {"base": {"image": IMAGE}, "python": "3.11", "torch": "2.13.0", "packages": list(packages), **more}
+    return plan_of(project, data)
+
+
+def stored(*files: Path) -> tuple[LockedWheel, ...]:
+    """Wheels in the store, as a lock names them that was edited by hand."""
+    found = []
+    for file in files:
+        name, version = file.name.split("-")[:2]
+        wheel = Wheel(name.replace("_", "-"), version, file.name, store.digest(file))
+        content = file.read_bytes()
+        store.wheels().put(file, wheel.sha256, wheel.file)
+        found.append(LockedWheel(wheel, len(content), "python"))
+    return tuple(found)
+
+
+def locked(project: Path, wheels: tuple[LockedWheel, ...], **changes: Any) -> Lock:
+    made = plan(project)
+    found = Lock(
+        made="20261121T000000Z", inputs=lock.inputs(made), platform=made.platform, python=made.python, suite=None,
+        image=made.image, base=(), apt=(), wheels=wheels, environment=made.environment,
+    )  # fmt: skip
+    return dataclasses.replace(found, **changes)
+
+
+# one path
+
+
+@pytest.mark.attack(
+    AUTHOR, "overwrites torch/nn/functional.py, index serves ranges", "refused by lock, nothing fetched"
+)
+def test_a_wheel_that_overwrites_a_file_of_torch_is_not_locked(index: Index, project: Path) -> None:
+    write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
+    with pytest.raises(ProfileError, match=f"evil 1.0 and torch 2.13.0 both install site-packages/{FUNCTIONAL}"):
+        locking.make(plan(project, "evil"), None)
+    assert not list(store.wheels().folder.iterdir())
+
+
+@pytest.mark.attack(AUTHOR, "overwrites torch/nn/functional.py, index without ranges", "refused when fetched")
+def test_without_ranges_it_is_refused_as_soon_as_it_is_fetched(index: Index, project: Path) -> None:
+    index.ranges = False
+    write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
+    asked = plan(project, "evil")
+    made = locking.make(asked, None)
+    with pytest.raises(LockError) as caught:
+        fetching.image(asked, made, cast(Progress, Silent()))
+    assert f"torch 2.13.0 and evil 1.0 both install site-packages/{FUNCTIONAL}" in str(caught.value.faults[0])
+
+
+@pytest.mark.attack(
+    AUTHOR, "overwrites torch/nn/functional.py, lock edited by hand", "refused before the image is made"
+)
+def test_a_lock_that_was_edited_by_hand_makes_no_image(project: Path, tmp_path: Path) -> None:
+    evil = write_wheel(tmp_path, "evil", "1.0", files={FUNCTIONAL: WRONG})
+    made = locked(project, stored(torch_wheel(tmp_path), evil))
+    with pytest.raises(LockError) as caught:
+        context.fill(made, "sample", {})
+    assert f"both install site-packages/{FUNCTIONAL}" in str(caught.value.faults[0])
+
+
+@pytest.mark.attack(AUTHOR, "gives the changed file torch's CRC and size", "refused by its bytes when fetched")
+def test_a_forged_checksum_passes_the_lock_and_not_the_bytes(index: Index, project: Path) -> None:
+    forged = with_crc(b"rigt = None#", zlib.crc32(TORCH[FUNCTIONAL]))
+    longer = TORCH[FUNCTIONAL] + b"#" * (len(forged) - len(TORCH[FUNCTIONAL]))
+    forged = with_crc(b"rigt = None#", zlib.crc32(longer))
+    torch_wheel(index.folder, {**TORCH, FUNCTIONAL: longer})
+    assert (zlib.crc32(forged), len(forged)) == (zlib.crc32(longer), len(longer)) and forged != longer
+    write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: forged})
+    asked = plan(project, "evil")
+    made = locking.make(asked, None)
+    with pytest.raises(LockError) as caught:
+        fetching.image(asked, made, cast(Progress, Silent()))
+    assert FUNCTIONAL in str(caught.value.faults[0])
+
+
+def with_crc(content: bytes, wanted: int) -> bytes:
+    """`content` and four bytes more that give it this CRC: the 32 bits are a linear system."""
+    begin = zlib.crc32(content + bytes(4))
+    columns = [zlib.crc32(content + (1 << bit).to_bytes(4, "little")) ^ begin for bit in range(32)]
+    rows = [(column, 1 << bit) for bit, column in enumerate(columns)]
+    solved: dict[int, tuple[int, int]] = {}
+    for value, chosen in rows:
+        for top, (other, more) in sorted(solved.items(), reverse=True):
+            if value >> top & 1:
+                value, chosen = value ^ other, chosen ^ more
+        if value:
+            solved[value.bit_length() - 1] = (value, chosen)
+    left, found = wanted ^ begin, 0
+    for top, (other, more) in sorted(solved.items(), reverse=True):
+        if left >> top & 1:
+            left, found = left ^ other, found ^ more
+    return content + found.to_bytes(4, "little")
+
+
+WAYS = {
+    "torch/__init__.abi3.so": "hides torch/__init__.py behind an extension module",
+    "torch.so": "puts torch.so beside the package torch",
+    "torch/nn/functional/__init__.py": "makes a package of torch/nn/functional.py",
+    "torch/nn/__pycache__/functional.cpython-311.pyc": "brings bytecode for torch/nn/functional.py",
+    f"evil-1.0.data/purelib/{FUNCTIONAL}": "overwrites torch/nn/functional.py from a .data folder",
+    f"evil-1.0.data/data/lib/python3.11/site-packages/{FUNCTIONAL}": "overwrites torch/nn/functional.py by its prefix",
+    f"evil-1.0.data/data/lib64/python3.11/site-packages/{FUNCTIONAL}": "overwrites it through the link lib64",
+    "torch/lib/glibc-hwcaps/x86-64-v2/libc10.so": "puts a library into torch/lib/glibc-hwcaps",
+    "evil-1.0.data/purelib/nvidia/nccl/lib/glibc-hwcaps/x86-64-v4/libnccl.so.2": "puts one into nvidia/nccl/lib",
+    "torch/lib/tls/libc10.so": "puts a library into torch/lib/tls, for glibc before 2.37",
+    "torch/lib/haswell/x86_64/libc10.so": "puts a library into torch/lib/haswell/x86_64, for glibc before 2.37",
+    "torch": "installs a file where torch has its folder",
+    "torch-2.13.0.dist-info/METADATA": "overwrites torch's metadata",
+    "torch-9.0.dist-info/METADATA": "brings metadata of another torch",
+    "torch.egg-info": "brings old metadata of torch",
+    f"torch/./nn/../{FUNCTIONAL}": "spells a path in another way",
+    "evil-1.0.data/data/pyvenv.cfg": "replaces the environment's pyvenv.cfg",
+    "evil-1.0.data/scripts/pyvenv.cfg": "makes bin/ look like an environment",
+    "evil-1.0.data/data/bin/lib/python3.11/site-packages/torch/__init__.py": "brings packages for bin/",
+    "evil-1.0.data/scripts/pybuilddir.txt": "replaces the standard library by pybuilddir.txt",
+    "evil-1.0.data/scripts/python3": "replaces the environment's python3",
+    "evil-1.0.data/data/bin/python3.11._pth": "replaces sys.path by a ._pth file",
+}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.attack(AUTHOR, tries, "refused")) for path, tries in WAYS.items()],
+)
+def test_no_other_way_leads_to_a_file_of_another_package(path: str, tmp_path: Path) -> None:
+    evil = write_wheel(tmp_path, "evil", "1.0", files={path: WRONG})
+    with pytest.raises(LockError) as caught:
+        conflicts.refuse_stored(stored(torch_wheel(tmp_path), evil))
+    assert any("evil 1.0" in fault.message for fault in caught.value.faults)
+
+
+@pytest.mark.attack(AUTHOR, "installs a command of the name torchrun", "refused")
+def test_two_packages_with_one_command(tmp_path: Path) -> None:
+    def commands(name: str) -> dict[str, bytes]:
+        return {"entry_points.txt": f"[console_scripts]\ntorchrun = {name}:main\n".encode()}
+
+    real = torch_wheel(tmp_path, {**TORCH, **{f"torch-2.13.0.dist-info/{k}": v for k, v in commands("torch").items()}})
+    evil = write_wheel(
+        tmp_path, "evil", "1.0", files={f"evil-1.0.dist-info/{k}": v for k, v in commands("evil").items()}
+    )
+    with pytest.raises(LockError) as caught:
+        conflicts.refuse_stored(stored(real, evil))
+    assert [fault.message for fault in caught.value.faults] == ["torch 2.13.0 and evil 1.0 both install bin/torchrun"]
+
+
+@pytest.mark.legitimate("a package", "has folders tls and x86_64 with its own modules and libraries", "accepted")
+def test_folders_of_its_own_are_no_conflict(tmp_path: Path) -> None:
+    files = {"mine/tls/__init__.py": b"", "mine/x86_64/libmine.so": b"", "mine/libmine.so": b""}
+    conflicts.refuse_stored(stored(torch_wheel(tmp_path), write_wheel(tmp_path, "mine", "1.0", files=files)))
+
+
+@pytest.mark.legitimate("two packages of one namespace", "install an identical __init__.py", "locked, and locked again "
+                        "without a request")  # fmt: skip
+def test_an_identical_file_of_a_namespace_is_no_conflict(index: Index, project: Path) -> None:
+    for name in ("one", "two"):
+        write_wheel(index.folder, name, "1.0", files={"shared/__init__.py": b"", f"shared/{name}.py": b"x = 1\n"})
+    asked = plan(project, "one", "two")
+    made = locking.make(asked, None)
+    assert {item.wheel.name for item in made.wheels} == {"pip", "torch", "one", "two"}
+    index.asked.clear()
+    forget()
+    conflicts.refuse_offered({item.wheel: "http://127.0.0.1:9/" for item in made.wheels}, no_heads(made))
+    assert index.asked == [] and not list(store.wheels().folder.iterdir())
+    fetching.image(asked, made, cast(Progress, Silent()))
+
+
+@pytest.mark.legitimate(
+    "two packages of one namespace", "install its __init__.py in two of the known forms", "accepted"
+)
+def test_the_known_forms_of_a_namespace_go_together(tmp_path: Path) -> None:
+    forms = sorted(facts.namespace_texts())[-2:]
+    files = [write_wheel(tmp_path, f"n{at}", "1.0", files={"n/__init__.py": form}) for at, form in enumerate(forms)]
+    assert forms[0] != forms[1]
+    conflicts.refuse_stored(stored(*files))
+
+
+def no_heads(made: Lock) -> dict[Wheel, Any]:
+    return {item.wheel: None for item in made.wheels}
+
+
+# what runs at Python's start, or when torch is imported
+
+STARTUP = {
+    "evil.pth": (b"import evil\n", "a .pth file that imports"),
+    "tabbed.pth": (b"# nothing\r\nimport\tevil\n", "a .pth file that imports, after a comment"),
+    "marked.pth": (b"\xef\xbb\xbfimport evil\n", "a .pth file that imports, behind a byte order mark"),
+    "long.pth": (b"# nothing\n" * 120_000 + b"import evil\n", "a .pth file that imports, after a megabyte of comments"),
+    "sitecustomize.py": (b"import evil\n", "sitecustomize"),
+    "usercustomize.py": (b"import evil\n", "usercustomize"),
+    "sitecustomize/__init__.py": (b"import evil\n", "sitecustomize as a package"),
+    "usercustomize/__init__.abi3.so": (b"\x7fELF", "usercustomize as a compiled package"),
+    "apport_python_hook.py": (b"def install(): pass\n", "the module that Debian's own sitecustomize imports"),
+    "distutils-precedence.pth": (PRECEDENCE, "setuptools' own .pth file, with another _distutils_hack"),
+}
+HIDDEN = {"hidden.pth": b"evil_folder\n", "evil_folder/sitecustomize.py": b"import evil\n"}
+
+
+def cases(tried: str) -> list[Any]:
+    mark = pytest.mark.attack
+    return [pytest.param(path, marks=mark(AUTHOR, said, tried)) for path, (_, said) in STARTUP.items()]
+
+
+@pytest.mark.parametrize("path", cases("refused before the image is made"))
+def test_what_runs_at_python_s_start_is_not_installed(path: str, tmp_path: Path) -> None:
+    evil = write_wheel(tmp_path, "evil", "1.0", files={path: STARTUP[path][0]})
+    with pytest.raises(LockError) as caught:
+        conflicts.refuse_stored(stored(evil))
+    assert [f"evil 1.0 installs {path} " in fault.message for fault in caught.value.faults] == [True]
+
+
+@pytest.mark.attack(AUTHOR, "a .pth file that adds a folder with a sitecustomize", "refused before the image is made")
+def test_a_folder_that_a_pth_file_adds_is_not_installed(tmp_path: Path) -> None:
+    with pytest.raises(LockError):
+        conflicts.refuse_stored(stored(write_wheel(tmp_path, "evil", "1.0", files=HIDDEN)))
+
+
+BACKENDS = {
+    "evil-1.0.dist-info": (b"[torch.backends]\nevil = evil:start\n", "an entry point of torch.backends"),
+    "evil-1.0.DIST-INFO": (b"[torch.backends]\nevil = evil:start\n", "the same in a .DIST-INFO folder"),
+    "evil.egg-info": (b"\n \x0b[[torch.backends]]\nevil = evil:start\n", "the same in old metadata, written oddly"),
+}
+
+
+def backends(tried: str) -> list[Any]:
+    mark = pytest.mark.attack
+    return [pytest.param(folder, marks=mark(AUTHOR, said, tried)) for folder, (_, said) in BACKENDS.items()]
+
+
+@pytest.mark.parametrize("folder", backends("refused before the image is made"))
+def test_what_runs_when_torch_is_imported_is_not_installed(folder: str, tmp_path: Path) -> None:
+    path = f"{folder}/entry_points.txt"
+    evil = write_wheel(tmp_path, "evil", "1.0", files={path: BACKENDS[folder][0]})
+    with pytest.raises(LockError) as caught:
+        conflicts.refuse_stored(stored(evil))
+    (fault,) = caught.value.faults
+    assert f"evil 1.0 installs {path} " in fault.message and "whenever torch is imported" in fault.message
+
+
+@pytest.mark.legitimate("author of a profile", "accepts an entry point of torch.backends by sha256", "accepted")
+def test_an_accepted_backend_is_installed(project: Path, tmp_path: Path) -> None:
+    path, content = "mine-1.0.dist-info/entry_points.txt", BACKENDS["evil-1.0.dist-info"][0]
+    sha256 = hashlib.sha256(content).hexdigest()
+    asked = plan(project, startup=[{"file": path, "sha256": sha256, "reason": "it is ours"}])
+    conflicts.refuse_stored(stored(write_wheel(tmp_path, "mine", "1.0", files={path: content})), asked.startup)
+
+
+@pytest.mark.legitimate("a package with commands", "entry points of other groups", "accepted")
+def test_other_entry_points_are_accepted(tmp_path: Path) -> None:
+    content = b"[console_scripts]\nmine = mine:torch\n[torch.backends.more]\n"
+    files = {"mine-1.0.dist-info/entry_points.txt": content}
+    conflicts.refuse_stored(stored(write_wheel(tmp_path, "mine", "1.0", files=files)))
+
+
+@pytest.mark.legitimate("setuptools", "its distutils-precedence.pth", "accepted by its sha256 in the facts")
+def test_the_pth_file_of_setuptools_is_known(tmp_path: Path) -> None:
+    conflicts.refuse_stored(stored(write_wheel(tmp_path, "setuptools", "84.2.1", files={"d-p.pth": PRECEDENCE})))
+
+
+@pytest.mark.legitimate(
+    "author of a profile", "accepts a .pth file by name and sha256", "accepted, and the lock has it"
+)
+def test_a_profile_accepts_a_file_by_name_and_sha256(project: Path, tmp_path: Path) -> None:
+    content = b"import mine\n"
+    sha256 = hashlib.sha256(content).hexdigest()
+    asked = plan(project, startup=[{"file": "mine.pth", "sha256": sha256, "reason": "it is ours"}])
+    made = locked(project, stored(write_wheel(tmp_path, "mine", "1.0", files={"mine.pth": content})))
+    made = dataclasses.replace(made, startup=asked.startup)
+    conflicts.refuse_stored(made.wheels, made.startup)
+    assert made.content["startup"] == [{"file": "mine.pth", "sha256": sha256}]
+    file = project / "sample.lock.yaml"
+    lock.write(made, file, "sample")
+    assert lock.read(file) == made
+    assert "startup" in locked(project, made.wheels).stale(asked)
+    for other in (StartupFile("other.pth", sha256), StartupFile("mine.pth", "0" * 64)):
+        with pytest.raises(LockError):
+            conflicts.refuse_stored(made.wheels, [other])
+
+
+# the audit of what is installed
+
+
+@dataclasses.dataclass(frozen=True)
+class Installed:
+    """A virtual environment with a torch that needs no library."""
+
+    python: Path
+    made: Environment
+
+    def judged(self, wanted: Expected, wheels: Mapping[str, Mapping[str, str]] | None = None) -> Audit:
+        asked = audit.job("", "", wheels)
+        return audit.judge("it", holdings.read(here.start(self.python, asked), asked.nonce, "it"), wanted)
+
+    def found(self, wheels: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, list[str]]:
+        told: dict[str, list[str]] = {}
+        for finding in self.judged(Expected(), wheels).findings:
+            if finding.severity in ("refuse", "defect"):
+                told.setdefault(finding.id, []).append(finding.message)
+        return told
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"):
+        monkeypatch.delenv(name, raising=False)
+    python, site = virtual(tmp_path.resolve() / "venv")
+    made = Environment(site)
+    made.torch("2.13.0", cuda=None)
+    return Installed(python, made)
+
+
+@pytest.mark.attack(
+    AUTHOR, "a file of torch is overwritten; its own RECORD matches the changed file", "defect in the audit"
+)
+def test_a_record_that_matches_its_own_changed_file(environment: Installed) -> None:
+    assert environment.found() == {}
+    environment.made.wheel("evil", "1.0", {"torch/__init__.py": WRONG})
+    (text,) = environment.found()["modified-file"]
+    assert text.startswith("torch==2.13.0 is not installed as its RECORD has it: ") and "torch/__init__.py" in text
+
+
+@pytest.mark.attack(
+    AUTHOR, "changes a file of torch and torch's RECORD with it", "defect in the audit, by the wheel's bytes"
+)
+def test_a_record_that_was_changed_too_is_shown_by_the_wheel(environment: Installed) -> None:
+    made = environment.made
+    wheel = {"torch/__init__.py": hashlib.sha256((made.site / "torch/__init__.py").read_bytes()).hexdigest()}
+    assert environment.found({"torch==2.13.0": wheel}) == {}
+    made.wheel("torch", "2.13.0", {"torch/__init__.py": WRONG, "torch/more.py": WRONG})
+    assert "modified-file" not in environment.found()
+    (text,) = environment.found({"torch==2.13.0": wheel})["modified-file"]
+    assert "as its wheel has it" in text and "torch/__init__.py" in text and "torch/more.py" in text
+
+
+@pytest.mark.attack(
+    AUTHOR, "changes a file of torch and leaves metadata of another torch that lists it", "defect in the audit"
+)
+def test_another_record_does_not_excuse_a_changed_file(environment: Installed) -> None:
+    made = environment.made
+    wheel = {"torch/__init__.py": hashlib.sha256((made.site / "torch/__init__.py").read_bytes()).hexdigest()}
+    made.wheel("torch", "9.9", {"torch/__init__.py": WRONG})
+    found = environment.found({"torch==2.13.0": wheel})["modified-file"]
+    assert any("as its wheel has it" in text and "torch/__init__.py" in text for text in found)
+
+
+@pytest.mark.attack(AUTHOR, "brings bin/pyvenv.cfg and a torch for it", "the self-test imports the environment's own")
+def test_a_pyvenv_cfg_next_to_the_interpreter_changes_nothing(environment: Installed) -> None:
+    bin_folder = environment.python.parent
+    planted = bin_folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages" / "torch"
+    planted.mkdir(parents=True)
+    (planted / "__init__.py").write_text("", encoding="utf-8")
+    (bin_folder / "pyvenv.cfg").write_text("home = /usr/bin\n", encoding="utf-8")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\nfrom envbuild.selftest import startup\n"
+        "startup.extend_path(False)\nimport importlib.util as u; print(u.find_spec('torch').origin)"
+    )
+    command = [str(environment.python), "-I", "-S", "-c", code, str(Path(__file__).parents[2])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(environment.made.site / "torch" / "__init__.py")
+
+
+@pytest.mark.legitimate("author of a profile", "overrides a library: torch's METADATA and RECORD change", "clean")
+def test_metadata_that_asks_for_an_override_is_clean(environment: Installed, project: Path, tmp_path: Path) -> None:
+    made = locked(project, stored(write_wheel(tmp_path, "torch", "2.13.0", ["nvidia-cublas-cu12==1"])))
+    override = Overridden("nvidia-cublas-cu12", "2", "==1")
+    metadata = "torch-2.13.0.dist-info/METADATA"
+    (plain,) = conflicts.contents(made).values()
+    (overridden,) = conflicts.contents(dataclasses.replace(made, overrides=(override,))).values()
+    assert set(plain) - set(overridden) == {metadata}
+    with zipfile.ZipFile(store.wheels().path(made.wheels[0].wheel.sha256, made.wheels[0].wheel.file)) as wheel:
+        files = {name: wheel.read(name) for name in plain}
+    environment.made.wheel("torch", "2.13.0", files, ["nvidia-cublas-cu12==1"])
+    before = (environment.made.site / metadata).read_bytes()
+    repin, folder = shipped.DOCKERFILES / "repin", environment.python.parents[1]
+    subprocess.run([environment.python, "-I", "-S", "-B", repin, folder, "nvidia-cublas-cu12==2"], check=True)
+    assert (environment.made.site / metadata).read_bytes() != before
+    assert "modified-file" not in environment.found({"torch==2.13.0": overridden})
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.attack(AUTHOR, "puts libraries into folders that the loader searches first", "defect in the audit")
+def test_folders_that_the_loader_searches_first_are_a_defect(recorded: bool, environment: Installed) -> None:
+    made = environment.made
+    made.wheel("core", "1.0", {"torch/lib/libc10.so": b"", "core/x86_64/libcore.so": b"", "core/libcore.so": b""})
+    assert environment.found() == {}
+    evil = {"torch/lib/glibc-hwcaps/x86-64-v2/libc10.so": b"", "torch/lib/tls/x86_64/libc10.so": b""}
+    made.wheel("evil", "1.0", evil if recorded else {})
+    for path, content in evil.items():
+        made.put(made.site / path, content)
+    (made.site / "core/glibc-hwcaps").symlink_to(made.site / "torch")
+    (text,) = environment.found()["loader-folder"]
+    assert all(path in text for path in (*evil, "core/glibc-hwcaps"))
+
+
+def bytecode(environment: Installed, mode: py_compile.PycInvalidationMode) -> Path:
+    """Of another source than torch's, in the place of its own."""
+    made = environment.made.site / "torch/__pycache__" / f"__init__.{sys.implementation.cache_tag}.pyc"
+    other = environment.made.put(environment.made.site.parent / "other.py", b"wrong = True\n")
+    py_compile.compile(str(other), str(made), invalidation_mode=mode, doraise=True)
+    return made
+
+
+@pytest.mark.attack(AUTHOR, "bytecode for torch that Python does not compare with its source", "defect in the audit")
+def test_unchecked_bytecode_is_a_defect(environment: Installed) -> None:
+    made = bytecode(environment, py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    (text,) = environment.found()["unchecked-bytecode"]
+    assert str(made.relative_to(environment.made.site)) in text
+
+
+@pytest.mark.legitimate("Python", "bytecode of an older source, by mtime and size or by a checked hash", "accepted")
+@pytest.mark.parametrize("mode", ["TIMESTAMP", "CHECKED_HASH"])
+def test_bytecode_that_python_compiles_again_is_accepted(mode: str, environment: Installed) -> None:
+    bytecode(environment, py_compile.PycInvalidationMode[mode])
+    assert environment.found() == {}
+
+
+@pytest.mark.parametrize("path", cases("refused by the audit"))
+def test_what_runs_at_python_s_start_is_refused_by_the_audit(path: str, environment: Installed) -> None:
+    environment.made.wheel("evil", "1.0", {path: STARTUP[path][0], "evil.py": b""})
+    (text,) = environment.found()["startup-code"]
+    assert path in text and "(evil)" in text
+
+
+@pytest.mark.parametrize("folder", backends("refused by the audit"))
+def test_what_runs_when_torch_is_imported_is_refused_by_the_audit(folder: str, environment: Installed) -> None:
+    path = f"{folder}/entry_points.txt"
+    environment.made.wheel("evil", "1.0", {path: BACKENDS[folder][0], "evil.py": b""})
+    (text,) = environment.found()["startup-code"]
+    assert path in text and "(evil) runs code whenever torch is imported" in text
+
+
+@pytest.mark.attack(AUTHOR, "an entry point of torch.backends, and the audit imports torch", "not run")
+def test_the_audit_runs_no_backend(environment: Installed) -> None:
+    init = environment.made.site / "torch/__init__.py"
+    autoload = 'import os\nif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":\n    import evil\n'
+    environment.made.put(init, autoload.encode() + init.read_bytes())
+    ran = environment.made.site / "ran"
+    environment.made.wheel("evil", "1.0", {"evil.py": f"open({str(ran)!r}, 'w').close()\n".encode()})
+    assert "modified-file" in environment.found()
+    assert not ran.exists()
+
+
+@pytest.mark.attack(AUTHOR, "a .pth file that adds a folder with a sitecustomize", "refused by the audit")
+def test_a_folder_that_a_pth_file_adds_is_searched(environment: Installed) -> None:
+    environment.made.wheel("evil", "1.0", {**HIDDEN, "evil.py": b""})
+    (text,) = environment.found()["startup-code"]
+    assert "evil_folder/sitecustomize.py" in text
+
+
+@pytest.mark.legitimate("Debian's Python", "its sitecustomize.py in the standard library", "accepted by the audit")
+def test_the_sitecustomize_of_debian_is_known(environment: Installed) -> None:
+    text = (
+        "# install the apport exception handler if available\ntry:\n    import apport_python_hook\n"
+        "except ImportError:\n    pass\nelse:\n    apport_python_hook.install()\n"
+    )
+    environment.made.put(environment.made.site / "sitecustomize.py", text.encode())
+    assert environment.found() == {}
+
+
+@pytest.mark.legitimate("setuptools", "its distutils-precedence.pth, installed", "accepted by the audit")
+def test_the_installed_pth_file_of_setuptools_is_known(environment: Installed) -> None:
+    files = {"distutils-precedence.pth": PRECEDENCE, "_distutils_hack/__init__.py": b"def add_shim(): pass\n"}
+    environment.made.wheel("setuptools", "84.2.1", files)
+    assert environment.found() == {}
+
+
+@pytest.mark.legitimate(
+    "author of a profile", "accepts an installed .pth file by name and sha256", "a note in the audit"
+)
+def test_an_accepted_file_is_a_note(environment: Installed) -> None:
+    content = b"import mine\n"
+    environment.made.wheel("mine", "1.0", {"mine.pth": content, "mine.py": b""})
+    accepted = {StartupFile("mine.pth", hashlib.sha256(content).hexdigest()): "it is ours"}
+    found = [f for f in environment.judged(Expected(startup=accepted)).findings if f.id == "startup-code"]
+    assert [(f.severity, "it is ours" in f.message) for f in found] == [("note", True)]
+
+
+@pytest.mark.legitimate(
+    "a developer", "an edited file and an editable install, no profile", "warned of by audit --here"
+)
+def test_a_developer_s_environment_is_not_refused(environment: Installed) -> None:
+    environment.made.wheel("mine", "1.0", {"__editable__.mine.pth": b"import mine\n", "mine.py": b""})
+    (environment.made.site / "mine.py").write_bytes(b"# changed\n")
+    done = environment.judged(Expected(image=False))
+    assert (done.failed, done.counts.get("warn")) == (False, 2)
+
+
+# the self-test
+
+FORGER = """
+import subprocess
+import sys
+payload, honest, marker = sys.orig_argv[-1], {honest!r}, {marker!r}
+try:
+    with open(payload, "rb") as file:
+        sizes = [int(part) for part in file.readline(64).split()]
+        file.read(sizes[0])
+        import json
+        nonce = json.loads(file.read(sizes[1]))["nonce"]
+except (OSError, ValueError, IndexError):
+    pass
+else:
+    import os
+    open(marker, "w").close()
+    with open(honest) as file:
+        os.write(1, file.read().replace("0" * 32, nonce).encode())
+    os._exit(0)
+"""
+
+
+def quick(nonce: str | None = None) -> job.Job:
+    return job.make("", SelfTest(), {}, "3.11", asked=job.Asked(probes=("tf32.mode",)), nonce=nonce)
+
+
+@pytest.mark.attack(AUTHOR, "a .pth file that forges every frame of the self-test", "its code does not run; not passed")
+def test_a_pth_file_forges_no_frames(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    first = quick("0" * 32)
+    honest = here.start(Path(sys.executable), first)
+    assert reading.judge(honest, first.nonce, first.require).passed, honest.stderr
+    (tmp_path / "honest").write_bytes(honest.stdout)
+    python, site = virtual(tmp_path.resolve() / "venv")
+    forger = FORGER.format(honest=str(tmp_path / "honest"), marker=str(tmp_path / "ran"))
+    (site / "evil.py").write_text(forger, encoding="utf-8")
+    (site / "evil.pth").write_text("import evil\n", encoding="utf-8")
+    second = quick()
+    judged = reading.judge(here.start(python, second), second.nonce, second.require)
+    assert not judged.passed, "there is no torch in it at all"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.attack(AUTHOR, "an entry point of torch.backends, and the self-test imports torch", "not run")
+def test_the_self_test_runs_no_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", minversion="2.5")
+    python, site = virtual(tmp_path.resolve() / "venv")
+    (site / "evil.py").write_text(f"def start(): open({str(tmp_path / 'ran')!r}, 'w').close()\n", encoding="utf-8")
+    (site / "evil-1.0.dist-info").mkdir()
+    (site / "evil-1.0.dist-info/entry_points.txt").write_bytes(BACKENDS["evil-1.0.dist-info"][0])
+    monkeypatch.setenv("PYTHONPATH", str(Path(torch.__file__).parents[1]))
+    asked = quick()
+    done = here.start(python, asked)
+    assert reading.judge(done, asked.nonce, asked.require).passed, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.legitimate("a user", "tests an environment that finds torch by PYTHONPATH or a .pth folder", "passed")
+@pytest.mark.parametrize("way", ["variable", "pth"])
+def test_an_environment_that_borrows_torch_is_tested(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    python, site = virtual(tmp_path.resolve() / "venv")
+    folder = str(Path(torch.__file__).parents[1])
+    if way == "variable":
+        monkeypatch.setenv("PYTHONPATH", folder)
+    else:
+        (site / "borrowed.pth").write_text(f"{folder}\n", encoding="utf-8")
+    asked = quick()
+    done = here.start(python, asked)
+    assert reading.judge(done, asked.nonce, asked.require).passed, done.stderr
+
+
+def test_every_runner_starts_python_so_that_no_package_runs_first() -> None:
+    assert job.make("sha256:0", SelfTest(), {}, "3.11").argv[:4] == ("python", "-I", "-S", "-c")
+    assert audit.job("sha256:0").argv[:4] == ("python", "-I", "-S", "-c")
+    assert audit.job("", "python").argv[:3] == ("python", "-S", "-c")
