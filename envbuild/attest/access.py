@@ -1,7 +1,7 @@
 """Who we are to a registry, and who is told: docker's credentials, tokens, and where neither is ever sent.
 
-A registry may send us elsewhere, for a token or for a blob. Credentials go to the registry itself and to a token
-service of the same domain, over TLS where the registry speaks TLS; anybody else gets none.
+A registry may send us elsewhere, for a token or for a blob. Credentials go to the registry's own host and port, and to
+a token service of its domain or of the settings, over TLS where the registry speaks TLS; anybody else gets none.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import re
 import ssl
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 import docker.auth
 import docker.errors
 import requests
-from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 from envbuild.errors import NetworkError
+from envbuild.network import Adapter, Network, configured
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Refusal
+
+if TYPE_CHECKING:
+    from publicsuffixlist import PublicSuffixList
 
 TIMEOUT = (15, 120)  # seconds: to connect, and between two pieces of an answer
 _TOKEN_BYTES = 1 << 20
@@ -32,12 +35,12 @@ _REDIRECTS = 5
 Send = Callable[..., requests.Response]
 
 
-class _Adapter(HTTPAdapter):
+class _Adapter(Adapter):
     """Trusts the system's authorities, `authority`'s, and those that requests is told of."""
 
-    def __init__(self, authority: str | None, **options: Any) -> None:
+    def __init__(self, authority: str | None, limits: Network | None, **options: Any) -> None:
         self._authority = authority
-        super().__init__(**options)
+        super().__init__(limits, **options)
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         super().init_poolmanager(*arguments, ssl_context=_context(self._authority), **options)
@@ -52,15 +55,16 @@ def _context(authority: str | None) -> ssl.SSLContext:
     return context
 
 
-def session(authority: str | None, tries: int = 4) -> requests.Session:
-    """Proxies as the environment has them, but no netrc; `authority`: a file of more certificates to trust."""
+def session(authority: str | None, tries: int = 4, limits: Network | None = None) -> requests.Session:
+    """Proxies as the environment has them, but no netrc; `authority`: a file of more certificates to trust; `limits`:
+    None: as they are configured."""
     made = requests.Session()
     made.auth = _nobody
     made.headers["Accept-Encoding"] = "identity"
     again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 502, 503, 504), raise_on_status=False,
                   redirect=False, respect_retry_after_header=False)  # fmt: skip
     for scheme in ("http://", "https://"):
-        made.mount(scheme, _Adapter(authority, max_retries=again))
+        made.mount(scheme, _Adapter(authority, limits, max_retries=again))
     return made
 
 
@@ -128,18 +132,24 @@ class Access:
         try:
             there = urljoin(url, answer.headers.get("Location", ""))
         except ValueError:
-            raise Refusal("redirect", f"{self.host} sends us to what is no address") from None
+            raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
         return self.inside(there)
 
     def inside(self, url: str) -> str:
-        """The same address, if it may be asked. Raises Refusal where it is none, or leaves TLS."""
+        """The URL as requests will send it, if it may be asked. Raises Refusal where it is invalid, or leaves TLS.
+
+        Only that form is judged: of `https://a\\@b` urlsplit says host b, and requests connects to a.
+        """
         try:
-            scheme, _, _ = _origin(url)
-        except ValueError:  # brackets that do not close, a port that is no number
-            raise Refusal("redirect", f"{self.host} sends us to what is no address") from None
-        if scheme not in ("https", urlsplit(self.base).scheme):
-            raise Refusal("insecure", f"{self.host} sends us from https to {scheme or 'nowhere'}")
-        return url
+            scheme, host, _ = _origin(url)
+            plain = scheme == "http" and urlsplit(self.base).scheme == "http" and is_local(host or "")
+            if scheme != "https" and not plain:
+                raise Refusal("insecure", f"{self.host} redirects to {scheme or 'no scheme'}, which is not https")
+            prepared = requests.Request("GET", url).prepare().url or ""
+            _origin(prepared)
+        except ValueError:  # brackets that do not close, a port that is not a number
+            raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
+        return prepared
 
     def _one(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
         headers = dict(options.pop("headers", {}))
@@ -154,7 +164,7 @@ class Access:
         except requests.RequestException as error:
             raise unreachable(self.host, error) from None
         except ValueError:  # requests reads the Location of an answer, whether or not it follows it
-            raise Refusal("redirect", f"{self.host} sends us to what is no address") from None
+            raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
 
     def _proof(self, challenge: str, scope: str) -> str | None:
         kind, _, rest = challenge.partition(" ")
@@ -166,9 +176,14 @@ class Access:
         asked = dict(re.findall(r'([a-z_]+)="([^"]*)"', rest[:4000]))
         return f"Bearer {self._token(asked, known, asked.get('scope') or scope)}"
 
+    def _trusts(self, realm: str) -> bool:
+        """Whether a token service may have the registry's credentials."""
+        named = configured().token_services.get(self.host)
+        return related(self.base, realm) or (named is not None and _origin(realm) == _origin(f"https://{named}"))
+
     def _token(self, asked: dict[str, str], known: dict[str, str], scope: str) -> str:
         realm = self.inside(asked.get("realm", ""))
-        mine = known if related(self.host, urlsplit(realm).hostname or "") else {}
+        mine = known if self._trusts(realm) else {}
         fields = {"service": asked.get("service", ""), "scope": scope}
         proof = _basic(mine)
         try:
@@ -188,7 +203,7 @@ class Access:
         except requests.RequestException as error:
             raise unreachable(urlsplit(realm).hostname or realm, error) from None
         except ValueError:
-            raise Refusal("redirect", f"the token service of {self.host} sends us to what is no address") from None
+            raise Refusal("redirect", f"the token service of {self.host} redirects to an invalid URL") from None
         if answer.status_code != 200:
             text = f"{self.host} gives no access: its token service answers {answer.status_code}"
             elsewhere = f"; it is at {urlsplit(realm).hostname}, which gets no credentials of {self.host}"
@@ -211,18 +226,34 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
-def related(registry: str, service: str) -> bool:
-    """Whether a token service may have a registry's credentials: the same host, or one of the same domain.
-
-    As registry-1.docker.io and auth.docker.io, or registry.gitlab.com and gitlab.com.
-    """
-    own = "docker.io" if registry == "docker.io" else (urlsplit(f"//{registry}").hostname or "")
-    if own == service:
-        return True
-    if _is_address(own) or _is_address(service):
+def is_local(host: str) -> bool:
+    """Whether a host's name or address means this machine, to which http is spoken too."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
         return False
-    parents = (own, own.partition(".")[2])
-    return any(parent.count(".") >= 1 and (service == parent or service.endswith(f".{parent}")) for parent in parents)
+
+
+def related(registry: str, service: str) -> bool:
+    """Whether a token service has its registry's scheme, host and port, or is https on port 443 of the same registrable
+    domain, as registry-1.docker.io and auth.docker.io, or registry.gitlab.com and gitlab.com. Both are URLs."""
+    if _origin(registry) == _origin(service):
+        return True
+    domains = {_domain(urlsplit(url).hostname or "") for url in (registry, service)}
+    return len(domains) == 1 and None not in domains and _origin(service)[::2] == ("https", 443)
+
+
+@cache
+def _public_suffixes() -> PublicSuffixList:
+    """The list that the package brings; it is read once, in tens of milliseconds."""
+    from publicsuffixlist import PublicSuffixList
+
+    return PublicSuffixList()
+
+
+def _domain(host: str) -> str | None:
+    """What was registered, a.co.uk of www.a.co.uk; None for an address, a public suffix and a name without a dot."""
+    return None if _is_address(host) else _public_suffixes().privatesuffix(host)
 
 
 def _is_address(host: str) -> bool:

@@ -1,13 +1,13 @@
 """Signed statements beside an image in a registry, in the two forms that clients read.
 
 New clients: a sigstore bundle as an OCI referrer. Older ones: cosign's tag `sha256-<hex>.att`, a layer a statement.
-What others put there stays; what is there is not written again, so that an interrupted push can be repeated.
+Statements of other signers stay. Existing blobs are not written again, so an interrupted push can be repeated.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,9 +53,12 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
     """Put statements, each as (kind, payload), beside an image; how many were not there yet.
 
     Each is signed unless the very same one is there, signed by this key. Without a key there is only the older form.
+    With one, unsigned statements of the same kinds go: they count for nothing, and `verify` would still name them.
     """
     reader = _Reader(repository)
-    layers = reader.layers(subject.digest)
+    before = reader.layers(subject.digest)
+    kinds = {kind for kind, _ in wanted} if signer else set()
+    layers = [(item, found) for item, found in before if not _unsigned(item, found, kinds)]
     in_layers = [found for _, found in layers if not isinstance(found, Refusal)]
     in_bundles = [found for found in reader.bundles(subject.digest) if not isinstance(found, Refusal)] if signer else []
     listed, new = [item for item, _ in layers], 0
@@ -69,9 +72,14 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
         if signer and bundled is None:
             _put_bundle(repository, subject, made, signer.public)
         new += layer is None or (signer is not None and bundled is None)
-    if len(listed) > len(layers):
+    if listed != [item for item, _ in before]:
         _put_layers(repository, subject.digest, listed)
     return new
+
+
+def _unsigned(item: Mapping[str, Any], found: Envelope | Refusal, kinds: Collection[str]) -> bool:
+    kind = (item.get("annotations") or {}).get("predicateType")
+    return kind in kinds and not isinstance(found, Refusal) and not signing.signatures(found)
 
 
 def _known(found: Sequence[Envelope], payload: bytes, signer: Signer | None) -> Envelope | None:

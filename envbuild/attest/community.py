@@ -15,8 +15,13 @@ from envbuild.attest.policy import Policy
 from envbuild.attest.signing import PublicKey
 from envbuild.attest.trust import Trusted
 from envbuild.attest.verify import Envelope
-from envbuild.errors import CheckFailed, Fault, FileError
+from envbuild.errors import CheckFailed, Fault
+from envbuild.plan import facts
+from envbuild.proof import counting
+from envbuild.proof.counting import Proof
 from envbuild.proof.reasons import Malformed, Reason, Refusal
+
+_CPU = "CPU"
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,24 @@ class Row:
     objections: tuple[str, ...]
 
 
+def proofs(found: Iterable[Row], profile: str, lock: str, models: Iterable[str]) -> list[Proof]:
+    """The runs that prove this lock on one of the GPU models, or on the CPU."""
+    counted = [row for row in found if (row.profile, row.lock) == (profile, lock) and not row.objections]
+    return [
+        Proof(model, "proved", None, f"proved on {'the CPU' if row.gpu == _CPU else row.gpu}, {row.when}")
+        for model in models
+        for row in counted
+        if _model(row) in counting.sharing(model)
+    ]
+
+
+def _model(row: Row) -> str:
+    known = facts.gpu_by_name(row.gpu)
+    return counting.CPU if row.gpu == _CPU else known.id if known else row.gpu
+
+
 def read(folder: Path, now: datetime.datetime) -> list[Row]:
-    """The rows of a folder. Raises FileError where there is none; CheckFailed as `rows` does."""
-    if not folder.is_dir():
-        raise FileError(f"there is no folder {folder} with evidence")
+    """The rows of a folder; none where it is missing. Raises CheckFailed as `rows` does."""
     keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := signing.trusted(file))}
     envelopes: list[tuple[str, Envelope | Refusal]] = []
     for file in sorted(folder.glob("*.json")):
@@ -78,7 +97,7 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
     _, reasons = judgement.of_records(believed.records, Policy(), now)
     objections = tuple(reason.detail for reason in reasons)
     ((_, record),) = believed.records
-    gpu = record["gpu"]["name"] if record["gpu"] else "CPU"
+    gpu = record["gpu"]["name"] if record["gpu"] else _CPU
     when, image = record["finished"][:10], record["image"]["id"]
     return Row(gpu, record["profile"], who, when, record["lock"], image, objections)
 

@@ -35,6 +35,14 @@ def of_build(
     return _each(named, asked, records, policy, now, build.profile)
 
 
+def expected(profile: str, lock: str, policy: Policy) -> Iterator[Reason]:
+    """Why this is not the profile or the lock that the policy names."""
+    if policy.profile not in (None, profile):
+        yield Reason("profile", f"wrong profile: {profile}, expected {policy.profile}")
+    if policy.lock and not lock.startswith(policy.lock):
+        yield Reason("lock", f"wrong lock: {lock}, expected {policy.lock}")
+
+
 def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[Proof], list[Reason]]:
     """The same for run records alone: is each enough for what it was made for?"""
     on: list[Proof] = []
@@ -44,7 +52,7 @@ def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tupl
         named = policy.gpus or (counting.model_of(item[1]),)
         found, why = _each(named, asked, [item], policy, now, None)
         on += found
-        reasons += why
+        reasons += [*expected(item[1]["profile"], item[1]["lock"], policy), *why]
     return list(dict.fromkeys(on)), list(dict.fromkeys(reasons))
 
 

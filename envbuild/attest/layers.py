@@ -53,6 +53,8 @@ def parsed(image_id: str, raw: bytes) -> Config:
         settings = {key: value for key, value in inner.items() if value and key not in ("Labels", "Env", *_OF_WINDOWS)}
     except (KeyError, TypeError, AttributeError):
         raise Malformed("the image's configuration is not as it should be") from None
+    if any("\0" in name or "\0" in value or not name for name, value in variables):
+        raise Malformed("the image's configuration has an invalid variable")
     environment = dict(variables)
     if len(environment) != len(variables):  # which one counts is the runtime's choice
         raise Malformed("the image's configuration sets a variable twice")

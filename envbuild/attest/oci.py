@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from envbuild.errors import UsageError
+from envbuild.errors import UsageError, some
 from envbuild.proof import untrusted
-from envbuild.proof.reasons import Malformed
+from envbuild.proof.reasons import Malformed, Refusal
 from envbuild.proof.runners import names
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -150,13 +150,20 @@ class Manifest:
     def layers(self) -> list[dict[str, Any]]:
         return listed(self.document, "layers")
 
-    def of_platform(self, os: str, architecture: str) -> str:
-        """Of an index, the digest of the manifest for a platform. Raises Malformed where there is none."""
-        for item in listed(self.document, "manifests"):
-            platform = item.get("platform")
-            if isinstance(platform, dict) and (platform.get("os"), platform.get("architecture")) == (os, architecture):
-                return digest_in(item)
-        raise Malformed(f"the index has no image for {os}/{architecture}")
+    @property
+    def only_image(self) -> dict[str, Any]:
+        """The descriptor of the one image in an index. Engines choose by platform, and each reads platforms in its own
+        way (`x86_64`, `Linux/AMD64`, none at all), so an index of several images is refused."""
+        images = [item for item in listed(self.document, "manifests") if not _is_attestation(item)]
+        if len(images) != 1:
+            raise Refusal("index", f"the index has {some(len(images), 'image')}, not exactly one")
+        return images[0]
+
+
+def _is_attestation(item: Mapping[str, Any]) -> bool:
+    """buildx gives its attestations the platform unknown/unknown, which no engine runs."""
+    platform = item.get("platform")
+    return isinstance(platform, dict) and platform.get("os") == platform.get("architecture") == "unknown"
 
 
 class Place(Protocol):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -23,6 +23,11 @@ from envbuild.proof.counting import CPU
 
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
 _WORDS = {"string_type": "must be text, in quotes", "list_type": "must be a list", "value_error": "no version"}
+LockId = Annotated[str, StringConstraints(pattern=r"^(sha256:)?[0-9a-f]{12,64}$")]
+Setting = Literal[
+    "Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "OnBuild", "Shell", "StopSignal", "User",
+    "Volumes", "WorkingDir",
+]  # fmt: skip
 Age = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}[dh]$")]
 
 
@@ -36,11 +41,19 @@ class _File(BaseModel):
     level: Level | None = Field(None, description="at which level at least")
     probes: list[ProbeName] = Field([], description="probes that must have passed, beside those of its profile")
     base: str | None = Field(None, description="for images built on a proved one: where that one's evidence is")
+    forbid_in_child: list[Setting] = Field(
+        [], description="what an image built on `base` may not set: Cmd, Env, User ..."
+    )
+    profile: str | None = Field(None, description="the profile that the image must be of")
+    lock: LockId | None = Field(None, description="the id of its lock, at least the first 12 digits")
+    copies: list[str] = Field([], alias="from", description="repositories that it may have been copied from")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`gpus`: ids of the facts, or names that they do not know; none: those that the image's profile is for."""
+    """`gpus`: ids of the facts, or names that they do not know; none: those that the image's profile is for. `lock`:
+    how the lock's id begins. `copies`: repositories that the image may have been pushed to instead of the one that
+    serves it. `forbid_in_child`: keys of an image's configuration."""
 
     keys: tuple[PublicKey, ...] = ()
     gpus: tuple[str, ...] = ()
@@ -49,6 +62,10 @@ class Policy:
     level: str | None = None
     probes: tuple[str, ...] = ()
     base: Reference | None = None
+    forbid_in_child: tuple[str, ...] = ()
+    profile: str | None = None
+    lock: str | None = None
+    copies: tuple[str, ...] = ()
 
 
 def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
@@ -74,12 +91,23 @@ def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
         level=found.level,
         probes=tuple(found.probes),
         base=Reference.parse(found.base) if found.base else None,
+        forbid_in_child=tuple(found.forbid_in_child),
+        profile=found.profile,
+        lock=f"sha256:{found.lock.removeprefix('sha256:')}" if found.lock else None,
+        copies=tuple(map(_repository, found.copies)),
     )
+
+
+def _repository(text: str) -> str:
+    reference = Reference.parse(text)
+    if reference.tag or reference.digest:
+        raise UsageError(f"{text} has a tag or a digest", hint=f"name the repository: {reference.repository}")
+    return reference.repository
 
 
 def _said(item: Any) -> str:
     """What is wrong with a key, and what it is for."""
-    name, known = str(item["loc"][0]), _File.model_fields
+    name, known = str(item["loc"][0]), {field.alias or name: field for name, field in _File.model_fields.items()}
     if name not in known:
         hint = near(name, known) or f"known: {', '.join(known)}"
         return f"unknown key ({hint})"

@@ -165,8 +165,7 @@ def _told(answer: requests.Response) -> str:
 
 def _origin(host: str, authority: str | None) -> str:
     """https; on this very machine http too, where nothing speaks TLS, as docker does."""
-    name = urlsplit(f"//{host}").hostname or ""
-    if name == "localhost" or name == "::1" or name.startswith("127."):
+    if access.is_local(urlsplit(f"//{host}").hostname or ""):
         try:
             once = access.session(authority, tries=1)
             once.get(f"https://{host}/v2/", timeout=access.TIMEOUT, allow_redirects=False, stream=True).close()

@@ -23,7 +23,10 @@ from envbuild.proof.reasons import Malformed, Reason, Refusal
 
 @dataclass(frozen=True)
 class Build:
-    """A build statement as read: the wishes, the lock, and what each locked distribution fills below site-packages."""
+    """A build statement as read: the profile, the lock, and what each locked distribution fills below site-packages.
+
+    `subjects`: (name, digest in hex) of all that it is about: the image, and where it was pushed its manifest.
+    """
 
     name: str
     document: Document
@@ -31,6 +34,11 @@ class Build:
     lock: Lock
     lock_text: str
     roots: Mapping[str, tuple[str, ...]]
+    subjects: frozenset[tuple[str, str]]
+
+    def repositories(self, manifest: str) -> list[str]:
+        """Where it was pushed with this manifest."""
+        return sorted(name for name, digest in self.subjects if digest == manifest.removeprefix("sha256:"))
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], i
     for envelope in envelopes:
         try:
             statement = signing.opened(envelope, keys)
-            about = _subjects(statement)
+            about = {digest for _, digest in _subjects(statement)}
             if image_id and image_id.removeprefix("sha256:") not in about:
                 raise Refusal("subject", "a statement is about another image")
             if statement.get("predicateType") == evidence.TEST_RESULT:
@@ -67,13 +75,13 @@ def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], i
     return Trusted(tuple(builds), tuple(found), tuple(dict.fromkeys(refused)))
 
 
-def _subjects(statement: Mapping[str, Any]) -> set[str]:
-    """The sha256 digests, hex, that a statement is about. Raises Malformed."""
+def _subjects(statement: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """(name, sha256 in hex) of each subject. Raises Malformed."""
     if statement.get("_type") != evidence.STATEMENT:
         raise Malformed("what is signed is no in-toto statement")
     try:
-        return {str(item["digest"]["sha256"]) for item in statement["subject"]}
-    except (KeyError, TypeError):
+        return frozenset((str(item.get("name")), str(item["digest"]["sha256"])) for item in statement["subject"])
+    except (KeyError, TypeError, AttributeError):
         raise Malformed("a statement names no subject") from None
 
 
@@ -115,4 +123,4 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
         raise Malformed("the build statement is not as it should be") from None
     except EnvbuildError as error:
         raise Malformed(f"the build statement is not as it should be: {error.message}") from None
-    return [Build(name, document, wishes, locked, text, roots)]
+    return [Build(name, document, wishes, locked, text, roots, _subjects(statement))]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.attest import attestations, child, judgement, layers, signing, trust
+from envbuild.attest import attestations, child, configuration, judgement, layers, oci, signing, trust
 from envbuild.attest.layers import Config
 from envbuild.attest.oci import Manifest, Place, Reference
 from envbuild.attest.policy import Policy
@@ -18,11 +19,11 @@ from envbuild.attest.registry import Repository
 from envbuild.attest.trust import Build, Trusted
 from envbuild.errors import CheckFailed, FileError, NetworkError
 from envbuild.image.names import LOCK_LABEL, VERIFIED
+from envbuild.plan.probes import LEVELS
 from envbuild.proof import untrusted
 from envbuild.proof.counting import Proof
 from envbuild.proof.reasons import Reason, Refusal
 
-PLATFORM = ("linux", "amd64")
 _LOCK = re.compile(r"sha256:[0-9a-f]{64}")
 
 Envelope = Mapping[str, Any]
@@ -31,8 +32,12 @@ Envelopes = Sequence[Envelope]
 
 @dataclass
 class Verdict:
-    """The answer. `digest` is what the reference means now; `gpus` are the models that it is proved on; `unconfined`:
-    what the containers of these proofs lacked of the confinement that an engine's has.
+    """The answer. `digest` is what the reference means now; `profile` and `lock` (its id) are what the image was built
+    from, `gpus` the models that it is proved on, `level` the lowest at which it is. `unconfined`: what the containers
+    of these proofs lacked of the confinement that an engine's has.
+
+    `base`: for a child image the one that was proved, by digest; `child_sets`: what the child's configuration sets that
+    the base's does not.
 
     `reordered`: numbers of layers, from 1, that a rebuild gave with the same files in another order.
 
@@ -42,8 +47,13 @@ class Verdict:
 
     ref: str | None
     digest: str | None = None
+    profile: str | None = None
+    lock: str | None = None
+    level: str | None = None
     gpus: list[str] = field(default_factory=list)
     unconfined: list[str] = field(default_factory=list)
+    base: str | None = None
+    child_sets: dict[str, Any] = field(default_factory=dict)
     reasons: list[Reason] = field(default_factory=list)
     image: Config | None = None
     build: Build | None = None
@@ -55,18 +65,39 @@ class Verdict:
         return not self.reasons
 
     def document(self) -> dict[str, Any]:
-        """`unconfined` and `reordered` only where there is something to say."""
+        """`unconfined` and `reordered` only where there is something to say, `child_sets` only for a child."""
         return {
             "ref": self.ref,
             "digest": self.digest,
             "verified": self.verified,
+            "profile": self.profile,
+            "lock": self.lock,
+            "level": self.level,
             "gpus": self.gpus,
+            "base": self.base,
             "reasons": [dataclasses.asdict(reason) for reason in self.reasons],
+            **({"child_sets": self.child_sets} if self.base else {}),
             **({"unconfined": self.unconfined} if self.unconfined else {}),
             **({"reordered": self.reordered} if self.reordered else {}),
         }
 
-    def take(self, proofs: Sequence[Proof]) -> None:
+    @property
+    def summary(self) -> str:
+        """What was verified, for a person; for a child what it sets, too."""
+        parts = {"profile": self.profile, "lock": self.lock and self.lock.removeprefix("sha256:")[:12],
+                 "level": self.level}  # fmt: skip
+        known = ", ".join(f"{name} {value}" for name, value in parts.items() if value)
+        text = f"verified on {', '.join(self.gpus)}" + (f": {known}" if known else "")
+        if self.base:
+            each = (json.dumps({key: value})[1:-1] for key, value in self.child_sets.items())
+            sets = "".join(f"\n  it sets {words[:200]}" for words in each)
+            text += f"\nchild of {self.base}: that image was proved, not what is above it{sets}"
+        return text
+
+    def take(self, proofs: Sequence[Proof], profiles: Iterable[str], locks: Iterable[str]) -> None:
+        """`profiles` and `locks`: of all that was judged; several are not named."""
+        self.profile, self.lock = _only(profiles), _only(locks)
+        self.level = min((proof.level for proof in proofs if proof.level), key=LEVELS.index, default=None)
         self.gpus = list(dict.fromkeys(proof.model for proof in proofs))
         self.unconfined = list(dict.fromkeys(lack for proof in proofs for lack in proof.unconfined))
 
@@ -100,40 +131,45 @@ def statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdi
     believed = trust.believe(given, policy.keys, None)
     verdict = Verdict(None)
     proofs, verdict.reasons = judgement.of_records(believed.records, policy, now)
-    verdict.take(proofs)
+    records = [record for _, record in believed.records]
+    verdict.take(proofs, (record["profile"] for record in records), (record["lock"] for record in records))
     verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons]
     if not believed.records and not verdict.reasons:
         verdict.reasons.append(Reason("no-evidence", "there is no test result in it"))
-    images = sorted({record["image"]["id"] for _, record in believed.records})
-    if len(images) == 1:
-        verdict.digest = images[0]
+    verdict.digest = _only(record["image"]["id"] for record in records)
     return verdict
+
+
+def _only(values: Iterable[str]) -> str | None:
+    """The one value there is, None for several or none."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
 
 
 def _image(
     verdict: Verdict, place: Place, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
 ) -> None:
-    top, manifest = resolve(place, reference)
-    verdict.digest = top.digest
+    manifest = resolve(place, reference)
+    verdict.digest = manifest.digest
     config = verdict.image = layers.config_of(place, manifest)
     verdict.reasons += _no_key(policy)
-    believed = _believed(place, (top, manifest), config, policy, given)
+    believed = _believed(place, manifest, config, policy, given)
     if believed.builds or believed.records:
         verdict.proved = place, manifest, config
-        _judge(verdict, believed, config, policy, now)
+        _judge(verdict, believed, policy, now, *verdict.proved)
         return
-    if isinstance(place, Repository) and (policy.base or LOCK_LABEL in config.labels):
-        proved = _base(reference, config, policy)
-        if proved is not None:
-            _child(verdict, place, manifest, proved, policy, given, now)
-            return
+    if policy.base and isinstance(place, Repository):
+        verdict.reasons += _newer(believed)
+        _child(verdict, place, manifest, _base(policy.base, config), policy, given, now)
+        return
     verdict.reasons += believed.refused or [Reason("no-evidence", "no evidence about this image is beside it")]
     if LOCK_LABEL in config.labels and not believed.refused:
         verdict.reasons.append(Reason("base", "if it is built on a proved image: name that one's place with --base"))
 
 
-def resolve(place: Place, reference: Reference) -> tuple[Manifest, Manifest]:
-    """What the reference means (a manifest or an index), and the manifest of our platform in it."""
+def resolve(place: Place, reference: Reference) -> Manifest:
+    """The image's manifest that the reference names, itself or as the only image of an index. Raises NetworkError where
+    nothing is there, Refusal for any other index."""
     top = place.manifest(reference.target)
     if top is None:
         named = reference if reference.tag or reference.digest else reference.tagged(reference.target)
@@ -141,42 +177,61 @@ def resolve(place: Place, reference: Reference) -> tuple[Manifest, Manifest]:
         hint = f"`envbuild push` puts a proved image {where}"
         raise NetworkError(f"there is no {named}", hint=hint)
     if not top.is_index:
-        return top, top
-    inner = place.manifest(top.of_platform(*PLATFORM))
-    if inner is None or inner.is_index:
-        raise Refusal("digest", f"{reference} names a manifest that is not there")
-    return top, inner
+        return top
+    item = top.only_image
+    found = place.manifest(oci.digest_in(item))
+    if found is None or found.is_index or found.media_type != item.get("mediaType"):
+        raise Refusal("index", f"the index {reference} names something that is not an image's manifest")
+    return found
 
 
 def _no_key(policy: Policy) -> list[Reason]:
     return [] if policy.keys else [Reason("no-key", signing.NO_KEY)]
 
 
-def _believed(place: Place, manifests: Sequence[Manifest], config: Config, policy: Policy, given: Envelopes) -> Trusted:
-    found = list(given)
-    bad: list[Refusal] = []
-    for digest in dict.fromkeys(manifest.digest for manifest in manifests):
-        envelopes, refusals = attestations.fetch(place, digest)
-        found += envelopes
-        bad += refusals
-    believed = trust.believe(found, policy.keys, config.id)
+def _believed(place: Place, manifest: Manifest, config: Config, policy: Policy, given: Envelopes) -> Trusted:
+    found, bad = attestations.fetch(place, manifest.digest)
+    believed = trust.believe([*given, *found], policy.keys, config.id)
     return dataclasses.replace(believed, refused=(*believed.refused, *(refusal.reason for refusal in bad)))
 
 
-def _judge(verdict: Verdict, believed: Trusted, config: Config, policy: Policy, now: datetime.datetime) -> None:
-    """By each build statement that is believed (one image may be of several profiles); one of them is enough."""
+def _judge(
+    verdict: Verdict,
+    believed: Trusted,
+    policy: Policy,
+    now: datetime.datetime,
+    place: Place,
+    manifest: Manifest,
+    config: Config,
+) -> None:
+    """By each build statement that is believed (one image may be of several profiles); one of them is enough.
+
+    Test results are about the image id, so they count wherever they are. What the image is (profile, lock, and with
+    these what must have been proved), and where it was pushed, is the build statement's.
+    """
     if not believed.builds:
         verdict.reasons += [*believed.refused, Reason("no-build", "no build statement about this image is believed")]
         return
     answers = []
     for build in believed.builds:
-        proofs, reasons = judgement.of_build(build, believed.records, policy, now)
+        proofs, insufficient = judgement.of_build(build, believed.records, policy, now)
+        other = [*_unbound(build, place, manifest, policy), *judgement.expected(build.name, build.lock.id, policy)]
         if config.labels.get(LOCK_LABEL) != build.lock.id:
-            reasons = [Reason("lock", f"the image says its lock is another than {build.lock.id}"), *reasons]
-        answers.append((len(reasons), build, proofs, reasons))
+            other.append(Reason("lock", f"the image's label names another lock; expected {build.lock.id}"))
+        answers.append(((len(other), len(insufficient)), build, proofs, [*other, *insufficient]))
     _, verdict.build, proofs, reasons = min(answers, key=lambda answer: answer[0])
-    verdict.take(proofs)
+    verdict.take(proofs, [verdict.build.name], [verdict.build.lock.id])
     verdict.reasons += [*reasons, *(believed.refused if reasons else _newer(believed))]
+
+
+def _unbound(build: Build, place: Place, manifest: Manifest, policy: Policy) -> Iterator[Reason]:
+    """Why a build statement is not about this manifest in this repository. A bundle has no repository."""
+    pushed = build.repositories(manifest.digest)
+    if not pushed:
+        yield Reason("subject", f"the build statement is not about the manifest {manifest.digest}")
+    elif isinstance(place, Repository) and not {place.reference.repository, *policy.copies} & {*pushed}:
+        text = f"the image was pushed to {', '.join(pushed)[:500]}, not to {place.reference.repository}"
+        yield Reason("repository", f"{text}; where a copy is expected, pass --from {pushed[0][:200]}")
 
 
 def _newer(believed: Trusted) -> list[Reason]:
@@ -184,20 +239,16 @@ def _newer(believed: Trusted) -> list[Reason]:
     return [reason for reason in believed.refused if reason.id == "newer"]
 
 
-def _base(reference: Reference, config: Config, policy: Policy) -> tuple[Repository, Manifest] | None:
-    """The proved image that this one may be built on: where the policy says, else in the same repository."""
-    lock = config.labels.get(LOCK_LABEL, "")
-    named = policy.base or Reference(reference.host, reference.name)
+def _base(named: Reference, config: Config) -> tuple[Repository, Manifest]:
+    """The proved image that a child is built on; without a tag or a digest the one of the child's lock. Raises
+    NetworkError if it is not there."""
     if not named.tag and not named.digest:
+        lock = config.labels.get(LOCK_LABEL, "")
         if not _LOCK.fullmatch(lock):
-            return None
+            raise Refusal("base", f"the image has no label {LOCK_LABEL}: name its base by tag or digest")
         named = named.tagged(lock.removeprefix("sha256:")[:12])
     place = Repository(named)
-    if place.manifest(named.target) is None:
-        if policy.base:
-            raise NetworkError(f"there is no {named}", hint="--base names where the proved image and its evidence are")
-        return None
-    return place, resolve(place, named)[1]
+    return place, resolve(place, named)
 
 
 def _child(
@@ -212,16 +263,20 @@ def _child(
     """The base is judged as any image; then what is above it is looked at."""
     assert verdict.image is not None
     base = layers.config_of(*proved)
-    believed = _believed(proved[0], proved[1:], base, policy, given)
+    verdict.base = f"{proved[0].reference.repository}@{proved[1].digest}"
+    verdict.child_sets = configuration.differences(verdict.image, base)
+    believed = _believed(*proved, base, policy, given)
     if not believed.builds and not believed.records:
         verdict.reasons += believed.refused or [Reason("no-evidence", f"no evidence is beside {proved[0].reference}")]
         return
     verdict.proved = (*proved, base)
-    _judge(verdict, believed, base, policy, now)
+    _judge(verdict, believed, policy, now, *verdict.proved)
     if verdict.build is None:
         return
     measured = [record for _, record in believed.records]
-    verdict.reasons += child.objections(place, manifest, verdict.image, base, verdict.build, measured)
+    verdict.reasons += child.objections(
+        place, manifest, verdict.image, base, verdict.build, measured, policy.forbid_in_child
+    )
 
 
 def read_file(file: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import datetime
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from envbuild.attest import community, signing, statements
 from envbuild.attest.community import Row
 from envbuild.attest.statements import Subject
-from envbuild.errors import CheckFailed, FileError, OutOfDate
+from envbuild.errors import CheckFailed, OutOfDate
 from envbuild.insight import tables
 from envbuild.proof import evidence
 from unit.proof.runs import passed_run, probe, run_on
@@ -132,8 +133,22 @@ def test_it_fills_a_document(site: Site, folder: Path, monkeypatch: pytest.Monke
     (folder / "keys" / "alice.pub").unlink()
     refused = envbuild("docs", str(page))
     assert (refused.code, "sample-alice.dsse.json: signature" in refused.stderr) == (CheckFailed.code, True)
-    page.write_text("<!-- envbuild:evidence elsewhere -->\n<!-- envbuild:end -->\n", encoding="utf-8")
-    assert envbuild("docs", str(page)).code == FileError.code
+
+
+def test_a_missing_folder_of_evidence_is_an_empty_table(project: Path) -> None:
+    page = project / "page.md"
+    page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
+    assert envbuild("docs", "page.md").code == 0
+    assert page.read_text(encoding="utf-8").splitlines()[1] == tables.proofs([])
+
+
+def test_what_others_prove_counts_on_the_model_and_its_family() -> None:
+    row = Row("NVIDIA H100 80GB HBM3", "sample", "alice", "2026-11-21", "lock", "", ())
+    foreign = [replace(row, lock="other"), replace(row, profile="h20"), replace(row, objections=("old",))]
+    (proof,) = community.proofs([*foreign, row], "sample", "lock", ("h100", "a100"))
+    assert (proof.model, proof.reason) == ("h100", "proved on NVIDIA H100 80GB HBM3, 2026-11-21")
+    (proof,) = community.proofs([replace(row, gpu="CPU")], "sample", "lock", ("cpu",))
+    assert proof.reason == "proved on the CPU, 2026-11-21"
 
 
 def test_the_readme_has_the_table_of_what_is_in_the_folder() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ import yaml
 from envbuild.attest import oci, pins
 from envbuild.errors import FileError, NetworkError, OutOfDate, UsageError
 from unit.registries import Registry, serving
-from unit.support import PROFILE, envbuild, sha, write_profile
+from unit.support import PROFILE, configure, envbuild, sha, write_profile
 
 DIGEST, OLD = f"sha256:{sha('now')}", f"sha256:{sha('then')}"
 
@@ -72,23 +73,62 @@ def test_pin_says_what_it_cannot_do(registry: Registry, project: Path) -> None:
     assert envbuild("pin", "a").code == NetworkError.code
 
 
+COMMIT = f"git+https://git.example/team/envbuild@{'0' * 40}"
+WHEEL = f"wheels/envbuild-0.1.0-py3-none-any.whl#sha256={'1' * 64}"
+IMAGE = "registry.example:5000/team/sample"
+
+
+def ci(system: str, *arguments: str, name: str = "sample") -> tuple[str, dict[str, Any]]:
+    """The text that is printed, and its jobs."""
+    said = envbuild("ci", system, name, "--image", IMAGE, *arguments)
+    assert said.code == 0, said.stderr
+    found = yaml.safe_load(said.stdout)
+    return said.stdout, found.get("jobs", found)
+
+
 @pytest.mark.parametrize("system", ["github", "gitlab"])
 def test_a_ci_job_verifies_and_then_uses_the_digest(project: Path, system: str) -> None:
     write_profile(project, PROFILE)
-    said = envbuild("ci", system, "sample", "--image", "registry.example:5000/team/sample")
-    assert said.code == 0, said.stderr
-    jobs = yaml.safe_load(said.stdout)
-    jobs = jobs.get("jobs", jobs)
-    assert "registry.example:5000/team/sample:verified --policy policy.yaml" in str(jobs["verify"])
+    configure(f"ci_install: {COMMIT}\n")
+    text, jobs = ci(system)
+    assert f"verify {IMAGE}:verified --profile sample --policy policy.yaml" in str(jobs["verify"])
+    assert f"pip install '{COMMIT}'" in text
+    assert "pip install envbuild" not in text
     image = jobs["use"].get("container", jobs["use"])["image"]
-    assert image in (
-        "registry.example:5000/team/sample@$DIGEST",
-        "registry.example:5000/team/sample@${{ needs.verify.outputs.digest }}",
-    )
+    assert image in (f"{IMAGE}@$DIGEST", f"{IMAGE}@${{{{ needs.verify.outputs.digest }}}}")
     assert "needs" in jobs["use"]
-    assert "#   gpus: [cpu]" in said.stdout
+    assert "#   gpus: [cpu]" in text and "gpus all" not in text
+
+
+def test_the_job_of_github_logs_in_before_it_verifies(project: Path) -> None:
+    _, jobs = ci("github", "--install", COMMIT, name="h20")
+    steps = [step.get("name") or step.get("id") for step in jobs["verify"]["steps"]]
+    assert steps == [None, "log in", "install", "verify"]
+    assert "docker login registry.example:5000 " in jobs["verify"]["steps"][1]["run"]
+    container = jobs["use"]["container"]
+    assert container["options"] == "--gpus all"
+    assert set(container["credentials"]) == {"username", "password"}
+    assert jobs["use"]["runs-on"] == "gpu"
+
+
+def test_the_job_of_gitlab_logs_in_before_it_verifies(project: Path) -> None:
+    _, jobs = ci("gitlab", "--install", COMMIT, name="h20")
+    script = jobs["verify"]["script"]
+    assert "DOCKER_AUTH_CONFIG" in script[0] and "pip install" in script[1] and " verify " in script[2]
+    assert jobs["use"]["tags"] == ["gpu"]
+
+
+@pytest.mark.parametrize("system", ["github", "gitlab"])
+def test_a_wheel_in_the_repository_is_checked_before_it_is_installed(project: Path, system: str) -> None:
+    text, jobs = ci(system, "--install", WHEEL, name="h20")
+    path = "./wheels/envbuild-0.1.0-py3-none-any.whl"
+    lines = [line.strip() for line in text.splitlines()]
+    at = lines.index(f"echo '{'1' * 64}  {path}' | sha256sum -c -")
+    assert lines[at + 1] == f".envbuild/bin/pip install '{path}'"
+    assert jobs["use"]
 
 
 def test_a_ci_job_takes_a_repository_alone(project: Path) -> None:
     write_profile(project, PROFILE)
-    assert envbuild("ci", "github", "sample", "--image", "r.example/a:tag").code == UsageError.code
+    said = envbuild("ci", "github", "sample", "--image", "r.example/a:tag", "--install", COMMIT)
+    assert said.code == UsageError.code and "has a tag" in said.stderr

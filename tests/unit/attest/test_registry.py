@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -234,10 +235,19 @@ def test_from_https_there_is_no_way_down(where: str) -> None:
     assert place.inside("https://cdn.example/x")
 
 
+@pytest.mark.parametrize("where", ["http://169.254.169.254/latest", "http://127.r.example/", "ftp://127.0.0.1/"])
+def test_a_registry_of_this_machine_leads_to_no_other_over_http(where: str) -> None:
+    place = access.Access("127.0.0.1:5000", "http://127.0.0.1:5000", access.session(None))
+    with pytest.raises(Refusal) as caught:
+        place.inside(where)
+    assert refused(caught) == "insecure"
+    assert place.inside("http://localhost:5000/x") and place.inside("https://cdn.example/x")
+
+
 @pytest.mark.parametrize("where", ["https://[", "//x:y/", "https://x:99999/", "//["])
 def test_a_redirect_to_what_is_no_address_is_refused(registry: Registry, where: str) -> None:
     registry.lies["/v2/team/h20/manifests/v1"] = (302, {"Location": where}, b"")
-    with pytest.raises(Refusal, match="no address") as caught:
+    with pytest.raises(Refusal, match="invalid URL") as caught:
         repository(registry).manifest("v1")
     assert refused(caught) == "redirect"
 
@@ -246,14 +256,14 @@ def test_a_redirect_to_what_is_no_address_is_refused(registry: Registry, where: 
 def test_a_token_service_at_no_address_is_refused(realm: str) -> None:
     with (
         serving(Registry(user="u", password="p", bearer=realm)) as registry,
-        pytest.raises(Refusal, match="no address"),
+        pytest.raises(Refusal, match="invalid URL"),
     ):
         repository(registry).manifest("v1")
 
 
 def test_an_upload_to_what_is_no_address_is_refused(registry: Registry) -> None:
     registry.lies["/v2/team/h20/blobs/uploads/"] = (202, {"Location": "https://["}, b"")
-    with pytest.raises(Refusal, match="no address"):
+    with pytest.raises(Refusal, match="invalid URL"):
         repository(registry).put_blob(b"x")
 
 
@@ -269,22 +279,39 @@ def test_netrc_is_not_looked_at(registry: Registry, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("registry_host", "service", "related"),
+    ("registry", "service", "related"),
     [
-        ("docker.io", "auth.docker.io", True),
+        ("registry-1.docker.io", "auth.docker.io", True),
         ("registry.gitlab.com", "gitlab.com", True),
         ("ghcr.io", "ghcr.io", True),
-        ("r.example:5000", "r.example", True),
+        ("gitlab.r.example:5050", "gitlab.r.example", True),
         ("registry.team.example", "auth.team.example", True),
+        ("a.co.uk", "login.a.co.uk", True),
+        ("a.co.uk", "b.co.uk", False),
+        ("a.github.io", "b.github.io", False),
         ("ghcr.io", "evil.io", False),
+        ("r.example", "r.example:8443", False),
         ("r.example", "example", False),
+        ("registry:5000", "registry", False),
         ("10.0.0.1:5000", "10.0.0.2", False),
+        ("10.0.0.1:5000", "10.0.0.1", False),
         ("registry.gitlab.com", "gitlab.com.evil.io", False),
         ("127.0.0.1:5000", "localhost", False),
     ],
 )
-def test_who_may_have_a_registrys_credentials(registry_host: str, service: str, related: bool) -> None:
-    assert access.related(registry_host, service) is related
+def test_who_may_have_a_registrys_credentials(registry: str, service: str, related: bool) -> None:
+    assert access.related(f"https://{registry}", f"https://{service}/token") is related
+
+
+def test_plain_http_is_never_related_to_tls() -> None:
+    assert not access.related("https://r.example", "http://r.example:443/token")
+
+
+@pytest.mark.parametrize("url", ["https://evil.example\\@r.example/t", "https://evil.example#@r.example/t"])
+def test_a_url_is_judged_as_it_is_sent(url: str) -> None:
+    """urlsplit says r.example of the first, urllib3 connects to evil.example."""
+    place = access.Access("r.example", "https://r.example", access.session(None))
+    assert urlsplit(place.inside(url)).hostname == "evil.example"
 
 
 # statements beside an image
@@ -336,10 +363,21 @@ def test_an_interrupted_push_is_finished_by_the_next(registry: Registry, signer:
 
 
 def test_what_others_put_there_stays(registry: Registry, signer: signing.Signer) -> None:
-    attestations.publish(repository(registry), SUBJECT, WANTED[:1], None)
+    other = signing.private(signing.generate(SECRET)[0], "key")
+    attestations.publish(repository(registry), SUBJECT, WANTED[:1], other)
+    attestations.publish(repository(registry), SUBJECT, [("https://kind.example/c", b"{}")], None)
     attestations.publish(repository(registry), SUBJECT, WANTED, signer)
     found, _ = attestations.fetch(repository(registry), SUBJECT.digest)
-    assert [len(signing.signatures(one)) for one in found] == [0, 1, 1]
+    assert [len(signing.signatures(one)) for one in found] == [1, 0, 1, 1]
+
+
+def test_a_signed_push_replaces_unsigned_statements_of_its_kinds(registry: Registry, signer: signing.Signer) -> None:
+    earlier = [(WANTED[0][0], b'{"a":0}'), WANTED[1]]
+    attestations.publish(repository(registry), SUBJECT, earlier, None)
+    attestations.publish(repository(registry), SUBJECT, WANTED, signer)
+    found, _ = attestations.fetch(repository(registry), SUBJECT.digest)
+    assert [signing.payload(one) for one in found] == [payload for _, payload in WANTED]
+    assert all(signing.signatures(one) for one in found)
 
 
 def test_without_a_key_it_is_the_older_form_without_signatures(registry: Registry) -> None:

@@ -1,0 +1,75 @@
+"""Files that decide which libraries a process loads: the system's own, and the dynamic loader's configuration. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import struct
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import PurePosixPath
+
+# Below these the dynamic loader looks by itself, and only in them.
+_LIBRARIES = ("lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib")
+_DEFAULT = frozenset(f"{folder}{triple}" for folder in _LIBRARIES for triple in ("", "/x86_64-linux-gnu"))
+# The loader, the C library, the run-time libraries of C++ and what Debian's python3 links besides, by the name that is
+# loaded or the file behind it.
+_SYSTEM = re.compile(
+    r"ld-linux.*\.so.*|lib(c|m|dl|rt|pthread|util|stdc\+\+|gcc_s|z|expat)\.so\.\d.*"
+    r"|(ld|libc|libm|libdl|librt|libpthread|libutil)-[\d.]+\.so"
+)
+_MOST, _SHOWN = 20_000, 10  # entries of a cache, which has a few hundred; changes of a file that are named
+_CACHE = b"glibc-ld.so.cache1.1"
+_HEAD, _ENTRY = struct.Struct("<20s2I20x"), struct.Struct("<i2I12x")  # sysdeps/generic/dl-cache.h of glibc
+
+
+def is_system_library(path: PurePosixPath) -> bool:
+    """Whether Python or a library loads this file for the C library, the loader or the like."""
+    below = any(path.is_relative_to(folder) for folder in _LIBRARIES)
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return below and not installed and _SYSTEM.fullmatch(path.name) is not None
+
+
+def of_loader(path: str, content: bytes | None, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
+    """What a configuration file of the dynamic loader changes; `content` None: a link, or a file too large to read.
+
+    `names`: libraries that only the default folders and `locked` ones may give, beside the system's.
+    """
+    if path == "etc/ld.so.preload":
+        yield "libraries are preloaded"
+    elif path != "etc/ld.so.cache" and path != "etc/ld.so.conf" and not path.startswith("etc/ld.so.conf.d/"):
+        return
+    elif content is None:
+        yield "a file of the dynamic loader cannot be read"
+    elif path == "etc/ld.so.cache":
+        yield from islice(_redirected(content, names, locked), _SHOWN)
+    else:
+        yield from (f"the dynamic loader gets the folder {word}" for word in islice(_foreign(content, locked), _SHOWN))
+
+
+def _foreign(conf: bytes, locked: Collection[str]) -> Iterator[str]:
+    """The folders in a file of ld.so.conf.d that are not default ones, subfolders of these, or `locked`."""
+    for line in conf.decode(errors="replace").splitlines():
+        text = line.partition("#")[0].strip()
+        for word in re.split(r"[ \t,:]+", text) if text not in ("", "include /etc/ld.so.conf.d/*.conf") else ():
+            folder = PurePosixPath(posixpath.normpath(word).lstrip("/"))
+            if not word.startswith("/") or not any(map(folder.is_relative_to, (*_LIBRARIES, *locked))):
+                yield word
+
+
+def _redirected(cache: bytes, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
+    """The entries that lead to a file of another name, or of a counted library to a file outside the default folders.
+    Only glibc's format since 2.32 is read."""
+    try:
+        magic, count, _ = _HEAD.unpack_from(cache)
+        if magic != _CACHE or count > _MOST:
+            raise ValueError("another format")
+        for index in range(count):
+            _, key, value = _ENTRY.unpack_from(cache, _HEAD.size + index * _ENTRY.size)
+            name, path = (cache[at : cache.index(b"\0", at, at + 4096)].decode() for at in (key, value))
+            folder, file = posixpath.split(path.lstrip("/"))
+            counts = name in names or _SYSTEM.fullmatch(name) is not None
+            if file != name or (counts and folder not in _DEFAULT and folder not in locked):
+                yield f"ld.so.cache finds {name} as {path}"
+    except (struct.error, ValueError):
+        yield "ld.so.cache cannot be read"

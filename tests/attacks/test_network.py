@@ -1,0 +1,223 @@
+"""A registry or index that never ends its answer, or that wants the credentials of another registry."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import socketserver
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from requests.adapters import BaseAdapter
+from unit.registries import Registry, docker_login, serving
+from unit.served import served
+from unit.support import configure, envbuild
+
+from envbuild.attest import access
+from envbuild.attest.oci import Reference
+from envbuild.attest.registry import Repository
+from envbuild.errors import NetworkError
+from envbuild.plan import download, index, wheels
+
+SECRET = "correct horse battery staple"
+LIMITS = "network:\n  deadline: 1\n  rate: 1000\n"
+LONG = 40  # seconds; the server would go on for ten minutes
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 600\r\n\r\n"
+
+
+@contextlib.contextmanager
+def sending(at_once: bytes, piece: bytes, pause: float, count: int) -> Iterator[str]:
+    """host:port of a server whose answer is `at_once`, then `count` pieces, one after each pause."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            received = b""
+            while b"\r\n\r\n" not in received and (part := self.request.recv(1 << 16)):
+                received += part
+                if received.startswith(b"\x16"):  # it does not speak TLS
+                    return
+            with contextlib.suppress(OSError):
+                self.request.sendall(at_once)
+                for _ in range(count):
+                    time.sleep(pause)
+                    self.request.sendall(piece)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    server = Server(("127.0.0.1", 0), Handler)
+    with served(server):
+        yield f"127.0.0.1:{server.server_address[1]}"
+
+
+def dripping(at_once: bytes) -> contextlib.AbstractContextManager[str]:
+    return sending(at_once, b" ", 1, 600)
+
+
+@pytest.mark.attack("registry", "one byte a second, for ever", "exit 7 after the deadline of the request")
+@pytest.mark.parametrize("at_once", [b"HTTP/1.1 200 OK\r\nX: ", HEAD], ids=["head", "body"])
+def test_a_registry_that_drips_is_given_up(project: Path, at_once: bytes) -> None:
+    configure(LIMITS)
+    with dripping(at_once) as host:
+        begin = time.monotonic()
+        done = envbuild("verify", f"{host}/team/h20:verified", "--json")
+        assert time.monotonic() - begin < LONG
+    assert done.code == NetworkError.code
+    assert done.document["error"]["message"] == (
+        "127.0.0.1 answers too slowly (deadline 1 s, minimum rate 1000 bytes/s)"
+    )
+    assert "network.deadline" in done.document["error"]["hint"]
+
+
+@pytest.mark.attack("registry", "a token service that sends one byte a second", "exit 7 after the deadline")
+@pytest.mark.parametrize("at_once", [b"HTTP/1.1 200 OK\r\nX: ", HEAD], ids=["head", "body"])
+def test_a_token_service_that_drips_is_given_up(at_once: bytes) -> None:
+    configure(LIMITS)
+    with dripping(at_once) as host, serving(Registry(bearer=f"http://{host}/token")) as registry:
+        place = Repository(Reference.parse(f"{registry.host}/team/h20"))
+        begin = time.monotonic()
+        with pytest.raises(NetworkError, match="too slowly"):
+            place.manifest("v1")
+        assert time.monotonic() - begin < LONG
+
+
+@pytest.mark.attack(
+    "registry", "a layer at full speed at first, then one byte a second", "exit 7: speed saves no time up"
+)
+def test_a_blob_that_starts_fast_and_then_drips_is_given_up() -> None:
+    configure(LIMITS)
+    head = HEAD.replace(b"600", b"10000600") + bytes(10_000_000)
+    with dripping(head) as host:
+        place = Repository(Reference.parse(f"{host}/team/h20"))
+        begin = time.monotonic()
+        with pytest.raises(NetworkError, match="too slowly"):
+            list(place.blocks(f"sha256:{'0' * 64}"))
+        assert time.monotonic() - begin < LONG
+
+
+@pytest.mark.attack("mirror or index", "one byte a second, for ever", "exit 7 after the deadline, no second try")
+@pytest.mark.parametrize("at_once", [b"HTTP/1.1 200 OK\r\nX: ", HEAD], ids=["head", "body"])
+def test_an_index_that_drips_is_given_up(tmp_path: Path, at_once: bytes) -> None:
+    configure(LIMITS)
+    with dripping(at_once) as host:
+        begin = time.monotonic()
+        with pytest.raises(NetworkError, match="too slowly"):
+            download.fetch(
+                index.session(), f"http://{host}/a.whl", "a.whl", tmp_path / "a", lambda count: None, limit=9999
+            )
+        assert time.monotonic() - begin < LONG
+
+
+@pytest.mark.attack("mirror or index", "one byte a second, for ever, to uv as it resolves", "exit 7 after a limit")
+def test_an_index_that_drips_while_uv_resolves_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "_SECONDS", 5.0)
+    with dripping(HEAD.replace(b"application/json", b"text/html")) as host:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://{host}/simple")
+        monkeypatch.setenv("PIP_TRUSTED_HOST", host)
+        begin = time.monotonic()
+        with pytest.raises(NetworkError, match="no answer from the indexes after 5 s"):
+            wheels.offered(["alpha"], "3.11", "2.36")
+        assert time.monotonic() - begin < LONG
+
+
+@pytest.mark.attack("registry", "an upload that it does not read", "exit 7 after the deadline")
+def test_an_upload_that_nobody_reads_is_given_up() -> None:
+    configure(LIMITS)
+    with sending(b"", b"", 600, 1) as host:
+        session = access.session(None)
+        begin = time.monotonic()
+        with pytest.raises(NetworkError, match="too slowly"):
+            session.put(f"http://{host}/x", data=bytes(1 << 26))
+        assert time.monotonic() - begin < LONG
+
+
+@pytest.mark.legitimate(
+    "registry", "a slow answer, above the minimum rate, longer than the deadline", "read to its end"
+)
+def test_a_slow_answer_above_the_minimum_rate_is_read() -> None:
+    configure("network:\n  deadline: 5\n  rate: 100\n")
+    with sending(HEAD.replace(b"600", b"18000"), bytes(1000), 0.4, 18) as host:
+        answer = access.session(None).get(f"http://{host}/", stream=True, timeout=access.TIMEOUT)
+        assert access.body(answer, 1 << 20, "the answer") == bytes(18_000)
+
+
+class Sent(BaseAdapter):
+    """Answers for every host: the registry asks for a token of `realm`. Keeps (URL, Authorization) of each request."""
+
+    def __init__(self, realm: str) -> None:
+        super().__init__()
+        self.realm = realm
+        self.requests: list[tuple[str, str]] = []
+
+    def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
+        self.requests.append((str(request.url).partition("?")[0], request.headers.get("Authorization", "")))
+        answer = requests.Response()
+        answer.request, answer.url, answer.status_code = request, str(request.url), 401
+        answer.raw = io.BytesIO(b'{"token": "t0ken"}')
+        if self.requests[-1][0].endswith("/token"):
+            answer.status_code = 200
+        elif request.headers.get("Authorization"):
+            answer.status_code = 404
+        answer.headers["WWW-Authenticate"] = f'Bearer realm="{self.realm}"'
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+def shown(registry: str, realm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The credentials that the token service at `realm` is shown by one who is logged in at `registry`."""
+    docker_login(tmp_path, monkeypatch, **{registry: f"me:{SECRET}"})
+    session, sent = access.session(None), Sent(realm)
+    session.mount("https://", sent)
+    access.Access(registry, f"https://{registry}", session).send("GET", f"https://{registry}/v2/a/manifests/b", "pull")
+    (found,) = [proof for url, proof in sent.requests if url.endswith("/token")]
+    return found
+
+
+BASIC = f"Basic {base64.b64encode(f'me:{SECRET}'.encode()).decode()}"
+
+
+@pytest.mark.attack("registry", "a token service that is somebody else's", "asked without credentials")
+@pytest.mark.parametrize(
+    ("registry", "realm"),
+    [
+        ("a.co.uk", "https://b.co.uk/token"),
+        ("a.github.io", "https://b.github.io/token"),
+        ("registry.example.com", "https://registry.example.com:8443/token"),
+        ("registry.example.com:5000", "https://registry.example.com:5001/token"),
+        ("registry.example.com", "https://registry.example.com.evil.example/token"),
+        ("registry.example.com", "https://evil.example\\@registry.example.com/token"),
+        ("10.0.0.1:5000", "https://10.0.0.1/token"),
+        ("localhost:5000", "https://localhost/token"),
+    ],
+)
+def test_credentials_do_not_go_to_a_foreign_token_service(
+    registry: str, realm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shown(registry, realm, tmp_path, monkeypatch) == ""
+
+
+@pytest.mark.legitimate(
+    "registry", "a token service of its domain, or one that the settings name", "gets the credentials"
+)
+@pytest.mark.parametrize(
+    ("registry", "realm"),
+    [
+        ("registry.a.co.uk", "https://auth.a.co.uk/token"),
+        ("registry.example.com:5050", "https://gitlab.example.com/token"),
+        ("registry.example.com:5000", "https://registry.example.com:5000/token"),
+        ("10.0.0.1:5000", "https://10.0.0.1:5000/token"),
+        ("r.example", "https://login.elsewhere.example:8443/token"),
+    ],
+)
+def test_credentials_go_to_the_registrys_own_token_service(
+    registry: str, realm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure("network:\n  token_services: {r.example: login.elsewhere.example:8443}\n")
+    assert shown(registry, realm, tmp_path, monkeypatch) == BASIC
