@@ -49,6 +49,7 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
 ENV HOME="/tmp"
 ENV LANG="C.UTF-8"
 ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENV PYTHONDONTWRITEBYTECODE="1"
 ENV TORCHINDUCTOR_CACHE_DIR="/tmp/torchinductor"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from envbuild import settings
 from envbuild.image import base, dockerfile
-from envbuild.plan import checkouts, store, wheels
+from envbuild.plan import checkouts, conflicts, store, wheels
 from envbuild.plan.archive import Archive
 from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock
@@ -43,7 +43,11 @@ def discard(name: str) -> None:
 
 
 def fill(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
-    """All that the image is made of, which must be in the stores; `built`: the wheel of each extension."""
+    """All that the image is made of, which must be in the stores; `built`: the wheel of each extension.
+
+    Raises LockError for wheels that must not be installed.
+    """
+    conflicts.refuse_stored(lock.wheels, lock.startup, built)
     target = folder(name)
     _fill_shared(lock, target)
     for extension, wheel in built.items():
@@ -67,8 +71,9 @@ def mark_begun(name: str, key: str) -> None:
 
 
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
-    """The same for compiling an extension. Raises SourceDamaged."""
+    """The same for compiling an extension. Raises SourceDamaged too."""
     assert lock.builder
+    conflicts.refuse_stored(lock.compiled_with, lock.startup)
     target = folder(name)
     _fill_shared(lock, target)
     _wheels(lock.builder.wheels, target)

@@ -67,9 +67,9 @@ class Parts:
 def parts(lock: Lock) -> Parts:
     """Layers in the order they are made, from what profiles share to what is this one's own."""
     epoch = str(SOURCE_DATE_EPOCH)
-    shared = [Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python))]
-    if lock.apt:
-        shared.append(_debs("Debian packages", lock.apt, DEBS))
+    # Debian packages first: they remove bytecode, and a whiteout of what a layer below has keeps the time of the build.
+    shared = [_debs("Debian packages", lock.apt, DEBS)] if lock.apt else []
+    shared.append(Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python)))
     wheels = [(name, list(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
     overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
     late = next((i for i, (name, _) in enumerate(wheels) if name in overrides or name == PACKAGES), len(wheels))
@@ -166,6 +166,10 @@ def _archive(archive: Archive) -> Layer:
     return Layer(f"{archive.name} {archive.version}", arguments, f"source=archives/{archive.name}", "/mnt/archive")
 
 
+# So that pip and Python in a RUN of a child image write no compiled code for locked modules, which `verify` refuses.
+_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def render(lock: Lock, name: str) -> str:
     """The Dockerfile of a lock. Nothing in a lock can add an instruction to it or reach a shell."""
     environment = jinja2.Environment(
@@ -183,7 +187,7 @@ def render(lock: Lock, name: str) -> str:
         epoch=str(SOURCE_DATE_EPOCH),
         image=lock.image,
         **vars(found),
-        environment=sorted(lock.environment.items()),
+        environment=sorted({**_ENVIRONMENT, **lock.environment}.items()),
     )
 
 

@@ -60,6 +60,7 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     tars = [base.tar_file(lock, make=False) for lock in locks if lock.suite]
     bases = {tar.with_suffix(end).name for tar in tars for end in (".tar", ".sha256")}
     kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
+    kinds |= {kind: {f"{sha256}.json" for sha256 in wheels} for kind in ("listings", "contents")}
     kinds |= {"sources": commits, "extensions": compiled}
     for kind, wanted in kinds.items():
         folder = settings.cache_folder(kind, make=False)

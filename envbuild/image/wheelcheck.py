@@ -10,7 +10,6 @@ import os
 import re
 import stat
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from packaging.version import Version
 
 from envbuild import scratch
 from envbuild.errors import printable
-from envbuild.plan import architectures, facts, wheels
+from envbuild.plan import architectures, facts, wheelfiles, wheels
+from envbuild.plan.wheelfiles import BROKEN
 from envbuild.selftest import compiled
 from envbuild.selftest.compiled import Compiled
 from envbuild.selftest.elf import X86_64
@@ -38,7 +38,6 @@ _ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/).*")  # scripts, h
 _INFO = ".dist-info"
 _ENCRYPTED = 1
 _PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # LZMA's head alone can ask for 4 GiB of memory
-_BROKEN = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def contents(wheel: Path) -> tuple[Module, ...]:
 def _opened(wheel: Path) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(wheel)
-    except _BROKEN as error:
+    except BROKEN as error:
         raise _Unreadable(f"{wheel.name} is no wheel, or is damaged: {_said(error)}") from None
     reasons = list(_hostile(archive))
     if reasons:
@@ -107,7 +106,7 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
         yield f"{len(infos)} files are more than {_MOST_MEMBERS}"
         return
     names = Counter(_installed(info.filename) for info in infos)
-    outside = [name for name in names if not _is_inside(name)]
+    outside = [name for name in names if not wheelfiles.is_inside(name)]
     elsewhere = [name for info in infos if _ELSEWHERE.fullmatch(name := info.filename) and not name.endswith("/")]
     odd = [info.filename for info in infos if not _is_plain(info)]
     packed = [info.filename for info in infos if info.compress_type not in _PACKED]
@@ -122,11 +121,6 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
         yield from (f"{_quoted(name)} {kind}" for name in found[:10])
     if any(info.file_size > _LARGEST for info in infos) or sum(info.file_size for info in infos) > _LARGEST_TOTAL:
         yield f"unpacked it is larger than {_LARGEST_TOTAL >> 30} GiB, or a file of it than {_LARGEST >> 30}"
-
-
-def _is_inside(name: str) -> bool:
-    parts = name.rstrip("/").split("/")
-    return name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
 
 
 def _is_plain(info: zipfile.ZipInfo) -> bool:
@@ -155,7 +149,7 @@ def _compiled(archive: zipfile.ZipFile) -> Iterator[Module]:
                 with archive.open(info) as source, (copy if shared else nowhere).open("wb") as target:
                     while block := source.read(_BLOCK):
                         target.write(block)
-            except _BROKEN as error:
+            except BROKEN as error:
                 raise _Unreadable(f"{_quoted(info.filename)} is damaged: {_said(error)}") from None
             if shared:
                 yield Module(path, compiled.read(str(copy), path))
@@ -212,7 +206,7 @@ def _metadata(archive: zipfile.ZipFile, name: str, wheel: Path, tags: frozenset[
         try:
             with archive.open(f"{folders[0]}/{file}") as source:
                 head = BytesHeaderParser().parsebytes(source.read(_LARGEST_TEXT))
-        except (KeyError, *_BROKEN):
+        except (KeyError, *BROKEN):
             yield f"{_quoted(folders[0])}/{file} is missing or damaged"
             continue
         found = [str(text) for text in head.get_all(key) or ()]

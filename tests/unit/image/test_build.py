@@ -23,7 +23,7 @@ from envbuild.plan.debs import Deb
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import Wheel
 from envbuild.process import Completed
-from unit.support import PROFILE, image_of, lock_for, plan_of, sha
+from unit.support import PROFILE, image_of, lock_for, plan_of, sha, write_wheel
 
 IMAGE = image_of()
 T = TypeVar("T", Wheel, Deb)
@@ -75,16 +75,16 @@ class Builder:
 
 @pytest.fixture
 def locked(project: Path) -> Lock:
-    """A lock of which everything is in the stores, whole: each file holds its own name."""
+    """A lock of which everything is in the stores, whole: each file but the wheels holds its own name."""
     plain = lock_for(plan_of(project, PROFILE))
     made = dataclasses.replace(
         plain,
         archives=tuple(Archive(name, "1.2", sha(name), 1_000_000) for name in (TOOLKIT, COMPAT)),
-        wheels=tuple(dataclasses.replace(w, wheel=whole(w.wheel)) for w in plain.wheels),
+        wheels=tuple(dataclasses.replace(w, wheel=stored(w.wheel, project)) for w in plain.wheels),
         base=tuple(map(whole, plain.base)),
         apt=tuple(map(whole, plain.apt)),
     )
-    files: list[tuple[Path, Wheel | Deb | Archive]] = [*wheel_files(made), *deb_files(made), *archive_files(made)]
+    files: list[tuple[Path, Deb | Archive]] = [*deb_files(made), *archive_files(made)]
     for path, item in files:
         path.parent.mkdir(parents=True)
         path.write_text(item.name, encoding="utf-8")
@@ -95,6 +95,14 @@ def locked(project: Path) -> Lock:
 
 def whole(item: T) -> T:
     return dataclasses.replace(item, sha256=sha(item.name))
+
+
+def stored(item: Wheel, folder: Path) -> Wheel:
+    """A real wheel, since what it installs is read before each build."""
+    file = write_wheel(folder / "wheels", item.name, item.version)
+    made = dataclasses.replace(item, file=file.name, sha256=store.digest(file))
+    store.wheels().put(file, made.sha256, made.file)
+    return made
 
 
 def wheel_files(made: Lock) -> list[tuple[Path, Wheel]]:
@@ -475,7 +483,9 @@ def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, bu
 
 def test_files_are_not_read_again_where_the_build_went_well(locked: Lock, builder: Builder) -> None:
     path, _ = wheel_files(locked)[0]
-    path.write_text("spoiled", encoding="utf-8")  # the installer in the image refuses it
+    spoiled = bytearray(path.read_bytes())
+    spoiled[4] ^= 1  # not in the directory, which is read before each build; the installer in the image refuses it
+    path.write_bytes(spoiled)
     assert built(locked) == IMAGE
 
 

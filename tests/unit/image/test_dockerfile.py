@@ -154,9 +154,10 @@ def test_every_run_is_hermetic_and_no_shell_reads_it(sample: Lock) -> None:
         assert run.arguments[:2] == ("/bin/sh", "/mnt/bin/install")
 
 
-def test_the_order_is_base_environment_debian_then_layers(sample: Lock) -> None:
+def test_the_order_is_base_debian_environment_then_layers(sample: Lock) -> None:
+    """Debian packages come first: they remove bytecode, of which the virtual environment's layer has some."""
     runs = [found for found in rendered(sample) if found.keyword == "RUN"]
-    assert [run.arguments[2] for run in runs] == ["venv", "debs", "wheels", "wheels", "wheels"]
+    assert [run.arguments[2] for run in runs] == ["debs", "venv", "wheels", "wheels", "wheels"]
     sources = [
         flag.split("=wheels-")[1].partition(",")[0] for run in runs[2:] for flag in run.flags if "=wheels-" in flag
     ]
@@ -194,7 +195,7 @@ def test_the_beginning_is_all_before_the_first_wheel(sample: Lock) -> None:
     assert "wheels-" not in begun and sample.id not in begun
     found = instructions(begun)
     assert found == instructions(text)[: len(found)]
-    assert [(one.keyword, *one.arguments[2:3]) for one in found[1:]] == [("ADD",), ("RUN", "venv"), ("RUN", "debs")]
+    assert [(one.keyword, *one.arguments[2:3]) for one in found[1:]] == [("ADD",), ("RUN", "debs"), ("RUN", "venv")]
 
 
 def test_what_the_variant_adds_comes_after_torch_and_before_what_is_the_profiles_own(project: Path) -> None:
@@ -237,10 +238,16 @@ def test_without_debian_packages_there_is_no_such_layer(project: Path) -> None:
 def test_the_environment_and_the_lock_are_recorded(sample: Lock) -> None:
     found = rendered(sample)
     environment = dict(item.arguments for item in found if item.keyword == "ENV" and len(item.arguments) == 2)
-    assert environment == dict(sample.environment)
+    assert environment == {"PYTHONDONTWRITEBYTECODE": "1", **sample.environment}
     labels = [item.arguments for item in found if item.keyword == "LABEL"]
     assert labels == [("io.envbuild.lock", sample.id)]
     assert not {"USER", "ENTRYPOINT"} & {item.keyword for item in found}
+
+
+def test_a_profile_decides_whether_python_writes_compiled_code(project: Path) -> None:
+    found = rendered(lock_for(plan_of(project, {**PROFILE, "env": {"PYTHONDONTWRITEBYTECODE": ""}})))
+    variables = [item.arguments for item in found if item.keyword == "ENV"]
+    assert [value for name, value in variables if name == "PYTHONDONTWRITEBYTECODE"] == [""]
 
 
 def test_no_directive_is_relied_on(sample: Lock) -> None:
@@ -352,6 +359,7 @@ def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
 COMPANIONS: dict[str, Any] = {
     "accept": [{"advisory": "cublas-hopper-fpe", "reason": "harmless"}],
     "pins": {"cublas": {"version": "13.1.1.3", "reason": "harmless"}},
+    "startup": [{"file": "mine.pth", "sha256": "0" * 64, "reason": "harmless"}],
     "driver": {"minimum": "580.65.06", "compat": {"url": "https://mirror.example/compat.tar", "sha256": "0" * 64}},
     "toolchain": {"url": "https://mirror.example/cuda.tar", "sha256": "0" * 64},
 }
@@ -390,6 +398,8 @@ HARMLESS = {
     "cuda": "13.0",
     "features.[]": "bf16",
     "accept.[].advisory": "cublas-hopper-fpe",
+    "startup.[].file": "mine.pth",
+    "startup.[].sha256": "0" * 64,
     "pins.{key}": "cublas",
     "pins.{}.version": "13.1.1.3",
     "driver.minimum": "580.65.06",
@@ -410,7 +420,7 @@ HARMLESS = {
     "extensions.[].build.requires.[]": "packaging",
     "extensions.[].modules.[]": "kernels_cuda",
 }
-FREE = {"description", "env.{}", "accept.[].reason", "pins.{}.reason", "extensions.[].none"}
+FREE = {"description", "env.{}", "accept.[].reason", "startup.[].reason", "pins.{}.reason", "extensions.[].none"}
 FREE |= {"extensions.[].build.env.{}"}
 # A setting of pip's is NAME=VALUE: that one is as harmless as it looks.
 SETTING = "extensions.[].build.settings.[]", "--hash=sha256:0"
@@ -520,6 +530,7 @@ def read_again(data: dict[str, Any], folder: Path) -> Lock | LockError:
 def locks(folder: Path) -> Iterator[Lock]:
     plain = lock_for(plan_of(folder, PROFILE))
     yield dataclasses.replace(plain, apt=(deb("less"),))
+    yield lock_for(plan_of(folder, {**PROFILE, "startup": COMPANIONS["startup"]}))
     yield lock_for(plan_of(folder, {**PROFILE, "base": {"image": IMAGE}, "apt": []}))
     yield lock_for(plan_of(folder, ARCHIVES))
     yield lock_for(plan_of(folder, EXTENDED))
@@ -549,7 +560,8 @@ def lock_fields() -> list[str]:
               "content.python", "content.base.bootstrap", "content.base.image", "inputs.archives",
               "content.archives.0.name", "content.archives.0.version", "content.archives.0.sha256",
               "content.nvcc.home", "content.nvcc.release", "inputs.extensions", "content.builder.arch",
-              "content.builder.nvcc.home", "content.builder.nvcc.release"]  # fmt: skip
+              "content.builder.nvcc.home", "content.builder.nvcc.release",
+              "inputs.startup", "content.startup.0.file", "content.startup.0.sha256"]  # fmt: skip
     wanted += [f"content.extensions.0.{name}" for name in ("name", "git", "tree", "sdist", "env.KERNELS_CUDA",
                                                            "settings.0", "modules.0")]  # fmt: skip
     wanted += [f"content.builder.archives.0.{name}" for name in ("name", "version", "sha256")]
@@ -605,8 +617,8 @@ def test_an_argument_stays_one_argument_whatever_it_holds(project: Path) -> None
         found = rendered(dataclasses.replace(sample, python=value, apt=(odd,)))
         assert [item.keyword for item in found] == [item.keyword for item in rendered(sample)]
         arguments = [item.arguments for item in found if item.keyword == "RUN"]
-        assert arguments[0][-1] == value
-        assert arguments[1][-1] == odd.file
+        assert arguments[1][-1] == value
+        assert arguments[0][-1] == odd.file
 
 
 def test_a_profiles_name_is_all_that_reaches_the_first_comment(project: Path) -> None:
