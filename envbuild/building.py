@@ -16,7 +16,7 @@ from envbuild.image.extensions import Built, Order
 from envbuild.image.names import repository
 from envbuild.image.records import Record
 from envbuild.making import Made, Options, Progress, Step
-from envbuild.plan import debs, facts, lock, locking, resolve, sources, store
+from envbuild.plan import conflicts, debs, facts, lock, locking, resolve, sources, store
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import LockedExtension
 from envbuild.plan.resolve import Plan
@@ -92,12 +92,11 @@ class Building:
 
         def work() -> tuple[Lock, bool, str]:
             before = lock.read(source.known_lock)
-            if self.options.locked:
-                after = lock.current(before, plan, source.lock_file)
-            else:
-                after = locking.make(plan, before, progress=fetching.shown(self.progress))
+            after = lock.current(before, plan, source.lock_file) if self.options.locked else self._lock(plan, before)
             after = self.at_hand(plan, after)
             if after is not before:
+                for note in (*sources.ignored([source]), *source.notes):
+                    self.note(note)
                 if not self.options.trial:
                     lock.write(after, source.lock_file, source.name, source.origin)
                 for change in locking.differences(before, after):
@@ -106,6 +105,11 @@ class Building:
             return after, after is before, f"{after.short} {display(source.lock_file)}"
 
         return self.step("lock", work)
+
+    def _lock(self, plan: Plan, before: Lock | None) -> Lock:
+        accepted = {locking.EVERYTHING} if self.options.tolerant else set(self.options.accept_old)
+        show = fetching.shown(self.progress)
+        return locking.make(plan, before, progress=show, accept_old=frozenset(accepted), say=self.note)
 
     def at_hand(self, plan: Plan, found: Lock) -> Lock:
         """Base packages that no mirror has any longer are locked again, unless --locked forbids it."""
@@ -135,7 +139,7 @@ class Building:
                     hint=f"run: envbuild render {source.known}",
                 )
             if not same and not self.options.trial:
-                store.write_atomically(source.dockerfile, text)
+                store.write_within(source.project, source.dockerfile, text)
             return text, same, display(source.dockerfile)
 
         return self.step("render", work)
@@ -225,7 +229,7 @@ class Building:
     def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
         """What the layers really hold; a defect or a known fault ends the build."""
         target = build.layers_tag(locked, source.name)
-        held = collect.of_image(self.connected(), image, target)
+        held = collect.of_image(self.connected(), image, target, conflicts.contents(locked))
         done = audit.judge(target, held, audit.expected(source, locked, claimed=True))
         done.require()
         return audit.labels(held), False, done.summary

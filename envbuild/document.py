@@ -6,12 +6,14 @@ No tags, no aliases (an alias bomb is a few hundred bytes), no duplicate keys, b
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -70,7 +72,7 @@ def read(
     """
     name = display(file)
     try:
-        raw = file.read_bytes()
+        raw = regular(file, MAX_BYTES)
     except OSError as problem:
         raise error(f"{name} cannot be read: {problem.strerror}") from problem
     if len(raw) > MAX_BYTES:
@@ -258,6 +260,36 @@ def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
     for key, inner in items:
         yield (*path, key), inner
         yield from _children((*path, key), inner)
+
+
+def open_regular(file: FilePath) -> BinaryIO:
+    """Open a regular file to read. Raises OSError, also for a FIFO or a device, without waiting for it."""
+    stream = open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123, SIM115
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise OSError(errno.EINVAL, "not a regular file")
+
+
+def regular(file: FilePath, most: int) -> bytes:
+    """The first `most` + 1 bytes of a regular file, whatever its size says: below /proc that is 0. Raises OSError."""
+    with open_regular(file) as stream:
+        return stream.read(most + 1)
+
+
+def inside(named: str, folder: FilePath, root: FilePath) -> FilePath:
+    """The file that `named` means in `folder`, with links resolved. Opens nothing.
+
+    Raises ValueError where that lies outside `root`, the project's folder: who wrote the document that names it must
+    not have another file read, whose content an error could quote.
+    """
+    try:
+        root, file = root.resolve(), (folder / named).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a NUL in the name
+        raise ValueError(f"{named} cannot be read: {error}") from None
+    if not file.is_relative_to(root):
+        raise ValueError(f"{named} leads out of the project's folder, {display(root)}")
+    return file
 
 
 def home(file: FilePath) -> FilePath:

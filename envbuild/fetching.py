@@ -10,7 +10,7 @@ from envbuild import process, turns
 from envbuild.errors import EnvbuildError, HashMismatch
 from envbuild.image import base
 from envbuild.making import Progress
-from envbuild.plan import archives, checkouts, debs, store, wheels
+from envbuild.plan import archives, checkouts, conflicts, debs, store, wheels
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import LockedExtension
 from envbuild.plan.resolve import Plan
@@ -71,6 +71,7 @@ def image(plan: Plan, locked: Lock, progress: Progress, meanwhile: Callable[[], 
     ahead = beside(meanwhile) if meanwhile else contextlib.nullcontext()
     with ahead, alone(progress):
         wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
+        conflicts.refuse_stored(locked.wheels, locked.startup)
         archives.fetch(plan.archives, show)
 
 
@@ -80,6 +81,7 @@ def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) 
     show = shown(progress)
     with alone(progress):
         wheels.fetch(locked.builder.wheels, plan.python, plan.glibc, store.wheels(), show)
+        conflicts.refuse_stored(locked.compiled_with, locked.startup)
         if locked.builder.archives and plan.workshop.toolchain.archive:
             archives.fetch([plan.workshop.toolchain.archive], show)
         wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)

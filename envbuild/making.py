@@ -68,6 +68,7 @@ class Options:
     on: On = HERE
     builder: str | None = None  # of buildx, if not the engine's own
     unproved: bool = False  # what cannot be proved here is built all the same
+    accept_old: tuple[str, ...] = ()  # packages that may be far behind their newest release
 
     @property
     def trial(self) -> bool:

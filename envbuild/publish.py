@@ -29,6 +29,10 @@ from envbuild.proof import evidence, proved
 from envbuild.proof.reasons import Malformed
 from envbuild.steps import Session
 
+_NO_SIGNER = f"""\
+envbuild keygen -o team; then set signing_key in config.yaml, or {signing.KEY}
+--unsigned pushes without a signature: `envbuild verify` refuses such an image"""
+
 
 @dataclass
 class Pushed:
@@ -52,15 +56,18 @@ class Pushed:
         }
 
 
-def push(name: str, target: str, progress: Progress, zstd: bool = False) -> Pushed:
+def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsigned: bool = False) -> Pushed:
     """A verified image to a registry, with its evidence; the tags come last. Repeated, it does what is left to do.
 
-    `zstd`: its layers are packed with that, unless the registry has the image already. Raises NotProved unless all
-    evidence is there, NetworkError, CheckFailed if the registry has something else.
+    `zstd`: its layers are packed with that, unless the registry has the image already. Raises UsageError without a
+    signing key unless it may stay `unsigned`, NotProved unless all evidence is there, NetworkError, CheckFailed if the
+    registry has something else.
     """
     reference = pushing.repository(target)
     session = Session(name, Options(locked=True), progress)
-    signer = signing.configured()
+    signer = None if unsigned else signing.configured()
+    if signer is None and not unsigned:
+        raise UsageError("No signing key: nothing was pushed", hint=_NO_SIGNER)
     done = Pushed(name, reference.repository, signer.public.fingerprint if signer else None)
     with working(session, done.document):
         source, locked, image = _proved(session)
@@ -192,7 +199,7 @@ def _evidence(
     place: Target, manifest: Manifest, wanted: list[tuple[str, bytes]], signer: Signer | None
 ) -> tuple[int, bool, str]:
     new = attestations.publish(place, manifest, wanted, signer)
-    by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned: no signing_key is set"
+    by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned"
     return new, new == 0, f"{some(len(wanted), 'statement')}, {by}"
 
 

@@ -32,6 +32,8 @@ def objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     Raises what a build raises. Whatever comes of it, nothing of the rebuild stays.
     """
     assert verdict.build and verdict.proved
+    if verdict.base:
+        progress.say(f"building the base again, {verdict.base}: nothing above it is built or compared")
     session = Session(f"{verdict.build.name[:55]}-rebuild", Options(locked=True, no_cache=True), progress)
     session.made.lock = verdict.build.lock
     with alone(session.made.name, progress.say):

@@ -45,22 +45,25 @@ def _made(folder: Path, make: bool) -> Path:
 _KNOWN = {
     "on": "where self-tests run: local, slurm or kubernetes",
     "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
+    "ci_install": "what the jobs of `ci` install envbuild from: a commit, or a wheel with its sha256",
     "debian_mirror": "root of a Debian archive, where apt has none configured",
     "debian_security_mirror": "root of the Debian security archive",
     "git_mirror": "where git repositories lie, asked instead of a profile's address; {host} and {path} are parts of it",
     "public_key": "file of the public key that `verify` trusts",
     "signing_key": "file of the private key that evidence is signed with",
+    "torch_index": "where torch's builds such as +cpu come from: pytorch (its own index), or the address of a mirror",
     "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",
 }
 # Mappings, whose content its own reader judges.
 _SECTIONS = {
     "slurm": "partition, account, container, ...: proof/runners/slurm/site.py",
     "kubernetes": "namespace, registry, nodes, ...: proof/runners/kubernetes/site.py",
+    "network": "deadline, rate, token_services: network.py",
 }
 
 
 HINT = f"known: {', '.join([*_KNOWN, *_SECTIONS])}"
-_RUNNERS = ("local", *_SECTIONS)
+_RUNNERS = ("local", "slurm", "kubernetes")
 
 
 @cache

@@ -49,6 +49,7 @@ class Wanted:
     requirements: Path | None = None
     builder: str | None = None
     gpus: tuple[str, ...] = ()
+    accept_old: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Crowd:
             with self._turn(source) as gpus:
                 code, document = self._run("make", name, told, gpus, allow_unproved=self.wanted.allow_unproved)
             document = {**document, "steps": _joined(built.get("steps", ()), document.get("steps", ()))}
-            document |= {"notes": [*built.get("notes", ()), *document.get("notes", ())]}
+            document |= {"notes": list(dict.fromkeys([*built.get("notes", ()), *document.get("notes", ())]))}
         return Outcome(source.name, code, time.monotonic() - begin, document, source.known)
 
     @contextlib.contextmanager
@@ -142,6 +143,7 @@ class Crowd:
         options = [f"--{flag.replace('_', '-')}" for flag, given in flags.items() if given]
         options += ["--locked"] if wanted.locked else []
         options += [f"--requirements={wanted.requirements}"] if wanted.requirements else []
+        options += [f"--accept-old={package}" for package in wanted.accept_old]
         options += [f"--builder={wanted.builder}"] if wanted.builder else []
         options += [f"--gpus={','.join(gpus)}"] if gpus else []
         # -P: no module of the working folder is taken for one of ours

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.commands.console import emit, json_option, table
-from envbuild.errors import EnvbuildError, UsageError
+from envbuild.errors import EnvbuildError, FileError, UsageError
 from envbuild.image.names import LOCK_LABEL
-from envbuild.plan import lock, naming, sources
+from envbuild.plan import conflicts, lock, naming, sources
 from envbuild.proof import audit, holdings
-from envbuild.proof.audit import Audit, Expected
+from envbuild.proof.audit import NOTHING, Audit, Expected
 
 if TYPE_CHECKING:  # an environment is audited without an engine, and without its client
     from envbuild.image.engine import Image
@@ -22,13 +25,14 @@ if TYPE_CHECKING:  # an environment is audited without an engine, and without it
 @click.command("audit", short_help="What an image or environment really holds.")
 @click.argument("image", required=False)
 @click.option("--python", "python", metavar="PATH", help="An interpreter, or the folder of an environment.")
-@click.option("--here", is_flag=True, help="The environment of this shell: its active one, or python on PATH.")
+@click.option("--here", is_flag=True, help="The environment of this shell: its active one, or python3 on PATH.")
 @click.option("--profile", "name", metavar="NAME", help="Judge for this profile's GPUs, and against its lock.")
 @json_option
 def command(image: str | None, python: str | None, here: bool, name: str | None, as_json: bool) -> None:
-    """Say which CUDA libraries, torch and distributions are really there and loaded, and what is wrong with them.
+    """Show which CUDA libraries, torch and distributions are really there and loaded, and what is wrong with them.
 
-    Needs no GPU; --here and --python need no Docker. Exit 5 for a defect or a known fault that envbuild refuses.
+    Needs no GPU; --here and --python need no Docker. Exit 5 for a defect or a known fault that envbuild refuses, 3 for
+    an environment without torch. --here skips envbuild's own environment where torch is not in it.
     Example: envbuild audit --here
     """
     given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]
@@ -38,11 +42,16 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
         raise UsageError(f"one thing at a time: {' and '.join(given)} are given", hint=_ONE)
     wanted = _expected(name) if name else None
     done = _image(image, wanted) if image is not None else _environment(python or _nearest(), wanted)
-    if as_json and not done.failed:
+    empty = image is None and done.held.torch is None and not done.failed
+    if as_json and not done.failed and not empty:
         emit(done.document())
     elif not as_json:
         _show(done)
     done.require()
+    if empty:
+        error = FileError(f"{done.target}: {NOTHING}", hint="name another environment: envbuild audit --python PATH")
+        error.partial = done.document()
+        raise error
 
 
 _ONE = "--here is the environment of this shell, --python PATH another one; give one of them, or an image"
@@ -54,27 +63,42 @@ def _image(reference: str, wanted: Expected | None) -> Audit:
 
     engine = Engine()
     image = engine.get(reference)
-    held = collect.of_image(engine, image, reference)
-    return audit.judge(reference, held, wanted or _labelled(image) or Expected())
+    if wanted and wanted.lock:
+        wanted = replace(wanted, claimed=image.labels.get(LOCK_LABEL) == wanted.lock.id)
+    wanted = wanted or _labelled(image) or Expected()
+    held = collect.of_image(engine, image, reference, _contents(wanted))
+    return audit.judge(reference, held, wanted)
 
 
 def _environment(python: str, wanted: Expected | None) -> Audit:
     from envbuild.proof.runners import here
 
-    found, job = here.find(python), audit.job("", "")
+    found, job = here.find(python), audit.job("", "", _contents(wanted))
     held = holdings.read(here.start(found, job), job.nonce, str(found))
     return audit.judge(str(found), held, replace(wanted, image=False) if wanted else audit.of_machine(held))
 
 
+def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
+    return conflicts.contents(wanted.lock) if wanted and wanted.lock else {}
+
+
 def _nearest() -> str:
-    """The active environment's interpreter, else the first on PATH."""
-    active = os.environ.get("VIRTUAL_ENV")
-    if active and (Path(active) / "bin" / "python").exists():
-        return str(Path(active) / "bin" / "python")
-    found = shutil.which("python") or shutil.which("python3")
+    """The active environment's interpreter, else the first on PATH; envbuild's own only where torch is in it."""
+    own = None if importlib.util.find_spec("torch") else Path(sys.prefix, "bin").resolve()
+    found = next((python for python in _interpreters() if python.parent.resolve() != own), None)
     if found is None:
-        raise UsageError("there is no Python on PATH", hint="name one: envbuild audit --python PATH")
-    return found
+        text = "nothing to audit: VIRTUAL_ENV, CONDA_PREFIX and PATH lead to no Python but envbuild's own"
+        raise FileError(text, hint="name an environment: envbuild audit --python PATH")
+    return str(found)
+
+
+def _interpreters() -> Iterator[Path]:
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        python = Path(os.environ.get(variable, ""), "bin", "python")
+        if os.environ.get(variable) and python.exists():
+            yield python
+    for name in ("python3", "python"):
+        yield from (Path(found) for folder in os.get_exec_path() if (found := shutil.which(name, path=folder)))
 
 
 def _expected(name: str) -> Expected:

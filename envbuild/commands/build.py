@@ -4,11 +4,13 @@ import click
 
 from envbuild.commands.console import (
     Console,
+    accept_old_option,
     builder_option,
     emit,
     json_option,
     profile_argument,
     requirements_option,
+    torch_index_option,
 )
 
 
@@ -18,9 +20,17 @@ from envbuild.commands.console import (
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @requirements_option
 @builder_option
+@accept_old_option
+@torch_index_option
 @json_option
 def command(
-    name: str, locked: bool, no_cache: bool, requirements: Path | None, builder: str | None, as_json: bool
+    name: str,
+    locked: bool,
+    no_cache: bool,
+    requirements: Path | None,
+    builder: str | None,
+    accept_old: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Build the image of a profile and tag it with its lock; no self-test, no evidence.
 
@@ -29,7 +39,9 @@ def command(
     from envbuild import pipeline  # not for --help
     from envbuild.making import Options
 
-    options = Options(locked=locked, no_cache=no_cache, requirements=requirements, builder=builder)
+    options = Options(
+        locked=locked, no_cache=no_cache, requirements=requirements, builder=builder, accept_old=accept_old
+    )
     made = pipeline.build_only(name, options, Console())
     if as_json:
         emit(made.document())

@@ -7,6 +7,7 @@ from envbuild.attest import policy
 from envbuild.attest.verify import Verdict
 from envbuild.commands import output
 from envbuild.commands.console import Console, emit, json_option
+from envbuild.errors import printable
 from envbuild.proof.reasons import Refusal
 
 
@@ -56,3 +57,4 @@ def bring(file: Path, key: Path | None, policy_file: Path | None, as_json: bool)
         emit({**verdict.document(), "tag": tag})
     else:
         click.echo(f"{tag} {verdict.image.id if verdict.image else ''}")
+        click.echo(printable(verdict.summary), err=True)

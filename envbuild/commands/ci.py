@@ -1,5 +1,6 @@
 import click
 
+from envbuild import settings
 from envbuild.attest import ci
 from envbuild.attest.oci import Reference
 from envbuild.commands.console import emit, json_option
@@ -9,20 +10,28 @@ from envbuild.proof import proved
 
 
 @click.command("ci", short_help="A CI job that verifies an image, then uses it by digest.")
-@click.argument("system", type=click.Choice(sorted(ci.SYSTEMS)))
+@click.argument("system", type=click.Choice(ci.SYSTEMS))
 @click.argument("name")
 @click.option("--image", metavar="REGISTRY/NAME", help="Where it was pushed; default: registry.example/NAME.")
+@click.option(
+    "--install",
+    metavar="SOURCE",
+    help="What the job installs envbuild from: a commit (git+https://HOST/PATH@COMMIT) or a wheel with #sha256=HEX; "
+    "default: ci_install in config.yaml.",
+)
 @json_option
-def command(system: str, name: str, image: str | None, as_json: bool) -> None:
+def command(system: str, name: str, image: str | None, install: str | None, as_json: bool) -> None:
     """Print a job for a CI system: verify a profile's image by policy.yaml, then run in it by digest.
 
+    Nothing is printed unless the job would install one commit or one file of envbuild.
     Example: envbuild ci gitlab h20 --image registry.example/h20 > .gitlab-ci.yml
     """
     source = sources.load(name)
     reference = Reference.parse(image or f"registry.example/{source.name}")
     if reference.tag or reference.digest:
         raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")
-    text = ci.job(system, source.name, reference.repository, proved.models(source.profile))
+    pinned = install or settings.setting("ci_install")
+    text = ci.job(system, source.name, reference.repository, proved.models(source.profile), pinned)
     if as_json:
         emit({"system": system, "profile": source.name, "text": text})
     else:

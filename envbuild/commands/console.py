@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +57,29 @@ def requirements_option(function: F) -> F:
         "--requirements", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
         help="A project's requirements.txt or pyproject.toml, locked under the profile's pins as NAME-<its folder>.",
     )(function)  # fmt: skip
+
+
+def accept_old_option(function: F) -> F:
+    return click.option(
+        "--accept-old", "accept_old", multiple=True, metavar="NAME",
+        help="Lock this package also where its version is far behind the newest release; may be repeated.",
+    )(function)  # fmt: skip
+
+
+def torch_index_option(function: F) -> F:
+    return click.option(
+        "--torch-index", metavar="pytorch|ADDRESS", callback=_torch_index, expose_value=False,
+        help="Take torch's builds such as +cpu from PyTorch's own index, or from a mirror of it.",
+    )(function)  # fmt: skip
+
+
+def _torch_index(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    from envbuild.plan import index  # not for --help
+
+    if value is not None:
+        if value != index.PYTORCH and "://" not in value:
+            raise click.BadParameter(f"{value!r} is neither {index.PYTORCH} nor an address")
+        os.environ[index.TORCH_INDEX] = value
 
 
 def builder_option(function: F) -> F:

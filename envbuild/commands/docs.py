@@ -11,11 +11,14 @@ from envbuild.attest import community
 from envbuild.commands.console import emit, json_option
 from envbuild.document import display
 from envbuild.errors import Fault, FileError, OutOfDate, some
+from envbuild.image import records
+from envbuild.image.records import Record
 from envbuild.insight import markdown, requirements, tables
 from envbuild.insight.markdown import Block
 from envbuild.plan import lock, resolve, sources
 from envbuild.plan.source import Source
 from envbuild.plan.store import write_atomically
+from envbuild.proof import proved
 
 
 @click.command("docs", short_help="Locked versions in your own documents.")
@@ -26,11 +29,13 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     """Fill the blocks of Markdown files: what stands between two comments, each alone on its line.
 
     \b
-    <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, and what
-                                         evidence/ beside the document proves
-    <!-- envbuild:minimum h20 -->        what known faults ask for on these cards
+    <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, and the proof:
+                                         evidence of this machine, and of evidence/ next to
+                                         the document
+    <!-- envbuild:minimum h20 -->        what known faults ask for on these GPUs, and where
     <!-- envbuild:requirements h20 -->   every version and hash; constraints: versions alone
-    <!-- envbuild:evidence FOLDER -->    who proved what: the signed statements in a folder beside the file
+    <!-- envbuild:evidence FOLDER -->    who proved what: the signed statements in a folder
+                                         next to the document
     <!-- envbuild:end -->
 
     All files are read before one is written.
@@ -89,8 +94,8 @@ def _content(block: Block, folder: Path) -> str:
     if block.kind == "evidence":
         return tables.proofs([row for name in block.names for row in _evidence(folder / name)])
     if block.kind == "table":
-        published = _evidence(folder / _EVIDENCE) if (folder / _EVIDENCE).is_dir() else []
-        return tables.versions(_row(name, published) for name in block.names)
+        published, built = _evidence(folder / _EVIDENCE), list(records.every())
+        return tables.versions(_row(name, built, published) for name in block.names)
     if block.kind == "minimum":
         return tables.minimum([resolve.resolve(sources.load(name)).choice.situation for name in block.names])
     listed = requirements.requirements if block.kind == "requirements" else requirements.constraints
@@ -98,16 +103,18 @@ def _content(block: Block, folder: Path) -> str:
     return "\n".join(f"```\n{text}```" for text in texts)
 
 
-_EVIDENCE = "evidence"  # beside a document: what a reader can check counts there, not what this machine has seen
+_EVIDENCE = "evidence"  # the folder next to a document that a reader can check
 
 
 def _evidence(folder: Path) -> list[community.Row]:
     return community.read(folder, datetime.datetime.now(datetime.UTC))
 
 
-def _row(name: str, published: list[community.Row]) -> tables.Row:
+def _row(name: str, built: list[Record], published: list[community.Row]) -> tables.Row:
     source, plan, locked = _locked(name)
-    return tables.Row(source.name, resolve.as_locked(plan, locked.versions), locked, published)
+    signed = community.proofs(published, source.name, locked.id, proved.models(source.profile))
+    proofs = proved.on_disk(source.name, source.profile, locked, built, signed)
+    return tables.Row(source.name, resolve.as_locked(plan, locked.versions), locked, proofs)
 
 
 def _locked(name: str) -> tuple[Source, resolve.Plan, lock.Lock]:

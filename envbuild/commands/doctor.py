@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.commands.console import emit, json_option
+from envbuild.commands.console import emit, json_option, torch_index_option
 from envbuild.commands.output import FILE, STDOUT, prepare, write
 from envbuild.errors import CheckFailed, UsageError, printable
 
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     "--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path("/"), metavar="FOLDER",
     help="In a container: where the host's /proc, /sys and /dev are mounted.",
 )  # fmt: skip
+@torch_index_option
 @json_option
 def command(name: str | None, cluster: str | None, output: Path | None, root: Path, as_json: bool) -> None:
     """Check engine, driver, cards, memory, disks, network and clock, in seconds; change nothing.
 
     Each check is ok, warn, fail or skipped, with a remedy. Exit 5 if one fails; with --for, if the answer is no. Only
-    hosts that pip, uv and docker are configured with are asked.
+    hosts that pip, uv and docker are configured with are asked; with --for, the indexes for every locked wheel.
     Example: envbuild doctor --for h20
     """
     if cluster is not None and (name is not None or root != Path("/")):
@@ -58,13 +59,15 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
 
 
 def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]:
-    from envbuild.host import needs, reading, verdict
+    from envbuild.host import availability, needs, reading, verdict
     from envbuild.plan import sources
 
-    asked = needs.of(sources.load(name)) if name else None  # its faults first: nothing else could be said
+    source = sources.load(name) if name else None  # its faults first: nothing else could be said
+    asked = needs.of(source) if source else None
     host = reading.read(root)
     checks = verdict.judge(host, [asked] if asked else list(needs.every()))
-    if asked:
+    if source and asked:
+        checks.append(availability.wheels(source, checks))
         checks.append(verdict.suits(host, asked, checks))
     return checks, verdict.document(host, checks)
 

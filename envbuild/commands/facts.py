@@ -2,7 +2,7 @@ from dataclasses import asdict
 
 import click
 
-from envbuild.commands.console import emit, json_option
+from envbuild.commands.console import Console, emit, json_option
 from envbuild.errors import UsageError
 from envbuild.plan import facts, refresh
 
@@ -28,18 +28,15 @@ def refresh_command(subject: str, releases: tuple[str, ...], as_json: bool) -> N
     unknown = [release for release in releases if release not in known]
     if unknown:
         raise UsageError(f"the facts do not know torch {', '.join(unknown)}", hint=f"known: {', '.join(known)}")
-    read = {name: refresh.differences(known[name]) for name in releases or known}
-    found = [item for differences in read.values() for item in differences or ()]
-    unread = [name for name, differences in read.items() if differences is None]
+    console = Console()
+    read = {name: refresh.differences(known[name], console.say) for name in dict.fromkeys(releases) or known}
+    found = [item for differences in read.values() for item in differences]
     if as_json:
-        rows = [asdict(item) for item in found]
-        emit({"subject": subject, "releases": list(read), "unread": unread, "differences": rows})
+        emit({"subject": subject, "releases": list(read), "differences": [asdict(item) for item in found]})
         return
     for item in found:
         click.echo(f"torch {item.release}: {item.distribution}: facts {item.facts or '-'}, index {item.index or '-'}")
-    if unread:
-        click.echo(f"no metadata beside the wheel, not compared: {', '.join(unread)}")
-    click.echo(f"{len(read) - len(unread)} releases read, {len(found)} differences")
+    click.echo(f"{len(read)} releases read, {len(found)} differences")
 
 
 @command.command("advisories")

@@ -6,9 +6,17 @@ from typing import Any, NamedTuple
 import click
 
 from envbuild import process
-from envbuild.commands.console import emit, json_option, pin_option, profile_argument, requirements_option
+from envbuild.commands.console import (
+    accept_old_option,
+    emit,
+    json_option,
+    pin_option,
+    profile_argument,
+    requirements_option,
+    torch_index_option,
+)
 from envbuild.document import display
-from envbuild.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, some
+from envbuild.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, printable, some
 from envbuild.plan import lock, locking, naming, resolve, sources
 from envbuild.plan.lock import Lock
 from envbuild.plan.resolve import Plan
@@ -34,6 +42,8 @@ class _Wanted(NamedTuple):
 @requirements_option
 @pin_option
 @click.option("--write", is_flag=True, help="With --pin: change the lock; without it the lock is only computed.")
+@accept_old_option
+@torch_index_option
 @json_option
 def command(
     names: tuple[str, ...],
@@ -42,6 +52,7 @@ def command(
     requirements: Path | None,
     pins: dict[str, str],
     write: bool,
+    accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Make the locks of profiles, changing only what must change; without a name, of all.
@@ -75,7 +86,11 @@ def command(
             found.append(_row(source, lock.current(before, plan, source.lock_file), []))
         except OutOfDate as error:
             stale.append(error)
-    for (source, _, before), after in zip(wanted, _made(wanted, frozenset(upgrades)), strict=False):
+    notes = sources.ignored(one.source for one in wanted) if wanted else []
+    notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
+    for (source, _, before), after in zip(
+        wanted, _made(wanted, frozenset(upgrades), frozenset(accept_old), notes), strict=False
+    ):
         changes = list(locking.differences(before, after)) if after is not before else []
         here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
         if (after is not before or not here) and (write or not pins):
@@ -97,8 +112,10 @@ def command(
             faults=faults,
         )
     if as_json:
-        emit({"locks": found})
+        emit({"locks": found, "notes": notes})
         return
+    for note in notes:
+        click.echo(printable(f"note: {note}"), err=True)
     for row in found:
         click.echo(
             f"{row['profile']}: {row['lock']} {'fits' if check else '' if row['changes'] else '(unchanged)'}".rstrip()
@@ -107,12 +124,22 @@ def command(
             click.echo(f"  {change}")
 
 
-def _made(wanted: Sequence[_Wanted], upgrade: frozenset[str]) -> Iterator[Lock]:
-    """The locks, in the order that they are asked for, several being made at a time. One that fails ends all."""
+def _made(
+    wanted: Sequence[_Wanted], upgrade: frozenset[str], accept_old: frozenset[str], notes: list[str]
+) -> Iterator[Lock]:
+    """The locks, in the order that they are asked for, several being made at a time. One that fails ends all. `notes`
+    takes what is to be known of each."""
+
+    def made(one: _Wanted) -> Lock:
+        def say(text: str) -> None:
+            notes.append(f"{one.source.name}: {text}")
+
+        return locking.make(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
+
     try:
         with ThreadPoolExecutor(PARALLEL) as pool:
             try:
-                yield from pool.map(lambda one: locking.make(one.plan, one.before, upgrade), wanted)
+                yield from pool.map(made, wanted)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 process.stop_all()

@@ -9,6 +9,7 @@ import click
 
 from envbuild.commands.console import (
     Console,
+    accept_old_option,
     builder_option,
     emit,
     gpus_option,
@@ -17,6 +18,7 @@ from envbuild.commands.console import (
     profile_argument,
     requirements_option,
     table,
+    torch_index_option,
 )
 from envbuild.errors import Fault, NotProved, SomeFailed, UsageError, printable
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 @builder_option
 @click.option("--allow-unproved", is_flag=True, help="Exit 0 where the image is built and no card here can prove it.")
 @gpus_option
+@accept_old_option
+@torch_index_option
 @json_option
 def command(
     names: tuple[str, ...],
@@ -48,6 +52,7 @@ def command(
     builder: str | None,
     allow_unproved: bool,
     gpus: tuple[str, ...],
+    accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
@@ -65,14 +70,17 @@ def command(
         from envbuild.plan import naming  # not for --help
         from envbuild.several import Wanted
 
-        wanted = Wanted(locked, no_cache, allow_unproved, requirements, builder, gpus)
+        wanted = Wanted(locked, no_cache, allow_unproved, requirements, builder, gpus, accept_old)
         _several(names or tuple(naming.own_names()), wanted, as_json)
         return
     from envbuild.making import Options  # not for --help
     from envbuild.proof.job import Asked
 
     asked = Asked(gpus=gpus)
-    options = Options(locked, no_cache, pins, write, requirements, asked, builder=builder, unproved=allow_unproved)
+    options = Options(
+        locked, no_cache, pins, write, requirements, asked,
+        builder=builder, unproved=allow_unproved, accept_old=accept_old,
+    )  # fmt: skip
     _one(names[0], options, as_json)
 
 

@@ -6,7 +6,7 @@ from envbuild.commands.console import emit, json_option
 from envbuild.document import display
 from envbuild.errors import UsageError
 from envbuild.plan import draft, naming, sources
-from envbuild.plan.store import write_atomically
+from envbuild.plan.store import write_within
 
 
 @click.command("new", short_help="Write a commented profile to start from.")
@@ -26,7 +26,8 @@ def command(name: str, parent: str | None, image: str | None, as_json: bool) -> 
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
         raise UsageError(f"{display(file)} is there already", hint="choose another name, or edit it")
-    write_atomically(file, _held_by(name, image) if image else draft.draft(name, sources.load(str(parent))))
+    text = _held_by(name, image) if image else draft.draft(name, sources.load(str(parent)))
+    write_within(Path.cwd(), file, text)
     if as_json:
         emit({"profile": name, "file": display(file)})
     else:

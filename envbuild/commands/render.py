@@ -9,7 +9,7 @@ from envbuild.errors import Fault, LockError, OutOfDate, ProfileError
 from envbuild.image import dockerfile
 from envbuild.plan import lock, naming, sources
 from envbuild.plan.source import Source
-from envbuild.plan.store import holds_text, write_atomically
+from envbuild.plan.store import holds_text, write_within
 
 
 @click.command("render", short_help="Write the Dockerfile of a lock.")
@@ -30,7 +30,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
         if not same and check:
             drifted.append(f"{display(source.dockerfile)}{'' if source.dockerfile.exists() else ' (missing)'}")
         elif not same:
-            write_atomically(source.dockerfile, text)
+            write_within(source.project, source.dockerfile, text)
         rows.append({"profile": source.name, "file": display(source.dockerfile), "changed": not same})
     if drifted:
         raise OutOfDate(

@@ -21,6 +21,15 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--driver", metavar="VERSION", help="The driver that it will run with.")
 @click.option("--max-age", metavar="AGE", help="How old the proof may be: 90d, 12h.")
 @click.option("--level", type=click.Choice(probes.LEVELS), help="Proved at this level at least.")
+@click.option("--profile", metavar="NAME", help="The profile that the image must be of.")
+@click.option("--lock", metavar="ID", help="The id of its lock, at least the first 12 digits.")
+@click.option(
+    "--from",
+    "copies",
+    multiple=True,
+    metavar="REGISTRY/NAME",
+    help="Accept a copy of an image pushed to this repository; may be repeated.",
+)
 @click.option("--base", metavar="REGISTRY/NAME", help="For an image built on a proved one: where that one is.")
 @click.option("--policy", "policy_file", type=_FILE, metavar="FILE", help="All of this as a file; options come first.")
 @click.option("--evidence", "files", multiple=True, type=_FILE, metavar="FILE", help="A signed statement as a file.")
@@ -33,13 +42,17 @@ def command(
     driver: str | None,
     max_age: str | None,
     level: str | None,
+    profile: str | None,
+    lock: str | None,
+    copies: tuple[str, ...],
     base: str | None,
     policy_file: Path | None,
     files: tuple[Path, ...],
     rebuild: bool,
     as_json: bool,
 ) -> None:
-    """Check an image's evidence before it is used: signature, subject, lock, probes, GPU, driver, age, known faults.
+    """Check an image's evidence before it is used: signature, digest, repository, profile, lock, probes, GPU, driver,
+    age, known faults.
 
     Asks the registry alone; needs no Docker Engine. Exit 0 with the digest on stdout, 5 with every reason. Without
     REF the files of --evidence are checked by themselves.
@@ -49,7 +62,8 @@ def command(
         raise UsageError("name an image, or files with --evidence", hint="envbuild verify REF --key PUB")
     if rebuild and ref is None:
         raise UsageError("--rebuild compares with an image", hint="envbuild verify REF --key PUB --rebuild")
-    given = {"gpus": list(gpus), "driver": driver, "max_age": max_age, "level": level, "base": base}
+    given = {"gpus": list(gpus), "driver": driver, "max_age": max_age, "level": level, "base": base,
+             "profile": profile, "lock": lock, "from": list(copies)}  # fmt: skip
     asked = policy.read(policy_file, given, key)
     reference = Reference.parse(ref) if ref else None
     now = datetime.datetime.now(datetime.UTC)
@@ -68,7 +82,7 @@ def command(
         emit(done.document())
     else:
         click.echo(done.digest)
-        click.echo(f"verified on {', '.join(done.gpus)}", err=True)
+        click.echo(printable(done.summary), err=True)
         if done.unconfined:
             click.echo(
                 printable(f"less confined than in an engine's container: {'; '.join(done.unconfined)}"), err=True

@@ -28,12 +28,14 @@ from envbuild.host.model import Answer, Authorities, Engine, Proxy, clean, shown
 from envbuild.host.together import together
 from envbuild.image import client
 from envbuild.image import engine as docker
+from envbuild.network import Network
 from envbuild.plan import addresses, index
 
 TIMEOUT = (1.5, 1.5)  # seconds: to connect, and for the answer's head
 PLACE_SECONDS = 2.5  # for both together, and a name's look-up
 ENGINE_SECONDS = 2
 MAX_PLACES = 32
+_LIMITS = Network()  # whatever the settings say: they may be what is wrong
 _HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
 
 
@@ -84,7 +86,7 @@ def _index(address: str) -> Answer:
     if parts.scheme in ("", "file"):
         folder = Path(url2pathname(parts.path) if parts.scheme else address).expanduser()
         return Answer(shown(address), fault=None if folder.exists() else "there is no such folder")
-    return _ask(lambda: index.session(tries=1), address)
+    return _ask(lambda: index.session(1, _LIMITS), address)
 
 
 def mirrors(engine: Engine, end: float) -> tuple[Answer, ...]:
@@ -104,7 +106,7 @@ def _registry(place: str) -> Answer:
     name = urlsplit(f"//{host}").hostname or ""
     # as docker does: plain http to this machine, or where a mirror's own address says so
     plain = place.startswith("http://") or name in ("localhost", "127.0.0.1", "::1")
-    return _ask(lambda: access.session(authority, tries=1), f"{'http' if plain else 'https'}://{host}/v2/")
+    return _ask(lambda: access.session(authority, 1, _LIMITS), f"{'http' if plain else 'https'}://{host}/v2/")
 
 
 def _each(function: Callable[[str], Answer], places: list[str], end: float = math.inf) -> tuple[Answer, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from envbuild import settings
+from envbuild import network, settings
 from envbuild.document import display
 from envbuild.errors import EnvbuildError, Fault, SettingsError, UsageError
 from envbuild.host.model import Site, clean
@@ -14,7 +14,11 @@ from envbuild.plan import facts
 from envbuild.proof.runners.kubernetes import site as kubernetes
 from envbuild.proof.runners.slurm import site as slurm
 
-_SECTIONS = {"slurm": slurm.parse, "kubernetes": kubernetes.parse}
+_SECTIONS: dict[str, Callable[[Any, Any, Any], object]] = {
+    "slurm": slurm.parse,
+    "kubernetes": kubernetes.parse,
+    "network": lambda section, given, _: network.parse(section, given),
+}
 _KEYS = ("signing_key", "public_key")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -108,6 +109,7 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
         apt=tuple(deb(name) for name in plan.apt),
         wheels=tuple(sorted(wheels, key=lambda item: (order.index(item.layer), item.wheel.name))),
         environment=plan.environment,
+        startup=plan.startup,
         archives=tuple(Archive(a.name, _VERSIONS[a.name], a.sha256, 1_000_000) for a in plan.archives),
         nvcc=Nvcc(plan.toolchain.home, plan.toolchain.release) if plan.toolchain else None,
         extensions=tuple(_extension(item.extension) for item in plan.workshop.wanted) if plan.workshop else (),
@@ -181,8 +183,9 @@ def write_wheel(
     tag: str = "py3-none-any",
     content: str = "",
     extras: Sequence[str] = (),
+    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
-    """A wheel that installs one module, small and valid."""
+    """A wheel that installs one module and these files, small and valid."""
     stem = f"{name.replace('-', '_')}-{version}"
     lines = [
         "Metadata-Version: 2.1",
@@ -201,8 +204,9 @@ def write_wheel(
     members[f"{info}/METADATA"] = members[f"{info}/METADATA"].replace(version, version.partition("-")[0])
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{stem}-{tag}.whl"
+    everything: dict[str, str | bytes] = {**members, **files}
     with zipfile.ZipFile(file, "w") as archive:
-        for path, text in members.items():
+        for path, text in everything.items():
             archive.writestr(zipfile.ZipInfo(path), text)
     return file
 
@@ -218,6 +222,11 @@ class Index:
     cut: dict[str, int] = field(default_factory=dict)  # file name -> how many times half of it is sent
     errors: dict[str, int] = field(default_factory=dict)  # file name -> how many times 500 is answered
     metadata: Mapping[str, str] = field(default_factory=dict)  # file name -> the sha256 that its page says of them
+    ranges: bool = False  # parts of files are served
+    dates: Mapping[str, str] = field(
+        default_factory=dict
+    )  # file name -> upload time; with any, pages are JSON (PEP 700)
+    requires: Mapping[str, str] = field(default_factory=dict)  # file name -> Requires-Python
     asked: list[str] = field(default_factory=list)
     port: int = 0
 
@@ -257,6 +266,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not found:
             self._answer(404, b"no such project")
             return
+        if self.index.dates:
+            self._json(name, found)
+            return
         said = {f.name: f' data-core-metadata="sha256={self.index.metadata.get(f.name)}"' for f in found}
         rows = [
             f'<a href="/files/{file.name}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}"'
@@ -264,6 +276,22 @@ class _Handler(BaseHTTPRequestHandler):
             for file in found
         ]
         self._answer(200, "\n".join(rows).encode(), {"Content-Type": "text/html"})
+
+    def _json(self, name: str, files: Sequence[Path]) -> None:
+        index = self.index
+        listed = [
+            {
+                "filename": file.name,
+                "url": f"/files/{file.name}",
+                "hashes": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
+                "requires-python": index.requires.get(file.name),
+                "yanked": False,
+                **({"upload-time": index.dates[file.name]} if file.name in index.dates else {}),
+            }
+            for file in files
+        ]
+        page = {"meta": {"api-version": "1.1"}, "name": name, "versions": [], "files": listed}
+        self._answer(200, json.dumps(page).encode(), {"Content-Type": "application/vnd.pypi.simple.v1+json"})
 
     def _file(self, name: str) -> None:
         index = self.index
@@ -275,10 +303,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"no such file")
             return
         content = index.spoil.get(name, (index.folder / name).read_bytes())
+        part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if index.ranges and part:
+            begin, end = int(part[1]), min(int(part[2]), len(content) - 1)
+            said = {"Content-Range": f"bytes {begin}-{end}/{len(content)}"}
+            self._answer(206, content[begin : end + 1], said)
+            return
         half = index.cut.get(name, 0) > 0
         if half:
             index.cut[name] -= 1
-        self._answer(200, content, sent=len(content) // 2 if half else None)
+        accepts = {"Accept-Ranges": "bytes"} if index.ranges else None
+        self._answer(200, content, accepts, sent=len(content) // 2 if half else None)
 
     def _answer(
         self, code: int, content: bytes, headers: Mapping[str, str] | None = None, sent: int | None = None

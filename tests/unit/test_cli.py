@@ -13,6 +13,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -25,6 +26,7 @@ from envbuild.image import base, dockerfile
 from envbuild.image.names import LOCK_LABEL
 from envbuild.plan import lock, store
 from envbuild.plan.lock import Lock
+from envbuild.proof.audit import Expected
 from unit.support import PROFILE, Said, as_yaml, envbuild, image_of, lock_for, plan_of, write_profile
 
 NAMES = [name for group in cli.COMMANDS.values() for name in group]
@@ -448,6 +450,20 @@ def test_an_audit_knows_the_shipped_lock(locked: Lock, elsewhere: Path) -> None:
     labelled = audit._labelled(dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id}))
     assert labelled is not None
     assert (labelled.profile, labelled.lock, labelled.claimed) == ("sample", locked, True)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_an_audit_for_a_profile_knows_an_image_of_its_lock(
+    locked: Lock, monkeypatch: pytest.MonkeyPatch, labelled: bool
+) -> None:
+    """Only such an image is fixed by `envbuild make`."""
+    image = dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id if labelled else "another"})
+    judged: list[Expected] = []
+    monkeypatch.setattr("envbuild.image.engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
+    monkeypatch.setattr("envbuild.proof.collect.of_image", lambda *asked: None)
+    monkeypatch.setattr("envbuild.proof.audit.judge", lambda reference, held, wanted: judged.append(wanted))
+    audit._image("it", audit._expected("sample"))
+    assert [(wanted.claimed, wanted.image) for wanted in judged] == [(labelled, True)]
 
 
 def test_lock_names_the_file_that_it_means(elsewhere: Path) -> None:

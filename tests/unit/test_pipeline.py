@@ -139,7 +139,7 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
     monkeypatch.setattr(build, "check_disk", note("check_disk", None))
     monkeypatch.setattr(build, "build_layers", note("layers", image_of("layers")))
     monkeypatch.setattr(build, "build_labelled", note("label", image_of("labelled")))
-    monkeypatch.setattr(collect, "of_image", note("collect", SimpleNamespace(libraries=(), extended={})))
+    monkeypatch.setattr(collect, "of_image", note("collect", SimpleNamespace(libraries=(), extended={}, torch=True)))
     monkeypatch.setattr(audit, "expected", note("expected", Expected()))
     monkeypatch.setattr(audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
     monkeypatch.setattr(fetching, "image", note("fetch", None))

@@ -62,8 +62,14 @@ def test_the_tag_that_a_killed_push_left_in_the_engine_goes(site: Site, key: sig
     assert site.engine.tags == ["mine:1"]
 
 
-def test_without_a_key_it_is_unsigned_and_said(site: Site) -> None:
+def test_without_a_key_nothing_is_sent(site: Site) -> None:
     done = site.push("--json")
+    assert (done.code, site.registry.asked) == (UsageError.code, [])
+    assert "signing_key" in done.document["error"]["hint"] and "--unsigned" in done.document["error"]["hint"]
+
+
+def test_unsigned_is_asked_for_and_said(site: Site, key: signing.PublicKey) -> None:
+    done = site.push("--unsigned", "--json")
     assert (done.code, done.document["signed"]) == (0, None)
     assert "unsigned" in done.stderr
 

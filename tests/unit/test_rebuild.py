@@ -24,7 +24,7 @@ from envbuild.image.engine import Image
 from envbuild.proof.reasons import Reason
 from envbuild.steps import Session
 from unit.saved import Engine, layer, tar
-from unit.site import LAYER_TYPE, Site, new_key, proved
+from unit.site import LAYER, LAYER_TYPE, Site, new_key, proved
 from unit.support import envbuild
 
 
@@ -266,6 +266,22 @@ def test_verify_refuses_what_the_lock_does_not_give(site: Site, monkeypatch: pyt
     right = dataclasses.replace(engine.image, id=site.engine.image.id)
     stand_in(monkeypatch, engine, lambda: right)
     assert envbuild(*wanted).code == 0
+
+
+def test_a_rebuild_of_a_child_is_one_of_its_base_and_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.registry.add_blob(b"layer")
+    child = json.loads(site.engine.config)
+    child["config"]["Cmd"] = ["serve"]
+    document = {"mediaType": oci.MANIFEST, "config": {"digest": site.registry.add_blob(json.dumps(child).encode())},
+                "layers": [{"digest": LAYER, "mediaType": LAYER_TYPE}]}  # fmt: skip
+    site.registry.put(oci.MANIFEST, document, "app")
+    engine = Engine(A)
+    right = dataclasses.replace(engine.image, id=site.engine.image.id, layers=(LAYER,))
+    stand_in(monkeypatch, engine, lambda: right)
+    base = f"{site.registry.host}/team/sample"
+    done = envbuild("verify", f"{base}:app", "--key", "team.pub", "--base", base, "--rebuild")
+    assert done.code == 0, done.stderr
+    assert "nothing above it is built" in " ".join(done.stderr.split())
 
 
 def test_a_rebuild_that_fails_leaves_nothing_and_one_runs_at_a_time(

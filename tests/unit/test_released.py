@@ -134,7 +134,7 @@ def test_the_settings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (on_slurm.partition, on_kubernetes.namespace) == ("gpu", "proofs")
     known = yaml.safe_load((RELEASED / "config.yaml").read_text(encoding="utf-8"))
     named = {"on" if name is True else name for name in known}
-    assert named == set(settings._KNOWN) | set(settings._SECTIONS), "a setting that is new needs no row here"
+    assert named <= set(settings._KNOWN) | set(settings._SECTIONS), "later settings are not in it"
 
 
 def test_an_exported_check_runs(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_every_runner_that_an_option_names_can_be_set(name: str) -> None:
         "debian_mirror: [x]\n",
         "debian_mirror:\n",
         "on: condor\n",
+        "on: network\n",
         "slurm: h20\n",
         "- x\n",
         "plain\n",
@@ -122,6 +123,10 @@ kubernetes:
   namspace: y
   registry: example.com/team/x:tag
 signing_key: /no/such.key
+network:
+  deadline: soon
+  ratee: 1
+  token_services: {a.example: https://b.example}
 """
 FAULTS = [
     "1: on: must be one of local, slurm, kubernetes, not 'slrum' (did you mean slurm?)",
@@ -132,6 +137,9 @@ FAULTS = [
     "8: kubernetes.registry: must be HOST/REPOSITORY, without http:// or https:// and without a tag, "
     "not 'example.com/team/x:tag'",
     "7: kubernetes.namspace: unknown setting (did you mean namespace?)",
+    "11: network.deadline: must be a number of seconds from 1 to 86400",
+    "12: network.ratee: unknown setting (did you mean rate?)",
+    "13: network.token_services: must be a mapping of HOST[:PORT] to HOST[:PORT]",
 ]
 
 

@@ -27,10 +27,10 @@ LAYERS = (
     ("proof",),
     ("image",),
     ("plan",),
-    ("turns", "settings", "shipped", "process", "scratch", "room", "blocks", "once", "document", "errors"),
+    ("turns", "network", "settings", "shipped", "process", "scratch", "room", "blocks", "once", "document", "errors"),
     ("selftest",),  # its readers of files
 )
-READERS = {f"envbuild.selftest.{name}" for name in ("architectures", "compiled", "elf", "fatbin")}
+READERS = {f"envbuild.selftest.{name}" for name in ("architectures", "compiled", "elf", "fatbin", "startup")}
 LONG = 20  # lines; a shorter function may speak for itself
 
 

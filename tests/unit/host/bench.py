@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import functools
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from typing import Any
 import pytest
 
 import envbuild
+from envbuild.plan import lock
 from unit.image.test_engine import Api, answering
 from unit.served import served
 from unit.support import Said
@@ -94,8 +96,23 @@ class Bench:
         return Said(done.returncode, done.stdout, done.stderr)
 
 
+@functools.cache
+def locked_files() -> dict[str, list[str]]:
+    """Package -> the links to its files that the locks of shipped profiles name."""
+    found: dict[str, list[str]] = {}
+    for file in sorted((SOURCES / "profiles").rglob("*.lock.yaml")):
+        locked = lock.read(file)
+        assert locked
+        for item in (*locked.wheels, *(locked.builder.wheels if locked.builder else ())):
+            link = f'<a href="/files/{item.wheel.file}#sha256={item.wheel.sha256}">{item.wheel.file}</a>'
+            found.setdefault(item.wheel.name, []).append(link)
+    return found
+
+
 class _Index(BaseHTTPRequestHandler):
-    """Answers 401, 404, 407 or 500 as the path asks, else 200; where it has /late, the clock is an hour behind ours."""
+    """Answers 401, 404, 407 or 500 as the path asks, else 200 with what shipped profiles have locked of a package.
+
+    Where the path has /late, the clock is an hour behind ours."""
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
@@ -105,8 +122,11 @@ class _Index(BaseHTTPRequestHandler):
         self.send_response_only(status)
         now = time.time() - (3600 if "/late" in self.path else 0)
         self.send_header("Date", email.utils.formatdate(now, usegmt=True))
-        self.send_header("Content-Length", "0")
+        page = "\n".join(locked_files().get(self.path.strip("/").rpartition("/")[2], ())).encode()
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
         self.end_headers()
+        self.wfile.write(page)
 
 
 @contextlib.contextmanager
