@@ -31,6 +31,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Attach the row of the attack table to its test, so that xdist's workers send it along with the result."""
+    for item in items:
+        for kind in ("attack", "legitimate"):
+            mark = item.get_closest_marker(kind)
+            if mark is not None:
+                item.user_properties.append((kind, mark.args))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table of attacks: who, what is tried, how envbuild answers, and whether the test passed."""
+    rows = sorted(
+        {
+            (kind, *texts, outcome)
+            for outcome in ("passed", "failed", "error", "skipped")
+            for report in terminalreporter.stats.get(outcome, [])
+            for kind, texts in getattr(report, "user_properties", [])
+            if kind in ("attack", "legitimate")
+        }
+    )
+    if rows:
+        terminalreporter.section("attacks and legitimate cases")
+        for kind, who, tries, answer, outcome in rows:
+            terminalreporter.write_line(f"{kind:<10}  {who}: {tries} -> {answer}: {outcome}")
+
+
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty /tmp."""

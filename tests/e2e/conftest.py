@@ -141,12 +141,12 @@ def gpu_other(gpu_made: Result, gpu_project: Project, gpu_name: str) -> Result:
 
 
 @pytest.fixture(scope="session")
-def team(quick: Proved, registry: Registry, workplace: Path) -> Team:
+def team(project: Project, registry: Registry, workplace: Path) -> Team:
     """Keys of its own, which nobody else has."""
     passphrase, key = secrets.token_hex(16), workplace / "team"
-    made = quick.project.run("keygen", "-o", str(key), ENVBUILD_KEY_PASSPHRASE=passphrase)
+    made = project.run("keygen", "-o", str(key), ENVBUILD_KEY_PASSPHRASE=passphrase)
     assert made.code == 0, made.stderr
-    return Team(quick.project, registry, passphrase, key.with_suffix(".pub"), secrets.token_hex(16))
+    return Team(project, registry, passphrase, key.with_suffix(".pub"), secrets.token_hex(16))
 
 
 @pytest.fixture(scope="session")

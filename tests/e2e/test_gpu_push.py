@@ -80,7 +80,7 @@ def test_a_child_that_installs_another_cublas_is_refused_for_that(
     (file,) = machine_cache("wheels").glob(f"*/nvidia_cublas_cu12-{OTHER_CUBLAS}-*.whl")
     child = f"{place}:cublas"
     gpu_team.build_child(gpu_tag, child, scratch, installing("nvidia-cublas-cu12", OTHER_CUBLAS), wheels=file.parent)
-    done = gpu_team.verify(child)
+    done = gpu_team.verify(child, "--base", place)
     assert set(reasons(done)) == {"gpu", "replaced"}
     told = [reason["detail"] for reason in done.document["reasons"] if reason["id"] == "replaced"]
     assert all("nvidia-cublas-cu12" in detail for detail in told)
@@ -94,4 +94,4 @@ def test_a_child_that_installs_something_else_has_no_more_against_it_than_its_ba
     folder = wheel(scratch, "harmless", "1.0").parent
     steps = f'{installing("harmless")}\nRUN python -c "import torch, harmless"'
     gpu_team.build_child(gpu_tag, child, scratch, steps, wheels=folder)
-    assert gpu_team.reasons(child) == gpu_team.reasons(ref) == ["gpu"]
+    assert gpu_team.reasons(child, "--base", place) == gpu_team.reasons(ref) == ["gpu"]

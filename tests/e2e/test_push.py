@@ -46,8 +46,11 @@ def site(quick: Proved, team: Team, run_id: str) -> Site:
 def test_what_was_pushed_is_verified_without_an_engine(site: Site) -> None:
     done = site.team.verify(f"{site.place}:verified", "--gpu", "cpu", "--max-age", "1d")
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    locked = lock.read(site.proved.project.lock(site.proved.name))
+    assert locked
     assert done.document == {
-        "ref": f"{site.place}:verified", "digest": site.digest, "verified": True, "gpus": ["cpu"], "reasons": [],
+        "ref": f"{site.place}:verified", "digest": site.digest, "verified": True, "profile": site.proved.name,
+        "lock": locked.id, "level": "quick", "gpus": ["cpu"], "base": None, "reasons": [],
     }  # fmt: skip
     assert handle(f"{site.place}:verified") is None
 
@@ -126,6 +129,10 @@ def test_a_child_that_adds_a_package_is_verified_by_its_base(site: Site, child: 
     build(site, f"{child}:good", scratch, "harmless", "1.0", 'RUN python -c "import torch"')
     assert site.team.reasons(f"{child}:good") == ["no-evidence", "base"]
     assert site.team.reasons(f"{child}:good", "--base", site.place) == []
+    build(site, f"{child}:app", scratch, "harmless", "1.0", 'ENV APP_PORT=1\nWORKDIR /app\nCMD ["serve"]')
+    found = site.team.verify(f"{child}:app", "--base", site.place)
+    assert (found.code, found.document["base"]) == (0, f"{site.place}@{site.digest}"), found.stdout
+    assert found.document["child_sets"] == {"Cmd": ["serve"], "Env": {"APP_PORT": "1"}, "WorkingDir": "/app"}
 
 
 @pytest.mark.parametrize("how", ["install", "remove", "preload"])

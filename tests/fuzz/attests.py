@@ -207,7 +207,13 @@ def _registry() -> dict[str, Any]:
         },
         "index": {
             "mediaType": oci.INDEX,
-            "manifests": [{"digest": "@manifest", "platform": {"os": "linux", "architecture": "amd64"}}],
+            "manifests": [
+                {
+                    "mediaType": oci.MANIFEST,
+                    "digest": "@manifest",
+                    "platform": {"os": "linux", "architecture": "amd64"},
+                }
+            ],
         },
         "att": {"mediaType": oci.MANIFEST, "config": part, "layers": [descriptors]},
         "bundle": {

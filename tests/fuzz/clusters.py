@@ -169,8 +169,8 @@ def judge_job(
     # a kubelet makes $ of $$, and a value of $(NAME)
     assert re.fullmatch(r"(?:[^$]|\$\$)*", "\0".join(command), re.DOTALL)
     read = [word.replace("$$", "$") for word in command]
-    assert read[:6] == [word.replace("$$", "$") for word in before[:6]] and read[-1] == before[-1]
-    assert read[4:-1] == list(job.argv)
+    assert read[:7] == [word.replace("$$", "$") for word in before[:7]] and read[-1] == before[-1]
+    assert read[5:-1] == list(job.argv)
     own = {
         "runtimeClassName": site.runtime_class,
         "priorityClassName": site.priority_class,

@@ -39,8 +39,7 @@ def _dockerfile(text: str, lock: Lock) -> None:
     assert [(item.keyword, *item.arguments) for item in found[: len(head)]] == head
     runs = [item for item in found[len(head) :] if item.keyword == "RUN"]
     rest = [(item.keyword, item.arguments) for item in found[len(head) :] if item.keyword != "RUN"]
-    environment = [("ENV", pair) for pair in sorted(lock.environment.items())]
-    assert rest == [*environment, ("LABEL", (LOCK_LABEL, lock.id)), ("CMD", ("python",))]
+    assert rest == [*_environment(lock), ("LABEL", (LOCK_LABEL, lock.id)), ("CMD", ("python",))]
     groups = [name for at, name in enumerate(_layers(lock)) if at == 0 or _layers(lock)[at - 1] != name]
     assert len(runs) == 1 + bool(lock.apt) + len(groups) + len(lock.archives) + bool(lock.nvcc)
     for run in runs:
@@ -51,6 +50,10 @@ def _dockerfile(text: str, lock: Lock) -> None:
     assert set(said - wheels) <= {f"{one.name}=={one.version}" for one in lock.overrides}
     debs = Counter(word for run in runs for word in run.arguments[4:] if run.arguments[2] == "debs")
     assert debs == Counter(deb.file for deb in lock.apt)
+
+
+def _environment(lock: Lock) -> list[tuple[str, tuple[str, str]]]:
+    return [("ENV", pair) for pair in sorted({"PYTHONDONTWRITEBYTECODE": "1", **lock.environment}.items())]
 
 
 def _staged(found: list[Instruction], lock: Lock) -> None:
@@ -82,8 +85,7 @@ def _staged(found: list[Instruction], lock: Lock) -> None:
         assert run.form == "json" and run.arguments[:2] == ("/bin/sh", "/mnt/bin/install")
         assert run.flags[0] == "--network=none" and len(run.flags) <= 4
     tail = [(item.keyword, item.arguments) for item in found if item.keyword in ("ENV", "LABEL", "CMD")]
-    environment = [("ENV", pair) for pair in sorted(lock.environment.items())]
-    assert tail == [*environment, ("LABEL", (LOCK_LABEL, lock.id)), ("CMD", ("python",))]
+    assert tail == [*_environment(lock), ("LABEL", (LOCK_LABEL, lock.id)), ("CMD", ("python",))]
 
 
 def _layers(lock: Lock) -> list[str]:

@@ -1,0 +1,58 @@
+"""A profile's Debian packages: each build without cache gives the same image, though their scripts create keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .site import Team
+from .support import Project, Proved, docker
+
+pytestmark = pytest.mark.engine
+
+# Their scripts write a cache with times, host keys, the day of a new user, the machine id, a certificate, and bytecode.
+PACKAGES = ["fontconfig", "openssh-server", "dbus", "ssl-cert", "python3-dev"]
+
+
+@pytest.fixture(scope="module")
+def built(images: None, project: Project, run_id: str) -> Proved:
+    """Not proved yet."""
+    name = f"e2e-apt-{run_id}"
+    project.write(name, extends="cpu", apt=PACKAGES, selftest={"level": "quick", "require": ["env.libs"]})
+    return Proved(project, name, build(project, name))
+
+
+def build(project: Project, name: str) -> dict[str, Any]:
+    done = project.start("build", name, "--no-cache", "--json").finish(600)
+    assert done.code == 0, f"{done.stdout}\n{done.stderr}"
+    return done.document
+
+
+def test_two_builds_without_cache_give_one_image(built: Proved) -> None:
+    again = build(built.project, built.name)
+    assert (again["image"]["id"], again["notes"]) == (built.id, [])
+
+
+def test_no_key_and_no_id_is_in_the_image(built: Proved) -> None:
+    """Every container would have the same."""
+    kept = "/etc/ssh/ssh_host_* /etc/ssl/private/* /etc/ssl/certs/ssl-cert-snakeoil.pem /var/lib/dbus/machine-id"
+    listed = docker("run", "--rm", "--network", "none", built.tag, "sh", "-c", f"ls -d {kept} 2>/dev/null || true")
+    assert listed.split() == []
+
+
+def test_no_day_of_the_build_is_in_the_image(built: Proved) -> None:
+    """useradd notes when a password was changed: days since 1970, here of 2024-01-01."""
+    line = docker("run", "--rm", "--network", "none", "--user", "0", built.tag, "grep", "^sshd:", "/etc/shadow")
+    assert line.split(":")[2] == "19723"
+
+
+def test_the_lock_in_the_evidence_gives_the_same_image(built: Proved, team: Team, run_id: str) -> None:
+    made = built.project.start("make", built.name, "--json").finish(600)
+    assert made.code == 0, f"{made.stdout}\n{made.stderr}"
+    place = f"{team.registry.host}/e2e-{run_id}/apt"
+    pushed = team.push(built.name, place)
+    assert pushed.code == 0, f"{pushed.stdout}\n{pushed.stderr}"
+    done = team.rebuild(f"{place}:verified")
+    assert (done.code, done.document["verified"]) == (0, True), f"{done.stdout}\n{done.stderr}"
+    assert "the lock gives the same image" in done.stderr
