@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
-TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes unit lint format bench faults fuzz chaos endurance explain-score \
+TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score \
 	gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -16,9 +16,11 @@ $(if $(CLASH),$(error a profile cannot be named like a target: $(CLASH)))
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  make <profile>    from a profile to a verified image: $(PROFILES)"
+	@echo "                    TORCH_INDEX=pytorch: torch's builds such as +cpu come from PyTorch's own index"
 
+# TORCH_INDEX=pytorch takes builds such as torch 2.13.0+cpu from PyTorch's own index; or the address of a mirror.
 $(PROFILES): venv engine
-	PATH="$(CURDIR)/$(BIN):$$PATH" envbuild make $@ --allow-unproved
+	PATH="$(CURDIR)/$(BIN):$$PATH" envbuild make $@ --allow-unproved $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
 
 venv: .venv/.installed ## the virtual environment, .venv
 
@@ -55,6 +57,10 @@ test-kubernetes: .venv/.dev engine ## --on kubernetes in a real cluster of one n
 unit: .venv/.dev ## the tests that need no engine
 	$(BIN)/python -m pytest $(BESIDE) tests/unit tests/selftest
 
+test-elsewhere: ## the same in a copy of the tracked files, with its own .venv: its path holds `envbuild` and a space
+	@top=$$(mktemp -d) && copy="$$top/my envbuild/check out" && trap 'rm -rf "$$top"' EXIT && mkdir -p "$$copy" && \
+	git checkout-index --all --prefix="$$copy/" && $(MAKE) -C "$$copy" unit
+
 lint: .venv/.dev ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -82,7 +88,7 @@ endurance: .venv/.dev engine ## full disks, no memory, many at once, 220 makes: 
 explain-score: .venv/.dev ## precision and recall of `envbuild explain`; result in benchmarks/results
 	$(BIN)/python benchmarks/explain_score.py
 
-gpu-check: ## where a GPU and torch are: the self-test twice, a fingerprint; results in benchmarks/results/gpu
+gpu-check: ## run the self-test at every level on this machine's GPU (torch is enough); results in benchmarks/results/gpu
 	$(PYTHON) benchmarks/gpu_check.py
 
 clean: ## remove .venv and what tools left in the tree; images and caches: envbuild prune
