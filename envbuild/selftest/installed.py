@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from envbuild.selftest import elf, inventory
@@ -68,13 +69,22 @@ def take(folders: Iterable[str], wheels: Wheels) -> Installed:
              and (item.by == "wheel" or (item.path, item.name) not in right)]  # fmt: skip
     rows = [{**vars(item), "sha256": found.hashes[item.path]} for item in wrong]
     paths = [path for folder in folders for path in _files(folder)]
-    lost = [path for path in paths if path not in found.owners]
+    lost = [path for path in paths if path not in found.owners and not _is_linker_name(path, found.owners)]
     preferred = [path for path in paths if _is_preferred(path, found.owners)]
     found.altered, found.unrecorded, found.preferred = rows[:_MOST], lost[:_MOST], preferred[:_MOST]
     unchecked = [path for path in paths if _is_unchecked(path)]
     found.unchecked = unchecked[:_MOST]
     found.cut = any(len(listed) > _MOST for listed in (rows, lost, preferred, unchecked))
     return found
+
+
+def _is_linker_name(path: str, owners: Mapping[str, str]) -> bool:
+    """Whether this is a link `libx.so` to a brought `libx.so.1` beside it: linkers look for it, and wheels lack it."""
+    folder, _, name = path.rpartition("/")
+    if not name.endswith(".so") or not Path(path).is_symlink():
+        return False
+    target = str(Path(path).readlink())
+    return target.startswith(f"{name}.") and f"{folder}/{target}" in owners
 
 
 def _is_unchecked(path: str) -> bool:

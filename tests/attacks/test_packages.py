@@ -476,6 +476,32 @@ def test_folders_that_the_loader_searches_first_are_a_defect(recorded: bool, env
     assert all(path in text for path in (*evil, "core/glibc-hwcaps"))
 
 
+def added(environment: Installed) -> list[str]:
+    """What the audit says of files in an image of ours that nothing brought."""
+    findings = environment.judged(Expected(claimed=True)).findings
+    return [finding.message for finding in findings if finding.id == "foreign-file"]
+
+
+@pytest.mark.attack(AUTHOR, "links that look like those of linkers, to other files", "defect in the audit of an image")
+def test_a_file_that_nothing_brought_is_a_defect(environment: Installed) -> None:
+    environment.made.wheel("core", "1.0", {"core/libcore.so.1": b"", "core/libcore.py": b""})
+    assert added(environment) == []
+    folder = environment.made.site / "core"
+    (folder / "libstray.so.1").write_bytes(b"")
+    links = {"libother.so": "libcore.so.1", "libstray.so": "libstray.so.1", "libcore.so.py": "libcore.py"}
+    for link, target in links.items():
+        (folder / link).symlink_to(target)
+    (text,) = added(environment)
+    assert all(f"core/{name}" in text for name in ("libstray.so.1", *links))
+
+
+@pytest.mark.legitimate("nvcc's wheels in an image", "links libx.so to libx.so.1, for linkers", "accepted")
+def test_the_links_that_linkers_need_are_accepted(environment: Installed) -> None:
+    environment.made.wheel("core", "1.0", {"core/libcore.so.1": b""})
+    (environment.made.site / "core/libcore.so").symlink_to("libcore.so.1")
+    assert added(environment) == []
+
+
 def bytecode(environment: Installed, mode: py_compile.PycInvalidationMode) -> Path:
     """Of another source than torch's, in the place of its own."""
     made = environment.made.site / "torch/__pycache__" / f"__init__.{sys.implementation.cache_tag}.pyc"

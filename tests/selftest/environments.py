@@ -139,7 +139,7 @@ class Environment:
         info = f"{name.replace('-', '_')}-{version}.dist-info"
         lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {text}" for text in requires)]
         self.put(self.site / info / "METADATA", ("Metadata-Version: 2.1\n" + "\n".join(lines) + "\n").encode())
-        self.put(self.site / info / "RECORD", ("".join(rows) + f"{info}/RECORD,,\n").encode())
+        self.put(self.site / info / "RECORD", ("".join(rows) + f"{info}/METADATA,,\n{info}/RECORD,,\n").encode())
 
     def put(self, path: Path, content: bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
