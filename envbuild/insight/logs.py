@@ -149,13 +149,19 @@ class _Index:
                 words = {self._joined}
                 break
         self._words = b" ".join(words)
+        self._held: dict[bytes, tuple[int, ...]] = {}  # many patterns need the same text
 
     def candidates(self, pattern: re.Pattern[str]) -> list[int]:
         """The places of lines that the pattern may fit."""
         wanted = anchors(pattern)
-        shapes = {shape for text in wanted for shape in self._holding(text)} if wanted else range(len(self._where))
+        shapes = {shape for text in wanted for shape in self._shapes(text)} if wanted else range(len(self._where))
         found = sorted(index for shape in shapes for index in self._where[shape])
         return found if len(found) <= TRIED else found[: TRIED // 2] + found[-TRIED // 2 :]
+
+    def _shapes(self, text: bytes) -> tuple[int, ...]:
+        if text not in self._held:
+            self._held[text] = tuple(self._holding(text))
+        return self._held[text]
 
     def _holding(self, text: bytes) -> Iterator[int]:
         """The first shapes and the last that hold a text. Most texts are ruled out by their longest word alone."""
