@@ -158,7 +158,6 @@ def _fixed(member: tarfile.TarInfo, path: str, before: int) -> str | None:
 
 def _content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> str:
     seen = hashlib.sha256()
-    stream = archive.extractfile(member) if member.isreg() else None
-    while stream and (block := stream.read(1 << 20)):
+    for block in layers.content(member, archive):
         seen.update(block)
     return seen.hexdigest()

@@ -94,8 +94,8 @@ class _Watch:
         @cache
         def content() -> bytes | None:
             """None for a link, whose target is not read, and for more than _LARGEST bytes."""
-            file = archive.extractfile(member) if member.isreg() and member.size <= _LARGEST else None
-            return file.read() if file else None
+            small = member.isreg() and member.size <= _LARGEST
+            return b"".join(layers.content(member, archive)) if small else None
 
         places = self._links.places(path)
         if not (member.isdir() or member.issym()):
@@ -113,7 +113,9 @@ class _Watch:
         if path.name == ".wh..wh..opq":
             self._over(path.parent, "emptied")
         elif path.name.startswith(".wh."):
-            self._over(path.with_name(path.name.removeprefix(".wh.")), "removed")
+            # engines join the rest to the folder, so that `.wh.` and `.wh...` remove the folder and the one above it
+            gone = _normal(f"{path.parent}/{path.name.removeprefix('.wh.')}")
+            self._over(PurePosixPath(gone), "removed")
         elif member.isdir():  # its own folder may come along with what is new in it, anything below may not
             if path.suffix in _FILES or str(path) not in self._known:
                 self._over(path, "replaced")

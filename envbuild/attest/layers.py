@@ -12,6 +12,7 @@ from typing import Any
 from envbuild.attest import oci
 from envbuild.attest.oci import Manifest, Place
 from envbuild.attest.unpacking import Unpacked
+from envbuild.errors import printable
 from envbuild.proof.reasons import Malformed, Refusal
 
 CONFIG_BYTES = 8 << 20
@@ -106,6 +107,19 @@ def entries(
                 raise Refusal("too-large", f"the layer {digest} says that it has a file of {member.size} bytes")
             yield member, archive
             archive.members = []  # type: ignore[attr-defined]  # else each is kept
+
+
+def content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> Iterator[bytes]:
+    """The blocks of an entry's content; none unless it is a regular file.
+
+    Raises Malformed where it is cut off: `entries` cannot catch an error that is raised while its caller reads.
+    """
+    try:
+        stream = archive.extractfile(member) if member.isreg() else None
+        while stream and (block := stream.read(_BLOCK)):
+            yield block
+    except DAMAGED:
+        raise Malformed(f"a layer is damaged in the file {printable(member.name)[:200]}") from None
 
 
 def require(place: Place, digest: str, diff_id: str) -> None:

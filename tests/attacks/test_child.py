@@ -108,6 +108,17 @@ def test_a_link_of_a_layer_below(site: Site) -> None:
     assert reasons(site, *map(layer, layers)) == ["replaced"]
 
 
+@pytest.mark.attack("writer of a child", "a whiteout whose name means its folder, or one above", "exit 5: replaced")
+@pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh..."])
+def test_a_whiteout_of_its_own_folder(site: Site, name: str) -> None:
+    assert reasons(site, layer([(f"{TORCH}/nn/{name}", b"")])) == ["replaced"]
+
+
+@pytest.mark.attack("writer of a child", "a layer that ends within a file that is read", "exit 5: malformed")
+def test_a_layer_that_ends_within_a_file(site: Site) -> None:
+    assert reasons(site, layer([(f"{SITE}/a.pth", b"#" * 5000)])[:2000]) == ["malformed"]
+
+
 @pytest.mark.attack("writer of a child", "links without end", "exit 5: layer")
 def test_links_without_end(site: Site) -> None:
     loop = "/".join(["x"] * 40)
