@@ -16,7 +16,7 @@ from envbuild.image.extensions import Built, Order
 from envbuild.image.names import repository
 from envbuild.image.records import Record
 from envbuild.making import Made, Options, Progress, Step
-from envbuild.plan import conflicts, debs, facts, lock, locking, resolve, sources, store
+from envbuild.plan import contents, debs, facts, lock, locking, resolve, sources, store
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import LockedExtension
 from envbuild.plan.resolve import Plan
@@ -229,7 +229,7 @@ class Building:
     def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
         """What the layers really hold; a defect or a known fault ends the build."""
         target = build.layers_tag(locked, source.name)
-        held = collect.of_image(self.connected(), image, target, conflicts.contents(locked))
+        held = collect.of_image(self.connected(), image, target, contents.hashes(locked))
         done = audit.judge(target, held, audit.expected(source, locked, claimed=True))
         done.require()
         return audit.labels(held), False, done.summary

@@ -14,7 +14,7 @@ import click
 from envbuild.commands.console import emit, json_option, table
 from envbuild.errors import EnvbuildError, FileError, UsageError
 from envbuild.image.names import LOCK_LABEL
-from envbuild.plan import conflicts, lock, naming, sources
+from envbuild.plan import contents, lock, naming, sources
 from envbuild.proof import audit, holdings
 from envbuild.proof.audit import NOTHING, Audit, Expected
 
@@ -79,7 +79,7 @@ def _environment(python: str, wanted: Expected | None) -> Audit:
 
 
 def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
-    return conflicts.contents(wanted.lock) if wanted and wanted.lock else {}
+    return contents.hashes(wanted.lock) if wanted and wanted.lock else {}
 
 
 def _nearest() -> str:

@@ -23,7 +23,7 @@ from packaging.version import Version
 from envbuild import scratch
 from envbuild.errors import printable
 from envbuild.plan import architectures, facts, wheelfiles, wheels
-from envbuild.plan.wheelfiles import BROKEN
+from envbuild.plan.wheelfiles import BROKEN, PACKED
 from envbuild.selftest import compiled
 from envbuild.selftest.compiled import Compiled
 from envbuild.selftest.elf import X86_64
@@ -37,7 +37,6 @@ _DATA = re.compile(r"[^/]+\.data/(?:platlib|purelib)/(.+)")
 _ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/).*")  # scripts, headers, data: into Python's own folders
 _INFO = ".dist-info"
 _ENCRYPTED = 1
-_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # LZMA's head alone can ask for 4 GiB of memory
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     outside = [name for name in names if not wheelfiles.is_inside(name)]
     elsewhere = [name for info in infos if _ELSEWHERE.fullmatch(name := info.filename) and not name.endswith("/")]
     odd = [info.filename for info in infos if not _is_plain(info)]
-    packed = [info.filename for info in infos if info.compress_type not in _PACKED]
+    packed = [info.filename for info in infos if info.compress_type not in PACKED]
     twice = [name for name, count in names.items() if count > 1]
     for kind, found in (
         ("leads outside", outside),

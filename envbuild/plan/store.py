@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from envbuild import scratch, settings
 from envbuild.document import inside
@@ -80,6 +81,19 @@ def digest(file: Path) -> str:
 def holds_text(file: Path, text: str) -> bool:
     """Whether a file is there with exactly this content."""
     return file.is_file() and file.read_bytes() == text.encode()
+
+
+T = TypeVar("T")
+
+
+def noted(file: Path, kind: type[T]) -> T | None:
+    """The value that a file of the cache holds as JSON; None where the file is missing or invalid: it is made anew."""
+    from pydantic import TypeAdapter  # few commands read these
+
+    try:
+        return TypeAdapter(kind).validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def write_within(project: Path, file: Path, content: str | bytes) -> None:

@@ -25,6 +25,9 @@ from envbuild.selftest import elf
 SITE = "site-packages"
 """Stands for lib/python3.N/site-packages, whatever N is."""
 
+PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How members may be compressed. The head of LZMA alone can ask for 4 GiB of memory."""
+
 BROKEN = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 _DATA = re.compile(r"[^/]+\.data/([^/]+)/(.+)")
 _IN_SITE = re.compile(r"lib/python3\.[0-9]+/site-packages/(.+)")
@@ -100,6 +103,8 @@ def read(stream: IO[bytes], file: str) -> Listing:
             faults = [f"{info.filename!r} has an ambiguous name" for info in members
                       if not is_inside(info.filename) or info.orig_filename != info.filename
                       or _has_second_name(info.extra)]  # fmt: skip
+            faults += [f"{info.filename!r} is neither stored nor deflated" for info in members
+                       if info.compress_type not in PACKED]  # fmt: skip
             files: dict[str, str] = {}
             for info in members:
                 path = installed(info.filename, distribution)
@@ -128,11 +133,11 @@ def _has_second_name(extra: bytes) -> bool:
 
 
 def _entry_points(archive: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
-    for name in archive.namelist():
-        if re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", name):
+    for info in archive.infolist():
+        if info.compress_type in PACKED and re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", info.filename):
             parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
             parser.optionxform = str  # type: ignore[assignment, method-assign]
-            with archive.open(name) as file:
+            with archive.open(info) as file:
                 parser.read_string(file.read(_LARGEST_TEXT).decode())
             for section in _SCRIPTS:
                 if parser.has_section(section):

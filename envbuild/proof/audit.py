@@ -33,7 +33,7 @@ _MEMORY, _SECONDS = 4 << 30, 480.0
 def job(image: str, python: str = "python", wheels: Mapping[str, Mapping[str, str]] | None = None) -> Job:
     """What collects the holdings. Python's own variables count, in an image too: they decide what an import finds.
 
-    `wheels`: what the distributions brought, by their wheels' own bytes: see conflicts.contents.
+    `wheels`: the sha256 of each file by its distribution's wheel, as contents.hashes has them.
     """
     nonce = secrets.token_hex(16)
     document = json.dumps({"version": 1, "nonce": nonce, "wheels": wheels or {}}).encode()

@@ -18,15 +18,16 @@ from selftest.environments import Environment, virtual
 from unit.conftest import forget
 from unit.support import Index, plan_of, quick_pip, serving, write_wheel
 
-from envbuild import fetching, shipped
-from envbuild.errors import LockError, ProfileError
+from envbuild import fetching, settings, shipped
+from envbuild.errors import HashMismatch, LockError, ProfileError
 from envbuild.image import context
 from envbuild.making import Progress
-from envbuild.plan import conflicts, facts, lock, locking, store
+from envbuild.plan import conflicts, contents, facts, lock, locking, store
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import LockedWheel, Overridden, StartupFile, Wheel
 from envbuild.plan.profile import SelfTest
 from envbuild.plan.resolve import Plan
+from envbuild.plan.wheelfiles import Listing
 from envbuild.proof import audit, holdings, job, reading
 from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.runners import here
@@ -263,6 +264,39 @@ def no_heads(made: Lock) -> dict[Wheel, Any]:
     return {item.wheel: None for item in made.wheels}
 
 
+@pytest.mark.legitimate("a cache", "a listing in it is damaged or of another form", "made anew")
+@pytest.mark.parametrize("content", ["", "[]", '{"names": {}}', '{"files": {"a": 1}}'])
+def test_a_damaged_listing_in_the_cache_is_made_anew(content: str, index: Index, project: Path) -> None:
+    asked = plan(project)
+    made = locking.make(asked, None)
+    for noted in settings.cache_folder("listings").iterdir():
+        noted.write_text(content, encoding="utf-8")
+    forget()
+    assert locking.make(asked, None).wheels == made.wheels
+    assert all(store.noted(noted, Listing) for noted in settings.cache_folder("listings").iterdir())
+
+
+@pytest.mark.attack(AUTHOR, "packs entry points with LZMA, or a start-up file with a wrong checksum", "refused")
+@pytest.mark.parametrize("path", ["evil-1.0.dist-info/entry_points.txt", "evil.pth"])
+def test_a_member_that_cannot_be_read_is_refused(path: str, tmp_path: Path) -> None:
+    evil = write_wheel(tmp_path, "evil", "1.0")
+    with zipfile.ZipFile(evil, "a", zipfile.ZIP_LZMA if path.endswith(".txt") else zipfile.ZIP_STORED) as archive:
+        archive.writestr(path, b"[console_scripts]\n" * 9)
+    evil.write_bytes(evil.read_bytes().replace(b"[console_scripts]\n" * 9, b"import evil      \n" * 9))
+    with pytest.raises(LockError, match=r"refused packages|cannot be read: Bad CRC-32"):
+        conflicts.refuse_stored(stored(evil))
+
+
+@pytest.mark.attack("who can write to the store", "damages a stored wheel", "refused, removed and fetched again")
+def test_a_wheel_that_was_damaged_in_the_store_is_removed(tmp_path: Path) -> None:
+    (held,) = stored(write_wheel(tmp_path, "mine", "1.0"))
+    file = store.wheels().path(held.wheel.sha256, held.wheel.file)
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(HashMismatch, match="was damaged on this disk"):
+        conflicts.refuse_stored([held])
+    assert not file.exists()
+
+
 # what runs at Python's start, or when torch is imported
 
 STARTUP = {
@@ -448,8 +482,8 @@ def test_metadata_that_asks_for_an_override_is_clean(environment: Installed, pro
     made = locked(project, stored(write_wheel(tmp_path, "torch", "2.13.0", ["nvidia-cublas-cu12==1"])))
     override = Overridden("nvidia-cublas-cu12", "2", "==1")
     metadata = "torch-2.13.0.dist-info/METADATA"
-    (plain,) = conflicts.contents(made).values()
-    (overridden,) = conflicts.contents(dataclasses.replace(made, overrides=(override,))).values()
+    (plain,) = contents.hashes(made).values()
+    (overridden,) = contents.hashes(dataclasses.replace(made, overrides=(override,))).values()
     assert set(plain) - set(overridden) == {metadata}
     with zipfile.ZipFile(store.wheels().path(made.wheels[0].wheel.sha256, made.wheels[0].wheel.file)) as wheel:
         files = {name: wheel.read(name) for name in plain}

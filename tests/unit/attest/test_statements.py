@@ -190,6 +190,9 @@ def test_the_facts_digest_moves_with_a_sites_own(tmp_path: Path) -> None:
 def test_what_a_wheel_fills(tmp_path: Path) -> None:
     file = write_wheel(tmp_path, "some-thing", "1.0")
     assert roots(file) == ("some_thing-1.0.dist-info", "some_thing.py")
+    moved = {"some_thing-1.0.data/purelib/more/a.py": b"", "some_thing-1.0.data/scripts/tool": b"", "nvidia/x/a": b""}
+    file = write_wheel(tmp_path / "more", "some-thing", "1.0", files=moved)
+    assert roots(file) == ("more", "nvidia/x", "some_thing-1.0.dist-info", "some_thing.py")
 
 
 # the bill of materials
