@@ -51,7 +51,7 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
     profiles = naming.names()
     if as_json:
         document = dict(explain.document(found, profiles))
-        for match in document["matches"]:
+        for match in (*document["matches"], *document["possible"]):
             match["lines"] = [{**line, "text": shown(line["text"])} for line in match["lines"]]
         if document["error"]:
             document["error"]["text"] = shown(document["error"]["text"])
@@ -166,9 +166,9 @@ def _lines(log: Log, found: Explanation, profiles: Sequence[str]) -> Iterator[st
     for match in found.possible:
         yield ""
         yield (
-            "possible, for its cards and versions are in the log, though no line names it:"
+            "possible: GPU and versions match this advisory, but no line of the log names it"
             if match.standing == "holds"
-            else "possible, for the log does not show which version is loaded:"
+            else "possible: the log does not show which version is loaded"
         )
         yield from _told(match, match.profile(profiles))
     if found.read.first:

@@ -268,7 +268,7 @@ def test_an_advisory_that_holds_is_possible_where_no_line_names_it(text: str, co
     found = told(text)
     assert found.unknown
     assert [(match.id, match.confidence) for match in found.possible] == [("cublas-hopper-fpe", confidence)]
-    assert "possible, for its cards and versions are in the log" in piped(text)
+    assert "possible: GPU and versions match this advisory, but no line of the log names it" in piped(text)
     assert [match["cause"] for match in json.loads(piped(text, "--json"))["possible"]] == ["cublas-hopper-fpe"]
 
 
