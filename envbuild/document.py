@@ -264,10 +264,10 @@ def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
 
 def open_regular(file: FilePath) -> BinaryIO:
     """Open a regular file to read. Raises OSError, also for a FIFO or a device, without waiting for it."""
-    stream = open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123, SIM115
-    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        return stream
-    stream.close()
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb")  # noqa: PTH123
+    os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file")
 
 

@@ -171,10 +171,13 @@ def _shortened(name: str) -> str:
 
 
 def _refuse_another(made: Meant, wanted: Path) -> None:
-    """Folders of different names, or of the same in different places, can make the same name."""
+    """Folders of different names, or of the same in different places, can make the same name. A missing file is
+    reported by what reads it."""
+    if not os.path.exists(wanted):  # noqa: PTH110 - False also for a name that is too long
+        return
     try:
         origin = _origin(made.name)
-    except LockError:  # it is damaged: whoever locks mends it
+    except LockError:  # it is damaged, and replaced by the lock that is made
         return
     if origin and origin[1].resolve() != wanted.resolve():
         raise ProfileError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import tomllib
@@ -17,6 +18,7 @@ from envbuild.plan import unrelated
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s--hash[= ]\S+")
 _INCLUDE = re.compile(r"^(-r|--requirement)[= ]?\s*(\S+)$")
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MAX_BYTES = 1_000_000
 MAX_REQUIREMENTS = 2000
 MAX_INCLUDES = 100
@@ -55,15 +57,14 @@ def _project(file: Path) -> Path:
 
 
 def _text(file: Path) -> str:
+    """UTF-8, or what a byte order mark says, as for pip: PowerShell writes UTF-16."""
     try:
-        if file.exists() and not file.is_file():
-            raise ProfileError(f"{display(file)} is no file")
         raw = regular(file, MAX_BYTES)
         if len(raw) > MAX_BYTES:
             raise ProfileError(f"{display(file)} is larger than {MAX_BYTES} bytes")
-        return raw.decode()
-    except UnicodeDecodeError:
-        raise ProfileError(f"{display(file)} cannot be read: not UTF-8") from None
+        return raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{display(file)} cannot be read: invalid {error.encoding.upper()}") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         why = getattr(error, "strerror", None) or error
         raise ProfileError(f"{display(file)} cannot be read: {why}") from error

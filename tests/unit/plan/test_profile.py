@@ -562,6 +562,15 @@ def test_long_names_of_folders_stay_apart(project: Path) -> None:
     assert len(names) == 2 and all(naming.NAME.fullmatch(name) for name in names)
 
 
+def test_a_missing_requirements_file_is_reported_as_such_though_a_lock_has_the_name(project: Path) -> None:
+    write_profile(project, PROFILE)
+    file = requiring(project.parent / "theirs")
+    source = sources.load("sample", {}, file)
+    lock.write(lock_for(resolve.resolve(source)), source.lock_file, source.name, source.origin)
+    with pytest.raises(ProfileError, match=r"nosuch\.txt cannot be read: No such file"):
+        sources.load("sample", {}, file.with_name("nosuch.txt"))
+
+
 @pytest.mark.parametrize("by_path", [True, False])
 def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
     project: Path, monkeypatch: pytest.MonkeyPatch, by_path: bool

@@ -27,6 +27,22 @@ def test_an_include_that_cannot_be_read_is_a_fault_of_its_line(project: Path, na
     assert words in fault
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_says_how_a_file_is_encoded(project: Path, encoding: str) -> None:
+    """PowerShell's `pip freeze > requirements.txt` writes UTF-16."""
+    file = project / "requirements.txt"
+    file.write_text("# für alle\r\nnumpy==2.4.6\r\n", encoding=encoding)
+    ((line, place),) = requirements.read(file).lines
+    assert (line, place.line) == ("numpy==2.4.6", 2)
+
+
+@pytest.mark.parametrize("raw", [b"caf\xe9\n", b"\xff\xfea"])
+def test_a_file_in_no_known_encoding_is_refused(project: Path, raw: bytes) -> None:
+    (project / "requirements.txt").write_bytes(raw)
+    with pytest.raises(ProfileError, match="cannot be read: invalid UTF-"):
+        requirements.read(project / "requirements.txt")
+
+
 def test_files_that_include_each_other_without_end_are_counted(project: Path) -> None:
     """Thirty small files, each naming the next one twice, would be read a billion times."""
     for number in range(30):
