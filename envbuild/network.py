@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import requests
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
@@ -194,3 +195,17 @@ class Adapter(HTTPAdapter):
         if not proxy.lower().startswith("socks"):
             manager.pool_classes_by_scheme = self._pools
         return manager
+
+
+def body(answer: requests.Response, limit: int) -> bytes:
+    """All of an answer; of one that is longer than `limit`, more than `limit` bytes of its begin.
+
+    Raises RequestException where it is cut off: urllib3's own errors, of `answer.raw`, are of other classes.
+    """
+    found = bytearray()
+    for block in answer.iter_content(1 << 16):
+        found += block
+        if len(found) > limit:
+            answer.close()
+            break
+    return bytes(found)

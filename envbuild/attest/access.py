@@ -20,8 +20,9 @@ import docker.errors
 import requests
 from urllib3.util.retry import Retry
 
+from envbuild import network
 from envbuild.errors import NetworkError
-from envbuild.network import Adapter, Network, configured
+from envbuild.network import Adapter, Network
 from envbuild.proof import untrusted
 from envbuild.proof.reasons import Refusal
 
@@ -178,7 +179,7 @@ class Access:
 
     def _trusts(self, realm: str) -> bool:
         """Whether a token service may have the registry's credentials."""
-        named = configured().token_services.get(self.host)
+        named = network.configured().token_services.get(self.host)
         return related(self.base, realm) or (named is not None and _origin(realm) == _origin(f"https://{named}"))
 
     def _token(self, asked: dict[str, str], known: dict[str, str], scope: str) -> str:
@@ -266,13 +267,10 @@ def _is_address(host: str) -> bool:
 
 def body(answer: requests.Response, limit: int, what: str) -> bytes:
     """All of an answer. Raises Refusal beyond `limit` bytes, requests' errors where it is cut off."""
-    found = bytearray()
-    for block in answer.iter_content(1 << 16):
-        found += block
-        if len(found) > limit:
-            answer.close()
-            raise Refusal("too-large", f"{what} is larger than {limit} bytes")
-    return bytes(found)
+    found = network.body(answer, limit)
+    if len(found) > limit:
+        raise Refusal("too-large", f"{what} is larger than {limit} bytes")
+    return found
 
 
 def unreachable(host: str, error: requests.RequestException) -> NetworkError:

@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 
 import requests
 
-from envbuild import document
+from envbuild import document, network
 from envbuild.errors import HashMismatch, NetworkError, printable
 from envbuild.plan import index
 
@@ -188,11 +188,10 @@ class Remote(io.RawIOBase):
         with self._ask({"Range": f"bytes={begin}-{end - 1}"}) as answer:
             if answer.status_code != requests.codes.partial_content:
                 raise RangeIgnored("the server sends the whole file")
-            found = b""
-            for block in answer.iter_content(1 << 16):
-                found += block
-                if len(found) > end - begin:
-                    break
+            try:
+                found = network.body(answer, end - begin)
+            except requests.RequestException as error:  # an OSError, which zipfile would take for an invalid archive
+                raise NetworkError(f"{self._name} cannot be fetched: {_reason(error)}") from error
         if len(found) != end - begin:
             raise RangeIgnored("the server sends another range")
         return found

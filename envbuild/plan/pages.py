@@ -25,6 +25,7 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
+from envbuild import network
 from envbuild.errors import NetworkError
 from envbuild.once import once
 from envbuild.plan import addresses, index
@@ -99,7 +100,7 @@ def _page(address: str, name: str) -> list[Listed]:
             if 400 <= answer.status_code < 500:  # it has no such package, or none for us
                 return []
             answer.raise_for_status()
-            raw = answer.raw.read(MAX_BYTES + 1, decode_content=True)
+            raw = network.body(answer, MAX_BYTES)
     except (requests.RequestException, OSError) as error:
         raise NetworkError(f"the package index {shown} did not answer for {name}: {type(error).__name__}") from error
     if len(raw) > MAX_BYTES:

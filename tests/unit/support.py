@@ -219,7 +219,7 @@ class Index:
     user: str = ""
     password: str = ""
     spoil: Mapping[str, bytes] = field(default_factory=dict)  # file name -> what is served instead
-    cut: dict[str, int] = field(default_factory=dict)  # file name -> how many times half of it is sent
+    cut: dict[str, int] = field(default_factory=dict)  # name -> how many times half of its file, or page, is sent
     errors: dict[str, int] = field(default_factory=dict)  # file name -> how many times 500 is answered
     metadata: Mapping[str, str] = field(default_factory=dict)  # file name -> the sha256 that its page says of them
     ranges: bool = False  # parts of files are served
@@ -275,7 +275,8 @@ class _Handler(BaseHTTPRequestHandler):
             f"{said[file.name] if file.name in self.index.metadata else ''}>{file.name}</a>"
             for file in found
         ]
-        self._answer(200, "\n".join(rows).encode(), {"Content-Type": "text/html"})
+        page = "\n".join(rows).encode()
+        self._answer(200, page, {"Content-Type": "text/html"}, sent=len(page) // 2 if name in self.index.cut else None)
 
     def _json(self, name: str, files: Sequence[Path]) -> None:
         index = self.index
@@ -304,14 +305,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         content = index.spoil.get(name, (index.folder / name).read_bytes())
         part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if index.ranges and part:
-            begin, end = int(part[1]), min(int(part[2]), len(content) - 1)
-            said = {"Content-Range": f"bytes {begin}-{end}/{len(content)}"}
-            self._answer(206, content[begin : end + 1], said)
-            return
         half = index.cut.get(name, 0) > 0
         if half:
             index.cut[name] -= 1
+        if index.ranges and part:
+            begin, end = int(part[1]), min(int(part[2]), len(content) - 1)
+            said = {"Content-Range": f"bytes {begin}-{end}/{len(content)}"}
+            self._answer(206, content[begin : end + 1], said, sent=(end - begin) // 2 if half else None)
+            return
         accepts = {"Accept-Ranges": "bytes"} if index.ranges else None
         self._answer(200, content, accepts, sent=len(content) // 2 if half else None)
 

@@ -104,3 +104,10 @@ def test_an_index_that_does_not_answer_is_an_error(served: Index, monkeypatch: p
     monkeypatch.setattr(index, "Retry", lambda **options: 0)
     with pytest.raises(NetworkError, match=r"127\.0\.0\.1:9 did not answer for alpha"):
         pages.listed("alpha")
+
+
+def test_a_page_that_is_cut_off_is_an_error(served: Index) -> None:
+    write_wheel(served.folder, "alpha", "1.0")
+    served.cut["alpha"] = 1
+    with pytest.raises(NetworkError, match="did not answer for alpha: ChunkedEncodingError"):
+        pages.listed("alpha")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import NetworkError
-from envbuild.plan import download, facts, index, refresh, store
+from envbuild.plan import download, facts, index, refresh, store, wheelfiles
 from envbuild.plan.facts import TorchRelease
 from unit.support import Index, envbuild, quick_pip, serving, write_wheel
 
@@ -108,3 +108,15 @@ def test_a_part_is_bounded(served: Index) -> None:
     ):
         stream.read((1 << 26) + 1)
     assert served.asked == []
+
+
+def test_a_part_that_is_cut_off_is_an_error_of_the_network(served: Index) -> None:
+    """An OSError would be an invalid archive for zipfile, and the wheel's fault."""
+    file = wheel_file(served)
+    served.cut[file.name] = 9
+    address = f"http://127.0.0.1:{served.port}/files/{file.name}"
+    with (
+        download.opened(index.session(), address, file.name, file.stat().st_size) as stream,
+        pytest.raises(NetworkError, match=r"torch-2\.7\.1-py3-none-any\.whl cannot be fetched: "),
+    ):
+        wheelfiles.read(stream, file.name)
