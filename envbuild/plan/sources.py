@@ -86,10 +86,9 @@ ORDER = "--pin comes before the profile, and the profile before the requirements
 
 def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[str, str]) -> tuple[str, str] | None:
     """Of a requirement that contradicts an exact version: what is left to require, and the reason."""
-    try:
-        asked = Requirement(text)
-    except (InvalidRequirement, RecursionError):
-        return None  # a fault of its own
+    asked = _parsed(text)
+    if asked is None:
+        return None
     name = canonicalize_name(asked.name)
     version, whose = exact.get(name, ("", ""))
     if not version or asked.specifier.contains(Version(version), prereleases=True):
@@ -99,6 +98,14 @@ def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[st
     return left, f"{text} is left out: {whose} has {asked.name} {version} ({ORDER})"
 
 
+def _parsed(text: str) -> Requirement | None:
+    """None for an invalid requirement, which is reported as a fault of the profile."""
+    try:
+        return Requirement(text)
+    except (InvalidRequirement, RecursionError):
+        return None
+
+
 def _exact(merged: Document, pins: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Distribution -> the version that --pin or else the profile sets, and which of the two does."""
     data = merged.data
@@ -106,8 +113,10 @@ def _exact(merged: Document, pins: Mapping[str, str]) -> dict[str, tuple[str, st
     release = facts.torch_release(str(torch))
     found: dict[str, tuple[object, str]] = {"torch": (torch, PIN if "torch" in pins else "the profile")}
     for text in data["packages"] if isinstance(data.get("packages"), list) else ():
-        name, _, version = str(text).partition("==")
-        found[canonicalize_name(name)] = (version, "the profile")
+        asked = _parsed(str(text))
+        if asked and not asked.marker:
+            exact = next((one.version for one in asked.specifier if one.operator == "=="), "")
+            found[canonicalize_name(asked.name)] = (exact, "the profile")
     libraries = data["pins"] if isinstance(data.get("pins"), dict) else {}
     named = {str(name): pin.get("version") if isinstance(pin, dict) else pin for name, pin in libraries.items()}
     for whose, given in (("the profile", named), (PIN, pins)):

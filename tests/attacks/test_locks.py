@@ -338,6 +338,7 @@ def test_a_pin_of_torch_comes_before_a_requirements_file(project: Path, index: I
         ((), ["torch>=2.14"], (), {"torch": "2.13.0"}, "the profile has torch 2.13.0"),
         ((), ["torch>=2.13"], (), {"torch": "2.13.0"}, None),
         (("alpha==1.0",), ["alpha>=2"], (), {"alpha": "1.0"}, "the profile has alpha 1.0"),
+        (("alpha[more] == 1.0",), ["alpha>=2"], (), {"alpha": "1.0"}, "the profile has alpha 1.0"),
         (("alpha==1.0",), ["alpha>=2"], ("--pin", "alpha=2.0"), {"alpha": "2.0"}, None),
         ((), ["alpha>=2"], ("--pin", "alpha=1.0"), {"alpha": "1.0"}, "--pin has alpha 1.0"),
     ],
