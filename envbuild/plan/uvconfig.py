@@ -1,8 +1,8 @@
-"""uv's configuration: where packages come from is kept, whatever else would change a resolution is left out.
+"""The part of uv's configuration that applies: where packages come from, and nothing else that changes a resolution.
 
-uv reads uv.toml and `[tool.uv]` of the working folder and of every folder above it: an override there changed a lock
-without a word. So uv runs with --no-config in a folder of its own, and is given the site's part alone: indexes,
-find-links, certificates, proxies and caches of the user's and the system's uv.toml and of the UV_* variables.
+uv reads uv.toml and `[tool.uv]` of the working folder or the nearest folder above it, so an override there would change
+a lock silently. Therefore uv runs with --no-config in a folder of its own, with the site's settings alone: indexes,
+find-links, certificates, proxies and caches, of the user's and the system's uv.toml and of the UV_* variables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from envbuild.document import display
+from envbuild.document import display, regular
 from envbuild.errors import SettingsError
 
 MAX_BYTES = 1_000_000
@@ -30,7 +30,7 @@ _VARIABLES = re.compile(
     r"|OFFLINE|HTTP_TIMEOUT|REQUEST_TIMEOUT|HTTP_CONNECT_TIMEOUT|HTTP_RETRIES|CACHE_DIR|NO_CACHE|LOCK_TIMEOUT"
     r"|CONCURRENT_DOWNLOADS|CONCURRENT_CACHE_READS)"
 )
-# What changes which versions are chosen: reported where it is ignored.
+# Settings that change which versions are chosen: they are reported where they are ignored.
 _CHOOSING = frozenset({
     *_INDEXES, "override-dependencies", "constraint-dependencies", "exclude-dependencies", "dependency-metadata",
     "sources", "exclude-newer", "exclude-newer-package", "prerelease", "resolution", "fork-strategy", "torch-backend",
@@ -63,7 +63,7 @@ def options(folder: Path) -> list[str]:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str | None]:
-    """The changes to this process's environment for uv: `more`, with every path absolute; None removes a variable."""
+    """Changes to this process's environment for uv: `more`, and every path absolute; None removes a variable."""
     found: dict[str, str | None] = {
         name: None for name in os.environ if name.startswith("UV_") and not _VARIABLES.fullmatch(name)
     }
@@ -78,7 +78,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def rooted(place: str, folder: Path) -> str:
-    """An address as it is, a relative path absolute; uv also takes NAME=ADDRESS."""
+    """A URL as it is, a path made absolute from `folder`; uv also takes NAME=URL and NAME=PATH."""
     name, address = re.fullmatch(r"([A-Za-z0-9_.-]+=)?(.*)", place, re.DOTALL).groups("")  # type: ignore[union-attr]
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", address):
         return place
@@ -86,7 +86,7 @@ def rooted(place: str, folder: Path) -> str:
 
 
 def site() -> dict[str, Any]:
-    """What the user's and the system's uv.toml say of indexes and how to reach them; the user's comes first.
+    """The settings of indexes, and of how to reach them, in the user's and the system's uv.toml; the user's come first.
 
     Raises SettingsError where one of them cannot be read.
     """
@@ -104,7 +104,7 @@ def site() -> dict[str, Any]:
 
 
 def _files() -> Iterator[Path]:
-    """As uv looks for them: the file that UV_CONFIG_FILE names, else the user's and the system's."""
+    """The files that uv reads: the one that UV_CONFIG_FILE names, else the user's and the system's."""
     if os.environ.get("UV_NO_CONFIG", "").lower() in ("1", "true", "t", "yes", "y", "on"):
         return
     if named := os.environ.get("UV_CONFIG_FILE"):
@@ -125,11 +125,10 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _parsed(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        raw = stream.read(MAX_BYTES + 1)
+    raw = regular(file, MAX_BYTES)
     if len(raw) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES} bytes")
-    return tomllib.loads(raw.decode("utf-8"))
+    return tomllib.loads(raw.decode("utf-8-sig"))
 
 
 def _rooted(key: str, value: Any, folder: Path) -> Any:
@@ -159,8 +158,11 @@ def _toml(value: Any) -> str:
 
 
 def ignored(folders: Iterable[Path]) -> Iterator[str]:
-    """What uv would take from its project configuration for these folders, from its own settings or from variables,
-    and is left out: a sentence for each file, naming the keys and what to do instead."""
+    """A sentence for each file, and one for the environment, whose settings uv alone would use and envbuild ignores:
+    their names, and what to do instead. `folders`: where uv looks for a project's configuration.
+
+    Raises SettingsError where the user's or the system's uv.toml cannot be read.
+    """
     found = dict(filter(None, map(_project, folders)))
     found |= {file: keys for file in _files() for keys in [_choosing(_read(file), _CHOOSING - _SITE)] if keys}
     for file, keys in found.items():
@@ -171,8 +173,8 @@ def ignored(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _project(folder: Path) -> tuple[Path, list[str]] | None:
-    """The file that uv would use as project configuration, and which of its keys change a resolution; None where no
-    file has any."""
+    """The file that uv would use as project configuration, and its keys that change a resolution; None if there are
+    none."""
     site_files = [file.absolute() for file in _files()]
     for place in (folder.absolute(), *folder.absolute().parents):
         for file in (place / "uv.toml", place / "pyproject.toml"):
