@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.attest import configuration, layers, loading, oci
+from envbuild.attest import configuration, layers, loader, oci
 from envbuild.attest.layers import Config
 from envbuild.attest.links import Links
 from envbuild.attest.oci import Manifest, Place
@@ -135,7 +135,7 @@ class _Watch:
                 name = "Python"
             if name is not None:
                 return self._note("replaced", f"{name} is {how} above the proved layers", str(path))
-        if loading.is_system_library(path):
+        if loader.is_system_library(path):
             self._note("replaced", f"{path.name} is {how} above the proved layers", str(path))
 
     def _beside(self, path: PurePosixPath) -> None:
@@ -157,7 +157,7 @@ class _Watch:
             if part.name.partition(".")[0] in startup.MODULES:
                 self._customizers.append((str(part.parent), text))
         if text.startswith("etc/ld.so."):
-            for change in loading.of_loader(text, content(), self._cuda, self._archives):
+            for change in loader.of_loader(text, content(), self._cuda, self._archives):
                 self._note("environment", change, text)
         if path.name.endswith("._pth") and text.startswith(_PREFIXES):
             self._note("environment", "a ._pth file replaces Python's path", text)

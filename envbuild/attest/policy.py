@@ -24,7 +24,7 @@ from envbuild.proof.counting import CPU
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
 _WORDS = {"string_type": "must be text, in quotes", "list_type": "must be a list", "value_error": "no version"}
 LockId = Annotated[str, StringConstraints(pattern=r"^(sha256:)?[0-9a-f]{12,64}$")]
-Setting = Literal[
+ConfigKey = Literal[
     "Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "OnBuild", "Shell", "StopSignal", "User",
     "Volumes", "WorkingDir",
 ]  # fmt: skip
@@ -41,7 +41,7 @@ class _File(BaseModel):
     level: Level | None = Field(None, description="at which level at least")
     probes: list[ProbeName] = Field([], description="probes that must have passed, beside those of its profile")
     base: str | None = Field(None, description="for images built on a proved one: where that one's evidence is")
-    forbid_in_child: list[Setting] = Field(
+    forbid_in_child: list[ConfigKey] = Field(
         [], description="what an image built on `base` may not set: Cmd, Env, User ..."
     )
     profile: str | None = Field(None, description="the profile that the image must be of")

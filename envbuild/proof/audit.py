@@ -21,7 +21,7 @@ from envbuild.plan.advisories import Advisory, Gpu, Situation
 from envbuild.plan.lock import Lock
 from envbuild.plan.locked import StartupFile
 from envbuild.plan.source import Source
-from envbuild.proof import extensions, files, findings, remedies
+from envbuild.proof import extensions, filefindings, findings, remedies
 from envbuild.proof.findings import SEVERITIES, Finding
 from envbuild.proof.holdings import LD_CACHE, LD_PATH, Copy, Holdings
 from envbuild.proof.job import BOOTSTRAP, Job, Limits, payload, started
@@ -164,7 +164,7 @@ def judge(target: str, held: Holdings, wanted: Expected) -> Audit:
         *_torch(held, wanted),
         *findings.libraries(held),
         *findings.distributions(held),
-        *files.findings(held, wanted.startup, built=wanted.claimed, strict=wanted.image or bool(wanted.profile)),
+        *filefindings.findings(held, wanted.startup, built=wanted.claimed, strict=wanted.image or bool(wanted.profile)),
         *extensions.findings(held, wanted.gpus, wanted.modules),
         *_locked(held, wanted),
         *_advisories(held, wanted),
