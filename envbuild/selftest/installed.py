@@ -5,22 +5,17 @@ RECORD is only what a distribution's author says.
 
 from __future__ import annotations
 
-import base64
-import csv
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from envbuild.selftest import elf, inventory
-from envbuild.selftest.machine import processors
 
 _MOST = 500
-_BATCH = 64
 # What installers write beside a wheel's own files.
 _ADDED = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"))
 
@@ -62,7 +57,7 @@ def take(folders: Iterable[str], wheels: Wheels) -> Installed:
     """Compare every file of every RECORD on sys.path; `folders`: where a file in no RECORD counts."""
     found = Installed()
     wanted = [item for distribution in inventory.found_distributions() for item in _wanted(distribution, wheels, found)]
-    found.hashes = hashes({item.path for item in wanted})
+    found.hashes = inventory.hashes({item.path for item in wanted})
     # what an upgrade left of the metadata of another version speaks of files that are gone
     right = {(item.path, item.name) for item in wanted if found.hashes[item.path] == item.sha256}
     wrong = [item for item in wanted if found.hashes[item.path] != item.sha256
@@ -112,7 +107,7 @@ def _wanted(distribution: metadata.Distribution, wheels: Wheels, found: Installe
     name = inventory.normalise(str(distribution.metadata["Name"]))
     owner = f"{name}=={distribution.version}"
     folder = os.path.realpath(str(distribution.locate_file("")))
-    recorded, brought = dict(_rows(distribution)), wheels.get(owner)
+    recorded, brought = dict(inventory.record_rows(distribution)), wheels.get(owner)
     for path in {**recorded, **(brought or {})}:
         real = _real(folder, path)
         found.owners.setdefault(real, name)
@@ -130,24 +125,6 @@ def _is_generated(path: str) -> bool:
     return folder.endswith(".dist-info") and (name in _ADDED or name == "METADATA")
 
 
-def _rows(distribution: metadata.Distribution) -> Iterator[tuple[str, str | None]]:
-    """Each path of RECORD with its sha256 in hexadecimal; None where RECORD has none, as for bytecode."""
-    for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
-        if row and row[0]:
-            yield row[0], sha256(row[1] if len(row) > 1 else "")
-
-
-def sha256(text: str) -> str | None:
-    """In hexadecimal, of "sha256=..." as RECORD has it; a text that no sha256 can be is returned as it is."""
-    algorithm, _, value = text.partition("=")
-    if algorithm != "sha256":
-        return None
-    try:
-        return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
-    except ValueError:
-        return value
-
-
 def _real(folder: str, path: str) -> str:
     """The file's path without links to folders; a link to a file is a file of its own."""
     inner, _, name = path.rpartition("/")
@@ -157,19 +134,6 @@ def _real(folder: str, path: str) -> str:
 @functools.cache
 def _real_folder(folder: str, inner: str) -> str:
     return os.path.realpath(f"{folder}/{inner}")
-
-
-def hashes(paths: Iterable[str]) -> dict[str, str | None]:
-    """sha256 of each file, the biggest first and in parallel; None for one that is not there."""
-    by_size = sorted(paths, key=inventory.size, reverse=True)
-    large, small = by_size[: 8 * _BATCH], by_size[8 * _BATCH :]
-    batches = [[path] for path in large] + [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
-    with ThreadPoolExecutor(max_workers=processors()) as pool:
-        return {path: digest for part in pool.map(_batch, batches) for path, digest in part}
-
-
-def _batch(paths: Sequence[str]) -> list[tuple[str, str | None]]:
-    return [(path, inventory.sha256(path)) for path in paths]
 
 
 def _files(folder: str) -> Iterator[str]:

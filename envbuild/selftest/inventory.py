@@ -37,6 +37,7 @@ _CUDA_GROUPS = {
 }
 _STEM = re.compile(r"^(.*?)(-[0-9a-f]{8})?\.so\b.*$")
 _BLOCK = 1 << 20
+_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def _judged(
 ) -> Inventory:
     new = [path for path in paths if path not in known]
     unread = [path for path in new if path not in hashed]
-    digests = {**hashed, **dict(zip(unread, _hashes(unread)))}
+    digests = {**hashed, **hashes(unread)}
     judged = {path: _library(path, digests[path], records.get(path, ())) for path in new}
     libraries = {**known, **judged}
     return Inventory(tuple(libraries[path] for path in paths), distributions, records)
@@ -199,15 +200,35 @@ def found_distributions(path_entries: Sequence[str] | None = None) -> Iterator[m
     return (item for item in found_ if item.metadata["Name"])
 
 
-def recorded(distribution: metadata.Distribution) -> Iterator[tuple[str, str, str | None]]:
-    """(path, real path, sha256 in hexadecimal or None) of each shared library in the distribution's RECORD."""
+def record_rows(distribution: metadata.Distribution, part: str = "") -> Iterator[tuple[str, str | None]]:
+    """(path, sha256 in hexadecimal) of each row of the distribution's RECORD with `part` in it.
+
+    None where RECORD has no sha256, as for bytecode. An invalid sha256 is returned as it is: no file has it.
+    """
     lines = (distribution.read_text("RECORD") or "").splitlines()
-    for row in csv.reader(line for line in lines if ".so" in line):
-        if ".so" not in Path(row[0]).name:
-            continue
-        algorithm, _, value = (row[1] if len(row) > 1 else "").partition("=")
-        sha256 = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex() if algorithm == "sha256" else None
-        yield row[0], os.path.realpath(str(distribution.locate_file(row[0]))), sha256
+    try:
+        for row in csv.reader(line for line in lines if part in line):
+            if row and row[0]:
+                yield row[0], _hexadecimal(row[1] if len(row) > 1 else "")
+    except csv.Error:  # a field of more than 128 KiB: no file has such a path
+        return
+
+
+def _hexadecimal(text: str) -> str | None:
+    algorithm, _, value = text.partition("=")
+    if algorithm != "sha256":
+        return None
+    try:
+        return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+    except ValueError:
+        return value
+
+
+def recorded(distribution: metadata.Distribution) -> Iterator[tuple[str, str, str | None]]:
+    """(path, real path, sha256 as `record_rows` has it) of each shared library in the distribution's RECORD."""
+    for path, sha256 in record_rows(distribution, ".so"):
+        if ".so" in Path(path).name:
+            yield path, os.path.realpath(str(distribution.locate_file(path))), sha256
 
 
 def _library(path: str, sha256: str | None, records: Sequence[Recorded]) -> Library:
@@ -220,12 +241,20 @@ def _library(path: str, sha256: str | None, records: Sequence[Recorded]) -> Libr
     return Library(name, path, recorded.version, sha256, f"{recorded.owner}=={recorded.version}", same)
 
 
-def _hashes(paths: Sequence[str]) -> list[str | None]:
-    """sha256 of each file, the biggest first and in parallel: hashlib lets go of the interpreter."""
+def hashes(paths: Iterable[str]) -> dict[str, str | None]:
+    """sha256 of each file; None for one that is not there.
+
+    The biggest come first, and small ones in batches. Threads do it: hashlib releases the interpreter's lock.
+    """
     by_size = sorted(paths, key=size, reverse=True)
+    large, small = by_size[: 8 * _BATCH], by_size[8 * _BATCH :]
+    batches = [[path] for path in large] + [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
     with ThreadPoolExecutor(max_workers=processors()) as pool:
-        done = dict(zip(by_size, pool.map(sha256, by_size)))
-    return [done[path] for path in paths]
+        return {path: digest for part in pool.map(_batch, batches) for path, digest in part}
+
+
+def _batch(paths: Sequence[str]) -> list[tuple[str, str | None]]:
+    return [(path, sha256(path)) for path in paths]
 
 
 def size(path: str) -> int:
