@@ -1,5 +1,6 @@
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,52 +66,14 @@ def command(
         raise UsageError(
             "--requirements needs a profile whose pins hold", hint="envbuild lock NAME --requirements FILE"
         )
-    found: list[dict[str, Any]] = []
-    wanted: list[_Wanted] = []
-    stale: list[OutOfDate] = []
-    refused: list[EnvbuildError] = []
-    for name in names or naming.own_names():
-        try:
-            source = sources.load(name, pins, requirements)
-            plan = resolve.resolve(source)
-            before = lock.read(source.known_lock)
-        except (ProfileError, LockError) as error:
-            if not check:
-                raise
-            refused.append(error)
-            continue
-        if not check:
-            wanted.append(_Wanted(source, plan, before))
-            continue
-        try:
-            found.append(_row(source, lock.current(before, plan, source.lock_file), []))
-        except OutOfDate as error:
-            stale.append(error)
-    notes = sources.ignored(one.source for one in wanted) if wanted else []
-    notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
-    for (source, _, before), after in zip(
-        wanted, _made(wanted, frozenset(upgrades), frozenset(accept_old), notes), strict=False
-    ):
-        changes = list(locking.differences(before, after)) if after is not before else []
-        here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
-        if (after is not before or not here) and (write or not pins):
-            lock.write(after, source.lock_file, source.name, source.origin)
-        found.append(_row(source, after, changes))
-    if refused:
-        faults = [fault for error in refused for fault in error.faults or [Fault(error.message)]]
-        count = len(refused) + len(stale) + len(found)
-        raise ProfileError(
-            f"at fault: {len(refused)} of {some(count, 'profile')}" + (f"; out of date: {len(stale)}" if stale else ""),
-            hint=f"correct what is named{'; then envbuild lock' if stale else ''}",
-            faults=[*faults, *(Fault(error.message) for error in stale)],
-        )
-    if stale:
-        faults = [Fault(error.message) for error in stale]
-        raise OutOfDate(
-            f"not what the profile asks for: {len(stale)} of {len(stale) + len(found)} locks",
-            hint=stale[0].hint,
-            faults=faults,
-        )
+    load = partial(_load, pins=pins, requirements=requirements)
+    every = names or naming.own_names()
+    notes: list[str] = []
+    if check:
+        found = _checked(every, load)
+    else:
+        wanted = list(map(load, every))
+        found, notes = _locked(wanted, frozenset(upgrades), frozenset(accept_old), keep=write or not pins)
     if as_json:
         emit({"locks": found, "notes": notes})
         return
@@ -122,6 +85,64 @@ def command(
         )
         for change in row["changes"]:
             click.echo(f"  {change}")
+
+
+def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:
+    source = sources.load(name, pins, requirements)
+    return _Wanted(source, resolve.resolve(source), lock.read(source.known_lock))
+
+
+def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[str, Any]]:
+    """The rows of locks that fit their profiles.
+
+    Raises ProfileError with the faults of every profile and lock that cannot be read, OutOfDate with those that do not
+    fit.
+    """
+    found: list[dict[str, Any]] = []
+    stale: list[OutOfDate] = []
+    refused: list[EnvbuildError] = []
+    for name in names:
+        try:
+            source, plan, before = load(name)
+        except (ProfileError, LockError) as error:
+            refused.append(error)
+            continue
+        try:
+            found.append(_row(source, lock.current(before, plan, source.lock_file), []))
+        except OutOfDate as error:
+            stale.append(error)
+    old = [Fault(error.message) for error in stale]
+    if refused:
+        faults = [fault for error in refused for fault in error.faults or [Fault(error.message)]]
+        count = len(refused) + len(stale) + len(found)
+        raise ProfileError(
+            f"at fault: {len(refused)} of {some(count, 'profile')}" + (f"; out of date: {len(stale)}" if stale else ""),
+            hint=f"correct what is named{'; then envbuild lock' if stale else ''}",
+            faults=[*faults, *old],
+        )
+    if stale:
+        raise OutOfDate(
+            f"not what the profile asks for: {len(stale)} of {len(stale) + len(found)} locks",
+            hint=stale[0].hint,
+            faults=old,
+        )
+    return found
+
+
+def _locked(
+    wanted: Sequence[_Wanted], upgrades: frozenset[str], accept_old: frozenset[str], keep: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of the locks, and what is to be known of them. `keep`: changed locks are written."""
+    found: list[dict[str, Any]] = []
+    notes = sources.ignored(one.source for one in wanted)
+    notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
+    for (source, _, before), after in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
+        changes = list(locking.differences(before, after)) if after is not before else []
+        here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
+        if keep and (after is not before or not here):
+            lock.write(after, source.lock_file, source.name, source.origin)
+        found.append(_row(source, after, changes))
+    return found, notes
 
 
 def _made(
