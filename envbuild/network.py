@@ -133,7 +133,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Bounded(HTTPConnection):
-    """Sends on a budget, too; each request has its own, and one more is for a proxy's tunnel."""
+    """Sends on a budget, too. Each request has a new one; the first one is for a proxy's tunnel."""
 
     network = Network()
 
@@ -179,8 +179,8 @@ def _pools(network: Network) -> dict[str, type[HTTPConnectionPool]]:
 
 
 class Adapter(HTTPAdapter):
-    """For a session of requests. `network`: None: as it is configured. A SOCKS proxy's connections are its own, without
-    limits. Raises SettingsError where the settings are needed and not valid."""
+    """Applies the limits to a session of requests. `network`: None for the configured ones. Connections through a SOCKS
+    proxy have no limits. Raises SettingsError where the settings are needed and invalid."""
 
     def __init__(self, network: Network | None = None, **options: Any) -> None:
         self._pools = _pools(network or configured())

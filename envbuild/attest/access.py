@@ -1,7 +1,7 @@
-"""Who we are to a registry, and who is told: docker's credentials, tokens, and where neither is ever sent.
+"""Access to a registry: docker's credentials, tokens, and the hosts that may get them.
 
-A registry may send us elsewhere, for a token or for a blob. Credentials go to the registry's own host and port, and to
-a token service of its domain or of the settings, over TLS where the registry speaks TLS; anybody else gets none.
+A registry may refer to other hosts for a token or a blob. Credentials go to the registry's own host and port, and to a
+token service of its domain or of the settings, over TLS where the registry uses TLS; no other host gets any.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An image that was built on a proved one: are the proved layers its base, and was anything locked replaced above them?
+"""Checks a child image: its lowest layers are the proved ones, and the layers above replace nothing that is locked.
 
-This finds what an install or a copy puts over a library or beside it. It does not vouch for all else that is added.
+This finds files that replace locked ones, or that Python or the loader takes instead. Other files are not judged.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ def objections(
     records: Sequence[Mapping[str, Any]],
     forbidden: Collection[str] = (),
 ) -> Iterator[Reason]:
-    """Why the proof of `base`, as `records` tell it, does not hold for `child`; the layers above are read for it.
-    `forbidden`: what a policy allows no child to set."""
+    """Reasons why the proof of `base`, by its run `records`, does not hold for `child`. Reads the layers above.
+
+    `forbidden`: keys of the configuration that the policy allows no child to set.
+    """
     if child.layers[: len(base.layers)] != base.layers:
-        yield Reason("base", f"the proved image {base.id} is not what this one is built on")
+        yield Reason("base", f"the image is not built on the proved image {base.id}")
         return
     yield from configuration.objections(child, base, forbidden)
     watch = _Watch(build, records)
@@ -139,7 +141,7 @@ class _Watch:
             self._note("replaced", f"{path.name} is {how} above the proved layers", str(path))
 
     def _beside(self, path: PurePosixPath) -> None:
-        """A second one of something locked: another version's metadata, or a CUDA library before the locked one."""
+        """Find duplicates of what is locked: metadata of another version, or a CUDA library that may be found first."""
         folder = path.parent.name
         if folder.endswith(".dist-info") and str(path.parent.parent) == self._site:
             name, _, version = folder.removesuffix(".dist-info").partition("-")
@@ -151,7 +153,7 @@ class _Watch:
             self._note("shadowed", f"another {path.name} is above the proved layers", str(path))
 
     def _loaded(self, path: PurePosixPath, content: Callable[[], bytes | None]) -> None:
-        """Files that decide what is loaded."""
+        """Find files that decide what is loaded."""
         text = str(path)
         for part in (path, path.parent):
             if part.name.partition(".")[0] in startup.MODULES:
@@ -165,8 +167,8 @@ class _Watch:
             self._named(path, content())
 
     def _named(self, path: PurePosixPath, pth: bytes | None) -> None:
-        """What a .pth file names. One that releases of Python may read differently is refused like one that cannot be
-        read: they decode it, and end its lines, in several ways."""
+        """Add the folders of a .pth file to Python's path. One that Python releases may read differently is refused
+        like an unreadable one: they decode it, and end its lines, in several ways."""
         decoded = (pth or b"").decode(errors="replace")
         if pth is None or "\ufffd" in decoded or not decoded.translate(dict.fromkeys(b"\t\r\n")).isprintable():
             return self._note("environment", "a .pth file cannot be read, or has control characters", str(path))
@@ -198,7 +200,7 @@ def _normal(name: str) -> str:
 
 
 def _of_python(version: str) -> Iterator[str]:
-    """Files and folders without which the environment would not be the proved one; the library's modules apart."""
+    """Files and folders that decide which Python runs, without the modules of its library."""
     yield from (f"opt/venv/bin/{name}" for name in ("python", "python3", f"python{version}"))
     yield f"etc/python{version}"
     for prefix in _PREFIXES:
@@ -208,7 +210,7 @@ def _of_python(version: str) -> Iterator[str]:
 
 
 def _module(path: str) -> str | None:
-    """The path of what Python would import by this file or folder, without suffixes; None for what it would not."""
+    """The path, without suffixes, of the module that a file or folder is; None where Python would not import it."""
     folder, name = posixpath.split(path)
     stem, dot, _ = name.partition(".")
     return posixpath.join(folder, stem) if not dot or name.endswith(_FILES) else None

@@ -1,4 +1,4 @@
-"""What the configuration of a child image changes of its base's, and what it adds. Pure."""
+"""Compares the configuration of a child image with its base's. Pure."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ _DECISIVE = re.compile(
     r"|NCCL_(\w*PLUGIN|CONF_FILE)|TORCH_\w*(BLAS|CUDNN)\w*|TORCH_(EXTENSIONS_DIR|DEVICE_BACKEND_AUTOLOAD)"
     r"|TORCHINDUCTOR_\w+|TRITON_\w*(PATH|DIR)|OPENSSL_(CONF|MODULES)|OMP_TOOL_LIBRARIES|NVTX_INJECTION64_PATH|IBV_\w+"
 )
-# Those among them that an ordinary child sets: they load nothing and change no result.
+# Exceptions, which ordinary children set: they load nothing and change no result.
 _HARMLESS = frozenset(
     {"PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONUNBUFFERED",
      "PYTHONUTF8", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}
 )  # fmt: skip
 # A child may replace these: every image of envbuild has a default command, and `docker run` can replace them too.
 _FREE = ("Cmd", "WorkingDir")
-_UNUSED = ("Image",)  # a note of older builders
+_UNUSED = ("Image",)  # written by older builders, read by no engine
 _ROOT = re.compile(r"(0|root)(:(0|root))?")
 
 
 def differences(child: Config, base: Config) -> dict[str, Any]:
-    """What the child sets that its base does not, by the configuration's key; of Env and other mappings only the items
-    that differ. None: the child removed it."""
+    """The child's settings that differ from its base's, by key; of Env and other mappings only the items that differ.
+    None: the child removed it."""
     theirs, ours = _settings(child), _settings(base)
     return {key: _difference(theirs.get(key), ours.get(key)) for key in sorted({*theirs, *ours})
             if theirs.get(key) != ours.get(key)}  # fmt: skip
 
 
 def objections(child: Config, base: Config, forbidden: Collection[str]) -> Iterator[Reason]:
-    """Why the child does not start as its base was proved; `forbidden`: keys of which a policy allows no difference."""
+    """Reasons why the proof of the base does not hold with the child's configuration. `forbidden`: keys that the policy
+    allows no child to set."""
     ours = _settings(base)
     for key, found in differences(child, base).items():
         if key == "Env":
@@ -65,7 +66,7 @@ def _difference(theirs: Any, ours: Any) -> Any:
 
 
 def _changed(key: str, found: Any, ours: Any) -> bool:
-    """Whether a value of the base is among what differs. Of labels only envbuild's own count."""
+    """Whether the child changed or removed a value of the base. Of labels only envbuild's own count."""
     if key == "Labels":
         return any(name.startswith(LABEL) for name in found)
     if isinstance(ours, Mapping) and isinstance(found, Mapping):

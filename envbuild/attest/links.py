@@ -1,8 +1,8 @@
 """Where an engine may write an entry of a layer: its path, resolved through symbolic links. Pure.
 
 Engines differ. containerd follows a link of a lower layer; Docker's overlay2 driver unpacks a layer alone, and a folder
-takes the link's place. Within one layer both follow. So every path that any of them may write to is given, and no link
-is forgotten, even if a later entry replaces it.
+takes the link's place. Within one layer both follow. `Links.places` therefore returns every path that one of them may
+write to, and a link counts even if a later entry replaces it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOTAL = 64 << 20  # characters of all links
 
 
 class Links:
-    """`known`: link -> target, as `add` takes them."""
+    """The symbolic links of an image. `known`: link -> target, as `add` takes them."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self._targets: dict[str, set[str]] = {}

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import PurePosixPath
 
-# Below these the dynamic loader looks by itself, and only in them.
+# The dynamic loader searches these folders by default, with those of the architecture, and no folder below them.
 _LIBRARIES = ("lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib")
 _DEFAULT = frozenset(f"{folder}{triple}" for folder in _LIBRARIES for triple in ("", "/x86_64-linux-gnu"))
-# The loader, the C library, the run-time libraries of C++ and what Debian's python3 links besides, by the name that is
-# loaded or the file behind it.
+# The loader, the C library, the run-time libraries of C++ and the others that Debian's python3 links, by the name that
+# is loaded or that of the file behind it.
 _SYSTEM = re.compile(
     r"ld-linux.*\.so.*|lib(c|m|dl|rt|pthread|util|stdc\+\+|gcc_s|z|expat)\.so\.\d.*"
     r"|(ld|libc|libm|libdl|librt|libpthread|libutil)-[\d.]+\.so"
@@ -33,7 +33,7 @@ def is_system_library(path: PurePosixPath) -> bool:
 def of_loader(path: str, content: bytes | None, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
     """What a configuration file of the dynamic loader changes; `content` None: a link, or a file too large to read.
 
-    `names`: libraries that only the default folders and `locked` ones may give, beside the system's.
+    `names`: libraries that may come from the default folders and the `locked` ones only, as the system's may.
     """
     if path == "etc/ld.so.preload":
         yield "libraries are preloaded"
@@ -58,8 +58,8 @@ def _foreign(conf: bytes, locked: Collection[str]) -> Iterator[str]:
 
 
 def _redirected(cache: bytes, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
-    """The entries that lead to a file of another name, or of a counted library to a file outside the default folders.
-    Only glibc's format since 2.32 is read."""
+    """Entries of ld.so.cache that lead to a file of another name, or from one of these libraries to a file outside the
+    allowed folders. Only glibc's format since 2.32 is read."""
     try:
         magic, count, _ = _HEAD.unpack_from(cache)
         if magic != _CACHE or count > _MOST:

@@ -40,7 +40,7 @@ class _File(BaseModel):
     max_age: Age | None = Field(None, description="how old the newest proof may be: 90d, 12h")
     level: Level | None = Field(None, description="at which level at least")
     probes: list[ProbeName] = Field([], description="probes that must have passed, beside those of its profile")
-    base: str | None = Field(None, description="for images built on a proved one: where that one's evidence is")
+    base: str | None = Field(None, description="for images built on a proved one: the repository of that image")
     forbid_in_child: list[ConfigKey] = Field(
         [], description="what an image built on `base` may not set: Cmd, Env, User ..."
     )

@@ -32,17 +32,16 @@ Envelopes = Sequence[Envelope]
 
 @dataclass
 class Verdict:
-    """The answer. `digest` is what the reference means now; `profile` and `lock` (its id) are what the image was built
-    from, `gpus` the models that it is proved on, `level` the lowest at which it is. `unconfined`: what the containers
-    of these proofs lacked of the confinement that an engine's has.
+    """The answer. `digest`: of the manifest that the reference names now. `profile` and `lock` (its id): what the image
+    was built from. `gpus`: the models that it is proved on; `level`: the lowest level of these proofs; `unconfined`:
+    the restrictions of an engine's containers that they lacked.
 
-    `base`: for a child image the one that was proved, by digest; `child_sets`: what the child's configuration sets that
-    the base's does not.
+    `base`: of a child image the proved one, by digest; `child_sets`: the child's settings that differ from the base's.
 
     `reordered`: numbers of layers, from 1, that a rebuild gave with the same files in another order.
 
-    `image`: what the reference names; `build`: the build statement it was judged by, `proved` what that is about, and
-    where: the image itself, or its base.
+    `image`: what the reference names; `build`: the build statement that decided; `proved`: what that is about, the
+    image itself or its base.
     """
 
     ref: str | None
@@ -95,7 +94,7 @@ class Verdict:
         return text
 
     def take(self, proofs: Sequence[Proof], profiles: Iterable[str], locks: Iterable[str]) -> None:
-        """`profiles` and `locks`: of all that was judged; several are not named."""
+        """Fill in what was proved. `profiles` and `locks`: of all that was judged; reported if it is only one."""
         self.profile, self.lock = _only(profiles), _only(locks)
         self.level = min((proof.level for proof in proofs if proof.level), key=LEVELS.index, default=None)
         self.gpus = list(dict.fromkeys(proof.model for proof in proofs))
@@ -116,7 +115,7 @@ def image(reference: Reference, policy: Policy, given: Envelopes, now: datetime.
 
 
 def at(place: Place, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
-    """The same, wherever the image is; only of a registry it is asked whether it has the base of a child."""
+    """The same for an image in a registry or a bundle. Only in a registry the base of a child is looked up."""
     verdict = Verdict(str(reference))
     try:
         _image(verdict, place, reference, policy, given, now)
@@ -127,7 +126,7 @@ def at(place: Place, reference: Reference, policy: Policy, given: Envelopes, now
 
 
 def statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdict:
-    """Judge evidence alone, as others send it: who says so, and does it say what its run record says?"""
+    """Judge evidence without its image, as others send it: its signer, and whether it agrees with its run record."""
     believed = trust.believe(given, policy.keys, None)
     verdict = Verdict(None)
     proofs, verdict.reasons = judgement.of_records(believed.records, policy, now)
@@ -162,9 +161,9 @@ def _image(
         verdict.reasons += _newer(believed)
         _child(verdict, place, manifest, _base(policy.base, config), policy, given, now)
         return
-    verdict.reasons += believed.refused or [Reason("no-evidence", "no evidence about this image is beside it")]
+    verdict.reasons += believed.refused or [Reason("no-evidence", "no evidence about this image was found")]
     if LOCK_LABEL in config.labels and not believed.refused:
-        verdict.reasons.append(Reason("base", "if it is built on a proved image: name that one's place with --base"))
+        verdict.reasons.append(Reason("base", "if it is built on a proved image, name that one with --base"))
 
 
 def resolve(place: Place, reference: Reference) -> Manifest:
@@ -204,10 +203,10 @@ def _judge(
     manifest: Manifest,
     config: Config,
 ) -> None:
-    """By each build statement that is believed (one image may be of several profiles); one of them is enough.
+    """Judge by each trusted build statement: an image may belong to several profiles, and one of them is enough.
 
-    Test results are about the image id, so they count wherever they are. What the image is (profile, lock, and with
-    these what must have been proved), and where it was pushed, is the build statement's.
+    Test results name the image id, so they count in every repository. The build statement names the profile and the
+    lock, and with these the required proofs, and where the image was pushed.
     """
     if not believed.builds:
         verdict.reasons += [*believed.refused, Reason("no-build", "no build statement about this image is believed")]
@@ -225,7 +224,7 @@ def _judge(
 
 
 def _unbound(build: Build, place: Place, manifest: Manifest, policy: Policy) -> Iterator[Reason]:
-    """Why a build statement is not about this manifest in this repository. A bundle has no repository."""
+    """Reasons why a build statement is not about this manifest in this repository. A bundle has no repository."""
     pushed = build.repositories(manifest.digest)
     if not pushed:
         yield Reason("subject", f"the build statement is not about the manifest {manifest.digest}")
@@ -235,12 +234,12 @@ def _unbound(build: Build, place: Place, manifest: Manifest, policy: Policy) -> 
 
 
 def _newer(believed: Trusted) -> list[Reason]:
-    """A trusted word that cannot be read may be a denial: no other outweighs it."""
+    """A trusted statement of a newer format may report a failure, so no other statement outweighs it."""
     return [reason for reason in believed.refused if reason.id == "newer"]
 
 
 def _base(named: Reference, config: Config) -> tuple[Repository, Manifest]:
-    """The proved image that a child is built on; without a tag or a digest the one of the child's lock. Raises
+    """The base image that `named` means: without a tag or digest, the one tagged with the child's lock. Raises
     NetworkError if it is not there."""
     if not named.tag and not named.digest:
         lock = config.labels.get(LOCK_LABEL, "")
@@ -260,14 +259,16 @@ def _child(
     given: Envelopes,
     now: datetime.datetime,
 ) -> None:
-    """The base is judged as any image; then what is above it is looked at."""
+    """Judge the base as any image, then compare the child with it."""
     assert verdict.image is not None
     base = layers.config_of(*proved)
     verdict.base = f"{proved[0].reference.repository}@{proved[1].digest}"
     verdict.child_sets = configuration.differences(verdict.image, base)
     believed = _believed(*proved, base, policy, given)
     if not believed.builds and not believed.records:
-        verdict.reasons += believed.refused or [Reason("no-evidence", f"no evidence is beside {proved[0].reference}")]
+        verdict.reasons += believed.refused or [
+            Reason("no-evidence", f"no evidence about {proved[0].reference} was found")
+        ]
         return
     verdict.proved = (*proved, base)
     _judge(verdict, believed, policy, now, *verdict.proved)

@@ -30,7 +30,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="REGISTRY/NAME",
     help="Accept a copy of an image pushed to this repository; may be repeated.",
 )
-@click.option("--base", metavar="REGISTRY/NAME", help="For an image built on a proved one: where that one is.")
+@click.option("--base", metavar="REGISTRY/NAME", help="For a child image: the proved image that it is built on.")
 @click.option("--policy", "policy_file", type=_FILE, metavar="FILE", help="All of this as a file; options come first.")
 @click.option("--evidence", "files", multiple=True, type=_FILE, metavar="FILE", help="A signed statement as a file.")
 @click.option("--rebuild", is_flag=True, help="Also build it again from its lock, and compare; needs an engine.")

@@ -18,7 +18,7 @@ _MOST = 5  # files that are named
 
 
 def wheels(source: Source, checks: Sequence[Check]) -> Check:
-    """`checks`: those of the machine; where an index does not answer, each page would wait for it."""
+    """The check of a profile's lock. `checks`: those of the machine; where an index does not answer, none is read."""
     locked = lock.read(source.known_lock)
     if locked is None:
         return skipped(WHEELS, "nothing is locked yet")

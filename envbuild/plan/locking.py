@@ -239,14 +239,14 @@ def _chosen(wishes: _Wishes) -> _Chosen:
 
 
 def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
-    """The packages that the profile and the requirements name without a pin, held against the newest release; what the
-    lock had before was judged then.
+    """Compare the packages that the profile and the requirements name without a pin with their newest releases. A
+    version that the lock has already is not judged again.
 
     Raises ProfileError for versions that are far behind and not accepted.
     """
     keep, given = dict(wishes.keep), (*wishes.core, *wishes.packages, *wishes.constraints, *wishes.overrides)
     named = {str(canonicalize_name(Requirement(text).name)) for text in wishes.packages}
-    wanted = {name: recency.asked(name, given, wishes.python) for name in sorted(named & versions.keys())}
+    wanted = {name: recency.specifier(name, given, wishes.python) for name in sorted(named & versions.keys())}
     free = [name for name in wanted if not recency.is_pinned(wanted[name]) and versions[name] != keep.get(name)]
     supported = wheels.tags(wishes.python, wishes.glibc)
     with ThreadPoolExecutor(index.PARALLEL) as pool:

@@ -1,6 +1,6 @@
 """What the configured indexes and find-links list of a package: the simple API as HTML (PEP 503) and JSON (PEP 691).
 
-Read as uv is configured: the first index that has a name answers for it, unless all are to be searched.
+Indexes are read as uv reads them: the first one that has a package answers for it, unless uv searches all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 @dataclass(frozen=True)
 class Listed:
-    """A file that an index has. `sha256`, `uploaded`: None where the index does not say."""
+    """A file that an index lists. `sha256`, `uploaded`: None where the index does not give them."""
 
     file: str
     sha256: str | None = None
@@ -70,7 +70,7 @@ def listed(name: str) -> tuple[Listed, ...]:
 
 
 def at(address: str, name: str) -> tuple[Listed, ...]:
-    """The same of one page of links. Raises NetworkError where it does not answer."""
+    """The files of a package on one page of links. Raises NetworkError where it does not answer."""
     return tuple(item for item in _links(address, name) if item.parsed and item.parsed[0] == name)
 
 

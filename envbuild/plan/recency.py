@@ -1,4 +1,4 @@
-"""Whether a version that a resolver chose is far behind the newest release, and the true reason for it. Pure."""
+"""How far a resolved version is behind the newest release, and why. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MOST_RELEASES = 78
 
 @dataclass(frozen=True)
 class Release:
-    """A version that is not yanked. `fits`: some file of it takes this Python; `usable`: one of these is a wheel for
-    this platform. `uploaded`: its first file, None where the index does not say."""
+    """A version that is not yanked. `fits`: a file of it supports this Python; `usable`: one of these is a wheel for
+    this platform. `uploaded`: when its first file was; None where the index does not say."""
 
     version: Version
     uploaded: datetime.datetime | None
@@ -35,8 +35,8 @@ class Release:
 
 @dataclass(frozen=True)
 class Lag:
-    """A chosen version and the newest release in the range that was asked for. `reason`: why that was not chosen: no
-    wheel, another Python, or a contradiction to what else is asked for. `rival`: the newest that has a wheel."""
+    """A resolved version and the newest release in the required range. `reason`: why that was not chosen: no wheel, it
+    requires another Python, or it contradicts another requirement. `rival`: the newest release that has a wheel."""
 
     name: str
     chosen: str
@@ -49,7 +49,7 @@ class Lag:
 
     @property
     def refused(self) -> bool:
-        """The Python was chosen in the profile: what it excludes is only reported."""
+        """Releases that the profile's Python excludes are only reported."""
         return self.far and self.reason != "python"
 
     @property
@@ -87,8 +87,8 @@ def _tagged(file: str, tags: Collection[Tag]) -> bool:
         return False
 
 
-def asked(name: str, requirements: Iterable[str], python: str) -> SpecifierSet:
-    """All that requirements say of the versions of a package, where their markers hold for this Python on Linux."""
+def specifier(name: str, requirements: Iterable[str], python: str) -> SpecifierSet:
+    """What all requirements together allow of a package, where their markers hold for this Python on Linux."""
     here = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux",
             "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix", "extra": ""}  # fmt: skip
     found = SpecifierSet()
@@ -105,7 +105,7 @@ def is_pinned(specifiers: SpecifierSet) -> bool:
 
 
 def lag(name: str, chosen: str, wanted: SpecifierSet, known: Sequence[Release]) -> Lag | None:
-    """How a chosen version stands to the newest release that `wanted` takes; None where nothing need be said."""
+    """Compare a resolved version with the newest release that `wanted` allows; None: nothing to report."""
     own = Version(chosen)
     newer = [r for r in known if r.version > own and not r.version.is_prerelease and wanted.contains(r.version)]
     if not newer:
@@ -130,7 +130,7 @@ def lag(name: str, chosen: str, wanted: SpecifierSet, known: Sequence[Release]) 
 
 
 def sentence(found: Lag, target: str) -> str:
-    """What was chosen instead of which release, and why. `target`: what a wheel must fit."""
+    """The version, the newest release, and why that was not chosen. `target`: what a wheel must fit."""
     why = {
         "no wheel": f"{found.newest} has no wheel for {target}",
         "python": f"{found.newest} needs another Python",
@@ -140,8 +140,8 @@ def sentence(found: Lag, target: str) -> str:
 
 
 def refusal(found: Sequence[Lag], target: str, reasons: Mapping[str, str]) -> ProfileError:
-    """The error for versions that nobody asked for and that are far behind. `reasons`: name -> why its newest release
-    does not fit, in uv's words."""
+    """The error for versions that are far behind and not pinned. `reasons`: name and version of a newer release -> why
+    it does not fit, in uv's words."""
     ways = [COMPILE] if any(one.reason == "no wheel" for one in found) else []
     accepting = " ".join(f"--accept-old {one.name}" for one in found)
     pins = ", ".join(f"{one.name}=={one.chosen}" for one in found)

@@ -1,8 +1,7 @@
-"""The files that wheels install, read from the directories of their zip archives, and which of them clash.
+"""The files that wheels install, read from the directories of their zip archives, and conflicts between these.
 
-A wheel can write over a file of another one, or take the place of its module: the installer does not object, the last
-writer wins. CRC and size stand in the directory: they can be forged, so equal ones are only a hint, and the bytes are
-compared once they are at hand.
+A wheel can overwrite a file of another one, or hide its module: installers do not object, and the last one wins. CRC
+and size are in the directory. They can be forged, so equal ones are only a hint, and contents.py compares the bytes.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _LARGEST_TEXT = 1 << 20
 
 @dataclass(frozen=True)
 class Listing:
-    """`files`: by path below the environment's folder, CRC and size, or the function that a generated script calls.
-    `faults`: why the wheel must not be installed, whatever else is."""
+    """What a wheel installs. `files`: by path below the environment's folder, CRC and size, or the function that a
+    generated script calls. `faults`: why the wheel is refused by itself."""
 
     files: Mapping[str, str]
     faults: tuple[str, ...] = ()
@@ -54,7 +53,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Clash:
-    """`alike`: both install the path with the same CRC and size."""
+    """Two wheels that install one path, or paths of which one hides the other. `alike`: CRC and size are the same."""
 
     first: str
     second: str
@@ -109,16 +108,16 @@ def read(stream: IO[bytes], file: str) -> Listing:
             for info in members:
                 path = installed(info.filename, distribution)
                 if path in files:
-                    faults.append(f"{path!r} is in it more than once")
+                    faults.append(f"it has {path!r} more than once")
                 files[path] = f"{info.CRC:08x} {info.file_size}"
             scripts = {f"bin/{name}": target for name, target in _entry_points(archive)}
-            faults += [f"its entry point {path!r} is one of its files, or leads outside" for path in scripts
+            faults += [f"its command {path!r} is also one of its files, or outside of bin/" for path in scripts
                        if path in files or not is_inside(path)]  # fmt: skip
             files |= scripts
     except (InvalidWheelFilename, *BROKEN, configparser.Error) as error:
         raise ValueError(printable(str(error))[:200] or type(error).__name__) from None
-    faults += [f"it installs {path!r}, part of every environment" for path in files if _ENVIRONMENT.fullmatch(path)]
-    faults += [f"it installs {path!r}, which the loader takes before libraries of other packages" for path in files
+    faults += [f"it installs {path!r}, a part of the environment" for path in files if _ENVIRONMENT.fullmatch(path)]
+    faults += [f"it installs {path!r}, which the loader prefers to libraries of other packages" for path in files
                if elf.HWCAPS in path.split("/")]  # fmt: skip
     faults += [f"it installs {path!r}, metadata of {name}" for path, name in _foreign(files, distribution)]
     return Listing(files, tuple(faults[:20]))
@@ -158,7 +157,7 @@ def _foreign(files: Iterable[str], distribution: str) -> Iterator[tuple[str, str
 
 
 def clashes(listings: Mapping[str, Listing]) -> Iterator[Clash]:
-    """The pairs of wheels (by name) that own one path, one module or a folder that is a file of the other."""
+    """The pairs of wheels (by name) that install one path or one module, or a file where the other has a folder."""
     owners: dict[str, list[str]] = defaultdict(list)
     for name, listing in listings.items():
         for path in listing.files:
@@ -183,7 +182,7 @@ def _hidden(owners: Mapping[str, list[str]]) -> Iterator[Clash]:
                 same[name].append(path)
     for paths in same.values():
         for first, second in combinations(paths, 2):
-            # a wheel that has both files decides for itself which of them counts
+            # where one wheel has both files, which of them counts is its own matter
             pairs = ((one, two) for one in owners[first] for two in owners[second])
             if not set(owners[first]) & set(owners[second]):
                 yield from (Clash(one, two, first, second) for one, two in pairs)

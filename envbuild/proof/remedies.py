@@ -1,4 +1,4 @@
-"""Commands that change what an environment or another's image holds, as remedies of an audit's findings. Pure."""
+"""Remedies of an audit's findings: commands that install other versions, or changes to a profile. Pure."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_the_reason_is_the_true_one(newer: Listed, reason: str) -> None:
 
 def test_a_marker_that_does_not_hold_asks_for_nothing() -> None:
     lines = ['alpha<2; python_version < "3.9"', 'alpha>=1; sys_platform == "linux"', "beta==1"]
-    assert str(recency.asked("alpha", lines, "3.11")) == ">=1"
+    assert str(recency.specifier("alpha", lines, "3.11")) == ">=1"
 
 
 @pytest.fixture
