@@ -1,4 +1,4 @@
-"""What is wrong with an environment's files: changed ones, foreign ones, and those that run at Python's start. Pure."""
+"""Findings about an environment's files: changed ones, foreign ones, and those that run at Python's start. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MOST = 5
 
 
 def findings(held: Holdings, accepted: Mapping[StartupFile, str], *, built: bool, strict: bool) -> Iterator[Finding]:
-    """`accepted`: with the reason. `built`: it is an image of ours, in which nothing else may be. `strict`: not an
-    environment that is only looked at, where a developer may have changed files."""
+    """`accepted`: by the profile, with the reason. `built`: the image is made from a lock, and may hold nothing else.
+    `strict`: it is not a developer's own environment, whose files may be edited."""
     yield from _startup(held, accepted, "refuse" if strict else "warn")
     yield from _altered(held, built, "defect" if strict else "warn")
     if built and held.unrecorded:
@@ -49,13 +49,13 @@ def _startup(held: Holdings, accepted: Mapping[StartupFile, str], severity: str)
 
 
 def _altered(held: Holdings, built: bool, severity: str) -> Iterator[Finding]:
-    told = {copy.path for copy in held.libraries if copy.record is False}
+    reported = {copy.path for copy in held.libraries if copy.record is False and copy.sha256}  # by findings.libraries
     namespaces = {hashlib.sha256(text).hexdigest() for text in facts.namespace_texts()}
     by_owner: dict[tuple[str, str], list[Altered]] = defaultdict(list)
     for item in held.altered:
         shared = item.path.endswith("/__init__.py") and item.sha256 in namespaces
-        # where nothing says that all must be there, whoever needs less room may remove files
-        if item.path not in told and not shared and (item.sha256 or built):
+        # outside of such an image files may have been removed to save space
+        if item.path not in reported and not shared and (item.sha256 or built):
             by_owner[item.owner, item.by].append(item)
     for (owner, by), items in by_owner.items():
         source = "its wheel" if by == "wheel" else "its RECORD"

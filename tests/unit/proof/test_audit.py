@@ -20,7 +20,7 @@ from selftest.named import CUBLASLT_SHADOW, NVJITLINK_SHADOW
 from envbuild.errors import CheckFailed
 from envbuild.plan import facts
 from envbuild.plan.lock import Lock
-from envbuild.proof import audit, findings, holdings, remedies
+from envbuild.proof import audit, filefindings, findings, holdings, remedies
 from envbuild.proof.audit import Audit, Expected
 from envbuild.proof.findings import Finding
 from envbuild.proof.holdings import Holdings
@@ -224,6 +224,15 @@ def test_a_modified_library(place: Place) -> None:
     assert ids(found, "defect") == {"modified-library"}
     lt = found.held.loaded("cublasLt")
     assert lt and lt.version == "12.5.2", "its distribution cannot speak for it any longer"
+
+
+def test_a_library_that_cannot_be_read_is_not_passed_over(place: Place) -> None:
+    held = place.held()
+    copy = held.libraries[0].model_copy(update={"record": False, "sha256": None})
+    unread = holdings.Altered(path=copy.path, owner="nvidia-cublas-cu12==12.5.2.13", sha256=None, by="wheel")
+    spoiled = held.model_copy(update={"libraries": [copy], "altered": [unread], "unrecorded": []})
+    found = list(filefindings.findings(spoiled, {}, built=True, strict=True))
+    assert [(finding.id, copy.path in finding.message) for finding in found] == [("modified-file", True)]
 
 
 def test_an_old_cublas_distribution(place: Place) -> None:
