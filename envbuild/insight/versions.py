@@ -1,7 +1,7 @@
-"""Which versions a log gives evidence of: loaded, installed, or only stated. Pure.
+"""The versions in a log: loaded, installed, or only stated. Pure.
 
-A version that is recommended, required or downloaded is none of these: the rows `mentions` of signatures.yaml say how
-such a text looks.
+A version that a log recommends, requires or downloads is none of these; the table `mentions` of signatures.yaml has the
+patterns of such texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Found = Mapping[str, tuple[str, ...]]
 """Name -> the distinct versions in the log, in its order."""
 Options = Mapping[str, tuple[str | None, ...]]
 
-# Of the first pattern with a match that is not a mention, the versions are believed.
+# Patterns are tried in order; the first one with a match that is not a mention decides.
 _TORCH_LOADED = r"pytorch version: {0,4}v?(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})"
 _TORCH_STATED = (
     r"\b(?:py)?torch(?:[ _.-]{0,2}(?:_?_?version_?_?|版本|バージョン|버전|versi[oó]ne?))?"
@@ -38,7 +38,7 @@ _DRIVER = (
     r"\b(?:nvidia[ -])?driver(?: version)?[ :=v]{1,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
 )
 _FULL = r"(1[1-3]\.\d{1,2}\.\d{1,2}\.\d{1,4})"
-# NCCL prints its version itself; of cuBLAS, a file that is mapped or on a stack, or what `envbuild audit` prints.
+# NCCL prints its version. For cuBLAS: a file that is mapped or on a stack, or a line of `envbuild audit`.
 _LOADED = {
     "nccl": (r"nccl version:? {0,2}(2\.\d{1,2}\.\d{1,2})",),
     "cublas": (
@@ -57,28 +57,28 @@ _BY_PIP = rf"^\s{{0,8}}(?:\[pip3?\] {{1,8}}|[+~] )?(?:%s)(?:==| {{1,60}}){_VERSI
 _BY_CONDA = rf"^\s{{0,8}}(?:\[conda\] {{1,8}})?(?:%s) {{1,60}}{_VERSION}{_BUILD}\s{{0,8}}$"
 _CONDA = {"libcublas": "cublas", "cudnn": "cudnn", "nccl": "nccl"}
 """conda's packages of CUDA libraries."""
-# What pip prints of any distribution that it finds or has installed: how the line begins, then name and version.
+# Lines of pip about a distribution that it found or installed: how the line begins, then name and version.
 _NAME = r"([a-z0-9][\w.-]{0,60}?)"
 _REPORTED = (
     ("successfully installed ", rf"(?<= ){_NAME}-(\d[\w.+!]{{0,40}})(?= |$)"),
     (r"\byou(?:'ll)? have ", rf"\bhave {_NAME}(?:==| )v?{_VERSION}"),
     ("requirement already satisfied: ", rf"satisfied: {_NAME}(?:\[|[<>=!~]| ).{{0,400}} \({_VERSION}\)\s{{0,4}}$"),
 )
-# A requirements file in a report: the line before names it, or one of its lines is one that pip freeze does not print.
-_WISH_HEAD = r"\b(?:requirements|constraints)[\w-]{0,30}\.(?:txt|in)\b[`'\"*:) ]{0,6}$"
-_WISH_ONLY = (
+# A requirements file within a log: the line before names the file, or it has a line that pip freeze never prints.
+_REQUIREMENTS_HEAD = r"\b(?:requirements|constraints)[\w-]{0,30}\.(?:txt|in)\b[`'\"*:) ]{0,6}$"
+_REQUIREMENT_ONLY = (
     r"^\s{0,8}[a-z0-9][\w.-]{0,60}(?:\[[\w,-]{0,60}\])?\s{0,4}(?:[<>~!]=|<|>)\s{0,4}\d\S{0,60}\s{0,8}$",
     r"^\s{0,8}(?:-r |-c |--hash|--extra-index-url|--index-url)",
 )
-_WISH = r"^\s{0,8}(?:[#-].{0,2000}|[a-z0-9][\w.-]{0,60}(?:\[[\w,-]{0,60}\])?\s{0,4}(?:[<>=~!@;].{0,300})?)$"
+_REQUIREMENTS = r"^\s{0,8}(?:[#-].{0,2000}|[a-z0-9][\w.-]{0,60}(?:\[[\w,-]{0,60}\])?\s{0,4}(?:[<>=~!@;].{0,300})?)$"
 _READ, _SEVERAL, _EACH = 50, 4, 3
 """Lines that are read for one name; names that may have several versions at once, and how many of each."""
 
 
 @dataclass(frozen=True)
 class Versions:
-    """By distribution; a library that conda installed, that is loaded, or that prose names, by its short name. `torch`:
-    what may be torch's version, by the best evidence that there is."""
+    """Versions by distribution; those of a library that conda installed, that is loaded, or that prose names, by its
+    short name. `torch`: the versions that torch may have, by the best evidence in the log."""
 
     torch: tuple[str, ...]
     cuda: str | None
@@ -88,8 +88,8 @@ class Versions:
     stated: Found
 
     def libraries(self, cuda: str | None) -> Options:
-        """By short name, the versions that may be loaded; None: the one that torch brings. What is only stated does not
-        replace that, and what conda installed may be loaded instead of what pip did."""
+        """By short name, the versions that may be loaded; None: the one that torch brings. A version that is only
+        stated does not exclude that one, nor does conda's exclude pip's."""
         found: dict[str, tuple[str | None, ...]] = {}
         for row in facts.libraries().values():
             names = [name for major, name in row.distributions.items() if cuda is None or major == cuda.split(".")[0]]
@@ -106,7 +106,7 @@ class Versions:
 
     @property
     def others(self) -> Options:
-        """Of the distributions that carry no library of CUDA's; None: unknown."""
+        """The same for distributions without a CUDA library; None: unknown."""
         names = [name for name in {**self.stated, **self.installed} if facts.library_of(name) is None]
         return {
             name: self.installed.get(name) or (*self.stated[name], None)
@@ -116,7 +116,8 @@ class Versions:
 
 
 def combinations(options: Options) -> Iterator[dict[str, str]]:
-    """One version of each, without those that are None; of the first that have several, each of them."""
+    """Combinations of one version of each, without those that are None. Only the first few names with several versions
+    are varied; of the others the last one is taken."""
     several = [name for name, found in options.items() if len(found) > 1][:_SEVERAL]
     choices = [found[:_EACH] if name in several else found[-1:] for name, found in options.items()]
     for chosen in product(*choices):
@@ -124,13 +125,13 @@ def combinations(options: Options) -> Iterator[dict[str, str]]:
 
 
 def read(log: Log) -> Versions:
-    wished = _wished(log)
+    required = _requirements(log)
 
     def said(*patterns: str) -> tuple[str, ...]:
-        found = (_stated(_lines(log, pattern, wished), pattern) for pattern in patterns)
+        found = (_stated(_lines(log, pattern, required), pattern) for pattern in patterns)
         return next(filter(None, found), ())
 
-    installed, stated = _distributions(log, wished)
+    installed, stated = _distributions(log, required)
     torch = installed.pop("torch", ())
     return Versions(
         torch=said(_TORCH_LOADED) or torch or said(_TORCH_STATED),
@@ -146,20 +147,20 @@ Places = Container[tuple[str, int]]
 """Lines by their files and numbers."""
 
 
-def _lines(log: Log, pattern: str, wished: Places) -> list[Line]:
+def _lines(log: Log, pattern: str, required: Places) -> list[Line]:
     found = log.find(compiled(pattern), _READ)
-    return [line for line, _ in found if (line.file, line.number) not in wished]
+    return [line for line, _ in found if (line.file, line.number) not in required]
 
 
 def _stated(lines: Iterable[Line], pattern: str) -> tuple[str, ...]:
-    """Those that are not only mentioned."""
+    """The versions in these lines that are not only mentioned."""
     matches = ((line.text, match) for line in lines for match in compiled(pattern).finditer(line.text))
     kept = (m[1].rstrip(".+") for text, m in matches if not signatures.mentioned(text[: m.start()], text[m.end() :]))
     return tuple(dict.fromkeys(kept))
 
 
-def _distributions(log: Log, wished: Places) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """What is installed and what is stated: of CUDA's libraries, torch, and what an advisory asks for."""
+def _distributions(log: Log, required: Places) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """The installed and the stated versions of CUDA's libraries, of torch, and of what advisories name."""
     asked = {name for advisory in facts.advisories() for match in advisory.match for name in match.distributions}
     carried = {name for row in facts.libraries().values() for name in row.distributions.values()}
     reported = _reported(log)
@@ -167,7 +168,7 @@ def _distributions(log: Log, wished: Places) -> tuple[dict[str, tuple[str, ...]]
     stated: dict[str, tuple[str, ...]] = {}
     for name in sorted({*asked, *carried, *_CONDA, "torch", "pytorch"}):
         written = re.escape(name).replace(r"\-", "[-_.]")
-        lines = _lines(log, _DISTRIBUTION % written, wished)
+        lines = _lines(log, _DISTRIBUTION % written, required)
         ours = _CONDA.get(name, "torch" if name == "pytorch" else name)
         forms = [_BY_CONDA] if name in (*_CONDA, "pytorch") else [_BY_PIP, _BY_CONDA]
         listed = {
@@ -189,17 +190,19 @@ def _reported(log: Log) -> dict[str, list[str]]:
     return found
 
 
-def _wished(log: Log) -> set[tuple[str, int]]:
+def _requirements(log: Log) -> set[tuple[str, int]]:
     """The lines of requirements files that stand in the log."""
-    marks = [(line.file, line.number) for pattern in _WISH_ONLY for line, _ in log.find(compiled(pattern), _READ)]
-    marks += [(line.file, line.number + 1) for line, _ in log.find(compiled(_WISH_HEAD), _READ)]
+    marks = [
+        (line.file, line.number) for pattern in _REQUIREMENT_ONLY for line, _ in log.find(compiled(pattern), _READ)
+    ]
+    marks += [(line.file, line.number + 1) for line, _ in log.find(compiled(_REQUIREMENTS_HEAD), _READ)]
     places = {(line.file, line.number): line.text for line in log.lines} if marks else {}
     found: set[tuple[str, int]] = set()
     for file, number in marks:
         for step in (1, -1):
             at = number
             while (file, at) in places and (at == number or (file, at) not in found):
-                if not compiled(_WISH).search(places[file, at]):
+                if not compiled(_REQUIREMENTS).search(places[file, at]):
                     break
                 found.add((file, at))
                 at += step

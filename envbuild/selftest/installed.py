@@ -1,6 +1,6 @@
-"""Whether installed files are those that their distributions brought, by the wheels' own bytes, else by RECORD.
+"""Compares installed files with what their distributions brought: with the wheel's bytes, else with RECORD.
 
-RECORD is only what a distribution's author says.
+RECORD is only a claim of the distribution's author.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Wheels = Mapping[str, Mapping[str, str]]
 
 @dataclass
 class Installed:
-    """`altered`: files that are not what was brought. `unrecorded`: files of package folders in no RECORD. `preferred`:
-    what the loader takes before another package's library. `unchecked`: bytecode that Python runs without a look at its
-    source. `owners`: by real path, the distribution whose RECORD lists it; `hashes`: sha256 by real path. `cut`: more
-    than is listed."""
+    """`altered`: files that differ from what was brought. `unrecorded`: files of package folders in no RECORD.
+    `preferred`: files that the loader prefers to another package's library. `unchecked`: bytecode that Python runs
+    without comparing it with its source. `owners`: by real path, the distribution whose RECORD lists it; `hashes`:
+    sha256 by real path. `cut`: there are more than are listed."""
 
     altered: list[dict[str, Any]] = field(default_factory=list)
     unrecorded: list[str] = field(default_factory=list)
@@ -54,11 +54,11 @@ class _Wanted:
 
 
 def take(folders: Iterable[str], wheels: Wheels) -> Installed:
-    """Compare every file of every RECORD on sys.path; `folders`: where a file in no RECORD counts."""
+    """Compare every file of every RECORD on sys.path. `folders`: where files in no RECORD are listed."""
     found = Installed()
     wanted = [item for distribution in inventory.found_distributions() for item in _wanted(distribution, wheels, found)]
     found.hashes = inventory.hashes({item.path for item in wanted})
-    # what an upgrade left of the metadata of another version speaks of files that are gone
+    # metadata that an upgrade left behind lists files of another version
     right = {(item.path, item.name) for item in wanted if found.hashes[item.path] == item.sha256}
     wrong = [item for item in wanted if found.hashes[item.path] != item.sha256
              and (item.by == "wheel" or (item.path, item.name) not in right)]  # fmt: skip

@@ -1,8 +1,8 @@
 """Files that run code whenever Python starts: `.pth` files with lines that import, sitecustomize and usercustomize;
 and entry points of torch.backends, whose code `import torch` runs.
 
-Nothing has to import the package that brings them, so its author reaches every program, a self-test too. The host uses
-`lines`, `loads_backend` and `MODULES` for wheels.
+They run in every program, a self-test too, though nothing imports their package. The host uses `lines`, `runs`,
+`loads_backend` and `MODULES` for wheels and layers.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def disable_backends() -> None:
 
 
 def extend_path(variables: bool) -> None:
-    """Put the packages' folders on sys.path of a Python that was started with -S, so that no package's code ran.
+    """Put the packages' folders on sys.path of a Python that was started with -S, which runs no code of packages.
 
-    `variables`: what a shell's Python has too: PYTHONPATH, the user's own packages, and the folders, but never the
-    imports, that `.pth` files name.
+    `variables`: also those that Python takes in a shell: of PYTHONPATH, of the user's own packages, and the folders,
+    but never the imports, in `.pth` files.
     """
     if not sys.flags.no_site:
         return
@@ -74,7 +74,7 @@ def extend_path(variables: bool) -> None:
 
 
 def _virtual_environment() -> tuple[str, list[str]]:
-    """The virtual environment's folder ("": this is none), and the installation whose packages it takes too."""
+    """The virtual environment's folder ("" outside of one), and the installation whose packages it also uses."""
     folder = Path(sys.executable).absolute().parent
     for prefix in (folder.parent, folder):  # in the order of Python
         with contextlib.suppress(OSError):
@@ -85,15 +85,15 @@ def _virtual_environment() -> tuple[str, list[str]]:
 
 
 def _named(folder: Path) -> Iterator[str]:
-    """The folders that its `.pth` files add."""
+    """The folders that a folder's `.pth` files add."""
     for path in sorted(folder.glob("*.pth")):
         with contextlib.suppress(OSError):
             yield from (str(folder / line.rstrip()) for line in lines(path.read_bytes()) if not runs(line))
 
 
 def take(folders: Iterable[str], owners: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Each file with its sha256 and the distribution that lists it in RECORD, in these folders of sys.path and those
-    that their `.pth` files add. `owners`: by real path."""
+    """Find these files in `folders` of sys.path and the folders that their `.pth` files add: each with its sha256 and
+    the distribution whose RECORD lists it (`owners`: by real path)."""
     found = {path: None for folder in dict.fromkeys(folders) for path in _files(Path(folder))}
     found.update((path, None) for path in _replacements())
     rows = []
