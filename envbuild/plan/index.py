@@ -198,9 +198,9 @@ def session(tries: int = 5, limits: Network | None = None) -> requests.Session:
 
     `limits`: None: as they are configured."""
     made = requests.Session()
-    certificate = _pip().get("cert")
-    if certificate:
-        made.verify = certificate
+    authorities = certificate()
+    if authorities:
+        made.verify = authorities
     again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
     for scheme in ("http://", "https://"):
         made.mount(scheme, Adapter(limits, max_retries=again if tries > 1 else 0, pool_maxsize=PARALLEL))
