@@ -11,17 +11,19 @@ from envbuild.attest.layers import Config
 from envbuild.image.names import LABEL
 from envbuild.proof.reasons import Reason
 
-# Variables that decide what the dynamic loader, Python and CUDA's libraries load, or how these compute.
+# Variables that decide what the dynamic loader, shells, Python and the libraries of torch load, or how these compute.
 _DECISIVE = re.compile(
     r"LD_\w+|GLIBC_TUNABLES|GCONV_PATH|PYTHON\w+|CUDA\w*|CUBLAS\w+|CUDNN\w+|NVIDIA_\w+"
     r"|NCCL_(\w*PLUGIN|CONF_FILE)|TORCH_\w*(BLAS|CUDNN)\w*|TORCH_(EXTENSIONS_DIR|DEVICE_BACKEND_AUTOLOAD)"
     r"|TORCHINDUCTOR_\w+|TRITON_\w*(PATH|DIR)|OPENSSL_(CONF|MODULES)|OMP_TOOL_LIBRARIES|NVTX_INJECTION64_PATH|IBV_\w+"
+    r"|ONEDNN_\w+|DNNL_\w+|MKL_\w+|OPENBLAS_\w+|ATEN_\w+|DISABLE_ADDMM_CUDA_LT|BASH_ENV"
 )
 # Exceptions, which ordinary children set: they load nothing and change no result.
-_HARMLESS = frozenset(
-    {"PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONUNBUFFERED",
-     "PYTHONUTF8", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}
-)  # fmt: skip
+_HARMLESS = re.compile(
+    r"PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|HASHSEED|IOENCODING|UNBUFFERED|UTF8)"
+    r"|CUDA_(DEVICE_ORDER|VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING)|NVIDIA_(DRIVER_CAPABILITIES|VISIBLE_DEVICES)"
+    r"|(CUDNN|CUBLAS|CUBLASLT)_LOG\w+|(ONEDNN|DNNL|MKL)_VERBOSE|(MKL|OPENBLAS)_NUM_THREADS"
+)
 # A child may replace these: every image of envbuild has a default command, and `docker run` can replace them too.
 _FREE = ("Cmd", "WorkingDir")
 _UNUSED = ("Image",)  # written by older builders, read by no engine
@@ -78,8 +80,9 @@ def _variables(found: Mapping[str, str | None], base: Mapping[str, str]) -> Iter
     for name, value in found.items():
         if name in base:
             yield Reason("environment", f"{name} of the base is {_shown(base[name])}, here {_shown(value)}")
-        elif _DECISIVE.fullmatch(name) and name not in _HARMLESS:
-            yield Reason("environment", f"{name} is set above the base: it decides what is loaded or computed")
+        elif _DECISIVE.fullmatch(name) and not _HARMLESS.fullmatch(name):
+            text = f"{name} is set above the base: it decides what is loaded or computed"
+            yield Reason("environment", f"{text}; set it in the profile, under env, and prove that image")
 
 
 def _shown(value: Any) -> str:

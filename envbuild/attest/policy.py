@@ -16,7 +16,7 @@ from envbuild.attest import signing
 from envbuild.attest.oci import Reference
 from envbuild.attest.signing import PublicKey
 from envbuild.errors import FileError, UsageError, near
-from envbuild.plan import facts
+from envbuild.plan import facts, probes
 from envbuild.plan.kinds import ProbeName, Release
 from envbuild.plan.probes import Level
 from envbuild.proof.counting import CPU
@@ -81,6 +81,7 @@ def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
         faults = [doc.fault(tuple(item["loc"]), _said(item)) for item in error.errors()]
         faults.sort(key=lambda fault: fault.line or 0)
         raise (FileError if file else UsageError)(f"{doc.file} asks for what no policy can", faults=faults) from None
+    probes.check(found.probes)
     names = [key] if key else [file.parent / name for name in found.keys if file]
     keys = [signing.trusted(name) for name in names or (None,)]
     return Policy(
@@ -111,7 +112,8 @@ def _said(item: Any) -> str:
     if name not in known:
         hint = near(name, known) or f"known: {', '.join(known)}"
         return f"unknown key ({hint})"
-    return f"{_WORDS.get(item['type'], 'not this')}: {known[name].description}"
+    allowed = f"must be {item['ctx']['expected']}" if item["type"] == "literal_error" else "not this"
+    return f"{_WORDS.get(item['type'], allowed)}: {known[name].description}"
 
 
 def models(names: Sequence[str]) -> tuple[str, ...]:

@@ -240,12 +240,15 @@ def _newer(believed: Trusted) -> list[Reason]:
 
 def _base(named: Reference, config: Config) -> tuple[Repository, Manifest]:
     """The base image that `named` means: without a tag or digest, the one tagged with the child's lock. Raises
-    NetworkError if it is not there."""
+    Refusal if that is not there, NetworkError if a named one is not."""
     if not named.tag and not named.digest:
         lock = config.labels.get(LOCK_LABEL, "")
         if not _LOCK.fullmatch(lock):
             raise Refusal("base", f"the image has no label {LOCK_LABEL}: name its base by tag or digest")
         named = named.tagged(lock.removeprefix("sha256:")[:12])
+        if Repository(named).manifest(named.target) is None:
+            text = f"the image's label names the lock {named.tag}, and there is no {named}"
+            raise Refusal("base", f"{text}: it is not built on an image of that repository")
     place = Repository(named)
     return place, resolve(place, named)
 

@@ -179,8 +179,9 @@ def _objection(record: Mapping[str, Any], wanted: Wanted) -> str | None:
     less = [name for name, least in wanted.demands.items() if demanded.get(name, 0) < least]
     if less:
         return f"proved with less asked of {', '.join(less)}"
+    lacks, passed = [], _probes(record, "passed")
     if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
-        return f"proved at level {record['selftest']['level']}, {wanted.level} is asked for"
-    passed = _probes(record, "passed")
-    missing = [name for name in wanted.require if name not in passed]
-    return f"required probes did not run: {', '.join(missing)}" if missing else None
+        lacks.append(f"proved at level {record['selftest']['level']}, {wanted.level} is asked for")
+    if missing := [name for name in wanted.require if name not in passed]:
+        lacks.append(f"required probes did not run: {', '.join(missing)}")
+    return "; ".join(lacks) or None

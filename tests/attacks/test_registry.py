@@ -315,6 +315,11 @@ def test_a_child_with_one_more_layer(site: Site) -> None:
         ({"Env": ["PATH=/bin", "OMP_TOOL_LIBRARIES=/evil.so"]}, "environment"),
         ({"Env": ["PATH=/bin", "NVTX_INJECTION64_PATH=/evil.so"]}, "environment"),
         ({"Env": ["PATH=/bin", "IBV_DRIVERS=/evil.so"]}, "environment"),
+        ({"Env": ["PATH=/bin", "ONEDNN_DEFAULT_FPMATH_MODE=BF16"]}, "environment"),
+        ({"Env": ["PATH=/bin", "DNNL_DEFAULT_FPMATH_MODE=BF16"]}, "environment"),
+        ({"Env": ["PATH=/bin", "ATEN_CPU_CAPABILITY=default"]}, "environment"),
+        ({"Env": ["PATH=/bin", "MKL_CBWR=COMPATIBLE"]}, "environment"),
+        ({"Env": ["PATH=/bin", "BASH_ENV=/evil.sh"]}, "environment"),
     ],
 )  # fmt: skip
 def test_a_child_with_another_configuration(site: Site, settings: dict[str, Any], reason: str) -> None:
@@ -358,13 +363,24 @@ def test_a_base_that_is_not_expected(site: Site) -> None:
     assert verify(site, "--base", other, "--from", with_base(site)[1], ref="team/app:app").code == 0
 
 
+@pytest.mark.attack(
+    "writer of a registry",
+    "an image of another lock over the tag `verified`, checked with --base",
+    "refused: there is no base with that lock (base)",
+)
+def test_an_image_whose_base_is_not_in_the_repository(site: Site) -> None:
+    put_child(site, layers=(tar([("opt/venv/evil.py", "evil")]),), Labels={LOCK_LABEL: sha("another")})
+    assert refused(verify(site, *with_base(site))) == ["base"]
+
+
 @pytest.mark.legitimate(
     "user of an image",
     "a child with --base, its own files, Cmd, WorkingDir, User and variables",
     "verified as a child of the base; the answer lists what it sets",
 )
 def test_an_ordinary_child(site: Site) -> None:
-    own = {"APP_PORT": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    own = {"APP_PORT": "1", "ENV": "production", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "0", "CUDNN_LOGINFO_DBG": "1",
+           "MKL_NUM_THREADS": "4"}  # fmt: skip
     settings = {
         "Cmd": ["serve"],
         "WorkingDir": "/app",

@@ -402,6 +402,22 @@ def test_a_policys_faults_come_all_at_once(pushed: Site) -> None:
     ]
 
 
+def test_a_policy_says_what_may_stand_there(pushed: Site) -> None:
+    Path("policy.yaml").write_text("level: quik\nforbid_in_child: [cmd]\n", encoding="utf-8")
+    faults = verify(pushed, "--policy", "policy.yaml").document["error"]["faults"]
+    assert [fault["message"].partition(":")[0] for fault in faults][:1] == ["must be 'quick', 'standard' or 'full'"]
+    assert "must be 'Cmd', " in faults[1]["message"]
+    Path("policy.yaml").write_text("probes: [gemm.acuracy]\n", encoding="utf-8")
+    said = verify(pushed, "--policy", "policy.yaml")
+    assert said.code == UsageError.code and "did you mean gemm.accuracy?" in said.document["error"]["message"]
+
+
+def test_a_level_and_a_probe_that_are_lacking_are_both_named(pushed: Site) -> None:
+    Path("policy.yaml").write_text("keys: [team.pub]\nlevel: full\nprobes: [burn]\n", encoding="utf-8")
+    (reason,) = verify(pushed, "--policy", "policy.yaml").document["reasons"]
+    assert "full is asked for; required probes did not run: burn" in reason["detail"]
+
+
 def test_an_image_that_is_not_there_is_a_network_error(pushed: Site) -> None:
     assert verify(pushed, "--key", "team.pub", tag="nothing").code == NetworkError.code
 
