@@ -379,8 +379,8 @@ def test_an_image_whose_base_is_not_in_the_repository(site: Site) -> None:
     "verified as a child of the base; the answer lists what it sets",
 )
 def test_an_ordinary_child(site: Site) -> None:
-    own = {"APP_PORT": "1", "ENV": "production", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "0", "CUDNN_LOGINFO_DBG": "1",
-           "MKL_NUM_THREADS": "4"}  # fmt: skip
+    own = {"APP_PORT": "1", "ENV": "production", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "0",
+           "CUDNN_LOGINFO_DBG": "1", "MKL_NUM_THREADS": "4"}  # fmt: skip
     settings = {
         "Cmd": ["serve"],
         "WorkingDir": "/app",
