@@ -1,0 +1,67 @@
+"""Run the harness over a module's PROBES on a pretended GPU: `python -m pretend GPU MODULE JOB FILE`.
+
+Each probe's traits then tell `pretended`: the most bytes of the GPU's memory in use at once, and the seconds that the
+host spent, apart from what a GPU would have computed.
+"""
+
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from envbuild.selftest import child
+from envbuild.selftest.context import Context
+from envbuild.selftest.job import Job
+from envbuild.selftest.outcome import Outcome
+from envbuild.selftest.probes import attention, attention_backward, burn, memory
+from envbuild.selftest.registry import Probe
+from selftest import driver
+
+from . import tensors
+from .gpus import GPUS
+from .runtime import install
+
+# Of level full, whose size is the GPU's: no CPU multiplies or fills that much.
+SMALL: tuple[tuple[Any, str, Any], ...] = (
+    (burn, "SIDE", burn.SIDE_CPU),
+    (memory, "CHUNK", memory.CHUNK_CPU),
+    (memory, "chunks_within", lambda free: memory.CHUNKS_CPU),
+)
+# With the variable SHORT attention is as short as on the CPU: what differs between GPUs is which kernel takes it.
+SHORT = "PRETEND_SHORT"
+SHORTER: tuple[tuple[Any, str, Any], ...] = (
+    (attention, "LONG", attention.LONG_CPU_QUICK),
+    (attention, "HEADS", attention.HEADS_FEW),
+    (attention_backward, "LONG", attention_backward.LONG_CPU),
+    (attention_backward, "HEADS", attention_backward.HEADS_CPU),
+)
+
+
+def measured(attempt: Callable[[Probe, Job, Context], Outcome]) -> Callable[[Probe, Job, Context], Outcome]:
+    @functools.wraps(attempt)
+    def measuring(probe: Probe, job: Job, context: Context) -> Outcome:
+        tensors.here.memory.reset_peak()
+        begin = time.perf_counter()
+        outcome = attempt(probe, job, context)
+        host = time.perf_counter() - begin - tensors.here.seconds
+        told = {"peak_bytes": tensors.here.memory.peak, "host_seconds": round(host, 3)}
+        return dataclasses.replace(outcome, traits={**outcome.traits, "pretended": told})
+
+    return measuring
+
+
+def main(gpu: str, module: str, job: str, path: str) -> int:
+    install(GPUS[gpu])
+    for owner, name, value in (*SMALL, *(SHORTER if os.environ.get(SHORT) else ())):
+        assert hasattr(owner, name), f"{owner.__name__} has no {name}: what bounds its size now?"
+        setattr(owner, name, value)
+    patched: Any = child
+    patched._attempt = measured(child._attempt)
+    return driver.main(module, job, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,47 @@
+"""Runs of the self-test on pretended GPUs, for the tests and the campaign."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from selftest import seeding, stubs
+from selftest.reading import Frame, environment, job, outcomes, read
+
+from .gpus import GPUS
+
+CATALOGUE, SEEDS = "envbuild.selftest.catalogue", "selftest.seeds"
+DRIVER = "580.159.04"
+# A step that takes a GPU milliseconds takes a shared processor minutes, but for the seed that waits for its end.
+TIMEOUT, TIMEOUTS = 3000, {"gemm.exact:hangs": 10}
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """Stand-ins for the driver's libraries and for a library that the seeds call, built in this folder: the variables
+    that name them. Skips the test without gcc."""
+    built = stubs.build(folder / "driver", release=DRIVER)
+    return {**built, **seeding.library(folder), "STUB_CUDA": "13000", "STUB_DRIVER": DRIVER}
+
+
+def document(gpu: str, level: str, names: list[str], probes: list[str] | None = None, **fields: Any) -> Frame:
+    """A job for this GPU: `names` of all probes there are, `probes` to run, or None for the level's."""
+    played = GPUS[gpu]
+    known = {"compute_capability": "{}.{}".format(*played.capability), "sms": played.sms}
+    expect = {"gpus": [played.name], "cards": {played.name: known}}
+    timeouts = {name: TIMEOUTS.get(name, TIMEOUT) for name in names}
+    return job(
+        level=level, device="cuda", probes=probes, expect=expect, timeouts=timeouts, **{"threads": 1, **fields}
+    )
+
+
+def run(gpu: str, module: str, given: Frame, file: Path, **extra: str) -> dict[str, Frame]:
+    """Probe -> what the self-test says of it on this GPU; `module` has the PROBES, the frames go to `file`."""
+    command = [sys.executable, "-W", "ignore", "-m", "pretend", gpu, module, json.dumps(given), str(file)]
+    done = subprocess.run(
+        command, env=environment(**extra), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 5), done.stderr[-4000:]
+    return outcomes(read(file.read_bytes()))
