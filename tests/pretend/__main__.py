@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from selftest import driver
+
 from envbuild.selftest import child
 from envbuild.selftest.context import Context
 from envbuild.selftest.job import Job
 from envbuild.selftest.outcome import Outcome
 from envbuild.selftest.probes import attention, attention_backward, burn, memory
 from envbuild.selftest.registry import Probe
-from selftest import driver
 
 from . import tensors
 from .gpus import GPUS

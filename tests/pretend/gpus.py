@@ -1,4 +1,4 @@
-"""The GPUs that are played. Names, compute capabilities and memory are those of envbuild's facts, which a test holds."""
+"""The GPUs that are played: names, compute capabilities and memory as envbuild's facts have them (a test compares)."""
 
 from __future__ import annotations
 

@@ -32,9 +32,8 @@ def document(gpu: str, level: str, names: list[str], probes: list[str] | None = 
     known = {"compute_capability": "{}.{}".format(*played.capability), "sms": played.sms}
     expect = {"gpus": [played.name], "cards": {played.name: known}}
     timeouts = {name: TIMEOUTS.get(name, TIMEOUT) for name in names}
-    return job(
-        level=level, device="cuda", probes=probes, expect=expect, timeouts=timeouts, **{"threads": 1, **fields}
-    )
+    given = {"level": level, "probes": probes, "expect": expect, "timeouts": timeouts, **fields}
+    return job(device="cuda", threads=1, burn_seconds=1, **given)
 
 
 def run(gpu: str, module: str, given: Frame, file: Path, **extra: str) -> dict[str, Frame]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap does not name
+_host_empty = torch.empty  # seeds put another in its place
 _LARGE = 1 << 28  # bytes: more is mapped without being reserved, so that a host of less memory can pretend to have it
 
 
@@ -65,6 +66,6 @@ class Memory:
         size = math.prod(shape) * dtype.itemsize
         self.check(size)
         if size < _LARGE:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return _host_empty(tuple(shape), dtype=dtype)
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
         return torch.frombuffer(pages, dtype=dtype).reshape(tuple(shape))

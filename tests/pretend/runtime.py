@@ -24,7 +24,9 @@ _Autocast = torch.autocast
 class Autocast(_Autocast):
     """autocast("cuda") by the host's, which casts products and norms alike."""
 
-    def __init__(self, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, **options: Any) -> None:
+    def __init__(
+        self, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, **options: Any
+    ) -> None:
         if device_type == "cuda":
             device_type, dtype = "cpu", dtype or torch.float16
             old = OLD_AUTOCAST in os.environ and tensors.here.gpu.capability < (8, 0)

@@ -40,7 +40,7 @@ def takes(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask:
     if backend == "math":
         return True
     if backend == "efficient":
-        if q.dtype == torch.bfloat16 and capability < _FUSED_FROM or not (half or q.dtype == torch.float32):
+        if (q.dtype == torch.bfloat16 and capability < _FUSED_FROM) or not (half or q.dtype == torch.float32):
             return False
         return depth % (8 if half else 4 if capability >= _FUSED_FROM else 1) == 0
     if capability < _FUSED_FROM or not half:
@@ -106,7 +106,7 @@ def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
     """Operation by operation, half types in float32, as torch's math path does since 2.5."""
     wide = [x.float() if x.dtype in HALVES else x for x in (q, k, v)]
     scores = (wide[0] * scale) @ wide[1].mT
-    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    weights = torch.softmax(scores if mask is None else scores.add_(mask), dim=-1)
     return (weights @ wide[2]).to(q.dtype)
 
 

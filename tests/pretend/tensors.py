@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .arithmetic import compute
-from .gpus import Gpu
+from .gpus import GPUS, Gpu
 from .memory import Memory
 
 DEVICE = torch.device("cuda", 0)
@@ -33,7 +33,7 @@ class Pretended:
         self.memory = Memory(self.gpu.memory)
 
 
-here: Pretended  # set by runtime.install
+here = Pretended(GPUS["h100"])  # runtime.install puts another in its place
 _host_tensor = torch.tensor
 
 
@@ -106,7 +106,7 @@ class Factories(TorchDispatchMode):
         kwargs = kwargs or {}
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        if types or _is_cuda(kwargs.get("device")):
+        if GpuTensor in types or _is_cuda(kwargs.get("device")):
             return _run(operation, args, kwargs)
         return operation(*args, **kwargs)
 
