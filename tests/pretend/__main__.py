@@ -18,7 +18,7 @@ from envbuild.selftest import child
 from envbuild.selftest.context import Context
 from envbuild.selftest.job import Job
 from envbuild.selftest.outcome import Outcome
-from envbuild.selftest.probes import attention, attention_backward, burn, memory
+from envbuild.selftest.probes import attention, attention_backward, burn, crash, memory, perf
 from envbuild.selftest.registry import Probe
 
 from . import tensors
@@ -31,13 +31,16 @@ SMALL: tuple[tuple[Any, str, Any], ...] = (
     (memory, "CHUNK", memory.CHUNK_CPU),
     (memory, "chunks_within", lambda free: memory.CHUNKS_CPU),
 )
-# With the variable SHORT attention is as short as on the CPU: what differs between GPUs is which kernel takes it.
+# With the variable SHORT attention is as short as on the CPU, and other sizes too: for what does not depend on them.
 SHORT = "PRETEND_SHORT"
 SHORTER: tuple[tuple[Any, str, Any], ...] = (
     (attention, "LONG", attention.LONG_CPU_QUICK),
     (attention, "HEADS", attention.HEADS_FEW),
     (attention_backward, "LONG", attention_backward.LONG_CPU),
     (attention_backward, "HEADS", attention_backward.HEADS_CPU),
+    (crash, "_INNER_COLUMNS", crash._INNER_COLUMNS[:1]),
+    (perf, "SIDE", perf.SIDE_CPU),
+    (perf, "COPIED", perf.COPIED_CPU),
 )
 
 

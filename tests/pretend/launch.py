@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from selftest import seeding, stubs
 from selftest.reading import Frame, environment, job, outcomes, read
 
+from envbuild.selftest.job import DATASHEET, FLOORS
+
 from .gpus import GPUS
 
 CATALOGUE, SEEDS = "envbuild.selftest.catalogue", "selftest.seeds"
+OWN = {"script": {"name": "own.py", "text": "import torch\nassert torch.ones(2, device=device).sum().item() == 2\n"}}
 DRIVER = "580.159.04"
 # A step that takes a GPU milliseconds takes a shared processor minutes, but for the seed that waits for its end.
 TIMEOUT, TIMEOUTS = 3000, {"gemm.exact:hangs": 10}
@@ -26,14 +30,15 @@ def variables(folder: Path) -> dict[str, str]:
     return {**built, **seeding.library(folder), "STUB_CUDA": "13000", "STUB_DRIVER": DRIVER}
 
 
-def document(gpu: str, level: str, names: list[str], probes: list[str] | None = None, **fields: Any) -> Frame:
+def document(gpu: str, level: str, names: Sequence[str], probes: Sequence[str] | None = None, **fields: Any) -> Frame:
     """A job for this GPU: `names` of all probes there are, `probes` to run, or None for the level's."""
     played = GPUS[gpu]
+    promised = dict.fromkeys(DATASHEET, 1e-9)  # so that perf.* has something to judge
     known = {"compute_capability": "{}.{}".format(*played.capability), "sms": played.sms}
-    expect = {"gpus": [played.name], "cards": {played.name: known}}
+    expect = {"gpus": [played.name], "cards": {played.name: known}, "datasheets": {played.name: promised}}
     timeouts = {name: TIMEOUTS.get(name, TIMEOUT) for name in names}
-    given = {"level": level, "probes": probes, "expect": expect, "timeouts": timeouts, **fields}
-    return job(device="cuda", threads=1, burn_seconds=1, **given)
+    given = {"level": level, "probes": probes, "expect": expect, "timeouts": timeouts, "own": OWN, **fields}
+    return job(device="cuda", threads=1, burn_seconds=1, floors=dict.fromkeys(FLOORS, 0.5), **given)
 
 
 def run(gpu: str, module: str, given: Frame, file: Path, **extra: str) -> dict[str, Frame]:
