@@ -76,7 +76,7 @@ bench: .venv/.dev engine ## measure, side by side, an hour; results go to benchm
 faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; result in benchmarks/results
 	$(BIN)/python benchmarks/faults.py
 
-pretend: .venv/.dev ## the self-test's paths for GPUs on eight pretended GPUs; `make test` has a slice; result in benchmarks/results
+pretend: .venv/.dev ## the self-test's paths for GPUs on eight simulated GPUs; `make test` has a slice; result in benchmarks/results
 	$(BIN)/python tests/pretend/campaign.py
 
 fuzz: .venv/.dev ## 200000 hostile inputs on all that is read; `make test` tries some of them; result in benchmarks/results

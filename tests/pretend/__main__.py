@@ -1,6 +1,6 @@
-"""Run the harness over a module's PROBES on a pretended GPU: `python -m pretend GPU MODULE JOB FILE`.
+"""Run the harness over a module's PROBES on a simulated GPU: `python -m pretend GPU MODULE JOB FILE`.
 
-Each probe's traits then tell `pretended`: the most bytes of the GPU's memory in use at once, and the seconds that the
+Each probe's traits then tell `simulated`: the most bytes of the GPU's memory in use at once, and the seconds that the
 host spent, apart from what a GPU would have computed.
 """
 
@@ -52,7 +52,7 @@ def measured(attempt: Callable[[Probe, Job, Context], Outcome]) -> Callable[[Pro
         outcome = attempt(probe, job, context)
         host = time.perf_counter() - begin - tensors.here.seconds
         told = {"peak_bytes": tensors.here.memory.peak, "host_seconds": round(host, 3)}
-        return dataclasses.replace(outcome, traits={**outcome.traits, "pretended": told})
+        return dataclasses.replace(outcome, traits={**outcome.traits, "simulated": told})
 
     return measuring
 

@@ -1,4 +1,4 @@
-"""Products and convolutions as a GPU's tensor cores compute them, on the host's tensors."""
+"""Products and convolutions of host tensors, with the precision of a GPU."""
 
 from __future__ import annotations
 

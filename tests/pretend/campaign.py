@@ -1,4 +1,4 @@
-"""Every probe on every pretended GPU, every seeded fault, and every tolerance: `make pretend`, 10 minutes on 2 cores.
+"""Every probe on every simulated GPU, every seeded fault, and every tolerance: `make pretend`, 10 minutes on 2 cores.
 
 python tests/pretend/campaign.py [--side 2]      writes benchmarks/results/pretend.md; exit 1 if anything is wrong
 
@@ -49,16 +49,16 @@ def seeded(folder: Path, variables: Mapping[str, str]) -> Found:
 
 
 def peak(found: Found, probe: str) -> float:
-    return float(found[probe]["traits"]["pretended"]["peak_bytes"]) / GB
+    return float(found[probe]["traits"]["simulated"]["peak_bytes"]) / GB
 
 
 def row_of_gpu(gpu: str, found: Found) -> str:
-    played, sizes = GPUS[gpu], "real" if gpu in REAL_SIZES else "small"
+    model, sizes = GPUS[gpu], "real" if gpu in REAL_SIZES else "small"
     passed = sum(frame["status"] == "passed" for frame in found.values())
     skipped = ", ".join(sorted(set(found) & expected.skipped(gpu)))
-    host = sum(frame["traits"]["pretended"]["host_seconds"] for frame in found.values())
-    capability = "{}.{}".format(*played.capability)
-    return f"| {played.name} | {capability} | {played.gigabytes} GB | {sizes} | {passed} | {skipped} | {host:.0f} s |"
+    host = sum(frame["traits"]["simulated"]["host_seconds"] for frame in found.values())
+    capability = "{}.{}".format(*model.capability)
+    return f"| {model.name} | {capability} | {model.gigabytes} GB | {sizes} | {passed} | {skipped} | {host:.0f} s |"
 
 
 def rows_of_peaks(found: Mapping[tuple[str, str], Found]) -> Iterator[str]:
@@ -90,7 +90,7 @@ def rows_of_tolerances() -> Iterator[tuple[str, bool]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Every probe and seeded fault on every pretended GPU.")
+    parser = argparse.ArgumentParser(description="Every probe and seeded fault on every simulated GPU.")
     parser.add_argument("--side", type=int, default=2, help="runs side by side")
     side = parser.parse_args().side
     begin = time.monotonic()
@@ -117,7 +117,7 @@ def main() -> int:
     write(
         "pretend",
         [
-            "# The self-test on pretended GPUs",
+            "# The self-test on simulated GPUs",
             "",
             f"Machine: {described()}. Made by `make pretend`, on the CPU: nothing of it has run on a GPU.",
             "What is as on a GPU, and what is not, is said in `tests/pretend/__init__.py`.",

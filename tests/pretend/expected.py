@@ -1,4 +1,4 @@
-"""What a run on a pretended GPU must say of each probe and of each seeded fault, and the memory it may take."""
+"""What a run on a simulated GPU must report of each probe and of each seeded fault, and the memory it may take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = {"quick": 8 * 10**9, "standard": 14 * 10**9}  # bytes of the GPU's memory
 FILLS = ("init.alloc",)  # takes 90% of what is free, by design, as do burn and memory at level full
 WITHOUT_APEX = frozenset(("norm.apex", "optim.apex"))
 
-# Of float16 sums that a convolution keeps in half precision a GPU's user is told, and no fault is made.
+# On a GPU a convolution may keep float16 sums in half precision: conv notes it as a trait.
 RIGHT_ON_GPUS = frozenset((*RIGHT, "conv:half_convolution"))
 WRONG_ON_GPUS = {
     **{seed: (failure, words) for seed, failure, words in WRONG if seed not in RIGHT_ON_GPUS},
@@ -37,7 +37,7 @@ def alarms(gpu: str, level: str, found: Mapping[str, Frame]) -> Iterator[str]:
         status = "skipped" if name in skipped(gpu) else "passed"
         if frame["status"] != status:
             yield f"{gpu}: {name} is {frame['status']} at {frame['at']}: {frame['reason']}"
-        peak = frame["traits"]["pretended"]["peak_bytes"]
+        peak = frame["traits"]["simulated"]["peak_bytes"]
         if name not in FILLS and level in MOST and peak > MOST[level]:
             yield f"{gpu}: {name} takes {peak / 1e9:.1f} GB at level {level}"
 

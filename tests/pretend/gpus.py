@@ -1,4 +1,4 @@
-"""The GPUs that are played: names, compute capabilities and memory as envbuild's facts have them (a test compares)."""
+"""The simulated GPUs: names, compute capabilities and memory as in envbuild's facts (a test compares)."""
 
 from __future__ import annotations
 

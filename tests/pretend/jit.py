@@ -1,6 +1,6 @@
-"""Triton and torch.compile on the pretended GPU: a kernel's source is run program by program, nothing is compiled.
+"""Replaces Triton and torch.compile: a kernel's source runs program by program on the host, nothing is compiled.
 
-It plays as much of Triton's language as the self-test's kernel uses.
+There is as much of Triton's language as the self-test's kernel uses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from .tensors import GpuTensor
 
-_CUBIN = "pretended.cubin"  # what a compiler would leave in its cache
+_CUBIN = "simulated.cubin"  # what a compiler would leave in its cache
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs of the self-test on pretended GPUs, for the tests and the campaign."""
+"""Runs of the self-test on simulated GPUs, for the tests and the campaign."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def variables(folder: Path) -> dict[str, str]:
 
 def document(gpu: str, level: str, names: Sequence[str], probes: Sequence[str] | None = None, **fields: Any) -> Frame:
     """A job for this GPU: `names` of all probes there are, `probes` to run, or None for the level's."""
-    played = GPUS[gpu]
+    model = GPUS[gpu]
     promised = dict.fromkeys(DATASHEET, 1e-9)  # so that perf.* has something to judge
-    known = {"compute_capability": "{}.{}".format(*played.capability), "sms": played.sms}
-    expect = {"gpus": [played.name], "cards": {played.name: known}, "datasheets": {played.name: promised}}
+    known = {"compute_capability": "{}.{}".format(*model.capability), "sms": model.sms}
+    expect = {"gpus": [model.name], "cards": {model.name: known}, "datasheets": {model.name: promised}}
     timeouts = {name: TIMEOUTS.get(name, TIMEOUT) for name in names}
     given = {"level": level, "probes": probes, "expect": expect, "timeouts": timeouts, "own": OWN, **fields}
     return job(device="cuda", threads=1, burn_seconds=1, floors=dict.fromkeys(FLOORS, 0.5), **given)

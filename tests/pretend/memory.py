@@ -1,4 +1,4 @@
-"""The memory of the pretended GPU: how much of it tensors take, and the error where it ends."""
+"""The memory of the simulated GPU: how much of it tensors take, and the error where it ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap does not name
 _host_empty = torch.empty  # seeds put another in its place
-_LARGE = 1 << 28  # bytes: more is mapped without being reserved, so that a host of less memory can pretend to have it
+_LARGE = 1 << 28  # bytes: more is mapped and not reserved, as the host may have less
 
 
 class Memory:

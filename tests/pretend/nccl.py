@@ -1,4 +1,4 @@
-"""NCCL played by gloo over the host's numbers of the pretended tensors, and DDP by one sum of the gradients."""
+"""Replaces NCCL by gloo, over the host's numbers of the GPU's tensors, and DDP by one sum of the gradients."""
 
 from __future__ import annotations
 

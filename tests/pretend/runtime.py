@@ -1,4 +1,4 @@
-"""torch.cuda, autocast and cuDNN's version as the pretended GPU's process has them; `install` puts all in place."""
+"""torch.cuda, autocast and cuDNN's version on the simulated GPU; `install` replaces torch's."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Stream:
 
 
 def install(gpu: Gpu) -> None:
-    """Play this GPU in this process, its later threads apart, and in all that are forked from it."""
+    """Simulate this GPU in this thread, and in all processes that are forked from it."""
     here = tensors.here = Pretended(gpu)
     memory = here.memory
     properties = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention on the pretended GPU: which kernel is chosen or refused, and what it computes.
+"""scaled_dot_product_attention on the simulated GPU: which kernel is chosen or refused, and what it computes.
 
 The conditions are those of check_* in torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (read at 001f694a).
 """
@@ -35,7 +35,7 @@ def enabled() -> Iterator[str]:
 
 
 def takes(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool) -> bool:
-    """Whether this backend has a kernel for (batch, heads, length, depth) on the GPU that is played."""
+    """Whether this backend has a kernel for (batch, heads, length, depth) on the simulated GPU."""
     capability, depth, half = tensors.here.gpu.capability, q.shape[-1], q.dtype in HALVES
     if backend == "math":
         return True
@@ -64,7 +64,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """In place of torch.nn.functional's; what lies on the host goes there. Dropout is not played."""
+    """Replaces torch.nn.functional's, which host tensors are handed on to. There is no dropout."""
     q, k, v = query, key, value
     if not any(isinstance(x, GpuTensor) for x in (q, k, v)):
         return _HOST(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -89,7 +89,7 @@ def attention(
 
 
 def choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> int:
-    """In place of torch._fused_sdp_choice: the number of the backend that would be called."""
+    """Replaces torch._fused_sdp_choice: the number of the backend that would be called."""
     return BACKENDS.index(next(name for name in enabled() if takes(name, q, k, v, None, False)))
 
 

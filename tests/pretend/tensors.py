@@ -1,4 +1,4 @@
-"""Tensors that lie on the pretended GPU: Python sees `cuda:0`, torch's C++ sees the host."""
+"""Tensors of the simulated GPU: Python sees `cuda:0`, torch's C++ sees the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index
 
 @dataclass
 class Pretended:
-    """The GPU that this process and those forked from it play. `seconds`: of work that would have been the GPU's."""
+    """The GPU that this process and its forks simulate. `seconds`: of work that would have been the GPU's."""
 
     gpu: Gpu
     memory: Memory = field(init=False)
@@ -89,7 +89,7 @@ class GpuTensor(torch.Tensor):
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
 
     def data_ptr(self) -> int:
-        raise RuntimeError("a pretended GPU's tensor has no address")
+        raise RuntimeError("a tensor of the simulated GPU has no address")
 
     def __repr__(self, **_: Any) -> str:
         return f"{self.held!r} on {DEVICE}"

@@ -1,4 +1,4 @@
-"""The pretended GPU itself: what it refuses, as a real one would, and that it is one that the facts know."""
+"""The simulated GPU itself: it refuses what a real one would, and is one that the facts know."""
 
 from collections.abc import Callable
 
@@ -18,13 +18,13 @@ HALVES, EVERY = (torch.float16, torch.bfloat16), (torch.float16, torch.bfloat16,
 
 
 def on(gpu: str, work: Callable[[], object]) -> object:
-    """What `work` returns in a forked process that plays this GPU; what it raises fails the test."""
+    """What `work` returns in a forked process that simulates this GPU; what it raises fails the test."""
 
-    def play(tell: apart.Tell) -> None:
+    def simulate(tell: apart.Tell) -> None:
         install(GPUS[gpu])
         tell("returned", work())
 
-    ending = apart.run(play, 60)
+    ending = apart.run(simulate, 60)
     assert ending.failure is None, ending.failure
     return ending.told["returned"]
 

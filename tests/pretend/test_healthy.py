@@ -1,4 +1,4 @@
-"""Every probe passes on a pretended healthy GPU, by its path for GPUs, within the memory that GPUs have.
+"""Every probe passes on a simulated healthy GPU, by its path for GPUs, within the memory that GPUs have.
 
 The slice of CI: an H100, on which every kernel exists, at level standard with small sizes, and a T4, which lacks most
 and has the least memory, at level quick with the real ones. The other GPUs lie between; `make pretend` runs all eight
@@ -23,14 +23,14 @@ ASKED = ["burn", "memory", "fingerprint"]  # beside the level's: dist.nodes need
 ATTENTION = ["attention.math", "attention.efficient"]
 
 
-def played(folder: Path, gpu: str, level: str, chosen: "list[str] | None" = None, **variables: str) -> Result:
+def run_on(folder: Path, gpu: str, level: str, chosen: "list[str] | None" = None, **variables: str) -> Result:
     given = launch.document(gpu, level, NAMES, chosen, require=[] if chosen else ASKED)
     return launch.run(gpu, launch.CATALOGUE, given, folder / "frames", **launch.variables(folder), **variables)
 
 
 @pytest.fixture(scope="module")
 def h100(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return played(tmp_path_factory.mktemp("h100"), "h100", "standard", **{SHORT: "1"})
+    return run_on(tmp_path_factory.mktemp("h100"), "h100", "standard", **{SHORT: "1"})
 
 
 def test_every_probe_passes_on_an_h100(h100: Result) -> None:
@@ -46,13 +46,13 @@ def test_the_kernels_that_are_missing_are_named(h100: Result) -> None:
 
 
 def test_every_probe_passes_on_a_t4_with_the_real_sizes(tmp_path: Path) -> None:
-    found = played(tmp_path, "t4", "quick")
+    found = run_on(tmp_path, "t4", "quick")
     assert list(expected.alarms("t4", "quick", found)) == []
     assert expected.skipped("t4") == {"attention.flash", "attention.cudnn", "gemm.fp8", *expected.WITHOUT_APEX}
 
 
 def test_gradients_and_an_old_torch_on_a_v100(tmp_path: Path) -> None:
-    found = played(tmp_path, "v100", "standard", ATTENTION, **{SHORT: "1", OLD_AUTOCAST: "1"})
+    found = run_on(tmp_path, "v100", "standard", ATTENTION, **{SHORT: "1", OLD_AUTOCAST: "1"})
     assert list(expected.alarms("v100", "standard", found)) == []
     words = set(found["attention.math"]["traits"]["unsupported"].values())
     assert words == {"Current CUDA Device does not support bfloat16. Please switch dtype to float16."}
@@ -81,5 +81,5 @@ def test_a_shape_at_the_limit_fits_into_a_t4(tmp_path: Path, shape: dict[str, An
     given = launch.document("t4", "quick", NAMES, chosen, own={"shapes": [shape]})
     found = launch.run("t4", launch.CATALOGUE, given, tmp_path / "frames", **{SHORT: "1"})
     assert list(expected.alarms("t4", "quick", found)) == []
-    peak = SCALE * found[chosen[0]]["traits"]["pretended"]["peak_bytes"]
+    peak = SCALE * found[chosen[0]]["traits"]["simulated"]["peak_bytes"]
     assert 4 * 10**9 < peak < expected.MOST["standard"]

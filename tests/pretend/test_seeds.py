@@ -1,4 +1,4 @@
-"""Seeded faults on the paths for GPUs, on a pretended H100: caught there too.
+"""Seeded faults on the paths for GPUs, on a simulated H100: caught there too.
 
 The slice of CI has one seed of each probe and those whose path differs on a GPU: memory that ends, half types in place
 of float32, kernels that a GPU alone has. `make pretend` runs all.
