@@ -66,12 +66,12 @@ def test_tf32_passes_where_it_is_allowed(tmp_path: Path) -> None:
     assert found["tf32.mode"]["traits"]["mm"] == "TF32"
 
 
-SCALE = 64  # a shape at the limit takes as many times the memory of the one that is run
+SCALE = 64  # by so much each limit is divided, those of attention too: heads x length x length, heads x length x depth
 AT_THE_LIMIT = [
     {"m": 512, "k": (1 << 20) // SCALE, "n": 512, "dtype": "fp64", "layout": "tt", "bias": False},
     {"m": 1024, "k": (1 << 20) // SCALE, "n": 1024, "dtype": "fp32", "layout": "nt", "bias": False},
-    {"heads": 1, "length": (1 << 14) // 8, "depth": 512, "dtype": "fp32", "causal": True},
-    {"heads": 1, "length": (1 << 14) // 8, "depth": 512, "dtype": "fp16", "causal": True},
+    {"heads": 1, "length": (1 << 14) // 8, "depth": 64, "dtype": "fp32", "causal": True},
+    {"heads": 1, "length": (1 << 14) // 8, "depth": 64, "dtype": "fp16", "causal": True},
 ]
 
 
