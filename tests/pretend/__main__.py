@@ -1,14 +1,13 @@
 """Run the harness over a module's PROBES on a simulated GPU: `python -m pretend GPU MODULE JOB FILE`.
 
-Each probe's traits then tell `simulated`: the most bytes of the GPU's memory in use at once, and the seconds that the
-host spent, apart from what a GPU would have computed.
+Each probe's traits then have `simulated`: the most bytes of the GPU's memory in use at once, and the seconds of
+processor time that it and its processes spent on the host, without what the GPU would have computed.
 """
 
 import dataclasses
 import functools
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -48,9 +47,9 @@ def measured(attempt: Callable[[Probe, Job, Context], Outcome]) -> Callable[[Pro
     @functools.wraps(attempt)
     def measuring(probe: Probe, job: Job, context: Context) -> Outcome:
         tensors.here.memory.reset_peak()
-        begin = time.perf_counter()
+        begin = sum(os.times()[:4])
         outcome = attempt(probe, job, context)
-        host = time.perf_counter() - begin - tensors.here.seconds
+        host = sum(os.times()[:4]) - begin - tensors.here.seconds
         told = {"peak_bytes": tensors.here.memory.peak, "host_seconds": round(host, 3)}
         return dataclasses.replace(outcome, traits={**outcome.traits, "simulated": told})
 

@@ -128,7 +128,7 @@ def main() -> int:
             f"- Time: {(time.monotonic() - begin) / 60:.0f} min, {side} runs side by side.",
             *(f"- WRONG: {text.splitlines()[0]}" for text in problems),
             "",
-            "Host seconds: spent at level standard beside what a GPU would compute, on one core that others use too.",
+            "Host: processor time of level standard without what the GPU would compute, on one core.",
             "",
             "| GPU | capability | memory | sizes | passed | skipped | host |",
             "|---|---|---|---|---|---|---|",

@@ -10,6 +10,7 @@ from selftest.test_seeded import RIGHT, WRONG
 from envbuild.plan import probes
 
 from .gpus import GPUS
+from .launch import TIMEOUTS
 
 MOST = {"quick": 8 * 10**9, "standard": 14 * 10**9}  # bytes of the GPU's memory
 FILLS = ("init.alloc",)  # takes 90% of what is free, by design, as do burn and memory at level full
@@ -19,6 +20,7 @@ WITHOUT_APEX = frozenset(("norm.apex", "optim.apex"))
 RIGHT_ON_GPUS = frozenset((*RIGHT, "conv:half_convolution"))
 WRONG_ON_GPUS = {
     **{seed: (failure, words) for seed, failure, words in WRONG if seed not in RIGHT_ON_GPUS},
+    "gemm.exact:hangs": ("hang", f"no end after {TIMEOUTS['gemm.exact:hangs']} s"),
     "gemm.exact:leaks": ("oom", "CUDA out of memory"),
     "burn:now_and_then": ("mismatch", "cuda:0: product 4 has 1 wrong rows of 768, the first is 700"),
     "burn:nan": ("mismatch", "cuda:0: product 0 has 1 wrong rows of 768, the first is 0"),

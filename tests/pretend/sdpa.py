@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from . import tensors
 from .arithmetic import HALVES, TF32_CAPABILITY, cut_to_tf32
-from .tensors import DEVICE, GpuTensor
+from .tensors import DEVICE, GpuTensor, on_gpu
 
 BACKENDS = ("math", "flash", "efficient", "cudnn")  # by number, as torch._fused_sdp_choice has them
 _FUSED_FROM = (8, 0)
@@ -114,6 +114,7 @@ class _Fused(torch.autograd.Function):
     """One kernel each way, whose scores never leave it: float32 inside, factors rounded to the inputs' dtype."""
 
     @staticmethod
+    @on_gpu()
     def forward(ctx: Any, q: Any, k: Any, v: Any, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
         dtype, (wq, wk, wv) = q.dtype, (x.held.float() for x in (q, k, v))
         scores = _scores(wq, wk, mask, scale, dtype)
@@ -126,6 +127,7 @@ class _Fused(torch.autograd.Function):
         return out
 
     @staticmethod
+    @on_gpu()
     def backward(ctx: Any, *grads: Any) -> Any:
         q, k, v, out, sums = ctx.saved_tensors
         dtype, (wq, wk, wv, grad) = q.dtype, (x.held.float() for x in (q, k, v, grads[0]))

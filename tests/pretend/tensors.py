@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index
 
 @dataclass
 class Pretended:
-    """The GPU that this process and its forks simulate. `seconds`: of work that would have been the GPU's."""
+    """The GPU that this process and its forks simulate. `seconds`: of processor time that the GPU would save."""
 
     gpu: Gpu
     memory: Memory = field(init=False)
@@ -139,6 +140,14 @@ def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **opti
     return (made if device is None else made.to(device)).requires_grad_(requires_grad)
 
 
+@contextlib.contextmanager
+def on_gpu() -> Iterator[None]:
+    """Count the processor time as work of the GPU."""
+    begin = time.process_time()
+    yield
+    here.seconds += time.process_time() - begin
+
+
 def _is_cuda(device: Any) -> bool:
     return device is not None and torch.device(device).type == "cuda"
 
@@ -157,9 +166,8 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     plain_args, plain = tree_map(lambda x: x.held if isinstance(x, GpuTensor) else x, (tuple(args), dict(kwargs)))
     if _is_cuda(plain.get("device")):
         plain["device"] = torch.device("cpu")
-    begin = time.perf_counter()
-    result = compute(operation, plain_args, plain, here.gpu.capability)
-    here.seconds += time.perf_counter() - begin
+    with on_gpu():
+        result = compute(operation, plain_args, plain, here.gpu.capability)
     written = _written(operation, args, kwargs)
     return tree_map(_lifted, result) if written is None else written
 
