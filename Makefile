@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
-TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score \
+TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend \
 	gpu-check clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -55,7 +55,7 @@ test-kubernetes: .venv/.dev engine ## --on kubernetes in a real cluster of one n
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m kubernetes tests/e2e
 
 unit: .venv/.dev ## the tests that need no engine
-	$(BIN)/python -m pytest $(BESIDE) tests/unit tests/selftest
+	$(BIN)/python -m pytest $(BESIDE) tests/unit tests/selftest tests/pretend
 
 test-elsewhere: ## the same in a copy of the tracked files, with its own .venv: its path holds `envbuild` and a space
 	@top=$$(mktemp -d) && copy="$$top/my envbuild/check out" && trap 'rm -rf "$$top"' EXIT && mkdir -p "$$copy" && \
@@ -75,6 +75,9 @@ bench: .venv/.dev engine ## measure, side by side, an hour; results go to benchm
 
 faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; result in benchmarks/results
 	$(BIN)/python benchmarks/faults.py
+
+pretend: .venv/.dev ## the self-test's paths for GPUs on eight simulated GPUs; `make test` has a slice; result in benchmarks/results
+	$(BIN)/python tests/pretend/campaign.py
 
 fuzz: .venv/.dev ## 200000 hostile inputs on all that is read; `make test` tries some of them; result in benchmarks/results
 	$(BIN)/python tests/fuzz/campaign.py

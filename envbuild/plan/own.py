@@ -24,7 +24,9 @@ from envbuild.errors import Fault, FileError
 MOST_SHAPES = 200
 MOST_BYTES = 256 << 10  # of a script
 _SCORES, _VALUES = 1 << 28, 1 << 23  # elements: the math path keeps the scores of four problems; 64 MiB in float64
-_FACTOR, _RESULT = 1 << 30, 1 << 26  # elements: 2 GiB in half precision; 512 MiB in the float64 of the comparison
+_RESULT = 1 << 26  # elements: 512 MiB in the float64 of the comparison
+# Elements of a factor: 4 GiB at most, so that both fit into the memory of a GPU of 16 GB.
+_FACTOR = {"fp64": 1 << 29, "fp32": 1 << 30, "fp16": 1 << 30, "bf16": 1 << 30}
 _PATH = r"^(\.\./)*([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*\.py$"
 _HERE = ("selftest", "script")
 
@@ -47,8 +49,8 @@ class Shape(BaseModel):
     def _fits(self) -> Shape:
         if self.bias and self.layout != "nn":
             raise ValueError("a linear layer has a layout of its own: leave layout or bias out")
-        if max(self.m * self.k, self.k * self.n) > _FACTOR:
-            raise ValueError(f"a factor may have {_FACTOR} elements at most")
+        if max(self.m * self.k, self.k * self.n) > _FACTOR[self.dtype]:
+            raise ValueError(f"a factor may have {_FACTOR[self.dtype]} elements at most in {self.dtype}")
         if self.m * self.n > _RESULT:
             raise ValueError(f"the product may have {_RESULT} elements at most")
         return self

@@ -23,13 +23,15 @@ class Known:
     """A probe's name, the lowest level that runs it ("asked": none does), what it needs, and the module and function
     that it is.
 
-    `needs`: "cpu" is any device, "cuda" a GPU, "script" a script of the profile's own.
+    `needs`: "cpu" is any device, "cuda" a GPU, "script" a script of the profile's own. `least_capability`: the lowest
+    compute capability of a GPU that has what is tested, as (major, minor).
     """
 
     name: str
     level: str
     needs: str
     function: tuple[str, str]
+    least_capability: tuple[int, int]
 
     @property
     def does(self) -> str:
@@ -51,10 +53,14 @@ def known() -> Mapping[str, Known]:
     """The probes by name, in the order they run."""
     tree = ast.parse((_SELFTEST / "catalogue.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Probe"]
-    rows = [
-        ([str(arg.value) for arg in call.args[:3] if isinstance(arg, ast.Constant)], call.args[-1]) for call in calls
-    ]
-    return {row[0]: Known(row[0], row[1], row[2], _named(function)) for row, function in rows}
+    return {probe.name: probe for probe in map(_read, calls)}
+
+
+def _read(call: ast.Call) -> Known:
+    """What a call of Probe(name, level, needs, timeout, function, ...) in the catalogue says."""
+    name, level, needs = (str(ast.literal_eval(argument)) for argument in call.args[:3])
+    others = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+    return Known(name, level, needs, _named(call.args[-1]), others.get("least_capability", (0, 0)))
 
 
 def _named(function: ast.expr) -> tuple[str, str]:

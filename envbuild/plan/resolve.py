@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 from envbuild.document import Place
 from envbuild.errors import Fault, ProfileError, UsageError
 from envbuild.plan import cure, facts, probes, toolchain, workshop
+from envbuild.plan.advisories import Gpu
 from envbuild.plan.archive import COMPAT, Wanted
 from envbuild.plan.choice import Advice, Choice, choose
 from envbuild.plan.extension import Extension
@@ -122,7 +123,7 @@ def resolve(source: Source) -> Plan:
     chosen = toolchain.choose(source, choice.situation.cuda, f"{VENV}/lib/python{profile.python}/site-packages")
     refused = [chosen] if isinstance(chosen, Fault) else []
     unbuildable = workshop.contradictions(source, suite, choice.situation.cuda)
-    faults = [*_contradictions(source, profile, suite), *choice.faults, *refused, *unbuildable]
+    faults = [*_contradictions(source, profile, suite, choice.situation.gpus), *choice.faults, *refused, *unbuildable]
     if faults:
         raise _refusal(source.name, choice, faults, hint=_way_out(source, choice))
     overridden = {override.distribution for override in choice.overrides}
@@ -237,7 +238,7 @@ def _torch(profile: Profile) -> str:
     return f"torch{exact}{profile.torch}"
 
 
-def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None) -> list[Fault]:
+def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None, gpus: Sequence[Gpu]) -> list[Fault]:
     found = []
     where = source.document.fault
     if suite and suite.python != profile.python:
@@ -251,11 +252,22 @@ def _contradictions(source: Source, profile: Profile, suite: facts.Suite | None)
             found.append(where(("selftest", "require", index), f"{name} needs a GPU; this profile is for the CPU"))
         elif probe.needs == "script" and profile.selftest.script is None:
             found.append(where(("selftest", "require", index), f"{name} needs selftest.script, which is not given"))
+        else:
+            least = "{}.{}".format(*probe.least_capability)
+            older = [f"{gpu.id} has {gpu.compute_capability}" for gpu in gpus if _below(gpu, probe.least_capability)]
+            if older:
+                said = f"{name} needs compute capability {least} ({', '.join(older)}): remove it from selftest.require"
+                found.append(where(("selftest", "require", index), said))
     for name in _UNSET.keys() & set(profile.env):
         found.append(where(("env", name), "this would put other packages before those that are locked and tested"))
     if profile.apt and not suite:
         found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))
     return found
+
+
+def _below(gpu: Gpu, least: tuple[int, int]) -> bool:
+    major, minor = gpu.compute_capability.split(".")
+    return (int(major), int(minor)) < least
 
 
 def _places(source: Source, choice: Choice, kept: Toolchain | None) -> dict[str, Place]:

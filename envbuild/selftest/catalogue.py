@@ -29,6 +29,8 @@ from envbuild.selftest.probes import (
 )
 from envbuild.selftest.registry import Probe
 
+# The lowest compute capabilities are those of torch's sources: aten/src/ATen/native/cuda/ScaledBlas.cpp for fp8,
+# transformers/cuda/sdp_utils.cpp beside it for attention. Before torch 2.2 FlashAttention also took 7.5.
 PROBES: tuple[Probe, ...] = (
     Probe("env.identity", "quick", "cuda", 60, identity.identity),
     Probe("env.driver", "quick", "cuda", 60, driver.driver, untouched=True),
@@ -40,12 +42,12 @@ PROBES: tuple[Probe, ...] = (
     Probe("gemm.exact", "quick", "cpu", 60, gemm.exact),
     Probe("gemm.accuracy", "quick", "cpu", 60, gemm.accuracy),
     Probe("gemm.accumulator", "quick", "cpu", 60, precision.accumulator),
-    Probe("gemm.fp8", "quick", "cpu", 60, precision.fp8),
+    Probe("gemm.fp8", "quick", "cpu", 60, precision.fp8, least_capability=(8, 9)),
     Probe("tf32.mode", "quick", "cpu", 60, precision.tf32),
     Probe("attention.math", "quick", "cpu", 120, attention.by_math),
-    Probe("attention.flash", "quick", "cpu", 120, attention.by_flash),
+    Probe("attention.flash", "quick", "cpu", 120, attention.by_flash, least_capability=(8, 0)),
     Probe("attention.efficient", "quick", "cuda", 120, attention.by_efficient),
-    Probe("attention.cudnn", "quick", "cuda", 120, attention.by_cudnn),
+    Probe("attention.cudnn", "quick", "cuda", 120, attention.by_cudnn, least_capability=(8, 0)),
     Probe("norm.torch", "standard", "cpu", 120, norm.torchs),
     Probe("norm.apex", "standard", "cpu", 120, norm_apex.norms),
     Probe("optim.apex", "standard", "cpu", 120, optim_apex.adam),

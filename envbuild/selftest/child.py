@@ -89,6 +89,15 @@ def _prepare(context: Context) -> None:
         raise Skip(missing)
 
 
+def _need_capability(context: Context, least: tuple[int, int]) -> None:
+    """Raises Skip on a GPU of a lower compute capability."""
+    if context.on_cpu or least == (0, 0):
+        return
+    found = torch.cuda.get_device_capability()
+    if found < least:
+        raise Skip("compute capability {}.{} is lower than {}.{}, the lowest that has this".format(*found, *least))
+
+
 def _result(probe: Probe, job: Job, ends: Ends) -> dict[str, Any]:
     context = Context(
         job,
@@ -107,6 +116,7 @@ def _attempt(probe: Probe, job: Job, context: Context) -> Outcome:
     try:
         if not probe.untouched:
             _prepare(context)
+            _need_capability(context, probe.least_capability)
         probe.function(context)
     except Skip as skip:
         if not context.faults:  # what was found wrong before is not undone by what cannot be tried

@@ -16,6 +16,11 @@ from envbuild.selftest.outcome import Figure
 
 Refusal = Callable[[Exception], bool]
 _MOST_NOTES = 100  # faults that outlive a process that dies
+_NO_KERNEL = (
+    "not implemented for",  # fp16 on the CPU before torch 2.1, for one
+    "does not support bfloat16",  # autocast below compute capability 8.0, before torch 2.4
+    "No valid engine configs",  # cuDNN: no engine for this graph on this GPU (NVIDIA/cudnn-frontend#120)
+)
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -165,5 +170,5 @@ def missing_gpu() -> str | None:
 
 
 def is_unsupported(error: Exception) -> bool:
-    """torch's words where a device has no kernel of a dtype (fp16 on the CPU before torch 2.1, for one)."""
-    return isinstance(error, NotImplementedError) or "not implemented for" in str(error)
+    """Whether a device has no kernel for this, as torch or cuDNN reports it."""
+    return isinstance(error, NotImplementedError) or any(words in str(error) for words in _NO_KERNEL)

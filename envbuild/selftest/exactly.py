@@ -15,10 +15,12 @@ from envbuild.selftest.reference import patches, product
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """In what an operation is computed: its dtype, and whether float32 products may take TF32."""
+    """In what an operation is computed: its dtype, whether float32 products may take TF32, and whether a convolution in
+    float16 may keep parts of its sums in float16, as cuDNN's does (bounds.half_sums)."""
 
     dtype: torch.dtype
     tf32: bool = False
+    half_sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,10 @@ def conv(
     gathered, places = patches(x, w.shape[2:], [stride] * rank, [padding] * rank)
     value, magnitude = product(w.flatten(1), gathered), product(w.flatten(1).abs(), gathered.abs()).max()
     value = value.reshape(len(w), len(x), *places).transpose(0, 1)
-    found = Exact(value, bounds.gemm(value, magnitude, len(gathered), how.dtype, how.tf32))
+    if how.half_sums and how.dtype == torch.float16:
+        found = Exact(value, bounds.half_sums(value, magnitude, len(gathered), how.dtype))
+    else:
+        found = Exact(value, bounds.gemm(value, magnitude, len(gathered), how.dtype, how.tf32))
     return found if b is None else _biased(how, found, b.reshape(-1, *[1] * rank))
 
 

@@ -15,6 +15,8 @@ class Probe:
     in seconds.
 
     `needs`: "cpu" (any device), "cuda", or "script": any device, and a script of the profile's own.
+    `least_capability`: the lowest compute capability of a GPU that has what is tested; on an older one it is skipped,
+    and a profile for an older one cannot require it.
     `untouched`: nothing of torch was called in its process when it begins, not even the question whether there is a
     GPU, which starts CUDA. It judges the driver itself, or forks processes that are to use torch.
     """
@@ -25,6 +27,7 @@ class Probe:
     timeout: float
     function: Callable[[Context], None]
     untouched: bool = False
+    least_capability: tuple[int, int] = (0, 0)
 
     @property
     def does(self) -> str:

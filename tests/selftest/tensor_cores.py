@@ -23,19 +23,43 @@ class Core:
     kept: int
 
 
-ADA_FP8 = Core(aligned=13, block=16, kept=13)
-HOPPER_FP8 = Core(aligned=13, block=32, kept=13)
-BLACKWELL_FP8 = Core(aligned=25, block=32, kept=23)
-FP8_CORES = {"Ada": ADA_FP8, "Hopper": HOPPER_FP8, "Blackwell": BLACKWELL_FP8}
+# By generation and by what is multiplied. Ampere and Ada add the products of one instruction in two halves.
+CORES: dict[str, dict[str, Core]] = {
+    "Volta": {"fp16": Core(aligned=23, block=4, kept=23)},
+    "Turing": {"fp16": Core(aligned=24, block=8, kept=23)},
+    "Ampere": {
+        **dict.fromkeys(("fp16", "bf16"), Core(aligned=24, block=8, kept=23)),
+        "tf32": Core(aligned=24, block=4, kept=23),
+    },
+    "Ada": {
+        **dict.fromkeys(("fp16", "bf16"), Core(aligned=24, block=8, kept=23)),
+        "tf32": Core(aligned=24, block=4, kept=23),
+        "fp8": Core(aligned=13, block=16, kept=13),
+    },
+    "Hopper": {
+        **dict.fromkeys(("fp16", "bf16"), Core(aligned=25, block=16, kept=23)),
+        "tf32": Core(aligned=25, block=8, kept=23),
+        "fp8": Core(aligned=13, block=32, kept=13),
+    },
+    "Blackwell": {  # of data centres and of workstations alike
+        **dict.fromkeys(("fp16", "bf16"), Core(aligned=25, block=16, kept=23)),
+        "tf32": Core(aligned=25, block=8, kept=23),
+        "fp8": Core(aligned=25, block=32, kept=23),
+    },
+}
+FP8_CORES = {name: kinds["fp8"] for name, kinds in CORES.items() if "fp8" in kinds}
 HALF_ACCUMULATOR = Core(aligned=10, block=32, kept=10)  # wrong on purpose: no GPU adds fp8 products like this
 
-_LEAST_EXPONENT = {torch.float16: -14, torch.bfloat16: -126}
+_LEAST_EXPONENT = {torch.float16: -14, torch.bfloat16: -126, torch.float32: -126}
 if hasattr(torch, "float8_e4m3fn"):
     _LEAST_EXPONENT[torch.float8_e4m3fn] = -6
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, core: Core, promoted_every: int | None = None) -> torch.Tensor:
-    """a (m, k) times b (k, n) as float64 (m, n). `promoted_every`: so many products go into a separate float32 sum."""
+    """a (m, k) times b (k, n) as float64 (m, n): half types, fp8, or float32 values that TF32 has.
+
+    `promoted_every`: so many products go into a separate float32 sum.
+    """
     least = _LEAST_EXPONENT[a.dtype]
     a, b = a.to(torch.float64), b.to(torch.float64)
     rows, columns = _exponent(a, least), _exponent(b, least)

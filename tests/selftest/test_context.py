@@ -32,9 +32,17 @@ def refusing(error: Exception) -> Context:
     return context
 
 
-def test_a_kernel_that_torch_lacks_ends_its_step_alone_and_is_told() -> None:
-    context = refusing(RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'\nmore"))
-    assert context.traits == {"unsupported": {"mm": "\"addmm_impl_cpu_\" not implemented for 'Half'"}}
+@pytest.mark.parametrize(
+    "words",
+    [
+        "\"addmm_impl_cpu_\" not implemented for 'Half'",
+        "Current CUDA Device does not support bfloat16. Please switch dtype to float16.",
+        "cuDNN Frontend error: No valid engine configs for Matmul_MUL_Reduction_SUB_EXP_Reduction_LOG_ADD_DIV_Matmul_",
+    ],
+)
+def test_a_kernel_that_torch_lacks_ends_its_step_alone_and_is_told(words: str) -> None:
+    context = refusing(RuntimeError(f"{words}\nmore"))
+    assert context.traits == {"unsupported": {"mm": words}}
     assert not context.faults
 
 

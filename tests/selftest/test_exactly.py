@@ -1,5 +1,7 @@
 """The float64 sides of a fingerprint's operations against torch's own float64, and their bounds against rounding."""
 
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("torch")
@@ -60,6 +62,35 @@ def test_tf32_is_within_its_own_bound_and_not_within_float32s() -> None:
     for tf32 in (True, False):
         found = exactly.matmul(Arithmetic(torch.float32, tf32), x.double(), w.double())
         assert bool(((got - found.value).abs() <= found.bound).all()) == tf32
+
+
+def split(convolve: Callable[..., torch.Tensor], x: torch.Tensor, w: torch.Tensor, slices: int) -> torch.Tensor:
+    """A convolution by split-K as cuDNN may do it: each slice's sum is rounded to float16, and added up in it."""
+    parts = zip(x.float().chunk(slices, 1), w.float().chunk(slices, 1), strict=True)
+    total, *others = (convolve(*part, padding=1).half() for part in parts)
+    for other in others:
+        total = (total.float() + other.float()).half()
+    return total
+
+
+@pytest.mark.parametrize("slices", [2, 4, 8])
+def test_split_k_in_half_precision_is_within_a_gpus_bound_and_a_lost_channel_is_not(slices: int) -> None:
+    x, w = sequence.start().half(), sequence.chain()[0].weights[0].half()
+    plain, allowed = (
+        exactly.conv(Arithmetic(torch.float16, half_sums=half), x.double(), w.double()) for half in (False, True)
+    )
+    error = (split(F.conv3d, x, w, slices).double() - plain.value).abs()
+    assert bool((error > plain.bound).any())
+    assert bool((error <= allowed.bound).all())
+    lost = F.conv3d(x[:, :-1].float(), w[:, :-1].float(), padding=1).half()
+    assert bool(((lost.double() - plain.value).abs() > allowed.bound).any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_only_float16_may_be_added_up_in_half_precision(dtype: torch.dtype) -> None:
+    x, w = (part.to(dtype).double() for part in (sequence.start(), sequence.chain()[0].weights[0]))
+    plain, allowed = (exactly.conv(Arithmetic(dtype, half_sums=half), x, w) for half in (False, True))
+    assert torch.equal(plain.bound, allowed.bound)
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 10), (torch.float16, 8), (torch.bfloat16, 5)])

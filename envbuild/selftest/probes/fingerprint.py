@@ -54,7 +54,7 @@ def _step(
     context: Context, op: Op, dtype: torch.dtype, golden: torch.Tensor, actual: torch.Tensor
 ) -> tuple[Entry, torch.Tensor, torch.Tensor]:
     """What is told of one operation, its golden output, and what it gave for `actual`."""
-    how = Arithmetic(dtype, context.job.allow_tf32)
+    how = Arithmetic(dtype, context.job.allow_tf32, half_sums=not context.on_cpu)
     weights = [part.to(dtype) for part in op.weights]
     wide = [part.to(torch.float64) for part in weights]
     expected = op.exact(how, golden.to(torch.float64), *wide)

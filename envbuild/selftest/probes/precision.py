@@ -31,7 +31,6 @@ OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries: 0 forbids TF32,
 # Multiples of 16, as _scaled_mm asks. On a CPU torch multiplies fp8 element by element: 16 million products a second.
 FP8_SIZE = {"cuda": (272, 1040, 304), "cpu": (48, 1040, 80)}
 FP8_SCALE = 2.0
-FP8_CAPABILITY = (8, 9)
 # In float16, 64 * 64 + 1 is 64 * 64 again. Tensor cores add at most 32 products at a time, so the ones are 32 apart;
 # 13 fraction bits, which Hopper's fp8 sums have, hold every sum up to 2^14.
 FP8_LARGE, FP8_APART = 64, 32
@@ -126,8 +125,6 @@ def fp8(context: Context) -> None:
     dtype = getattr(torch, "float8_e4m3fn", None)
     if multiply is None or dtype is None:
         raise Skip(f"torch {torch.__version__} has no fp8 products")
-    if not context.on_cpu and torch.cuda.get_device_capability() < FP8_CAPABILITY:
-        raise Skip("compute capability {}.{} has no fp8 products, 8.9 has".format(*torch.cuda.get_device_capability()))
     m, k, n = size = FP8_SIZE[context.device.type]
     scale = torch.tensor(FP8_SCALE, device=context.device)
     one = torch.ones_like(scale)

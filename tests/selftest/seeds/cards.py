@@ -17,11 +17,12 @@ from .making import SINGLE, Kernel, named, seeded, wrong_element
 
 
 def greedy(kernel: Kernel) -> Kernel:
-    """A product that needs twice the memory there is, as a library's handle may where little is left."""
+    """A product that needs more memory than is left while most is held, as a library's handle may."""
 
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         del b
-        torch.empty(2 * alloc.CPU_MEMORY, dtype=torch.uint8)
+        size = torch.cuda.mem_get_info()[1] // 2 if a.is_cuda else 2 * alloc.CPU_MEMORY
+        torch.empty(size, dtype=torch.uint8, device=a.device)
         return kernel(a, a)
 
     return seeded
@@ -58,7 +59,7 @@ def dies(kernel: Kernel) -> Kernel:
 def now_and_then(kernel: Kernel) -> Kernel:
     """Right four times, then one element is off."""
     count = iter(range(1 << 30))
-    wrong = wrong_element(kernel, SINGLE, (700, 3))
+    wrong = wrong_element(kernel, None, (700, 3))
     return lambda a, b: kernel(a, b) if next(count) < 4 else wrong(a, b)
 
 
@@ -100,7 +101,7 @@ PROBES = (
     seeded("init.alloc", torch, "mm", named("wrong", lambda k: wrong_element(k, SINGLE, (3, 4)))),
     seeded("init.alloc", torch, "mm", named("right", lambda k: k)),
     seeded("burn", torch, "mm", now_and_then),
-    seeded("burn", torch, "mm", named("nan", lambda k: wrong_element(k, SINGLE, (0, 767), float("nan")))),
+    seeded("burn", torch, "mm", named("nan", lambda k: wrong_element(k, None, (0, 767), float("nan")))),
     seeded("burn", torch, "mm", named("right", lambda k: k)),
     seeded("memory", torch.Tensor, "fill_", stuck_bit),
     seeded("memory", torch, "empty", aliases),

@@ -30,7 +30,7 @@ def fourier(kernel: Kernel) -> Kernel:
         x: torch.Tensor, w: torch.Tensor, bias: None, stride: int, padding: int, dilation: int, groups: int
     ) -> Any:
         length = x.shape[2] + 2 * padding
-        spread = torch.zeros((*w.shape[:2], (w.shape[2] - 1) * dilation + 1))
+        spread = torch.zeros((*w.shape[:2], (w.shape[2] - 1) * dilation + 1), device=w.device)
         spread[..., ::dilation] = w.float()
         images = torch.fft.rfft(F.pad(x.float(), (padding, padding)), length)
         filters = torch.fft.rfft(spread, length).conj()

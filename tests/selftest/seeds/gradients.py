@@ -78,15 +78,15 @@ def is_one_query(q: torch.Tensor, *args: Any, **options: Any) -> bool:
 
 
 def seeded(backend: str, name: str, wrong: Wrong, torch_: str | None = None, cudnn: int | None = None) -> Probe:
-    """The probe at level standard, its long forward cases left out. "cudnn" is played by the CPU's flash kernel, with a
-    torch and a cuDNN of these versions."""
+    """The probe at level standard, its long forward cases left out. "cudnn" has a torch and a cuDNN of these versions;
+    on the CPU the flash kernel plays it."""
     (real,) = (item for item in REAL if item.name == f"attention.{backend}")
 
     def function(context: Context) -> None:
         modules: list[Any] = [attention, attention_backward]
         if backend == "cudnn":
             only = attention.only
-            for module in modules:
+            for module in modules if context.on_cpu else ():
                 module.only = lambda name: only("flash" if name == "cudnn" else name)
             torch.backends.cudnn.version = lambda: cudnn  # type: ignore[assignment]
             torch.__version__ = torch_ or torch.__version__  # type: ignore[assignment]
@@ -100,11 +100,11 @@ def seeded(backend: str, name: str, wrong: Wrong, torch_: str | None = None, cud
 
 SDPA = "scaled_dot_product_attention"
 NEGATIVE = attention_backward.PROBLEMS.index("scores -120")
-LONG = attention_backward.LONG_CPU
+LONG = (attention_backward.LONG, attention_backward.LONG_CPU)
 
 PROBES = (
     seeded("math", "grad_k_row", changed(1, neighbour)),
-    seeded("flash", "grad_v_nan", changed(2, nan(0, 0, 7, 9), lambda q, *args, **rest: q.shape[-2] == LONG)),
+    seeded("flash", "grad_v_nan", changed(2, nan(0, 0, 7, 9), lambda q, *args, **rest: q.shape[-2] in LONG)),
     seeded("flash", "stale_gradient", changed(0, before())),
     seeded("cudnn", "masked", changed(0, nan(NEGATIVE), is_of_64_modulo_128), "2.13.0+cu130", 92000),
     seeded("cudnn", "one_query", changed(1, nan(NEGATIVE), is_one_query), "2.15.0+cu130", 92600),

@@ -49,7 +49,7 @@ def norm_gradient(kernel: Kernel) -> Kernel:
     """The gradient of the weight lacks one row."""
 
     def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        first = torch.arange(len(x))[:, None] == 0
+        first = torch.arange(len(x), device=x.device)[:, None] == 0
         return torch.where(first, kernel(x, shape, weight.detach(), bias, eps), kernel(x, shape, weight, bias, eps))
 
     return seeded

@@ -22,7 +22,7 @@ def half_accumulation(kernel: Kernel, block: int = 16) -> Kernel:
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype != torch.float16:
             return kernel(a, b)
-        total = torch.zeros(a.shape[0], b.shape[1])
+        total = torch.zeros(a.shape[0], b.shape[1], device=a.device)
         for k in range(0, a.shape[1], block):
             total = (total + a[:, k : k + block].float() @ b[k : k + block].float()).half().float()
         return total.half()
@@ -72,12 +72,13 @@ def hangs(kernel: Kernel) -> Kernel:
 
 
 def leaks(kernel: Kernel) -> Kernel:
-    """Keeps two gigabytes of every call."""
+    """Keeps two gigabytes of every call, on a GPU a third of its memory."""
     kept: list[torch.Tensor] = []
 
-    def seeded(*args: Any, **options: Any) -> torch.Tensor:
-        kept.append(torch.empty(2 << 30, dtype=torch.uint8))
-        return kernel(*args, **options)
+    def seeded(a: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        size = torch.cuda.mem_get_info()[1] // 3 if a.is_cuda else 2 << 30
+        kept.append(torch.empty(size, dtype=torch.uint8, device=a.device))
+        return kernel(a, *args, **options)
 
     return seeded
 

@@ -1,0 +1,97 @@
+"""Products and convolutions of host tensors, with the precision of a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+HALVES = (torch.float16, torch.bfloat16)
+TF32_CAPABILITY, FP8_CAPABILITY = (8, 0), (8, 9)
+MOST_PRODUCTS = 1 << 34  # of one call; more take a CPU minutes
+
+_MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot")
+_CONVOLUTION = ("aten::convolution", "aten::convolution_backward")
+
+
+def cut_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """float32 with the 10 bits of fraction that a tensor core takes."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def compute(operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], capability: Any) -> Any:
+    """An operation of torch (an overload of aten) over host tensors, as a GPU of this capability has it.
+
+    Half types are multiplied and added up in float32 and rounded once; float32 factors are cut to TF32 where torch's
+    flags allow it. A product of more than MOST_PRODUCTS multiplications is not computed: its elements are NaN, which no
+    check passes. Raises RuntimeError for fp8 where the GPU has none.
+    """
+    name = operation._schema.name  # type: ignore[attr-defined]
+    if name == "aten::_scaled_mm":
+        return _scaled_mm(capability, *args, **kwargs)
+    if name not in (*_MATRIX, *_CONVOLUTION):
+        return operation(*args, **kwargs)
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if name in _MATRIX and _multiplications(name, given) > MOST_PRODUCTS:
+        return _not_computed(operation, args, kwargs)
+    half = next((tensor.dtype for tensor in given if tensor.dtype in HALVES), None)
+    if half is not None:
+        return _in_float32(operation, args, kwargs, half)
+    flags = torch.backends.cuda.matmul if name in _MATRIX else torch.backends.cudnn
+    if flags.allow_tf32 and capability >= TF32_CAPABILITY:
+        args = tree_map(lambda x: cut_to_tf32(x) if _is(x, torch.float32) else x, args)
+    return operation(*args, **kwargs)
+
+
+def _is(x: Any, dtype: torch.dtype) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype == dtype
+
+
+def _multiplications(name: str, given: Sequence[torch.Tensor]) -> int:
+    """Of the product of the two factors; what is added to it comes before them, what it is written to after."""
+    first = 1 if name in ("aten::addmm", "aten::baddbmm", "aten::addmv") else 0
+    a, b = given[first : first + 2]
+    return a.numel() * (b.shape[-1] if b.dim() > 1 else 1)
+
+
+def _in_float32(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], half: torch.dtype) -> Any:
+    """Widen, compute, and round once: to the half type, or to what `out_dtype` asks for."""
+    wide_args, wide = tree_map(lambda x: x.float() if _is(x, half) else x, (tuple(args), dict(kwargs)))
+    plain = operation.overloadpacket.default
+    if "dtype" in operation._overloadname:  # mm(a, b, out_dtype=float32)
+        factors = [x for x in wide_args if isinstance(x, torch.Tensor)]
+        return plain(*factors).to(next(x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)))
+    wide.pop("out", None)
+    got = tree_map(lambda x: x.to(half) if isinstance(x, torch.Tensor) else x, plain(*wide_args, **wide))
+    return kwargs["out"].copy_(got) if "out" in kwargs else got
+
+
+def _not_computed(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    if "out" in kwargs:
+        out: torch.Tensor = kwargs["out"]
+        return out.fill_(math.nan)
+    on_meta = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, (tuple(args), dict(kwargs)))
+    return torch.full_like(operation(*on_meta[0], **on_meta[1]), math.nan, device="cpu")
+
+
+def _scaled_mm(
+    capability: tuple[int, int],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """Of tensor-wise scales, with what aten/src/ATen/native/cuda/ScaledBlas.cpp demands of them; exact sums."""
+    if capability < FP8_CAPABILITY:
+        raise RuntimeError("torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9")
+    assert a.stride(1) == 1 and b.stride(0) == 1, "the first row-major, the second column-major"
+    assert all(size % 16 == 0 for size in (a.shape[1], *b.shape)), "sizes divisible by 16"
+    assert all(scale.dtype == torch.float32 and scale.numel() == 1 for scale in (scale_a, scale_b))
+    return (a.double() @ b.double() * (scale_a.double() * scale_b.double())).float().to(out_dtype or a.dtype)

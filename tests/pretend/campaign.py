@@ -1,0 +1,158 @@
+"""Every probe on every simulated GPU, every seeded fault, and every tolerance: `make pretend`, 10 minutes on 2 cores.
+
+python tests/pretend/campaign.py [--side 2]      writes benchmarks/results/pretend.md; exit 1 if anything is wrong
+
+Two GPUs take the probes' real sizes, which decide about memory: one with every kernel, one with the fewest and the
+least memory. The others differ in which kernels take a call, and have small sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchmarks")]
+
+import torch  # noqa: E402
+from machine import described, write  # noqa: E402
+from selftest.reading import Frame  # noqa: E402
+from selftest.seeds import PROBES as SEEDS  # noqa: E402
+from selftest.tensor_cores import CORES  # noqa: E402
+
+from envbuild.plan import probes  # noqa: E402
+from pretend import expected, launch, sweep  # noqa: E402
+from pretend.__main__ import SHORT  # noqa: E402
+from pretend.gpus import GPUS  # noqa: E402
+
+NAMES = list(probes.known())
+ASKED = ["burn", "memory", "fingerprint"]  # beside level standard: dist.nodes needs several machines
+REAL_SIZES = ("h100", "t4")
+GB = 1e9
+
+Found = Mapping[str, Frame]
+
+
+def healthy(gpu: str, level: str, folder: Path, variables: Mapping[str, str]) -> Found:
+    given = launch.document(gpu, level, NAMES, require=ASKED if level == "standard" else [])
+    sizes = {} if gpu in REAL_SIZES else {SHORT: "1"}
+    return launch.run(gpu, launch.CATALOGUE, given, folder / f"{gpu}-{level}", **variables, **sizes)
+
+
+def seeded(folder: Path, variables: Mapping[str, str]) -> Found:
+    given = launch.document("h100", "quick", [probe.name for probe in SEEDS])
+    return launch.run("h100", launch.SEEDS, given, folder / "seeds", **variables, **{SHORT: "1"})
+
+
+def peak(found: Found, probe: str) -> float:
+    return float(found[probe]["traits"]["simulated"]["peak_bytes"]) / GB
+
+
+def row_of_gpu(gpu: str, found: Found) -> str:
+    model, sizes = GPUS[gpu], "real" if gpu in REAL_SIZES else "small"
+    passed = sum(frame["status"] == "passed" for frame in found.values())
+    skipped = ", ".join(sorted(set(found) & expected.skipped(gpu)))
+    host = sum(frame["traits"]["simulated"]["host_seconds"] for frame in found.values())
+    capability = "{}.{}".format(*model.capability)
+    return f"| {model.name} | {capability} | {model.gigabytes} GB | {sizes} | {passed} | {skipped} | {host:.0f} s |"
+
+
+def rows_of_peaks(found: Mapping[tuple[str, str], Found]) -> Iterator[str]:
+    for name in NAMES:
+        cells = []
+        for level in ("quick", "standard"):
+            peaks = [peak(found[gpu, level], name) for gpu in REAL_SIZES if name in found[gpu, level]]
+            cells.append(f"{max(peaks):.2f} GB" if peaks else "-")
+        yield f"| {name} | {cells[0]} | {cells[1]} |"
+
+
+def rows_of_tolerances() -> Iterator[tuple[str, bool]]:
+    """A row for each generation and product, and whether it is as it must be."""
+    for generation, kind in sweep.cases():
+        lengths = [sweep.healthy_ratio(generation, kind, k) for k in sweep.LENGTHS]
+        shapes = [sweep.healthy_ratio(generation, kind, 256, shape) for shape in sweep.SHAPES]
+        wrong = [sweep.wrong_ratio(generation, kind, k) for k in sweep.LENGTHS]
+        good = max(lengths + shapes) < 0.7 and min(wrong) > 1
+        yield f"| {generation} {kind} | {max(lengths + shapes):.2f} | {min(wrong):.1f} |", good
+    for generation in CORES:
+        ratio = max(sweep.split_ratio(generation, slices, k) for slices in sweep.SLICES for k in (256, 1024, 4096))
+        yield f"| {generation} fp16, split-K in half precision | {ratio:.2f} | |", ratio < 0.7
+    for generation, kind in sweep.cases():
+        if kind in ("fp16", "bf16"):
+            ratio = max(sweep.attention_ratio(generation, kind, *size) for size in ((128, 64), (365, 128)))
+            wrong_core = sweep.wrong(generation, kind)
+            low = min(sweep.attention_ratio(generation, kind, length, 64, wrong_core) for length in (128, 365))
+            yield f"| {generation} attention {kind} | {ratio:.2f} | {low:.1f} |", ratio < 0.7 and low > 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Every probe and seeded fault on every simulated GPU.")
+    parser.add_argument("--side", type=int, default=2, help="runs side by side")
+    side = parser.parse_args().side
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(side) as pool:
+        folder = Path(name)
+        variables = launch.variables(folder)
+        faults = pool.submit(seeded, folder, variables)
+        standard = [(gpu, "standard") for gpu in (*REAL_SIZES, *(set(GPUS) - set(REAL_SIZES)))]
+        keys = [*standard, *((gpu, "quick") for gpu in REAL_SIZES)]
+        runs = {key: pool.submit(healthy, *key, folder, variables) for key in keys}
+        found = {key: run.result() for key, run in runs.items()}
+        caught = faults.result()
+    torch.set_num_threads(side)
+    tolerances = list(rows_of_tolerances())
+    alarms = [text for (gpu, level), run in found.items() for text in expected.alarms(gpu, level, run)]
+    missed = list(expected.missed(caught))
+    problems = [
+        *alarms,
+        *missed,
+        *(f"no expectation of {seed}" for seed in sorted(expected.unjudged(list(caught)))),
+        *(row for row, good in tolerances if not good),
+    ]
+    wrong = set(caught) & set(expected.WRONG_ON_GPUS)
+    write(
+        "pretend",
+        [
+            "# The self-test on simulated GPUs",
+            "",
+            f"Machine: {described()}. Made by `make pretend`, on the CPU: nothing of it has run on a GPU.",
+            "What is as on a GPU, and what is not, is said in `tests/pretend/__init__.py`.",
+            "",
+            f"- Runs of a probe on a healthy GPU: {sum(map(len, found.values()))}; false alarms: {len(alarms)}.",
+            f"- Seeded faults caught on the paths for GPUs (H100): {len(wrong) - len(missed)} of {len(wrong)}; right "
+            f"kernels that pass: {len(set(caught) & expected.RIGHT_ON_GPUS)}.",
+            f"- Time: {(time.monotonic() - begin) / 60:.0f} min, {side} runs side by side.",
+            *(f"- WRONG: {text.splitlines()[0]}" for text in problems),
+            "",
+            "Host: processor time of level standard without what the GPU would compute, on one core.",
+            "",
+            "| GPU | capability | memory | sizes | passed | skipped | host |",
+            "|---|---|---|---|---|---|---|",
+            *(row_of_gpu(gpu, found[gpu, "standard"]) for gpu in GPUS),
+            "",
+            "The most memory that each probe's tensors take (the larger of H100 and T4), without the context and the",
+            "libraries' workspaces. init.alloc holds 90% of what is free by design, as burn and memory do at level",
+            "full: here these two are small.",
+            "",
+            "| probe | quick | standard |",
+            "|---|---|---|",
+            *rows_of_peaks(found),
+            "",
+            "Error over tolerance of emulated tensor cores: the largest of healthy ones, without the result's rounding "
+            f"(k = {', '.join(map(str, sweep.LENGTHS))}, several shapes), and the smallest of accumulators of half "
+            "precision. Attention's has the roundings that are part of it.",
+            "",
+            "| product | healthy | wrong accumulator |",
+            "|---|---|---|",
+            *(row for row, _ in tolerances),
+        ],
+    )
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What a run on a simulated GPU must report of each probe and of each seeded fault, and the memory it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from selftest.reading import Frame
+from selftest.test_seeded import RIGHT, WRONG
+
+from envbuild.plan import probes
+
+from .gpus import GPUS
+from .launch import TIMEOUTS
+
+MOST = {"quick": 8 * 10**9, "standard": 14 * 10**9}  # bytes of the GPU's memory
+FILLS = ("init.alloc",)  # takes 90% of what is free, by design, as do burn and memory at level full
+WITHOUT_APEX = frozenset(("norm.apex", "optim.apex"))
+
+# On a GPU a convolution may keep float16 sums in half precision: conv notes it as a trait.
+RIGHT_ON_GPUS = frozenset((*RIGHT, "conv:half_convolution"))
+WRONG_ON_GPUS = {
+    **{seed: (failure, words) for seed, failure, words in WRONG if seed not in RIGHT_ON_GPUS},
+    "gemm.exact:hangs": ("hang", f"no end after {TIMEOUTS['gemm.exact:hangs']} s"),
+    "gemm.exact:leaks": ("oom", "CUDA out of memory"),
+    "burn:now_and_then": ("mismatch", "cuda:0: product 4 has 1 wrong rows of 768, the first is 700"),
+    "burn:nan": ("mismatch", "cuda:0: product 0 has 1 wrong rows of 768, the first is 0"),
+}
+
+
+def skipped(gpu: str) -> frozenset[str]:
+    """The probes that a healthy GPU skips: it is too old, or apex is not installed."""
+    older = (name for name, probe in probes.known().items() if GPUS[gpu].capability < probe.least_capability)
+    return WITHOUT_APEX | frozenset(older)
+
+
+def alarms(gpu: str, level: str, found: Mapping[str, Frame]) -> Iterator[str]:
+    """What is wrong with a run of the catalogue: every probe passes, but for those that are skipped, within memory."""
+    for name, frame in found.items():
+        status = "skipped" if name in skipped(gpu) else "passed"
+        if frame["status"] != status:
+            yield f"{gpu}: {name} is {frame['status']} at {frame['at']}: {frame['reason']}"
+        peak = frame["traits"]["simulated"]["peak_bytes"]
+        if name not in FILLS and level in MOST and peak > MOST[level]:
+            yield f"{gpu}: {name} takes {peak / 1e9:.1f} GB at level {level}"
+
+
+def missed(found: Mapping[str, Frame]) -> Iterator[str]:
+    """The seeded faults that are not caught, or not in the words that are wanted, and the right kernels that fail."""
+    for seed, frame in found.items():
+        failure, words = WRONG_ON_GPUS.get(seed, (None, ""))
+        status = "failed" if failure else "passed"
+        if (frame["status"], frame["failure"]) != (status, failure) or words not in str(frame["reason"]):
+            yield f"{seed} is {frame['status']} ({frame['failure']}): {frame['reason']}"
+
+
+def unjudged(seeds: Sequence[str]) -> set[str]:
+    """Seeds of which nothing is expected."""
+    return set(seeds) - set(WRONG_ON_GPUS) - RIGHT_ON_GPUS

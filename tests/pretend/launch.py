@@ -1,0 +1,51 @@
+"""Runs of the self-test on simulated GPUs, for the tests and the campaign."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from selftest import seeding, stubs
+from selftest.reading import Frame, environment, job, outcomes, read
+
+from envbuild.selftest.job import DATASHEET, FLOORS
+
+from .gpus import GPUS
+
+CATALOGUE, SEEDS = "envbuild.selftest.catalogue", "selftest.seeds"
+OWN = {"script": {"name": "own.py", "text": "import torch\nassert torch.ones(2, device=device).sum().item() == 2\n"}}
+DRIVER = "580.159.04"
+# A step that takes a GPU milliseconds takes a shared processor minutes, but for the seed that waits for its end.
+TIMEOUT, TIMEOUTS = 3000, {"gemm.exact:hangs": 10}
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """Stand-ins for the driver's libraries and for a library that the seeds call, built in this folder: the variables
+    that name them. Skips the test without gcc."""
+    built = stubs.build(folder / "driver", release=DRIVER)
+    return {**built, **seeding.library(folder), "STUB_CUDA": "13000", "STUB_DRIVER": DRIVER}
+
+
+def document(gpu: str, level: str, names: Sequence[str], probes: Sequence[str] | None = None, **fields: Any) -> Frame:
+    """A job for this GPU: `names` of all probes there are, `probes` to run, or None for the level's."""
+    model = GPUS[gpu]
+    promised = dict.fromkeys(DATASHEET, 1e-9)  # so that perf.* has something to judge
+    known = {"compute_capability": "{}.{}".format(*model.capability), "sms": model.sms}
+    expect = {"gpus": [model.name], "cards": {model.name: known}, "datasheets": {model.name: promised}}
+    timeouts = {name: TIMEOUTS.get(name, TIMEOUT) for name in names}
+    given = {"level": level, "probes": probes, "expect": expect, "timeouts": timeouts, "own": OWN, **fields}
+    return job(device="cuda", threads=1, burn_seconds=1, floors=dict.fromkeys(FLOORS, 0.5), **given)
+
+
+def run(gpu: str, module: str, given: Frame, file: Path, **extra: str) -> dict[str, Frame]:
+    """Probe -> what the self-test says of it on this GPU; `module` has the PROBES, the frames go to `file`."""
+    command = [sys.executable, "-W", "ignore", "-m", "pretend", gpu, module, json.dumps(given), str(file)]
+    done = subprocess.run(
+        command, env=environment(**extra), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 5), done.stderr[-4000:]
+    return outcomes(read(file.read_bytes()))

@@ -1,0 +1,119 @@
+"""torch.cuda, autocast and cuDNN's version on the simulated GPU; `install` replaces torch's."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo  # a dispatch mode imports it at its first call: once here, instead of in every forked process
+import torch.nn.functional as F
+
+from . import jit, nccl, sdpa, tensors
+from .gpus import Gpu
+from .tensors import Factories, Pretended
+
+CUDNN = 91900
+UUID = "11111111-2222-3333-4444-555555555555"
+OLD_AUTOCAST = "PRETEND_OLD_AUTOCAST"  # variable: autocast refuses bfloat16 below 8.0, as torch did before 2.4
+_Autocast = torch.autocast
+
+
+class Autocast(_Autocast):
+    """autocast("cuda") by the host's, which casts products and norms alike."""
+
+    def __init__(
+        self, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, **options: Any
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+            old = OLD_AUTOCAST in os.environ and tensors.here.gpu.capability < (8, 0)
+            if enabled and old and dtype == torch.bfloat16:
+                raise RuntimeError("Current CUDA Device does not support bfloat16. Please switch dtype to float16.")
+        super().__init__(device_type, dtype=dtype, enabled=enabled, **options)
+
+
+class Event:
+    """Work is done when it is called, so an event is a moment of the host's clock."""
+
+    def __init__(self, **_: Any) -> None:
+        self._at = 0.0
+
+    def record(self, *_: Any) -> None:
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, other: Event) -> float:
+        return 1e3 * (other._at - self._at)
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Stream:
+    """Work is done when it is called, so every stream is the same."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    wait_stream = record_event = wait_event = __exit__
+
+
+def install(gpu: Gpu) -> None:
+    """Simulate this GPU in this thread, and in all processes that are forked from it."""
+    here = tensors.here = Pretended(gpu)
+    memory = here.memory
+    properties = SimpleNamespace(
+        name=gpu.name,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
+        multi_processor_count=gpu.sms,
+        total_memory=memory.size,
+        uuid=UUID,
+    )
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_device_name": lambda device=None: gpu.name,
+        "get_device_properties": lambda device=None: properties,
+        "get_arch_list": lambda: list(gpu.architectures),
+        "mem_get_info": lambda device=None: (memory.free, memory.size),
+        "memory_allocated": lambda device=None: memory.used,
+        "max_memory_allocated": lambda device=None: memory.peak,
+        "reset_peak_memory_stats": lambda device=None: memory.reset_peak(),
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or gpu.capability >= (8, 0),
+        "current_stream": lambda device=None: Stream(),
+        "default_stream": lambda device=None: Stream(),
+        "Stream": Stream,
+        "Event": Event,
+    }
+    nothing = ("_lazy_init", "init", "set_device", "synchronize", "empty_cache")
+    for name, answer in {**answers, **dict.fromkeys(nothing, lambda *_, **__: None)}.items():
+        setattr(torch.cuda, name, answer)
+    torch.version.cuda = gpu.cuda
+    torch.backends.cudnn.version = lambda: CUDNN  # type: ignore[assignment]
+    torch.autocast = Autocast  # type: ignore[misc]
+    torch._fused_sdp_choice = sdpa.choice  # type: ignore[assignment]
+    F.scaled_dot_product_attention = sdpa.attention
+    torch.tensor = tensors.tensor  # type: ignore[assignment]
+    torch.Tensor.to = tensors.to  # type: ignore[assignment]
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensors.to(tensor, tensors.DEVICE)  # type: ignore[assignment]
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    nccl.install()
+    jit.install()
+    Factories().__enter__()

@@ -1,0 +1,190 @@
+"""Tensors of the simulated GPU: Python sees `cuda:0`, torch's C++ sees the host."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .arithmetic import compute
+from .gpus import GPUS, Gpu
+from .memory import Memory
+
+DEVICE = torch.device("cuda", 0)
+# Operations whose tensors may lie on either side: explicit copies, and indices, which CUDA takes from the host too.
+_COPIES = ("aten::copy_", "aten::_to_copy")
+_INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
+
+
+@dataclass
+class Pretended:
+    """The GPU that this process and its forks simulate. `seconds`: of processor time that the GPU would save."""
+
+    gpu: Gpu
+    memory: Memory = field(init=False)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.gpu.memory)
+
+
+here = Pretended(GPUS["h100"])  # runtime.install puts another in its place
+_host_tensor = torch.tensor
+
+
+class GpuTensor(torch.Tensor):
+    """`held` has the numbers, on the host. Whatever is done with them comes to __torch_dispatch__."""
+
+    held: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> GpuTensor:
+        found: GpuTensor = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device="cpu"
+        )
+        return found
+
+    def __init__(self, held: torch.Tensor) -> None:
+        here.memory.count(held)
+        self.held = held
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return DEVICE
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        copy = kwargs.pop("copy", False)
+        if args and isinstance(args[0], torch.Tensor):
+            args = (args[0].device, args[0].dtype)
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        source = self if dtype in (None, self.dtype) else torch.ops.aten.to.dtype(self, dtype)
+        if device is not None and device.type != "cuda":
+            return _Download.apply(source)
+        return source.clone() if copy and source is self else source
+
+    def cpu(self, *_: Any) -> torch.Tensor:
+        return _Download.apply(self)
+
+    def cuda(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("a tensor of the simulated GPU has no address")
+
+    def __repr__(self, **_: Any) -> str:
+        return f"{self.held!r} on {DEVICE}"
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(operation, args, kwargs or {})
+
+
+class Factories(TorchDispatchMode):
+    """While entered, what is made on `cuda` or sent there becomes a GpuTensor."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        if GpuTensor in types or _is_cuda(kwargs.get("device")):
+            return _run(operation, args, kwargs)
+        return operation(*args, **kwargs)
+
+
+class _Download(torch.autograd.Function):
+    """From the GPU to the host, and the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, source: GpuTensor) -> torch.Tensor:
+        return source.held.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0].to(DEVICE)
+
+
+def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """In place of torch.Tensor.to, of the host's tensors: C++ asks CUDA which device a mere "cuda" is."""
+    if args and isinstance(args[0], GpuTensor):
+        args = (DEVICE, args[0].dtype, *args[1:])
+    args = tuple(DEVICE if isinstance(arg, (str, torch.device)) and _is_cuda(arg) else arg for arg in args)
+    if _is_cuda(kwargs.get("device")):
+        kwargs["device"] = DEVICE
+    return torch._C.TensorBase.to(tensor, *args, **kwargs)
+
+
+def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any) -> torch.Tensor:
+    """In place of torch.tensor, for the same reason."""
+    made = _host_tensor(data, **options)
+    return (made if device is None else made.to(device)).requires_grad_(requires_grad)
+
+
+@contextlib.contextmanager
+def on_gpu() -> Iterator[None]:
+    """Count the processor time as work of the GPU."""
+    begin = time.process_time()
+    yield
+    here.seconds += time.process_time() - begin
+
+
+def _is_cuda(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    name = operation._schema.name
+    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    strangers = [leaf for leaf in leaves if not isinstance(leaf, GpuTensor) and leaf.dim()]
+    if strangers and len(strangers) < len(leaves) and name not in (*_COPIES, *_INDEXING):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(when checking {name})"
+        )
+    if name == "aten::empty" and kwargs.get("device") is not None:
+        return GpuTensor(here.memory.empty(args[0], kwargs.get("dtype") or torch.get_default_dtype()))
+    plain_args, plain = tree_map(lambda x: x.held if isinstance(x, GpuTensor) else x, (tuple(args), dict(kwargs)))
+    if _is_cuda(plain.get("device")):
+        plain["device"] = torch.device("cpu")
+    with on_gpu():
+        result = compute(operation, plain_args, plain, here.gpu.capability)
+    written = _written(operation, args, kwargs)
+    return tree_map(_lifted, result) if written is None else written
+
+
+def _lifted(value: Any) -> Any:
+    return GpuTensor(value) if type(value) is torch.Tensor else value
+
+
+def _written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operation writes to and returns: in place, or by `out`. None where it makes something new."""
+    places = dict(zip((argument.name for argument in operation._schema.arguments), args, strict=False))
+    found = [
+        {**places, **kwargs}[argument.name]
+        for argument in operation._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+        if {**places, **kwargs}.get(argument.name) is not None
+    ]
+    if not found or not operation._schema.returns:
+        return None
+    return found[0] if len(found) == 1 else tuple(found)

@@ -1,0 +1,85 @@
+"""Every probe passes on a simulated healthy GPU, by its path for GPUs, within the memory that GPUs have.
+
+The slice of CI: an H100, on which every kernel exists, at level standard with small sizes, and a T4, which lacks most
+and has the least memory, at level quick with the real ones. The other GPUs lie between; `make pretend` runs all eight
+at level standard with the real sizes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from envbuild.plan import probes
+from pretend import expected, launch
+from pretend.__main__ import SHORT
+from pretend.runtime import OLD_AUTOCAST
+
+Result = dict[str, dict[str, Any]]
+NAMES = list(probes.known())
+ASKED = ["burn", "memory", "fingerprint"]  # beside the level's: dist.nodes needs several machines
+ATTENTION = ["attention.math", "attention.efficient"]
+
+
+def run_on(folder: Path, gpu: str, level: str, chosen: "list[str] | None" = None, **variables: str) -> Result:
+    given = launch.document(gpu, level, NAMES, chosen, require=[] if chosen else ASKED)
+    return launch.run(gpu, launch.CATALOGUE, given, folder / "frames", **launch.variables(folder), **variables)
+
+
+@pytest.fixture(scope="module")
+def h100(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run_on(tmp_path_factory.mktemp("h100"), "h100", "standard", **{SHORT: "1"})
+
+
+def test_every_probe_passes_on_an_h100(h100: Result) -> None:
+    assert list(expected.alarms("h100", "standard", h100)) == []
+    assert set(h100) == set(NAMES) - {"dist.nodes"}
+
+
+def test_the_kernels_that_are_missing_are_named(h100: Result) -> None:
+    """Of flash and cuDNN float32's, of flash also those that take a mask."""
+    for backend, lacking in (("flash", (" fp32 ", " masked")), ("cudnn", (" fp32 ",))):
+        unsupported = h100[f"attention.{backend}"]["traits"]["unsupported"]
+        assert unsupported and all(any(words in step for words in lacking) for step in unsupported)
+
+
+def test_every_probe_passes_on_a_t4_with_the_real_sizes(tmp_path: Path) -> None:
+    found = run_on(tmp_path, "t4", "quick")
+    assert list(expected.alarms("t4", "quick", found)) == []
+    assert expected.skipped("t4") == {"attention.flash", "attention.cudnn", "gemm.fp8", *expected.WITHOUT_APEX}
+
+
+def test_gradients_and_an_old_torch_on_a_v100(tmp_path: Path) -> None:
+    found = run_on(tmp_path, "v100", "standard", ATTENTION, **{SHORT: "1", OLD_AUTOCAST: "1"})
+    assert list(expected.alarms("v100", "standard", found)) == []
+    words = set(found["attention.math"]["traits"]["unsupported"].values())
+    assert words == {"Current CUDA Device does not support bfloat16. Please switch dtype to float16."}
+
+
+def test_tf32_passes_where_it_is_allowed(tmp_path: Path) -> None:
+    chosen = ["tf32.mode", "gemm.accuracy"]
+    given = launch.document("a100", "quick", NAMES, chosen, settings={"allow_tf32": True})
+    found = launch.run("a100", launch.CATALOGUE, given, tmp_path / "frames")
+    assert list(expected.alarms("a100", "quick", found)) == []
+    assert found["tf32.mode"]["traits"]["mm"] == "TF32"
+
+
+SCALE = 64  # by so much each limit is divided, those of attention too: heads x length x length, heads x length x depth
+AT_THE_LIMIT = [
+    {"m": 512, "k": (1 << 20) // SCALE, "n": 512, "dtype": "fp64", "layout": "tt", "bias": False},
+    {"m": 1024, "k": (1 << 20) // SCALE, "n": 1024, "dtype": "fp32", "layout": "nt", "bias": False},
+    {"heads": 1, "length": (1 << 14) // 8, "depth": 64, "dtype": "fp32", "causal": True},
+    {"heads": 1, "length": (1 << 14) // 8, "depth": 64, "dtype": "fp16", "causal": True},
+]
+
+
+@pytest.mark.parametrize("shape", AT_THE_LIMIT, ids=lambda shape: "{dtype}".format(**shape))
+def test_a_shape_at_the_limit_fits_into_a_t4(tmp_path: Path, shape: dict[str, Any]) -> None:
+    chosen = ["attention.math" if "heads" in shape else "gemm.crash"]
+    given = launch.document("t4", "quick", NAMES, chosen, own={"shapes": [shape]})
+    found = launch.run("t4", launch.CATALOGUE, given, tmp_path / "frames", **{SHORT: "1"})
+    assert list(expected.alarms("t4", "quick", found)) == []
+    peak = SCALE * found[chosen[0]]["traits"]["simulated"]["peak_bytes"]
+    assert 4 * 10**9 < peak < expected.MOST["standard"]
