@@ -172,12 +172,12 @@ def judge(context: Context, backend: str) -> None:
             got = _attend(context, backend, data, case.causal, case.autocast)
         if not step.refused:
             _judge(context, backend, case, data, got, step.seconds)
+    if not context.figures:
+        raise Skip(f"no {backend} attention on this device: {next(iter(context.traits['unsupported'].values()))}")
     if context.at_least("standard"):
         attention_backward.check(context, backend)
     attention_needle.check(context, backend)
     _tell(context, backend)
-    if not context.figures:
-        raise Skip(f"no {backend} attention on this device: {next(iter(context.traits['unsupported'].values()))}")
 
 
 def _attend(context: Context, backend: str, data: Inputs, causal: bool, autocast: bool = False) -> torch.Tensor:
