@@ -62,6 +62,8 @@ WINDOW = 40  # keys that a query sees on each side, with the mask "window"
 STRIDE = 1237  # a prime: how far the keys of successive queries lie apart
 SEED = 81
 
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -179,9 +181,7 @@ def make(case: Case) -> Needle:
     return _solved(case, (q, k, v, grad), mask, places.clamp(0, case.keys - 1), visible)
 
 
-def _solved(
-    case: Case, given: tuple[torch.Tensor, ...], mask: torch.Tensor | None, places: torch.Tensor, visible: torch.Tensor
-) -> Needle:
+def _solved(case: Case, given: Four, mask: torch.Tensor | None, places: torch.Tensor, visible: torch.Tensor) -> Needle:
     """`places`: the keys of each query's class, (batch, heads, queries, some); `visible`: which of them it sees.
 
     The gradients and their spreads are attention_backward.exact's, summed over those keys alone.
@@ -298,10 +298,11 @@ def _attend(context: Context, backend: str, case: Case, needle: Needle, dtype: t
         options["is_causal"] = True
     if case.groups != case.heads:
         options["enable_gqa"] = True
-    leaves = tuple(values.requires_grad_(backward) for values in (q, k, v))
+    for values in (q, k, v):
+        values.requires_grad_(backward)
     with only(backend):
-        output = F.scaled_dot_product_attention(*leaves, **options)
-        gradients = torch.autograd.grad(output, leaves, grad) if backward else ()
+        output = F.scaled_dot_product_attention(q, k, v, **options)
+        gradients = torch.autograd.grad(output, (q, k, v), grad) if backward else ()
     return [values.detach().cpu() for values in (output, *gradients)]
 
 
@@ -321,9 +322,7 @@ def laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
     return view.copy_(values)
 
 
-def _limits(
-    context: Context, backend: str, case: Case, needle: Needle, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _limits(context: Context, backend: str, case: Case, needle: Needle, dtype: torch.dtype) -> Four:
     """Of the output and of each gradient. What makes a score is exact but on the math path, which scales the factors
     first and rounds them: a fused kernel errs only in what a score of at most NEAR can."""
     by_math, length, tf32 = backend == "math", max(case.queries, case.keys), context.job.allow_tf32

@@ -198,7 +198,7 @@ def _spread(case: Convolution, x: torch.Tensor, strides: tuple[int, ...]) -> tor
     """A transposed convolution's input with the zeros between its elements, and `extra` after the last."""
     sizes = [(n - 1) * stride + 1 + case.extra for n, stride in zip(x.shape[2:], strides)]
     wide = x.new_zeros(*x.shape[:2], *sizes)
-    wide[(..., *(slice(0, n - case.extra, stride) for n, stride in zip(sizes, strides)))] = x
+    wide[(slice(None), slice(None), *(slice(0, n - case.extra, stride) for n, stride in zip(sizes, strides)))] = x
     return wide
 
 
