@@ -56,6 +56,6 @@ def start(module: str, document: Frame, path: Path, **extra: str) -> "subprocess
 def run(module: str, document: Frame, path: Path, **extra: str) -> tuple[list[Frame], int, bytes]:
     """The frames, the exit status and what was printed to stderr; stdout must stay empty."""
     with start(module, document, path, **extra) as process:
-        out, err = process.communicate(input=b"not for probes", timeout=120)
+        out, err = process.communicate(input=b"not for probes", timeout=600)
     assert out == b"", out
     return read(path.read_bytes()), process.returncode, err

@@ -25,12 +25,12 @@ def cut(values: torch.Tensor) -> torch.Tensor:
     return (values.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
-def with_tf32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
-    """The math path as a card with TF32 computes it."""
-    if q.dtype != torch.float32 or k.dtype != torch.float32:
-        return REAL(q, k, v, is_causal=is_causal)
+def with_tf32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The math path as a GPU with TF32 computes plain calls."""
+    if q.dtype != torch.float32 or k.dtype != torch.float32 or not options.keys() <= {"is_causal"}:
+        return REAL(q, k, v, **options)
     logits = cut(q * q.shape[-1] ** -0.5) @ cut(k.transpose(-1, -2))
-    if is_causal:
+    if options.get("is_causal"):
         logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), float("-inf"))
     return cut(torch.softmax(logits, dim=-1)) @ cut(v)
 

@@ -10,7 +10,19 @@ import torch.nn.functional as F
 from envbuild.selftest import bounds, inputs
 from envbuild.selftest.job import Job
 from envbuild.selftest.probes import conv
-from envbuild.selftest.probes.conv import CHECKED, SMALL, WIDE, Convolution, reference
+from envbuild.selftest.probes.conv import (
+    CHECKED,
+    NEAREST,
+    SMALL,
+    TRAINED,
+    WIDE,
+    Convolution,
+    Trained,
+    gradients_of,
+    integers,
+    reference,
+    rows,
+)
 
 from .played import Card
 from .seeds.convolutions import half_convolution
@@ -20,21 +32,54 @@ CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 EVERY = SMALL + WIDE
 
 
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SMALL + TRAINED, ids=lambda case: case.name)
 def test_the_reference_is_torchs_own_in_float64(case: Convolution) -> None:
-    x, w = (inputs.signed(shape, seed).double() for shape, seed in ((case.shape, 1), (case.filters, 2)))
-    rest = (case.stride, case.padding, case.dilation, case.groups)
-    whole = CONVOLVE[case.dimensions](x, w, None, *rest)
-    got = reference(case, x, w)
-    assert float((got - whole[:, case.channels].transpose(0, 1).flatten(1)).abs().max()) < 1e-12
+    shapes = (case.shape, case.filters, (case.shape[0], case.out, *case.places))
+    x, w, grad = (inputs.signed(shape, seed).double() for seed, shape in enumerate(shapes))
+    leaves = (x.requires_grad_(), w.requires_grad_())
+    whole = case.convolve(x, w)
+    got = reference(case, x, w, range(case.out))
+    assert whole.shape[2:] == case.places
+    assert float((got - rows(whole)).detach().abs().max()) < 1e-12
+    assert torch.equal(reference(case, x, w, case.channels), got[case.channels])
+    if case in TRAINED:
+        expected = torch.autograd.grad(whole, leaves, grad)
+        for found, wanted in zip(torch.autograd.grad(got, leaves, rows(grad)), expected, strict=True):
+            assert float((found - wanted).abs().max()) < 1e-11
+
+
+def allowed(exact: torch.Tensor, magnitude: torch.Tensor, k: int) -> float:
+    """The widest error of an algorithm that computes with fractions, those in half precision included."""
+    assert float(exact.abs().max()) <= 256  # an integer of bfloat16
+    return float(bounds.half_sums(exact, magnitude.max(), k, torch.float16).max())
 
 
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
-def test_one_wrong_product_leaves_the_bound_on_integers(case: Convolution) -> None:
-    x, w = inputs.ternary(case.shape, 61), inputs.ternary(case.filters, 62)
-    exact, magnitude = reference(case, x, w), reference(case, x.abs(), w.abs())
-    assert float(exact.abs().max()) <= 256  # an integer of bfloat16
-    assert float(bounds.gemm(exact, magnitude.max(), case.products, torch.bfloat16).max()) < 0.5
+def test_one_wrong_product_leaves_what_is_allowed_on_integers(case: Convolution) -> None:
+    x, w = integers(case)
+    exact, magnitude = (reference(case, *given, range(case.out)) for given in ((x, w), (x.abs(), w.abs())))
+    assert allowed(exact, magnitude, case.products) < NEAREST
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
+def test_one_wrong_product_of_a_gradient_does_too(case: Convolution) -> None:
+    given = Trained.of(case)
+    x, w, bias = (values.abs().requires_grad_() for values in (given.x, given.w, given.bias))
+    output = reference(case, x, w, range(case.out)) + bias[:, None]
+    magnitudes = gradients_of(output, (x, w, bias), rows(given.full).abs(), rows(given.few).abs())
+    taps = int(torch.Size(case.kernel).numel())
+    lengths = (case.out // case.groups * taps, *2 * [given.few[:, 0].numel()])
+    assert allowed(given.output, output.detach(), case.products + 1) < NEAREST
+    for exact, magnitude, k in zip(given.gradients, magnitudes, lengths, strict=True):
+        assert allowed(exact, magnitude, k) < NEAREST
+
+
+@pytest.mark.parametrize("case", EVERY + TRAINED, ids=lambda case: case.name)
+def test_filters_together_use_every_weight(case: Convolution) -> None:
+    x, w = integers(case)
+    assert bool((x != 0).all())
+    used = (w != 0).any(dim=0).double()
+    assert used.mean() == 1 or (case in (SMALL[6], WIDE[1]) and used.flatten(1).mean(dim=1).min() > 0.5)
 
 
 def test_of_many_channels_some_are_compared() -> None:
@@ -106,6 +151,7 @@ def on_a_card(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, dtype: torch.dtyp
     """The probe for one plain convolution, by this kernel."""
     monkeypatch.setattr(conv, "SMALL", (PLAIN,))
     monkeypatch.setattr(conv, "WIDE", ())
+    monkeypatch.setattr(conv, "TRAINED", ())
     monkeypatch.setattr(conv, "DTYPES", (dtype,))
     monkeypatch.setattr(F, "conv2d", kernel)
     context = Card(Job("0" * 32, level="standard"))
@@ -139,12 +185,23 @@ WRONG = {
     "row": lambda x, w, b, stride, padding, *rest: CONVOLVE[2](x.roll(1, 2), w, b, stride, padding, *rest),
     "slice": lambda x, w, b, *rest: CONVOLVE[2](x[:, :60], w[:, :60], b, *rest),
     "nan": lambda *args: CONVOLVE[2](*args).index_fill(3, torch.tensor(30), float("nan")),
+    "channel": lambda x, w, *rest: CONVOLVE[2](x, w.index_fill(1, torch.tensor(63), 0), *rest),
+    "tap": lambda x, w, *rest: CONVOLVE[2](x, w * (torch.arange(w.numel()) != 0).view(w.shape), *rest),
+    "winograd without a channel": lambda x, w, *rest: winograd(4)(x[:, 1:], w[:, 1:], *rest),
 }
 
 
 @pytest.mark.parametrize("kernel", WRONG.values(), ids=WRONG)
-def test_what_is_wrong_leaves_the_wider_bound_too(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+def test_what_is_wrong_is_found_in_half_precision_too(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
     assert on_a_card(monkeypatch, kernel).faults
+
+
+def test_on_integers_every_output_channel_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = Convolution((1, 4, 5, 5), 2 * CHECKED, (3, 3))
+    spoiled = next(channel for channel in range(many.out) if channel not in many.channels)
+    monkeypatch.setattr("selftest.test_conv.PLAIN", many)
+    found = on_a_card(monkeypatch, lambda *args: CONVOLVE[2](*args).index_fill(1, torch.tensor(spoiled), 0))
+    assert [fault.reason.split(":")[0] for fault in found.faults] == [f"fp16 conv{many.name} integer"]
 
 
 def test_the_other_dtypes_are_held_to_the_tighter_bound_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 Four problems lie in one batch, so that each kernel is called once for all: random values, compared with float64; V = 1,
 whose output is 1; q = 0, whose output is the mean of V; and q = k = 40, whose logits leave float16 where they are not
 scaled first, and whose output is again the mean of V, as all logits are equal. From level standard on, gradients too.
+
+attention_needle.py adds what models ask for beyond that: masks, grouped heads, other head sizes, lengths and strides.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch.nn.functional as F
 from envbuild.selftest import bounds, inputs
 from envbuild.selftest.context import Context, short_name
 from envbuild.selftest.outcome import Skip
-from envbuild.selftest.probes import attention_backward
+from envbuild.selftest.probes import attention_backward, attention_needle
 from envbuild.selftest.probes.attention_backends import is_refused, only
 from envbuild.selftest.probes.attention_traits import note_upcast, report
 from envbuild.selftest.reference import compare
@@ -26,7 +28,7 @@ from envbuild.selftest.reference import compare
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)  # torch 2.0's CPU knows bfloat16 alone
 DEPTHS = (64, 128)
-SHORT, LONG, LONG_CPU_QUICK = 128, 2925, 365  # 2925 is a video model's; neither long one is a multiple of a tile
+SHORT, LONG, LONG_CPU = 128, 2925, 365  # 2925 is a video model's; neither long one is a multiple of a tile
 HEADS, HEADS_FEW = 2, 1  # few on the CPU, and at level quick of the long ones: making inputs and comparing take longest
 PROBLEMS = ("random", "V=1", "q=0", "q=k=40")
 LARGE = 40.0
@@ -93,7 +95,7 @@ def cases(context: Context) -> Iterator[Case]:
     for shape in context.job.own.attentions:
         yield Case(getattr(torch, shape.dtype), shape.heads, shape.length, shape.depth, shape.causal, own=True)
     quick = not context.at_least("standard")
-    long = LONG_CPU_QUICK if context.on_cpu and quick else LONG
+    long = LONG_CPU if context.on_cpu else LONG
     many = HEADS_FEW if context.on_cpu else HEADS
     for dtype in DTYPES:
         for depth in DEPTHS:
@@ -170,11 +172,12 @@ def judge(context: Context, backend: str) -> None:
             got = _attend(context, backend, data, case.causal, case.autocast)
         if not step.refused:
             _judge(context, backend, case, data, got, step.seconds)
-    if context.at_least("standard"):
-        attention_backward.check(context, backend)
-    _tell(context, backend)
     if not context.figures:
         raise Skip(f"no {backend} attention on this device: {next(iter(context.traits['unsupported'].values()))}")
+    if context.at_least("standard"):
+        attention_backward.check(context, backend)
+    attention_needle.check(context, backend)
+    _tell(context, backend)
 
 
 def _attend(context: Context, backend: str, data: Inputs, causal: bool, autocast: bool = False) -> torch.Tensor:

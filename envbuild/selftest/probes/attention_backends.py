@@ -17,8 +17,14 @@ _BACKENDS = {
     "efficient": "EFFICIENT_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
-# The last: autocast leaves attention alone on the CPU of torch 2.0.
-_NO_KERNEL = ("No available kernel", "No viable backend", "No execution plans", "to have the same dtype")
+# "to have the same dtype": autocast leaves attention alone on the CPU of torch 2.0. "enable_gqa": torch 2.5 and newer.
+_NO_KERNEL = (
+    "No available kernel",
+    "No viable backend",
+    "No execution plans",
+    "to have the same dtype",
+    "unexpected keyword argument 'enable_gqa'",
+)
 
 
 @contextlib.contextmanager

@@ -11,11 +11,11 @@ from .making import BRAIN, HALF, Kernel, named, seeded, tf32, wrong_element
 def half_convolution(kernel: Kernel) -> Kernel:
     """float16 convolutions summed in float16, four channels at a time."""
 
-    def seeded(x: torch.Tensor, w: torch.Tensor, bias: None, *rest: Any) -> torch.Tensor:
+    def seeded(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
         if x.dtype != torch.float16 or rest[-1] != 1:
             return kernel(x, w, bias, *rest)
-        parts = [kernel(x[:, c : c + 4].float(), w[:, c : c + 4].float(), bias, *rest) for c in range(0, x.shape[1], 4)]
-        total = torch.zeros_like(parts[0])
+        parts = [kernel(x[:, c : c + 4].float(), w[:, c : c + 4].float(), None, *rest) for c in range(0, x.shape[1], 4)]
+        total = torch.zeros_like(parts[0]) if bias is None else bias.float().view(-1, *(1,) * (x.dim() - 2))
         for part in parts:
             total = (total + part).half().float()
         return total.half()
@@ -27,7 +27,7 @@ def fourier(kernel: Kernel) -> Kernel:
     """A right convolution of one dimension by way of float32 Fourier transforms: not exact on integers."""
 
     def seeded(
-        x: torch.Tensor, w: torch.Tensor, bias: None, stride: int, padding: int, dilation: int, groups: int
+        x: torch.Tensor, w: torch.Tensor, bias: Any, stride: int, padding: int, dilation: int, groups: int
     ) -> Any:
         length = x.shape[2] + 2 * padding
         spread = torch.zeros((*w.shape[:2], (w.shape[2] - 1) * dilation + 1), device=w.device)
@@ -35,7 +35,43 @@ def fourier(kernel: Kernel) -> Kernel:
         images = torch.fft.rfft(F.pad(x.float(), (padding, padding)), length)
         filters = torch.fft.rfft(spread, length).conj()
         whole = torch.fft.irfft(torch.einsum("nif,oif->nof", images, filters), length)
-        return whole[..., : length - spread.shape[2] + 1].to(x.dtype)
+        found = whole[..., : length - spread.shape[2] + 1 : stride]
+        return (found if bias is None else found + bias.float()[:, None]).to(x.dtype)
+
+    return seeded
+
+
+def lost_image(kernel: Kernel) -> Kernel:
+    """The gradient of the weights lacks the last image's part."""
+
+    def seeded(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return torch.cat((kernel(x[:-1], w, *rest), kernel(x[-1:], w.detach(), *rest)))
+
+    return seeded
+
+
+def lost_row(kernel: Kernel) -> Kernel:
+    """The gradient of an input of odd height is 0 in its last row where the stride is 2."""
+
+    def seeded(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, stride: Any, *rest: Any) -> torch.Tensor:
+        if x.requires_grad and stride == 2 and x.shape[2] % 2:
+            hook: Any = x.register_hook
+            hook(lambda grad: torch.cat((grad[:, :, :-1], 0 * grad[:, :, -1:]), dim=2))
+        return kernel(x, w, bias, stride, *rest)
+
+    return seeded
+
+
+def packed(kernel: Kernel) -> Kernel:
+    """An input whose channels lie last is read as if they did not."""
+    return lambda x, *rest: kernel(x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride()), *rest)
+
+
+def other_group(kernel: Kernel) -> Kernel:
+    """Each group has the next one's filters, where a group has more than one."""
+
+    def seeded(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return kernel(x, w.roll(w.shape[0] // rest[-1], 0) if w.shape[1] > 1 else w, *rest)
 
     return seeded
 
@@ -58,4 +94,9 @@ PROBES = (
     seeded("conv", F, "conv1d", named("without_library", lambda k: library_says("NOT_SUPPORTED_ARCH_MISMATCH"))),
     seeded("conv", F, "conv1d", named("sublibrary", lambda k: library_says("SUBLIBRARY_VERSION_MISMATCH"))),
     seeded("conv", F, "conv1d", fourier),
+    seeded("conv", F, "conv2d", lost_image),
+    seeded("conv", F, "conv2d", lost_row),
+    seeded("conv", F, "conv2d", packed),
+    seeded("conv", F, "conv2d", other_group),
+    seeded("conv", F, "conv_transpose2d", named("unturned", lambda k: lambda x, w, *r: k(x, w.flip(-1), *r))),
 )

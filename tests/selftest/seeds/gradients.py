@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.catalogue import PROBES as REAL
 from envbuild.selftest.context import Context
-from envbuild.selftest.probes import attention, attention_backward
+from envbuild.selftest.probes import attention, attention_backward, attention_needle
 from envbuild.selftest.registry import Probe
 
 Kernel = Callable[..., torch.Tensor]
@@ -35,17 +35,25 @@ def changed(which: int, change: Change, where: Callable[..., bool] = lambda *arg
 def neighbour(grad: torch.Tensor) -> torch.Tensor:
     """Row 20 is that of row 19."""
     grad = grad.clone()
-    grad[..., 20, :] = grad[..., 19, :]
+    grad[..., 20:21, :] = grad[..., 19:20, :] if grad.shape[-2] > 20 else 0
     return grad
 
 
 def nan(*where: int) -> Change:
+    """NaN in one place, of tensors that have it."""
+
     def change(grad: torch.Tensor) -> torch.Tensor:
         grad = grad.clone()
-        grad[where] = float("nan")
+        if all(place < length for place, length in zip(where, grad.shape, strict=False)):
+            grad[where] = float("nan")
         return grad
 
     return change
+
+
+def narrow(grad: torch.Tensor) -> torch.Tensor:
+    """0 in what is beyond 64 columns."""
+    return torch.cat((grad[..., :64], 0 * grad[..., 64:]), dim=-1)
 
 
 def before() -> Change:
@@ -58,6 +66,17 @@ def before() -> Change:
         return found
 
     return change
+
+
+def one_of_group(kernel: Kernel) -> Kernel:
+    """The gradient of a key comes from the first query head of its group alone."""
+
+    def seeded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool = False, **rest: Any) -> Any:
+        times = q.shape[1] // k.shape[1]
+        keys = torch.stack([k] + [k.detach()] * (times - 1), dim=2).flatten(1, 2)
+        return kernel(q, keys, v.repeat_interleave(times, dim=1), **rest)
+
+    return seeded
 
 
 def no_plan(kernel: Kernel) -> Kernel:
@@ -73,24 +92,28 @@ def is_of_64_modulo_128(q: torch.Tensor, *args: Any, attn_mask: Any = None, **op
     return attn_mask is not None and q.shape[-2] % 128 == 64
 
 
+def is_of_72(q: torch.Tensor, *args: Any, **options: Any) -> bool:
+    return q.shape[-1] == 72
+
+
 def is_one_query(q: torch.Tensor, *args: Any, **options: Any) -> bool:
     return q.shape[-2] == 1
 
 
 def seeded(backend: str, name: str, wrong: Wrong, torch_: str | None = None, cudnn: int | None = None) -> Probe:
-    """The probe at level standard, its long forward cases left out. "cudnn" has a torch and a cuDNN of these versions;
-    on the CPU the flash kernel plays it."""
+    """The probe at level standard, on fewer needles. "cudnn" has a torch and a cuDNN of these versions; on the
+    CPU the flash kernel takes its place."""
     (real,) = (item for item in REAL if item.name == f"attention.{backend}")
 
     def function(context: Context) -> None:
-        modules: list[Any] = [attention, attention_backward]
+        modules: list[Any] = [attention, attention_backward, attention_needle]
         if backend == "cudnn":
             only = attention.only
             for module in modules if context.on_cpu else ():
                 module.only = lambda name: only("flash" if name == "cudnn" else name)
             torch.backends.cudnn.version = lambda: cudnn  # type: ignore[assignment]
             torch.__version__ = torch_ or torch.__version__  # type: ignore[assignment]
-        modules[0].LONG = attention.SHORT
+        modules[2].LONG, modules[2].CASES = attention_needle.LONG_CPU_QUICK, attention_needle.CASES_QUICK
         setattr(F, SDPA, wrong(getattr(F, SDPA)))
         context.job = dataclasses.replace(context.job, level="standard")
         real.function(context)
@@ -106,6 +129,8 @@ PROBES = (
     seeded("math", "grad_k_row", changed(1, neighbour)),
     seeded("flash", "grad_v_nan", changed(2, nan(0, 0, 7, 9), lambda q, *args, **rest: q.shape[-2] in LONG)),
     seeded("flash", "stale_gradient", changed(0, before())),
+    seeded("math", "one_of_group", one_of_group),
+    seeded("flash", "grad_q_narrow", changed(0, narrow, is_of_72)),
     seeded("cudnn", "masked", changed(0, nan(NEGATIVE), is_of_64_modulo_128), "2.13.0+cu130", 92000),
     seeded("cudnn", "one_query", changed(1, nan(NEGATIVE), is_one_query), "2.15.0+cu130", 92600),
     seeded("cudnn", "exploding", changed(1, lambda grad: grad * 1000), "2.5.0+cu124", 90100),
