@@ -75,7 +75,7 @@ WRONG = [
     ("compile.triton:not_compiled", "mismatch", "torch.compile has compiled nothing"),
     ("compile.triton:ptxas", "exception", "RuntimeError: ptxas fatal   : Value 'sm_121a' is not defined"),
     ("compile.triton:bf16", "exception", "Feature '.bf16' requires .target sm_80"),
-    ("burn:now_and_then", "mismatch", "cpu: product 4 has 1 wrong rows of 768, the first is 700: drain the card"),
+    ("burn:now_and_then", "mismatch", "cpu: product 4 has 1 wrong rows of 768, the first is 700: drain the GPU"),
     ("burn:nan", "mismatch", "cpu: product 0 has 1 wrong rows of 768, the first is 0"),
     ("memory:stuck_bit", "mismatch", "zeros: word 77 is 0x0000000000100000, should be 0x0000000000000000: drain"),
     ("memory:aliases", "mismatch", "places: word 0 is 0x"),

@@ -15,9 +15,8 @@ import torch
 
 from envbuild.selftest import inputs
 from envbuild.selftest.context import Context
-from envbuild.selftest.nvml import Refused, Unavailable
-from envbuild.selftest.probes.health import DRAIN, Watch, report
 from envbuild.selftest.reference import one_thread
+from envbuild.selftest.telemetry import DRAIN
 
 SIDE, SIDE_CPU = 16384, 768
 SECONDS_CPU = 1
@@ -88,7 +87,6 @@ def burn(context: Context) -> None:
         Stove(device, *(part.to(device, dtype) for part in (given.a, given.b)), *_floats(given, device))
         for device in devices(context)
     ]
-    watch = _watch(context)
     context.step(f"products {side}x{side}x{side} for {seconds} s on {len(stoves)} devices")
     begin, turn, worst = time.perf_counter(), 0, 0.0
     while worst == 0 and time.perf_counter() - begin < seconds:
@@ -105,7 +103,6 @@ def burn(context: Context) -> None:
     spent = time.perf_counter() - begin
     context.figure("residue of Freivalds' check", dtype, (side, side, side), abs(worst), 0.0, spent)
     context.traits.update(products=turn, tflops=2 * side**3 * turn * len(stoves) / spent / 1e12)
-    _look(context, watch)
 
 
 def devices(context: Context) -> Sequence[torch.device]:
@@ -118,22 +115,3 @@ def devices(context: Context) -> Sequence[torch.device]:
 def _floats(given: Problem, device: torch.device) -> Iterator[torch.Tensor]:
     """float32 holds them: no sum reaches 2^24."""
     yield from (part.to(device, torch.float32) for part in (given.vectors, given.expected))
-
-
-def _watch(context: Context) -> Watch | None:
-    if context.on_cpu:
-        return None
-    try:
-        return Watch()
-    except (Unavailable, Refused) as error:
-        context.traits["health"] = str(error)
-        return None
-
-
-def _look(context: Context, watch: Watch | None) -> None:
-    """What the driver noticed meanwhile."""
-    try:
-        if watch:
-            report(context, watch)
-    except Refused as error:
-        context.fail("hardware", f"{error}: {DRAIN}")
