@@ -111,7 +111,8 @@ class Child:
         try:
             pid = os.fork()
             if pid == 0:
-                ends = child.Ends(*(write for _, write in pipes), turn)
+                messages, dump, noise = (write for _, write in pipes)
+                ends = child.Ends(messages, dump, noise, turn)
                 child.main(probe, job, ends, not_ours=(*self.descriptors, *hidden))
         except OSError:
             self.close()
