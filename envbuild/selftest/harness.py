@@ -4,7 +4,7 @@ It imports torch, so that a forked probe need not, and calls nothing of it: no t
 process forked after so much as one CPU operation can hang in torch's thread pool.
 
 Probes work one after the other, so that what the driver reports is the fault of one of them, and none takes time or
-memory from another. Only the start of CUDA, 0.6 to 1 s of each, is done ahead, while another probe works.
+memory from another. Only the start of CUDA, an estimated 0.6 to 1 s of each, is done ahead, while another one works.
 """
 
 from __future__ import annotations

@@ -116,12 +116,12 @@ class Nvml:
         return found if self._ask("nvmlDeviceGetHandleByPciBusId_v2", name, ctypes.byref(found)) else None
 
     def numbers(self, gpu: Handle) -> dict[str, int]:
-        """What NVML tells of a GPU now, by name; what it does not is left out. Raises Refused.
+        """What NVML reports of a GPU now, by name; what it does not is left out. Raises Refused.
 
         Counts since the driver was loaded: "corrected" and "uncorrected" memory errors, "pcie_replays", those of
-        NVLINK; since the GPU was made: "ever", of uncorrected errors. 0 or 1: memory that went bad and is "pending" to
-        be replaced, or whose replacement "failed"; "limited: ..." of CLOCK_LIMITS. "compute_mode": of COMPUTE_MODES.
-        Units are in the other names.
+        NVLINK. Since the GPU was made: "ever", of uncorrected errors, and "remapped" rows of memory. 0 or 1: memory
+        that went bad and is "pending" to be replaced, or whose replacement "failed"; "limited: ..." of CLOCK_LIMITS.
+        "compute_mode": of COMPUTE_MODES. Units are in the other names.
         """
         found = {}
         for name, function, kind, arguments in _NUMBERS:
@@ -133,9 +133,10 @@ class Nvml:
 
     def _replacements(self, gpu: Handle) -> dict[str, int]:
         """Of rows from Ampere on, of pages before."""
-        _, _, pending, failed = rows = [ctypes.c_uint() for _ in range(4)]
+        corrected, uncorrected, pending, failed = rows = [ctypes.c_uint() for _ in range(4)]
         if self._ask("nvmlDeviceGetRemappedRows", gpu, *map(ctypes.byref, rows)):
-            return {"pending": pending.value, "failed": failed.value}
+            remapped = corrected.value + uncorrected.value
+            return {"remapped": remapped, "pending": pending.value, "failed": failed.value}
         asked = self._ask("nvmlDeviceGetRetiredPagesPendingStatus", gpu, ctypes.byref(pending))
         return {"pending": pending.value} if asked else {}
 

@@ -26,7 +26,7 @@ _FAULTS = {
     "pending": "memory that went bad waits to be replaced: " + DRAIN + " and reset it",
     "failed": "memory that went bad could not be replaced: " + DRAIN + " for good",
 }
-_COUNTS = ("corrected", "uncorrected", "pcie_replays", *NVLINK)
+_COUNTS = ("corrected", "uncorrected", "remapped", "pcie_replays", *NVLINK)
 _MEASURED = ("celsius", "milliwatts", "sm_mhz", "memory_mhz", "free_mib")
 _LIMITED = "limited: "
 _IDLE = _LIMITED + "idle"

@@ -70,7 +70,7 @@ PROBES = (
     during("retiring", "STUB_OLD=1", "STUB_RETIRING=1"),
     during("skips", "STUB_ECC=1", skips=True),
     during("dies", "STUB_ECC=9", dies=True),
-    during("slowly", "STUB_LIMITED=68", "STUB_GENERATION=3", "STUB_REPLAYS=9", "STUB_NVLINK=3", "STUB_CORRECTED=104"),
+    during("slowly", "STUB_LIMITED=68", "STUB_GENERATION=3", "STUB_REPLAYS=9", "STUB_NVLINK=3", "STUB_REMAPPED=8"),
     during("lost", "STUB_ERROR=15"),
     during("denied", "STUB_ERROR=4"),
     during("without ecc", "STUB_OLD=1"),

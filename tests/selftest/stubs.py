@@ -98,7 +98,7 @@ int nvmlDeviceGetTotalEccErrors(void *card, int kind, int counter, unsigned long
 { *count = kind == 1 ? own(card, "ecc", said(counter ? "STUB_ECC_EVER" : "STUB_ECC", 0)) : said("STUB_CORRECTED", 99);
   return supported(); }
 int nvmlDeviceGetRemappedRows(void *card, unsigned *c, unsigned *u, unsigned *pending, unsigned *failed)
-{ *c = *u = 7; *pending = own(card, "pending", said("STUB_PENDING", 0));
+{ *c = 7; *u = said("STUB_REMAPPED", 7); *pending = own(card, "pending", said("STUB_PENDING", 0));
   *failed = own(card, "failed", said("STUB_FAILED", 0)); return supported(); }
 int nvmlDeviceGetRetiredPagesPendingStatus(void *card, unsigned *pending)
 { *pending = said("STUB_RETIRING", 0); return said("STUB_RETIRING", 0) ? 0 : 3; }

@@ -1,6 +1,8 @@
 """What the driver reports while a probe runs is that probe's, whatever the probe found; what it lacks fails nothing."""
 
 import ctypes
+import json
+import os
 from pathlib import Path
 
 import pynvml
@@ -8,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envbuild.selftest import monitor, nvml
+from envbuild.selftest import nvml
 from envbuild.selftest.monitor import Monitor
 
 from . import stubs
@@ -78,7 +80,7 @@ def test_errors_of_applications_are_only_noted(frames: dict[str, Frame]) -> None
 def test_what_grew_and_what_limited_the_clocks_is_noted(frames: dict[str, Frame]) -> None:
     summary = frames["slowly"]["traits"]["nvml"]["0000:1A:00.0"]
     assert summary["limited"] == ["power cap", "hardware thermal slowdown"]
-    grown = {"corrected": 5, "pcie_replays": 5, "nvlink_crc_data": 1, "nvlink_replays": 1, "nvlink_recoveries": 1}
+    grown = {"remapped": 1, "pcie_replays": 5, "nvlink_crc_data": 1, "nvlink_replays": 1, "nvlink_recoveries": 1}
     assert summary["grew"] == grown
 
 
@@ -144,7 +146,13 @@ def test_the_monitor_ends_with_its_harness() -> None:
     pid = watching._pid
     watching.end()
     with pytest.raises(ChildProcessError):
-        monitor.os.waitpid(pid, monitor.os.WNOHANG)
+        os.waitpid(pid, os.WNOHANG)
+
+
+def test_the_parent_calls_nothing_of_torch_and_has_no_thread(tmp_path: Path) -> None:
+    watched = {**stubs.build(tmp_path), "STUB_NOW": str(tmp_path / "now"), "ENVBUILD_TEST_PROFILE": "1"}
+    _, _, err = run("monitored", job(device="cuda", probes=["sound", "ecc"]), tmp_path / "frames", **watched)
+    assert json.loads(err.decode().splitlines()[-1]) == {"calls": [], "threads": 1}
 
 
 def test_numbers_and_layouts_are_nvmls() -> None:
