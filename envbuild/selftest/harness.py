@@ -77,8 +77,8 @@ def run(probes: Sequence[Probe], job: Job, emit: Emit, terms: watch.Terms = watc
 def start_ahead(job: Job, report: Report) -> int:
     """How many probes may start CUDA while another one works: as many as processors and GPU memory are left for.
 
-    None where NVML does not tell, at level full and for the profile's own shapes, whose need of memory is not known,
-    and where the compute mode keeps other processes from the GPU.
+    None where NVML does not report it, at level full and with the profile's own shapes, whose need of memory is not
+    known, and where the compute mode keeps other processes from the GPU.
     """
     if job.level not in _NEED_MIB or job.own.shapes or not report.gpus:
         return 0
@@ -102,7 +102,7 @@ def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
 
 
 class _Processes:
-    """All that runs beside the harness: NVML's monitor, the probe whose turn it is, and those that start CUDA ahead."""
+    """The harness's children: NVML's monitor, the probe whose turn it is, and those that start CUDA ahead."""
 
     def __init__(self, job: Job, terms: watch.Terms) -> None:
         self._job = job

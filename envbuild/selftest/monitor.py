@@ -51,7 +51,7 @@ class Monitor:
         """What was seen since the last report. Once the process is gone or does not answer, only why."""
         if self._unwatched is None:
             try:
-                with contextlib.suppress(BrokenPipeError):  # that there is no answer says more
+                with contextlib.suppress(BrokenPipeError):  # the missing answer is explained below
                     os.write(self._requests, b"?")
                 report = Report.of(json.loads(self._line()))
                 self._unwatched = report.unwatched
@@ -103,7 +103,7 @@ class Monitor:
 
 
 def _main(requests: int, answers: int, not_ours: Sequence[int]) -> NoReturn:
-    """Leaves without Python's shutdown, and by itself where the harness is gone, as nobody else has the pipe's end."""
+    """Leaves without Python's shutdown. Where the harness is gone it leaves too, as no other process has the pipe."""
     try:
         for fd in not_ours:
             os.close(fd)

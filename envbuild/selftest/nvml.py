@@ -1,4 +1,4 @@
-"""NVML through ctypes: the few functions that tell a GPU's health. Signatures and numbers as in NVIDIA's nvml.h."""
+"""NVML through ctypes: the few functions that report a GPU's health. Signatures and numbers as in NVIDIA's nvml.h."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
 _VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and ever
 _XID = 8  # nvmlEventTypeXidCriticalError
 
-# One number each: its name, the function that tells it, the arguments between the GPU and the place for the answer.
+# One number each: its name, the function that gives it, the arguments between the GPU and the place for the answer.
 _UINT, _ULONGLONG = ctypes.c_uint, ctypes.c_ulonglong
 _NUMBERS: tuple[tuple[str, str, Any, tuple[int, ...]], ...] = (
     ("corrected", "nvmlDeviceGetTotalEccErrors", _ULONGLONG, (_CORRECTED, _VOLATILE)),
@@ -89,9 +89,9 @@ class _Event(ctypes.Structure):
 
 
 class Nvml:
-    """NVML, started: raises Unavailable. What a GPU or a driver does not tell is None; Refused says it is at fault.
+    """NVML, started: raises Unavailable. What is not available is None; Refused is raised for a GPU at fault.
 
-    `unanswered`: by function, errors that say nothing of the GPU; in a container some are ordinary.
+    `unanswered`: by function, errors that do not concern the GPU; in a container some are ordinary.
     """
 
     def __init__(self, name: str = LIBRARY) -> None:

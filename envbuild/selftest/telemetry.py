@@ -170,13 +170,13 @@ def attribute(outcome: Outcome, report: Report) -> Outcome:
 
 
 def _traits(report: Report) -> dict[str, Any]:
-    told: dict[str, Any] = {"nvml": {gpu: _summary(window) for gpu, window in report.gpus.items()}}
+    traits: dict[str, Any] = {"nvml": {gpu: _summary(window) for gpu, window in report.gpus.items()}}
     application = [number for _, number in report.xids if number in APPLICATION_XIDS]
     if application:
-        told["application_xids"] = application
+        traits["application_xids"] = application
     if report.unwatched:
-        told["unwatched"] = report.unwatched
-    return told
+        traits["unwatched"] = report.unwatched
+    return traits
 
 
 def _summary(window: Window) -> dict[str, Any]:

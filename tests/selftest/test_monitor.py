@@ -19,14 +19,14 @@ from .reading import Frame, job, outcomes, run
 FAULTS = ("xid", "after xid", "application", "ecc", "pending", "failed", "skips", "dies")
 
 
-def told(folder: Path, *probes: str, **libraries: str) -> dict[str, Frame]:
+def results(folder: Path, *probes: str, **libraries: str) -> dict[str, Frame]:
     libraries = {**(libraries or stubs.build(folder)), "STUB_NOW": str(folder / "now")}
     return outcomes(run("monitored", job(device="cuda", probes=list(probes)), folder / "frames", **libraries)[0])
 
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
-    return told(tmp_path_factory.mktemp("monitor"), "sound", *FAULTS, "slowly")
+    return results(tmp_path_factory.mktemp("monitor"), "sound", *FAULTS, "slowly")
 
 
 def test_a_sound_gpu_is_described_and_nothing_more(frames: dict[str, Frame]) -> None:
@@ -87,7 +87,7 @@ def test_what_grew_and_what_limited_the_clocks_is_noted(frames: dict[str, Frame]
 def test_a_link_below_what_it_can_be_is_noted_where_the_gpu_worked(tmp_path: Path) -> None:
     slow = {**stubs.build(tmp_path), "STUB_GENERATION": "3"}
     summaries = [
-        told(tmp_path, "after xid", **slow, STUB_LIMITED=mask)["after xid"]["traits"]["nvml"]["0000:1A:00.0"]
+        results(tmp_path, "after xid", **slow, STUB_LIMITED=mask)["after xid"]["traits"]["nvml"]["0000:1A:00.0"]
         for mask in ("4", "1")
     ]
     assert summaries[0]["pcie_below_most"] == {"pcie_generation": [3, 5], "pcie_width": [16, 16]}
@@ -95,7 +95,7 @@ def test_a_link_below_what_it_can_be_is_noted_where_the_gpu_worked(tmp_path: Pat
 
 
 def test_a_lost_gpu_fails_the_probe(tmp_path: Path) -> None:
-    found = told(tmp_path, "sound", "lost")
+    found = results(tmp_path, "sound", "lost")
     assert [frame["status"] for frame in found.values()] == ["passed", "failed"]
     assert found["lost"]["failure"] == "hardware"
     assert found["lost"]["reason"] == "GPU 0000:1A:00.0: nvmlDeviceGetTotalEccErrors: GPU is lost: drain the GPU"
@@ -103,14 +103,14 @@ def test_a_lost_gpu_fails_the_probe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("probe", ["denied", "without ecc"])
 def test_what_nvml_does_not_tell_fails_nothing(tmp_path: Path, probe: str) -> None:
-    frame = told(tmp_path, "sound", probe)[probe]
+    frame = results(tmp_path, "sound", probe)[probe]
     assert frame["status"] == "passed", frame
     assert frame["traits"]["nvml"]["0000:1A:00.0"]["celsius"] == [40, 71]
 
 
 def test_a_gpu_without_ecc_is_watched(tmp_path: Path) -> None:
     """From the start NVML has neither counts nor rows of it."""
-    found = told(tmp_path, "sound", "xid", **stubs.build(tmp_path), STUB_ERROR="3")
+    found = results(tmp_path, "sound", "xid", **stubs.build(tmp_path), STUB_ERROR="3")
     assert [frame["status"] for frame in found.values()] == ["passed", "failed"]
     assert "Xid 79" in found["xid"]["reason"]
 
@@ -127,7 +127,7 @@ def test_a_gpu_without_ecc_is_watched(tmp_path: Path) -> None:
 def test_without_a_driver_nothing_fails_and_that_is_noted(
     tmp_path: Path, without: dict[str, bool], answers: dict[str, str], why: str
 ) -> None:
-    frame = told(tmp_path, "xid", **stubs.build(tmp_path, **without), **answers)["xid"]  # type: ignore[arg-type]
+    frame = results(tmp_path, "xid", **stubs.build(tmp_path, **without), **answers)["xid"]  # type: ignore[arg-type]
     assert frame["status"] == "passed" and why in frame["traits"]["unwatched"], frame
 
 
@@ -136,7 +136,7 @@ def test_without_a_driver_nothing_fails_and_that_is_noted(
     [("hangs", "NVML's monitor: no answer after 5 s"), ("crashes", "NVML's monitor: died of SIGABRT")],
 )
 def test_a_driver_that_fails_its_watcher_fails_no_probe(tmp_path: Path, probe: str, why: str) -> None:
-    found = told(tmp_path, "sound", probe, "afterwards")
+    found = results(tmp_path, "sound", probe, "afterwards")
     assert [frame["status"] for frame in found.values()] == ["passed"] * 3
     assert found[probe]["traits"]["unwatched"] == found["afterwards"]["traits"]["unwatched"] == why
 

@@ -132,8 +132,7 @@ def _share(device: str, count: int) -> int:
 
 
 def compute_mode() -> str | None:
-    """Of the first GPU that this process may use, as NVML tells it; asked in a process of its own, as that starts the
-    driver."""
+    """Of the first GPU that this process may use, by NVML; read in a process of its own, as that starts the driver."""
     return apart.run(_ask_mode, SECONDS).told.get("mode")
 
 

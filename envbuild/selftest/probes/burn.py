@@ -49,15 +49,14 @@ class Precision:
     tf32: bool = False
 
 
+# Where this torch has products of them.
+_INT8 = [torch.int8] if hasattr(torch, "_int_mm") else []
+_FP8 = [torch.float8_e4m3fn] if hasattr(torch, "float8_e4m3fn") and hasattr(torch, "_scaled_mm") else []
 PRECISIONS = (
     Precision("fp16", torch.float16, (7, 0)),
     Precision("bf16", torch.bfloat16, (8, 0)),
-    Precision("int8", torch.int8, (7, 5)),
-    *(
-        Precision("fp8", dtype, (8, 9), NARROW)
-        for dtype in (getattr(torch, "float8_e4m3fn", None),)
-        if dtype and hasattr(torch, "_scaled_mm")
-    ),
+    *(Precision("int8", dtype, (7, 5)) for dtype in _INT8),
+    *(Precision("fp8", dtype, (8, 9), NARROW) for dtype in _FP8),
     Precision("tf32", torch.float32, (8, 0), tf32=True),
     Precision("fp32", torch.float32, (0, 0)),
     Precision("fp64", torch.float64, (0, 0)),

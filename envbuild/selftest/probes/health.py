@@ -17,7 +17,7 @@ from envbuild.selftest.telemetry import DRAIN, Gpus, Window, faults
 
 WORK = 4096  # of the products in between
 SECONDS = 0.5  # of them, on every GPU at once
-MEMORY = ("corrected", "uncorrected", "ever", "pending", "failed")  # what NVML may tell of a GPU's memory
+MEMORY = ("corrected", "uncorrected", "ever", "pending", "failed")  # what NVML may report of a GPU's memory
 
 
 def health(context: Context) -> None:
