@@ -26,7 +26,7 @@ def results(folder: Path, *probes: str, **libraries: str) -> dict[str, Frame]:
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
-    return results(tmp_path_factory.mktemp("monitor"), "sound", *FAULTS, "slowly")
+    return results(tmp_path_factory.mktemp("monitor"), "sound", *FAULTS, "slowly", "denied", "without ecc", "lost")
 
 
 def test_a_sound_gpu_is_described_and_nothing_more(frames: dict[str, Frame]) -> None:
@@ -54,6 +54,7 @@ def test_a_sound_gpu_is_described_and_nothing_more(frames: dict[str, Frame]) -> 
         ("failed", "memory that went bad could not be replaced: drain the GPU for good"),
         ("skips", "1 uncorrected memory errors meanwhile: drain the GPU and reset it"),
         ("dies", "8 uncorrected memory errors meanwhile: drain the GPU and reset it"),
+        ("lost", "nvmlDeviceGetTotalEccErrors: GPU is lost: drain the GPU"),
     ],
 )
 def test_a_fault_fails_the_probe_during_which_it_came(frames: dict[str, Frame], probe: str, reason: str) -> None:
@@ -68,7 +69,7 @@ def test_what_the_probe_itself_found_is_kept(frames: dict[str, Frame]) -> None:
     assert frames["skips"]["detail"] == "there is nothing to do"
 
 
-@pytest.mark.parametrize("probe", ["after xid", "application", "slowly"])
+@pytest.mark.parametrize("probe", ["after xid", "application", "slowly", "denied", "without ecc"])
 def test_no_other_probe_fails(frames: dict[str, Frame], probe: str) -> None:
     assert frames[probe]["status"] == "passed", frames[probe]
 
@@ -92,20 +93,6 @@ def test_a_link_below_what_it_can_be_is_noted_where_the_gpu_worked(tmp_path: Pat
     ]
     assert summaries[0]["pcie_below_most"] == {"pcie_generation": [3, 5], "pcie_width": [16, 16]}
     assert "pcie_below_most" not in summaries[1]
-
-
-def test_a_lost_gpu_fails_the_probe(tmp_path: Path) -> None:
-    found = results(tmp_path, "sound", "lost")
-    assert [frame["status"] for frame in found.values()] == ["passed", "failed"]
-    assert found["lost"]["failure"] == "hardware"
-    assert found["lost"]["reason"] == "GPU 0000:1A:00.0: nvmlDeviceGetTotalEccErrors: GPU is lost: drain the GPU"
-
-
-@pytest.mark.parametrize("probe", ["denied", "without ecc"])
-def test_what_nvml_does_not_tell_fails_nothing(tmp_path: Path, probe: str) -> None:
-    frame = results(tmp_path, "sound", probe)[probe]
-    assert frame["status"] == "passed", frame
-    assert frame["traits"]["nvml"]["0000:1A:00.0"]["celsius"] == [40, 71]
 
 
 def test_a_gpu_without_ecc_is_watched(tmp_path: Path) -> None:
