@@ -26,23 +26,32 @@ from envbuild.selftest.registry import Probe
 
 @dataclass(frozen=True)
 class Ends:
-    """The child's ends of its pipes: messages, the crash dump, and whatever libraries print."""
+    """The child's ends of its pipes: messages, the crash dump, whatever libraries print; and `go`, to be read: a byte
+    when it is the probe's turn, nothing where the harness is gone.
+    """
 
     messages: int
     dump: int
     noise: int
+    go: int
 
 
 def main(probe: Probe, job: Job, ends: Ends, not_ours: Sequence[int] = ()) -> NoReturn:
-    """Run the probe and leave without Python's shutdown, which could crash or hang after the result is known."""
+    """Start CUDA, wait for the probe's turn, run it, and leave without Python's shutdown, which could crash or hang
+    after the result is known.
+    """
     status = 70
     try:
         for fd in not_ours:
             os.close(fd)
         _settle(ends)
         _limit_memory(job)
-        result = _result(probe, job, ends)
-        write_all(ends.messages, pack(RESULT, encode(result)))
+        if job.device == "cuda" and probe.may_start_ahead:
+            with contextlib.suppress(Exception):  # the probe meets it again, and names it
+                torch.cuda.synchronize()
+        if os.read(ends.go, 1):
+            result = _result(probe, job, ends)
+            write_all(ends.messages, pack(RESULT, encode(result)))
         status = 0
     except BaseException:
         traceback.print_exc()

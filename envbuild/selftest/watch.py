@@ -26,7 +26,7 @@ _LEFT_IN_PIPES = 1 << 20  # more than any pipe holds by default, and an end for 
 @dataclass(frozen=True)
 class Terms:
     """What holds for every child: the seconds it is given after SIGABRT to dump its stacks and after SIGKILL to be
-    gone, and the descriptors that are closed in it, so that no probe can write to the real stdout.
+    gone, and the harness's descriptors that are closed in it, so that no probe can write to the real stdout.
     """
 
     dump: float = 2.0
@@ -69,8 +69,11 @@ class Tail:
         return self._kept.decode("utf-8", "replace")
 
 
-class _Child:
-    """A running probe: its process and the harness's ends of its pipes."""
+class Child:
+    """A probe's process, which starts CUDA and waits for its turn, and the harness's ends of its pipes.
+
+    Raises OSError where no process can be started. `hidden`: the harness's descriptors that are closed in it.
+    """
 
     def __init__(self, probe: Probe, job: Job, hidden: Sequence[int]) -> None:
         self.begin = time.monotonic()
@@ -80,9 +83,25 @@ class _Child:
         self.noise = Tail(passed_on=True)
         self.status: int | None = None
         self._open: dict[int, str] = {}
-        self.pid = self._start(probe, job, hidden)
+        turn, go = os.pipe()
+        self._go = [go]
+        try:
+            self.pid = self._start(probe, job, turn, hidden)
+        finally:
+            os.close(turn)
 
-    def _start(self, probe: Probe, job: Job, hidden: Sequence[int]) -> int:
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What no other process may hold."""
+        return (*self._open, *self._go)
+
+    def go(self) -> None:
+        """Its turn: from here on its time counts."""
+        self.begin = time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # it has died while it waited, as its status will show
+            os.write(self._go[0], b"g")
+
+    def _start(self, probe: Probe, job: Job, turn: int, hidden: Sequence[int]) -> int:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else what is buffered here would be written again by the child
         pipes = [os.pipe() for _ in _STREAMS]
@@ -92,8 +111,9 @@ class _Child:
         try:
             pid = os.fork()
             if pid == 0:
-                ends = child.Ends(*(write for _, write in pipes))
-                child.main(probe, job, ends, not_ours=(*self._open, *hidden))
+                messages, dump, noise = (write for _, write in pipes)
+                ends = child.Ends(messages, dump, noise, turn)
+                child.main(probe, job, ends, not_ours=(*self.descriptors, *hidden))
         except OSError:
             self.close()
             raise
@@ -152,43 +172,32 @@ class _Child:
         self.close()
 
     def close(self) -> None:
-        for fd in list(self._open):
-            del self._open[fd]
+        for fd in self.descriptors:
             os.close(fd)
+        self._open.clear()
+        self._go.clear()
 
 
-def run(probe: Probe, job: Job, timeout: float, terms: Terms) -> Ending:
-    """Run one probe in a forked process and wait for its end, `timeout` seconds and the terms' at most.
-
-    Raises OSError where no process can be started.
-    """
-    # An interruption waits until it is certain that the child would be ended, so that none is ever left behind.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-    process = None
-    try:
-        process = _Child(probe, job, terms.hidden)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        timed_out = _wait(process, timeout, terms)
-        process.kill_group()
-        left = _LEFT_IN_PIPES // _CHUNK
-        while left and process.drain(0):
-            left -= 1
-        return Ending(
-            status=process.reap(),
-            timed_out=timed_out,
-            messages=tuple(process.messages),
-            cut=process.unpacker.cut,
-            dump=process.dump.text(),
-            noise=process.noise.text(),
-            seconds=process.elapsed(),
-        )
-    finally:
-        if process is not None:
-            process.end()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def finish(process: Child, timeout: float, terms: Terms) -> Ending:
+    """Let a probe run, and wait for its end, `timeout` seconds and the terms' at most."""
+    process.go()
+    timed_out = _wait(process, timeout, terms)
+    process.kill_group()
+    left = _LEFT_IN_PIPES // _CHUNK
+    while left and process.drain(0):
+        left -= 1
+    return Ending(
+        status=process.reap(),
+        timed_out=timed_out,
+        messages=tuple(process.messages),
+        cut=process.unpacker.cut,
+        dump=process.dump.text(),
+        noise=process.noise.text(),
+        seconds=process.elapsed(),
+    )
 
 
-def _wait(process: _Child, timeout: float, terms: Terms) -> bool:
+def _wait(process: Child, timeout: float, terms: Terms) -> bool:
     """Drain until the process ends or all patience is spent; True where its time ran out."""
     aborted = killed = False
     while not process.exited():

@@ -1,4 +1,7 @@
-"""A driver that is not there: libcuda and NVML with the real ones' functions, whose answers the environment holds."""
+"""A driver that is not there: libcuda and NVML with the real ones' functions, whose answers the environment holds.
+
+Lines NAME=NUMBER in the file that STUB_NOW names come before the environment, and may change while a process runs.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,17 @@ from pathlib import Path
 import pytest
 
 _COMMON = """
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-static long said(const char *name, long otherwise) { const char *t = getenv(name); return t ? atol(t) : otherwise; }
+static long said(const char *name, long otherwise)
+{ const char *t = getenv(name), *now = getenv("STUB_NOW"); long found = t ? atol(t) : otherwise;
+  FILE *file = now ? fopen(now, "r") : 0; char line[99]; unsigned n = strlen(name);
+  while (file && fgets(line, sizeof line, file))
+    if (!strncmp(line, name, n) && line[n] == '=') found = atol(line + n + 1);
+  if (file) fclose(file);
+  return found; }
 static const char *text(const char *name, const char *none) { const char *t = getenv(name); return t ? t : none; }
 """
 # STUB_CARDS tells each card by itself: "name=NVIDIA H20,total=96;name=NVIDIA H200,ecc=5"; what it leaves out is as on a
@@ -78,26 +88,44 @@ int cuDeviceGetPCIBusId(char *out, int length, int device) { strcpy(out, "0000:1
 _NVML = """
 typedef struct { void *device; unsigned long long kind, data; unsigned gi, ci; } Event;
 static int supported(void) { return said("STUB_OLD", 0) ? 3 : said("STUB_ERROR", 0); }
-static int left = -1;
+static long last;
 int nvmlInit_v2(void) { return said("STUB_NVML", 0); }
 const char *nvmlErrorString(int code)
 { return code == 15 ? "GPU is lost" : code == 999 ? "Unknown Error" : "Driver Not Loaded"; }
 int nvmlSystemGetDriverVersion(char *out, unsigned n) { strncpy(out, text("STUB_DRIVER", "550.54.15"), n); return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **card) { *card = (void *)(long)id[6]; return 0; }
 int nvmlDeviceGetTotalEccErrors(void *card, int kind, int counter, unsigned long long *count)
-{ *count = kind == 1 ? own(card, "ecc", said(counter ? "STUB_ECC_EVER" : "STUB_ECC", 0)) : 99; return supported(); }
+{ *count = kind == 1 ? own(card, "ecc", said(counter ? "STUB_ECC_EVER" : "STUB_ECC", 0)) : said("STUB_CORRECTED", 99);
+  return supported(); }
 int nvmlDeviceGetRemappedRows(void *card, unsigned *c, unsigned *u, unsigned *pending, unsigned *failed)
-{ *c = *u = 7; *pending = own(card, "pending", said("STUB_PENDING", 0));
+{ *c = 7; *u = said("STUB_REMAPPED", 7); *pending = own(card, "pending", said("STUB_PENDING", 0));
   *failed = own(card, "failed", said("STUB_FAILED", 0)); return supported(); }
 int nvmlDeviceGetRetiredPagesPendingStatus(void *card, unsigned *pending)
 { *pending = said("STUB_RETIRING", 0); return said("STUB_RETIRING", 0) ? 0 : 3; }
 int nvmlDeviceGetComputeMode(void *card, int *mode)
 { *mode = own(card, "mode", said("STUB_MODE", 0)); return supported(); }
-int nvmlEventSetCreate(void **set) { *set = &left; return said("STUB_OLD", 0) ? 3 : 0; }
+int nvmlDeviceGetPcieReplayCounter(void *card, unsigned *n) { *n = said("STUB_REPLAYS", 4); return 0; }
+int nvmlDeviceGetCurrPcieLinkGeneration(void *card, unsigned *n) { *n = said("STUB_GENERATION", 5); return 0; }
+int nvmlDeviceGetMaxPcieLinkGeneration(void *card, unsigned *n) { *n = 5; return 0; }
+int nvmlDeviceGetCurrPcieLinkWidth(void *card, unsigned *n) { *n = 16; return 0; }
+int nvmlDeviceGetMaxPcieLinkWidth(void *card, unsigned *n) { *n = 16; return 0; }
+int nvmlDeviceGetTemperature(void *card, int sensor, unsigned *n)
+{ sleep(said("STUB_SLEEPS", 0)); if (said("STUB_CRASHES", 0)) abort(); *n = said("STUB_CELSIUS", 40); return 0; }
+int nvmlDeviceGetPowerUsage(void *card, unsigned *n) { *n = 350000; return 0; }
+int nvmlDeviceGetClockInfo(void *card, int clock, unsigned *n) { *n = clock == 1 ? 1980 : 2619; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *card, unsigned long long *mask)
+{ *mask = said("STUB_LIMITED", 1); return 0; }
+typedef struct { unsigned id, scope; long long stamp, latency; unsigned kind, code;
+  union { unsigned n; double d; } value; } Value;
+int nvmlDeviceGetFieldValues(void *card, int count, Value *values)
+{ for (int i = 0; i < count; i++)
+    values[i].value.n = said("STUB_NVLINK", 2), values[i].code = values[i].id == 38 ? 3 : 0;
+  return said("STUB_OLD", 0) ? 13 : 0; }
+int nvmlEventSetCreate(void **set) { *set = &last; return said("STUB_OLD", 0) ? 3 : 0; }
 int nvmlDeviceRegisterEvents(void *card, unsigned long long kinds, void *set) { return kinds == 8 ? 0 : 2; }
 int nvmlEventSetWait_v2(void *set, Event *event, unsigned timeout)
-{ if (left < 0) left = said("STUB_XID", 0) ? 1 : 0; if (!left) return 10;
-  left--; event->kind = 8; event->data = said("STUB_XID", 0); return 0; }
+{ long now = said("STUB_XID", 0); if (now == last) return 10;
+  last = now; event->kind = 8; event->data = now; event->device = (void *)'A'; return now ? 0 : 10; }
 """
 
 

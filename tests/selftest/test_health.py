@@ -1,4 +1,4 @@
-"""hw.health over an NVML that tells of faults, or tells nothing."""
+"""hw.health over an NVML that reports faults, or nothing."""
 
 from pathlib import Path
 
@@ -23,22 +23,21 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     return told(folder, stubs.build(folder), *CASES)
 
 
-def test_a_healthy_card_passes_and_old_errors_are_only_told(cases: dict[str, Frame]) -> None:
+def test_a_healthy_gpu_passes_and_old_errors_are_only_noted(cases: dict[str, Frame]) -> None:
     frame = cases["right"]
     assert frame["status"] == "passed", frame
-    sound = {"uncorrected": 0, "ever": 3, "pending": False, "failed": False}
-    assert frame["traits"]["cards"] == {"0000:1A:00.0": [sound, sound], "0000:1B:00.0": [sound, sound]}
+    sound = {"corrected": 99, "uncorrected": 0, "ever": 3, "pending": 0, "failed": 0}
+    assert frame["traits"]["gpus"] == {"0000:1A:00.0": [sound, sound], "0000:1B:00.0": [sound, sound]}
 
 
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("ecc", "GPU 0000:1A:00.0: 5 uncorrected memory errors since the driver was loaded: drain the card"),
-        ("pending", "GPU 0000:1A:00.0: memory that went bad waits to be replaced: drain the card and reset it"),
-        ("failed", "GPU 0000:1A:00.0: memory that went bad could not be replaced: drain the card for good"),
+        ("ecc", "GPU 0000:1A:00.0: 5 uncorrected memory errors since the driver was loaded: drain the GPU"),
+        ("pending", "GPU 0000:1A:00.0: memory that went bad waits to be replaced: drain the GPU and reset it"),
+        ("failed", "GPU 0000:1A:00.0: memory that went bad could not be replaced: drain the GPU for good"),
         ("retiring", "GPU 0000:1A:00.0: memory that went bad waits to be replaced"),
-        ("xid", "the driver reported Xid 79 meanwhile: see the host's log, and drain the card"),
-        ("lost", "nvmlDeviceGetTotalEccErrors: GPU is lost: drain the card"),
+        ("lost", "nvmlDeviceGetTotalEccErrors: GPU is lost: drain the GPU"),
     ],
 )
 def test_a_fault_is_named(cases: dict[str, Frame], case: str, words: str) -> None:
@@ -47,11 +46,20 @@ def test_a_fault_is_named(cases: dict[str, Frame], case: str, words: str) -> Non
     assert frame["reason"].startswith(words), frame["reason"]
 
 
+@pytest.mark.parametrize("case", ["without_ecc", "denied"])
+def test_a_gpu_whose_memory_nvml_does_not_count_passes_while_its_xids_are_watched(
+    cases: dict[str, Frame], case: str
+) -> None:
+    frame = cases[case]
+    assert (frame["status"], frame["reason"], frame["traits"]["nvml_unanswered"]) == ("passed", None, {}), frame
+    assert set(frame["traits"]["gpus"]["0000:1A:00.0"][0].values()) == {None}
+
+
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        ("unanswered", "NVML tells nothing of this card's memory"),
-        ("silent", "NVML tells nothing of this card's memory"),
+        ("unanswered", "NVML reports neither memory errors nor Xid errors of this GPU"),
+        ("silent", "NVML reports neither memory errors nor Xid errors of this GPU"),
         ("unloaded", "nvmlInit says Driver Not Loaded"),
         ("stopped", "the driver does not start"),
     ],
@@ -60,14 +68,10 @@ def test_what_cannot_be_asked_is_a_skip(cases: dict[str, Frame], case: str, reas
     assert (cases[case]["status"], cases[case]["reason"]) == ("skipped", reason)
 
 
-def test_an_error_that_says_nothing_of_the_card_is_told(cases: dict[str, Frame]) -> None:
-    said = dict.fromkeys(("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows"), "Unknown Error")
-    assert cases["unanswered"]["traits"] == {"nvml_unanswered": said, "application_xids": []}
-
-
-def test_an_applications_xid_is_only_told(cases: dict[str, Frame]) -> None:
-    frame = cases["application"]
-    assert (frame["status"], frame["traits"]["application_xids"]) == ("passed", [31]), frame
+def test_an_error_that_says_nothing_of_the_gpu_is_noted(cases: dict[str, Frame]) -> None:
+    said = cases["unanswered"]["traits"]["nvml_unanswered"]
+    asked = ("TotalEccErrors", "RemappedRows", "ComputeMode")
+    assert said == {f"nvmlDeviceGet{name}": "Unknown Error" for name in asked}
 
 
 def test_without_nvml_it_is_a_skip(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import torch
 from envbuild.selftest import apart
 from envbuild.selftest.apart import Apart, Ending, Tell, Work
 from envbuild.selftest.context import Context, missing_gpu
-from envbuild.selftest.libcuda import Driver
-from envbuild.selftest.nvml import Nvml
+from envbuild.selftest.nvml import COMPUTE_MODES
 from envbuild.selftest.outcome import Skip
+from envbuild.selftest.telemetry import Gpus
 
 HELD = 0.9  # of the memory that is free
 TOGETHER = 8  # processes
@@ -132,16 +132,13 @@ def _share(device: str, count: int) -> int:
 
 
 def compute_mode() -> str | None:
-    """Of the first card that this process may use, as NVML tells it; asked in a process of its own, as that starts the
-    driver."""
+    """Of the first GPU that this process may use, by NVML; read in a process of its own, as that starts the driver."""
     return apart.run(_ask_mode, SECONDS).told.get("mode")
 
 
 def _ask_mode(tell: Tell) -> None:
-    driver, library = Driver(), Nvml()
-    bus_id = next(driver.bus_ids()) if driver.start() == 0 else ""
-    card = library.handle(bus_id)
-    tell("mode", library.compute_mode(card) if card is not None else None)
+    modes = [COMPUTE_MODES.get(numbers.get("compute_mode", -1)) for numbers in Gpus().numbers().values()]
+    tell("mode", modes[0] if modes else None)
 
 
 def _busy(context: Context, failed: Sequence[Ending], count: int) -> tuple[str, str]:

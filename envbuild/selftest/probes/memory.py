@@ -8,7 +8,7 @@ import torch
 
 from envbuild.selftest.context import Context
 from envbuild.selftest.probes.burn import devices
-from envbuild.selftest.probes.health import DRAIN
+from envbuild.selftest.telemetry import DRAIN
 
 HELD = 0.9  # of the free memory
 CHUNK, CHUNK_CPU, CHUNKS_CPU = 256 << 20, 8 << 20, 4  # bytes

@@ -63,6 +63,19 @@ def now_and_then(kernel: Kernel) -> Kernel:
     return lambda a, b: kernel(a, b) if next(count) < 4 else wrong(a, b)
 
 
+def forgets(kernel: Any) -> Any:
+    """Memory that keeps a product but for its lowest bit, now and then."""
+    count = iter(range(1 << 30))
+
+    def copy(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        kernel(self, source)
+        if self.dtype == torch.float64 and self.dim() == 2 and next(count) == 2:
+            self.view(torch.int64)[5, 7] ^= 1
+        return self
+
+    return copy
+
+
 def stuck_bit(kernel: Any) -> Any:
     """Memory with a bit of the word 77 that stays 1."""
 
@@ -102,6 +115,8 @@ PROBES = (
     seeded("init.alloc", torch, "mm", named("right", lambda k: k)),
     seeded("burn", torch, "mm", now_and_then),
     seeded("burn", torch, "mm", named("nan", lambda k: wrong_element(k, None, (0, 767), float("nan")))),
+    seeded("burn", torch, "mm", named("last_bit", lambda k: wrong_element(k, torch.float64, (9, 7), 2.0**-40))),
+    seeded("burn", torch.Tensor, "copy_", forgets),
     seeded("burn", torch, "mm", named("right", lambda k: k)),
     seeded("memory", torch.Tensor, "fill_", stuck_bit),
     seeded("memory", torch, "empty", aliases),

@@ -723,7 +723,7 @@ def test_faults_of_several_files_are_told_together() -> None:
 def test_errors_of_applications_are_those_of_the_selftest() -> None:
     """It cannot read our facts, and says it in code."""
     pytest.importorskip("torch")
-    from envbuild.selftest.probes.health import APPLICATION_XIDS
+    from envbuild.selftest.telemetry import APPLICATION_XIDS
 
     assert {number for number, fact in facts.xids().items() if fact.application} == APPLICATION_XIDS
 
