@@ -154,6 +154,12 @@ def softmax(exact: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return 4 * summation(x.shape[-1]) * (1 + distance) * exact.abs()
 
 
+def log_softmax(exact: torch.Tensor, n: int) -> torch.Tensor:
+    """The same of log_softmax over n elements, absolute: x - max(x) is rounded, and so is the logarithm of the sum, to
+    which each exponential brings the rounding of its own x - max(x), weighted (log n of them at most)."""
+    return 4 * summation(n) * (1 + exact.abs())
+
+
 def activation(x: torch.Tensor) -> torch.Tensor:
     """The same of x times a factor in [0, 1] that float32 knows to 16 roundings of 1: gelu in both forms, and silu."""
     return 16 * ROUNDED * x.abs()
@@ -175,3 +181,26 @@ def power_correction(beta: float, step: int) -> float:
     """
     power = beta**step
     return (step + 1) * 2.0**-21 * power / (1 - power)
+
+
+def fourier(n: int, dtype: torch.dtype) -> float:
+    """Error of each element of a Fourier transform of n elements in `dtype`, relative to the 2-norm of its result.
+
+    log2(n) 7 u for lengths of small prime factors (Higham, 2nd ed., theorem 24.2, whose eta is u + 4 sqrt(2) u). Others
+    are computed as a convolution (Bluestein) by three transforms of less than four times the length: 12 times as much
+    is allowed, a factor of 4 for the norms of the chirp's transform.
+    """
+    smooth = n
+    for factor in (2, 3, 5, 7):
+        while smooth % factor == 0:
+            smooth //= factor
+    return 7 * unit_roundoff(dtype) * (math.log2(n) if smooth == 1 else 12 * math.log2(4 * n))
+
+
+def factorization(n: int, dtype: torch.dtype) -> float:
+    """Largest residual of a matrix factorization or solution of size n relative to the 1-norm of the matrix: 30 n u.
+
+    LAPACK's own tests pass where their ratios, residual over (n u norm), are below 30 (Anderson et al., "Installation
+    guide for LAPACK", LAPACK Working Note 41, threshold of the linear equation tests).
+    """
+    return 30 * n * unit_roundoff(dtype)
