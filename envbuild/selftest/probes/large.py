@@ -84,7 +84,7 @@ def places(count: int) -> torch.Tensor:
 def _pattern(count: int, device: torch.device) -> torch.Tensor:
     """Each element is its place modulo 251."""
     once = torch.arange(PERIOD, dtype=torch.uint8, device=device)
-    return once.repeat(-(-count // PERIOD)).narrow(0, 0, count)
+    return torch.narrow(once.repeat(-(-count // PERIOD)), 0, 0, count)
 
 
 def _wrong(x: torch.Tensor, more: int) -> int:
