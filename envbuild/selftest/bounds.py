@@ -184,23 +184,31 @@ def power_correction(beta: float, step: int) -> float:
 
 
 def fourier(n: int, dtype: torch.dtype) -> float:
-    """Error of each element of a Fourier transform of n elements in `dtype`, relative to the 2-norm of its result.
+    """Error of each element of a Fourier transform of n elements in `dtype`, relative to the root mean square of all.
 
-    log2(n) 7 u for lengths of small prime factors (Higham, 2nd ed., theorem 24.2, whose eta is u + 4 sqrt(2) u). Others
-    are computed as a convolution (Bluestein) by three transforms of less than four times the length: 12 times as much
-    is allowed, a factor of 4 for the norms of the chirp's transform.
+    Each of log2(n) stages brings 7 u at worst (Higham, 2nd ed., theorem 24.2, whose eta is u + 4 sqrt(2) u), and as the
+    roundings are independent of each other they add up to LIKELY times the root. Lengths of large prime factors are
+    computed as a convolution (Bluestein) by three transforms of less than four times the length; a factor of 4 is for
+    the norms of the chirp's transform.
     """
     smooth = n
     for factor in (2, 3, 5, 7):
         while smooth % factor == 0:
             smooth //= factor
-    return 7 * unit_roundoff(dtype) * (math.log2(n) if smooth == 1 else 12 * math.log2(4 * n))
+    stages = math.sqrt(math.log2(n)) if smooth == 1 else 4 * math.sqrt(3 * math.log2(4 * n))
+    return LIKELY * 7 * unit_roundoff(dtype) * stages
 
 
-def factorization(n: int, dtype: torch.dtype) -> float:
-    """Largest residual of a matrix factorization or solution of size n relative to the 1-norm of the matrix: 30 n u.
+def orthogonal(n: int, dtype: torch.dtype) -> float:
+    """Error of n reflections or rotations of a matrix of size n, relative to the norm of what they are applied to.
 
-    LAPACK's own tests pass where their ratios, residual over (n u norm), are below 30 (Anderson et al., "Installation
-    guide for LAPACK", LAPACK Working Note 41, threshold of the linear equation tests).
+    Each is known to c sqrt(n) u at worst, all to n sqrt(n) (Higham, 2nd ed., lemmas 19.2 and 19.3); where roundings are
+    independent of each other the sum of n terms grows by its root (Higham and Mary, 2019): LIKELY n u.
     """
-    return 30 * n * unit_roundoff(dtype)
+    return LIKELY * n * unit_roundoff(dtype)
+
+
+def elimination(n: int, dtype: torch.dtype) -> float:
+    """Residual of a system of n equations solved by elimination, relative to |L||U||x|: gamma_3n (Higham, 2nd ed.,
+    theorem 9.4), with the root of 3 n as the roundings are independent of each other."""
+    return LIKELY * math.sqrt(3 * n) * unit_roundoff(dtype)

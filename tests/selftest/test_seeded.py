@@ -78,7 +78,12 @@ WRONG = [
     ("burn:now_and_then", "mismatch", "cpu: product 4 has 1 wrong rows of 768, the first is 700: drain the card"),
     ("burn:nan", "mismatch", "cpu: product 0 has 1 wrong rows of 768, the first is 0"),
     ("memory:stuck_bit", "mismatch", "zeros: word 77 is 0x0000000000100000, should be 0x0000000000000000: drain"),
-    ("memory:aliases", "mismatch", "places: word 0 is 0x"),
+    (
+        "memory:lonely_bit",
+        "mismatch",
+        "walking bit 7: word 77 is 0x0000000000000000, should be 0x0000000000100000: drain",
+    ),
+    ("memory:aliases", "mismatch", "addresses: word 0 is 0x"),
     ("train.step:noisy", "mismatch", "two runs in deterministic mode differ"),
     ("train.step:nan_late", "nonfinite", "the loss is not finite"),
     ("train.step:flat", "bound", "the loss does not fall"),

@@ -15,7 +15,7 @@ from typing import Callable
 import torch
 
 from envbuild.selftest import bounds, inputs
-from envbuild.selftest.cases import Case, check
+from envbuild.selftest.cases import Case, check, without_rounding
 from envbuild.selftest.context import Context
 from envbuild.selftest.exactly import Exact
 from envbuild.selftest.reference import product
@@ -76,7 +76,7 @@ def _real_sums(x: torch.Tensor, dtype: torch.dtype) -> Expected:
     n = x.shape[1]
     whole = _transform(x, torch.zeros_like(x), -1)
     once = _transformed(whole, n, dtype)
-    back = Exact(x, 2 * bounds.fourier(n, dtype) * x.norm(dim=1, keepdim=True))
+    back = Exact(x, 2 * bounds.fourier(n, dtype) * x.square().mean(dim=1, keepdim=True).sqrt())
     return {"rfft": Exact(once.value[:, : n // 2 + 1], once.bound), "irfft of rfft": back}
 
 
@@ -87,7 +87,9 @@ def _plane(x: torch.Tensor) -> Results:
 def _plane_sums(x: torch.Tensor, dtype: torch.dtype) -> Expected:
     rows = _transform(x[..., 0], x[..., 1], -1)
     columns = _transform(rows[..., 0].t(), rows[..., 1].t(), -1).transpose(0, 1)
-    return {"output": Exact(columns, bounds.fourier(math.prod(PLANE), dtype) * columns.norm())}
+    return {
+        "output": Exact(columns, bounds.fourier(math.prod(PLANE), dtype) * columns.square().sum(dim=-1).mean().sqrt())
+    }
 
 
 def _transform(real: torch.Tensor, imaginary: torch.Tensor, sign: int) -> torch.Tensor:
@@ -105,24 +107,23 @@ def _transform(real: torch.Tensor, imaginary: torch.Tensor, sign: int) -> torch.
 
 def _transformed(value: torch.Tensor, n: int, dtype: torch.dtype) -> Exact:
     """(rows, n, 2) with the tolerance of each row."""
-    return Exact(value, bounds.fourier(n, dtype) * value.flatten(1).norm(dim=1)[:, None, None])
+    return Exact(value, bounds.fourier(n, dtype) * value.square().sum(dim=2).mean(dim=1).sqrt()[:, None, None])
 
 
 def factorizations() -> Iterator[Case]:
     """Every case of linalg."""
     for dtype, (count, n) in itertools.product(DTYPES, SIZES):
         shape = f"{count}x{n}x{n}"
-        a = inputs.whole((count, n, n), 611, 4)
+        a = inputs.signed((count, n, n), 611)
         # The diagonal outweighs its row, so that the matrix is far from singular, and positive definite if symmetric.
-        lower = torch.tril_indices(n, n)
-        below = a[:, lower[0], lower[1]] + torch.where(lower[0] == lower[1], 4.0 * n, 0.0)
-        b = inputs.whole((count, n, 3), 612, 8)
-        b = b + 8 * torch.sign(b)  # of one size, so that every column of the matrix counts
-        heavy = a + 4.0 * n * torch.eye(n)
+        heavy = a + n * torch.eye(n)
+        rows, columns = torch.tril_indices(n, n)
+        # Of one size, so that every column of the matrix counts.
+        b = inputs.signs(count * n * 3, 612).reshape(count, n, 3) * (1 + inputs.uniform((count, n, 3), 613))
         yield _case(f"qr {shape}", dtype, (a,), _qr, _qr_again)
-        yield _case(f"cholesky {shape}", dtype, (below,), _cholesky, _cholesky_again)
+        yield _case(f"cholesky {shape}", dtype, (heavy[:, rows, columns],), _cholesky, _cholesky_again)
         yield _case(f"solve {shape}", dtype, (heavy, b), _solve, _solve_again)
-        yield _case(f"eigh {shape}", dtype, (below,), _eigh, _eigh_again)
+        yield _case(f"eigh {shape}", dtype, (a[:, rows, columns],), _eigh, _eigh_again)
     for dtype in DTYPES:
         yield _case(f"eigenvalues {SPECTRUM}x{SPECTRUM}", dtype, (eigenvalues(),), _reflected, _eigenvalues_again)
 
@@ -146,21 +147,24 @@ def _times(*factors: torch.Tensor) -> torch.Tensor:
     return left
 
 
-def _within(a: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> Exact:
-    """What must come out where matrices `a` (count, n, n) were factorized in `dtype`."""
-    norm = a.abs().sum(dim=1).amax(dim=1)[:, None, None]
-    return Exact(values, bounds.factorization(a.shape[-1], dtype) * norm)
-
-
 def _qr(a: torch.Tensor) -> Results:
     q, r = torch.linalg.qr(a)
     return {"q r": _times(q, r), "q^T q": _times(q.mT, q), "r below its diagonal": torch.tril(r, -1)}
 
 
 def _qr_again(a: torch.Tensor, dtype: torch.dtype) -> Expected:
-    one = torch.eye(a.shape[-1], dtype=torch.float64).expand_as(a)
-    nothing = Exact(torch.zeros_like(a), torch.zeros((), dtype=torch.float64))
-    return {"q r": _within(a, a, dtype), "q^T q": _within(one, one, dtype), "r below its diagonal": nothing}
+    factor = bounds.orthogonal(a.shape[-1], dtype)
+    return {
+        "q r": Exact(a, factor * a.norm(dim=1, keepdim=True)),
+        "q^T q": _orthonormal(a, dtype),
+        "r below its diagonal": without_rounding(torch.zeros_like(a)),
+    }
+
+
+def _orthonormal(a: torch.Tensor, dtype: torch.dtype) -> Exact:
+    n = a.shape[-1]
+    limit = torch.full((), bounds.orthogonal(n, dtype), dtype=torch.float64)
+    return Exact(torch.eye(n, dtype=torch.float64).expand_as(a), limit)
 
 
 def _symmetric(below: torch.Tensor) -> torch.Tensor:
@@ -179,9 +183,12 @@ def _cholesky(below: torch.Tensor) -> Results:
 
 
 def _cholesky_again(below: torch.Tensor, dtype: torch.dtype) -> Expected:
+    """|A - L L^T| is at most gamma_(n + 1) |L||L^T| (Higham, 2nd ed., theorem 10.3), and (|L||L^T|)_ij no more than
+    sqrt(a_ii a_jj) (Cauchy and Schwarz)."""
     a = _symmetric(below)
-    nothing = Exact(torch.zeros_like(a), torch.zeros((), dtype=torch.float64))
-    return {"l l^T": _within(a, a, dtype), "l above its diagonal": nothing}
+    roots = a.diagonal(dim1=1, dim2=2).sqrt()
+    limit = bounds.gamma(a.shape[-1] + 1, bounds.unit_roundoff(dtype)) * roots[:, :, None] * roots[:, None, :]
+    return {"l l^T": Exact(a, limit), "l above its diagonal": without_rounding(torch.zeros_like(a))}
 
 
 def _solve(a: torch.Tensor, b: torch.Tensor) -> Results:
@@ -189,13 +196,12 @@ def _solve(a: torch.Tensor, b: torch.Tensor) -> Results:
 
 
 def _solve_again(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """x by elimination without pivots, which a heavy diagonal allows. The residual's limit is that of x times the norm
-    of the inverse, which is below 1 over what the diagonal has more than the rest of its row."""
+    """x by elimination without pivots, which a heavy diagonal allows; |L||U| is then at most twice |A|. What is left of
+    b - A x moves x by the norm of the inverse times as much: at most 1 over what a diagonal has more than its row."""
     x = torch.stack([_eliminated(*pair) for pair in zip(a, b)])
-    diagonal = a.diagonal(dim1=1, dim2=2).abs()
-    inverse = 1 / (2 * diagonal - a.abs().sum(dim=2)).amin(dim=1)[:, None, None]
-    limit = _within(a, x, dtype).bound * x.abs().amax(dim=(1, 2), keepdim=True) * inverse
-    return {"x": Exact(x, limit)}
+    rows, diagonal = a.abs().sum(dim=2), a.diagonal(dim1=1, dim2=2).abs()
+    left = 2 * bounds.elimination(a.shape[-1], dtype) * rows.amax(dim=1) / (2 * diagonal - rows).amin(dim=1)
+    return {"x": Exact(x, left[:, None, None] * x.abs().amax(dim=1, keepdim=True))}
 
 
 def _eliminated(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -215,8 +221,8 @@ def _eigh(below: torch.Tensor) -> Results:
 
 def _eigh_again(below: torch.Tensor, dtype: torch.dtype) -> Expected:
     a = _symmetric(below)
-    one = torch.eye(a.shape[-1], dtype=torch.float64).expand_as(a)
-    return {"v w v^T": _within(a, a, dtype), "v^T v": _within(one, one, dtype)}
+    limit = bounds.orthogonal(a.shape[-1], dtype) * a.norm(dim=(1, 2), keepdim=True)
+    return {"v w v^T": Exact(a, limit), "v^T v": _orthonormal(a, dtype)}
 
 
 def eigenvalues() -> torch.Tensor:
@@ -233,8 +239,6 @@ def _reflected(values: torch.Tensor) -> Results:
 
 
 def _eigenvalues_again(values: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """Eigenvalues move by no more than the 2-norm of the matrix's change (Weyl). The 1-norm of H diag(values) H is
-    below 9 times the largest value, as |H| has sums of rows and columns below 3.
-    """
-    exact = Exact(values.sort()[0], bounds.factorization(SPECTRUM, dtype) * 9 * values.abs().max())
+    """Eigenvalues move by no more than the 2-norm of the matrix's change (Weyl)."""
+    exact = Exact(values.sort()[0], bounds.orthogonal(SPECTRUM, dtype) * values.norm())
     return {"values": exact, "by eigh": exact}

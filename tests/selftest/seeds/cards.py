@@ -65,12 +65,24 @@ def now_and_then(kernel: Kernel) -> Kernel:
 def stuck_bit(kernel: Any) -> Any:
     """Memory with a bit of the word 77 that stays 1."""
 
-    def fill(self: torch.Tensor, value: int) -> torch.Tensor:
-        kernel(self, value)
+    def copy(self: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        kernel(self, words)
         self[77] |= 1 << 20
         return self
 
-    return fill
+    return copy
+
+
+def lonely_bit(kernel: Any) -> Any:
+    """Memory with a bit of the word 77 that is lost where no other bit of the word is set."""
+
+    def copy(self: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        kernel(self, words)
+        if self[77] == 1 << 20:
+            self[77] = 0
+        return self
+
+    return copy
 
 
 def aliases(kernel: Any) -> Any:
@@ -102,8 +114,9 @@ PROBES = (
     seeded("burn", torch, "mm", now_and_then),
     seeded("burn", torch, "mm", named("nan", lambda k: wrong_element(k, SINGLE, (0, 767), float("nan")))),
     seeded("burn", torch, "mm", named("right", lambda k: k)),
-    seeded("memory", torch.Tensor, "fill_", stuck_bit),
+    seeded("memory", torch.Tensor, "copy_", stuck_bit),
+    seeded("memory", torch.Tensor, "copy_", lonely_bit),
     seeded("memory", torch, "empty", aliases),
-    seeded("memory", torch.Tensor, "fill_", named("right", lambda k: k)),
+    seeded("memory", torch.Tensor, "copy_", named("right", lambda k: k)),
     Probe("env.libs:foreign", "quick", "cpu", 60, foreign_library),
 )
