@@ -85,7 +85,8 @@ class Worst:
         return "bound" if math.isfinite(self.got) else "nonfinite"
 
     def __str__(self) -> str:
-        what = f"element {list(self.where)} is {self.got:g}, should be {self.expected:g} within {self.bound:g}"
+        # 9 digits tell every float32 from its neighbours.
+        what = f"element {list(self.where)} is {self.got:.9g}, should be {self.expected:.9g} within {self.bound:g}"
         return f"{what} ({self.wrong} of {self.count} wrong)"
 
 

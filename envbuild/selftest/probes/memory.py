@@ -19,7 +19,7 @@ from envbuild.selftest.probes.burn import devices
 from envbuild.selftest.probes.health import DRAIN
 
 HELD = 0.9  # of the free memory
-CHUNK, CHUNK_CPU, CHUNKS_CPU = 256 << 20, 2 << 20, 4  # bytes
+CHUNK, CHUNK_CPU, CHUNKS_CPU = 256 << 20, 256 << 10, 4  # bytes
 TEMPORARIES = 3  # chunks, of room for what patterns and comparisons make
 WORD = 8  # bytes
 BITS = 8 * WORD
