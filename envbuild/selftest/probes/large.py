@@ -78,13 +78,14 @@ def places(count: int) -> torch.Tensor:
     """Different ones, around 2^31 where there are so many, at both ends, and spread over all; int64 on the host."""
     edges = torch.arange(-3, 4)
     chosen = torch.cat((edges % count, (1 << 31) + edges, (inputs.hashes(LOOKUPS, 801) >> 1) * count >> 31))
-    return torch.unique(chosen[chosen < count])
+    different: torch.Tensor = torch.unique(chosen[chosen < count])
+    return different
 
 
 def _pattern(count: int, device: torch.device) -> torch.Tensor:
     """Each element is its place modulo 251."""
     once = torch.arange(PERIOD, dtype=torch.uint8, device=device)
-    return torch.narrow(once.repeat(-(-count // PERIOD)), 0, 0, count)
+    return once.repeat(-(-count // PERIOD))[:count]
 
 
 def _wrong(x: torch.Tensor, more: int) -> int:
