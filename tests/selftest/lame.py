@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # which dist.import_ahead would import in each seed's process anew
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
