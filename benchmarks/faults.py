@@ -27,6 +27,7 @@ from selftest import seeding
 from selftest.named import NAMED
 from selftest.test_apex import WRONG as APEX
 from selftest.test_dist import LAME
+from selftest.test_operations import WRONG as OPERATIONS
 from selftest.test_seeded import WRONG
 
 from envbuild.plan import facts
@@ -36,7 +37,7 @@ RANKS = "dist.staged:"
 
 # Seed -> how it must be called, words that must be said, and the advisories that must be named (None: any).
 WANTED: dict[str, tuple[str, str, list[str] | None]] = {
-    **{seed: (failure, words, NAMED.get(seed, [])) for seed, failure, words in (*WRONG, *APEX)},
+    **{seed: (failure, words, NAMED.get(seed, [])) for seed, failure, words in (*WRONG, *OPERATIONS, *APEX)},
     **{RANKS + seed: (failure, words, None) for seed, failure, _, _, words in LAME},
 }
 
@@ -77,7 +78,7 @@ def main() -> int:
     parser.add_argument("--clean", type=int, default=50, help="clean runs of level quick")
     count = parser.parse_args().clean
     with tempfile.TemporaryDirectory() as folder:
-        runs_of = (seeding.kernels, seeding.apexes, seeding.ranks)
+        runs_of = (seeding.kernels, seeding.operations, seeding.apexes, seeding.ranks)
         found = {seed: frame for seeded in runs_of for seed, frame in seeded(Path(folder)).items()}
     good = sum(caught(seed, found[seed]) for seed in WANTED)
     runs = list(clean(count))

@@ -155,6 +155,12 @@ def softmax(exact: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return 4 * summation(x.shape[-1]) * (1 + distance) * exact.abs()
 
 
+def log_softmax(exact: torch.Tensor, n: int) -> torch.Tensor:
+    """The same of log_softmax over n elements, absolute: x - max(x) is rounded, and so is the logarithm of the sum, to
+    which each exponential brings the rounding of its own x - max(x), weighted (log n of them at most)."""
+    return 4 * summation(n) * (1 + exact.abs())
+
+
 def activation(x: torch.Tensor) -> torch.Tensor:
     """The same of x times a factor in [0, 1] that float32 knows to 16 roundings of 1: gelu in both forms, and silu."""
     return 16 * ROUNDED * x.abs()
@@ -176,3 +182,34 @@ def power_correction(beta: float, step: int) -> float:
     """
     power = beta**step
     return (step + 1) * 2.0**-21 * power / (1 - power)
+
+
+def fourier(n: int, dtype: torch.dtype) -> float:
+    """Error of each element of a Fourier transform of n elements in `dtype`, relative to the root mean square of all.
+
+    Each of log2(n) stages brings 7 u at worst (Higham, 2nd ed., theorem 24.2, whose eta is u + 4 sqrt(2) u), and as the
+    roundings are independent of each other they add up to LIKELY times the root. Lengths of large prime factors are
+    computed as a convolution (Bluestein) by three transforms of less than four times the length; a factor of 4 is for
+    the norms of the chirp's transform.
+    """
+    smooth = n
+    for factor in (2, 3, 5, 7):
+        while smooth % factor == 0:
+            smooth //= factor
+    stages = math.sqrt(math.log2(n)) if smooth == 1 else 4 * math.sqrt(3 * math.log2(4 * n))
+    return LIKELY * 7 * unit_roundoff(dtype) * stages
+
+
+def orthogonal(n: int, dtype: torch.dtype) -> float:
+    """Error of n reflections or rotations of a matrix of size n, relative to the norm of what they are applied to.
+
+    Each is known to c sqrt(n) u at worst, all to n sqrt(n) (Higham, 2nd ed., lemmas 19.2 and 19.3); where roundings are
+    independent of each other the sum of n terms grows by its root (Higham and Mary, 2019): LIKELY n u.
+    """
+    return LIKELY * n * unit_roundoff(dtype)
+
+
+def elimination(n: int, dtype: torch.dtype) -> float:
+    """Residual of a system of n equations solved by elimination, relative to |L||U||x|: gamma_3n (Higham, 2nd ed.,
+    theorem 9.4), with the root of 3 n as the roundings are independent of each other."""
+    return LIKELY * math.sqrt(3 * n) * unit_roundoff(dtype)

@@ -1,14 +1,18 @@
-"""What one rank of a world does, step by step: join, reduce, gather, broadcast, train, leave; each result exact.
+"""What one rank of a world does, step by step: join, exchange, measure, train, leave; each result exact.
 
-Runs in a process of its own (ranks.py). All values are small integers, so every dtype and order of summation gives the
-same sums, and the host knows them: the inputs of every rank come from counters.
+Runs in a process of its own (ranks.py). All values are integers whose sums the dtype still holds, so every order of
+summation gives the same, and the host knows them: the inputs of every rank come from counters. They need all the digits
+that the dtype has, so that a narrower one on the way is seen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Callable
 
@@ -30,10 +34,17 @@ _ROUNDS = 2  # each with inputs of its own, so that the result of the round befo
 _SMALL = 1001
 _LARGE = 4 * 1024 * 1024 + 1
 _ROWS, _COLUMNS = 32, 64  # of the trained layer
+_DIGITS = {torch.float32: 24, torch.int32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of an integer
+# Periods of the tensors whose bus bandwidth is measured: of 2 bytes an element 16 MiB, 128 MiB and 1 GiB over NCCL.
+_PERIODS = {"nccl": (128, 1024, 8192), "gloo": (8,)}
+_TIMED = 5  # calls
+_PATIENT = 1.0  # seconds: no larger size where one call would take longer
 
 # What is told: the number and name of the step that begins; under a case's name its dtype, shape, error and seconds,
-# and where its result is wrong, the step and a sentence; and that all is done.
-STEP, DONE, FIGURE, WRONG = "step", "done", "figure ", "wrong "
+# where its result is wrong, the step and a sentence, and its GB/s; why a step was left out; and that all is done.
+STEP, DONE, FIGURE, WRONG, RATE, LEFT_OUT = "step", "done", "figure ", "wrong ", "rate ", "left out "
+# torch's words where a backend has no such collective, or not for this dtype
+_REFUSALS = ("does not support", "not implemented", "Invalid scalar type")
 
 
 @dataclass(frozen=True)
@@ -66,9 +77,18 @@ class Rank:
         self._begin("init")
         self._join()
         for size, dtype in self._reductions():
-            self._each(f"all_reduce {short_name(dtype)} {size}", self._all_reduce, size, dtype)
-        self._each(f"all_gather fp32 {_SMALL}", self._all_gather, _SMALL, torch.float32)
-        self._each(f"broadcast fp32 {_SMALL}", self._broadcast, _SMALL, torch.float32)
+            self._each("all_reduce", self._all_reduce, size, dtype)
+        for name, work in (
+            ("all_gather", self._all_gather),
+            ("broadcast", self._broadcast),
+            ("reduce_scatter", self._reduce_scatter),
+            ("all_to_all", self._all_to_all),
+            ("send_recv", self._send_receive),
+        ):
+            self._each(name, work, _SMALL, torch.float32)
+        for dtype in (torch.float16, torch.bfloat16) if self.place.size > 1 else ():
+            with self._may_be_refused():
+                self._measure(dtype)
         self._begin("ddp")
         self._train()
         self._begin("leave")
@@ -76,20 +96,33 @@ class Rank:
         self._tell(DONE, True)
 
     def _reductions(self) -> list[tuple[int, torch.dtype]]:
-        small = [(_SMALL, torch.float32), (_SMALL, torch.int32), (_PERIOD, torch.float32)]
-        if self.place.backend != "nccl":
-            return small
-        return [*small, (_SMALL, torch.bfloat16), (_LARGE, torch.float32)]
+        dtypes = (torch.float32, torch.int32, torch.float16, torch.bfloat16)
+        sizes = [*((_SMALL, dtype) for dtype in dtypes), (_PERIOD, torch.float32)]
+        return sizes if self.place.backend != "nccl" else [*sizes, (_LARGE, torch.float32)]
 
     def _begin(self, step: str) -> None:
         self._step = step
         self._count += 1
         self._tell(STEP, [self._count, step])
 
-    def _each(self, step: str, work: Callable[[int, int, torch.dtype], None], size: int, dtype: torch.dtype) -> None:
-        self._begin(step)
-        for turn in range(_ROUNDS):
-            work(turn, size, dtype)
+    def _each(self, name: str, work: Callable[[int, int, torch.dtype], None], size: int, dtype: torch.dtype) -> None:
+        self._begin(f"{name} {short_name(dtype)} {size}")
+        with self._may_be_refused():
+            for turn in range(_ROUNDS):
+                work(turn, size, dtype)
+
+    @contextlib.contextmanager
+    def _may_be_refused(self) -> Iterator[None]:
+        """A collective that the backend does not have, which it says on all ranks alike, is left out."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(words in str(error) for words in _REFUSALS):
+                raise
+            self._leave_out(str(error).splitlines()[0][:200])
+
+    def _leave_out(self, reason: str) -> None:
+        self._tell(LEFT_OUT + self._step, reason)
 
     def _join(self) -> None:
         """The process group, and with a barrier NCCL's communicator, which is made by the first collective."""
@@ -106,16 +139,24 @@ class Rank:
         else:
             dist.barrier()
 
+    def _given(self, turn: int, rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """What a rank brings, on the host: float32 or int32 integers, so large that the sum of all still fits."""
+        return _values(turn, rank, size, max(1, (1 << _DIGITS[dtype]) // self.place.size))
+
     def _all_reduce(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        values = _values(turn, self.place.rank, size).to(self.place.moved, dtype)
-        expected = torch.zeros(size)
-        for rank in range(self.place.size):
-            expected += _values(turn, rank, size)
+        values = self._given(turn, self.place.rank, size, dtype).to(self.place.moved, dtype)
         seconds = self._timed(lambda: dist.all_reduce(values))
-        self._check(self._step, values, expected, seconds)
+        self._check(self._step, values, self._sum(turn, size, dtype), seconds)
+
+    def _sum(self, turn: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Of what all ranks bring, in float64 on the host."""
+        total = torch.zeros(size, dtype=torch.float64)
+        for rank in range(self.place.size):
+            total += self._given(turn, rank, size, dtype)
+        return total
 
     def _all_gather(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        given = [_values(turn, rank, size) for rank in range(self.place.size)]
+        given = [self._given(turn, rank, size, dtype) for rank in range(self.place.size)]
         values = given[self.place.rank].to(self.place.moved, dtype)
         gathered = [torch.zeros_like(values) for _ in given]
         seconds = self._timed(lambda: dist.all_gather(gathered, values))
@@ -124,11 +165,81 @@ class Rank:
     def _broadcast(self, turn: int, size: int, dtype: torch.dtype) -> None:
         """From every rank in turn."""
         for source in range(self.place.size):
-            expected = _values(turn, source, size)
+            expected = self._given(turn, source, size, dtype)
             sent = expected.clone() if source == self.place.rank else torch.zeros(size)
             sent = sent.to(self.place.moved, dtype)
             seconds = self._timed(functools.partial(dist.broadcast, sent, source))
             self._check(self._step, sent, expected, seconds)
+
+    def _reduce_scatter(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """Each rank gets its part, `size` elements, of the sum."""
+        place = self.place
+        values = self._given(turn, place.rank, size * place.size, dtype).to(place.moved, dtype)
+        part = values.new_zeros(size)
+        seconds = self._timed(lambda: dist.reduce_scatter_tensor(part, values))
+        self._check(
+            self._step, part, self._sum(turn, size * place.size, dtype).view(place.size, size)[place.rank], seconds
+        )
+
+    def _all_to_all(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """Each rank gets the part of every other that is for it, `size` elements."""
+        place = self.place
+        given = [self._given(turn, rank, size * place.size, dtype) for rank in range(place.size)]
+        values = given[place.rank].to(place.moved, dtype)
+        received = torch.zeros_like(values)
+        seconds = self._timed(lambda: dist.all_to_all_single(received, values))
+        self._check(
+            self._step, received, torch.cat([part.view(place.size, size)[place.rank] for part in given]), seconds
+        )
+
+    def _send_receive(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """To the next rank and from the one before, in a ring; nothing in a world of one."""
+        place = self.place
+        if place.size == 1:
+            return
+        before, after = ((place.rank + step) % place.size for step in (-1, 1))
+        values = self._given(turn, place.rank, size, dtype).to(place.moved, dtype)
+        received = torch.zeros_like(values)
+
+        def ring() -> None:
+            both = dist.P2POp(dist.isend, values, after), dist.P2POp(dist.irecv, received, before)
+            for work in dist.batch_isend_irecv(list(both)):
+                work.wait()
+
+        seconds = self._timed(ring)
+        self._check(self._step, received, self._given(turn, before, size, dtype), seconds)
+
+    def _measure(self, dtype: torch.dtype) -> None:
+        """all_reduce of larger and larger tensors, each checked, and its bus bandwidth.
+
+        That is 2 (n - 1) / n times the bytes over the seconds (nccl-tests, doc/PERFORMANCE.md). Whether the next size
+        is tried is agreed on, by the least of the ranks' free memory and the longest of their times. The first period
+        that is wrong is compared on the host, not all of it.
+        """
+        place, rate = self.place, math.inf
+        given, expected = self._given(0, place.rank, _PERIOD, dtype), self._sum(0, _PERIOD, dtype)
+        for periods in _PERIODS[place.backend]:
+            step = f"all_reduce {short_name(dtype)} {periods * _PERIOD}"
+            self._begin(step)
+            volume = periods * _PERIOD * torch.finfo(dtype).bits // 8
+            if self._agreed(_free(place.moved), dist.ReduceOp.MIN) < 3 * volume:
+                return self._leave_out("too little memory is free")
+            if volume > rate * _PATIENT:
+                return self._leave_out(f"one call would take more than {_PATIENT:g} s")
+            values = given.to(place.moved, dtype).repeat(periods, 1)
+            seconds = self._timed(functools.partial(dist.all_reduce, values))
+            different = (values != expected.to(place.moved, dtype)).any(dim=1).to(torch.uint8)
+            self._check(step, values[int(different.argmax())], expected, seconds)
+            values.zero_()  # further sums would leave the dtype
+            spent = sum(self._timed(functools.partial(dist.all_reduce, values)) for _ in range(_TIMED))
+            rate = volume * _TIMED / self._agreed(spent, dist.ReduceOp.MAX)
+            self._tell(RATE + step, 2 * (place.size - 1) / place.size * rate / 1e9)
+
+    def _agreed(self, value: float, how: dist.ReduceOp.RedOpType) -> float:
+        """The least or largest of all ranks' values, the same on each."""
+        shared = torch.tensor([value], dtype=torch.float64, device=self.place.moved)
+        dist.all_reduce(shared, how)
+        return float(shared)
 
     def _train(self) -> None:
         """One step of a layer under DistributedDataParallel, against one process with all ranks' samples.
@@ -168,10 +279,15 @@ class Rank:
             self._tell(f"{WRONG}{case}", [self._step, f"{case}: {worst}"])
 
 
-def _values(turn: int, rank: int, size: int) -> torch.Tensor:
-    """float32 of {-1, 0, 1}, of a rank's own in each turn."""
+def _values(turn: int, rank: int, size: int, most: int) -> torch.Tensor:
+    """float32 integers from +-1 to +-`most`, of a rank's own in each turn."""
     repeats = -(-size // _PERIOD)
-    return inputs.ternary((min(size, _PERIOD),), seed=1000 * (turn + 1) + rank).repeat(repeats)[:size]
+    return inputs.whole((min(size, _PERIOD),), 1000 * (turn + 1) + rank, most).repeat(repeats)[:size]
+
+
+def _free(device: torch.device) -> float:
+    """Bytes of the GPU's memory; the host's is not asked for, as little of it is used."""
+    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float(1 << 62)
 
 
 def _layer(rank: int) -> torch.nn.Linear:

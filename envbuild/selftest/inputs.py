@@ -42,6 +42,12 @@ def signs(count: int, seed: int) -> torch.Tensor:
     return (1 - 2 * (hashes(count, seed) & 1)).to(torch.float32)
 
 
+def whole(shape: Sequence[int], seed: int, most: int) -> torch.Tensor:
+    """float32 of +-1, +-2, ... +-`most` (at most 2^24), never 0: each element counts in a sum."""
+    x = hashes(_size(shape), seed)
+    return ((1 - 2 * (x & 1)) * (1 + (x >> 1) % most)).to(torch.float32).reshape(tuple(shape))
+
+
 def uniform(shape: Sequence[int], seed: int) -> torch.Tensor:
     """float32 in [0, 1), multiples of 2^-24."""
     return ((hashes(_size(shape), seed) >> 8).to(torch.float32) * 2.0**-24).reshape(tuple(shape))

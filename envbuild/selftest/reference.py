@@ -85,7 +85,8 @@ class Worst:
         return "bound" if math.isfinite(self.got) else "nonfinite"
 
     def __str__(self) -> str:
-        what = f"element {list(self.where)} is {self.got:g}, should be {self.expected:g} within {self.bound:g}"
+        # 9 digits tell every float32 from its neighbours.
+        what = f"element {list(self.where)} is {self.got:.9g}, should be {self.expected:.9g} within {self.bound:g}"
         return f"{what} ({self.wrong} of {self.count} wrong)"
 
 
@@ -98,7 +99,7 @@ def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | Non
     values = got.detach().to("cpu").to(torch.float64)
     if values.shape != expected.shape:
         raise ValueError(f"shape {tuple(values.shape)} instead of {tuple(expected.shape)}")
-    error = (values - expected).abs()
+    error = (values - expected).abs().masked_fill(values == expected, 0.0)  # also where both are infinite
     limit = torch.zeros_like(error) if bound is None else bound.expand_as(error)
     wrong = ~(error <= limit)  # so that NaN is wrong
     severity = error if bound is None else error / limit

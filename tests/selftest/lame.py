@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # which dist.import_ahead would import in each seed's process anew
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -119,6 +120,55 @@ def stale(right: Call) -> Call:
     return seeded
 
 
+def narrow(right: Call) -> Call:
+    """Sums that go over the wire in bfloat16, which small integers do not show."""
+
+    def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
+        if values.dtype == torch.float32:
+            values.copy_(values.to(torch.bfloat16))
+        right(values, *args, **options)
+
+    return seeded
+
+
+def late_period(right: Call) -> Call:
+    """One element off, far behind in half-precision tensors that are larger than a block."""
+
+    def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
+        right(values, *args, **options)
+        if values.dtype == torch.float16 and values.dim() == 2:
+            values[-1, -1] += 1
+
+    return seeded
+
+
+def others_part(right: Call) -> Call:
+    """Scatters the parts of a sum to the wrong ranks."""
+
+    def seeded(part: torch.Tensor, values: torch.Tensor) -> None:
+        right(part, values.view(-1, len(part)).roll(1, 0).flatten())
+
+    return seeded
+
+
+def keeps_its_own(right: Call) -> Call:
+    """Exchanges nothing: each rank receives what it sent."""
+    return lambda received, values: received.copy_(values)
+
+
+def never_sent(right: Call) -> Call:
+    return lambda work: []
+
+
+def refused(right: Call) -> Call:
+    """As gloo words it."""
+
+    def seeded(*args: Any, **options: Any) -> None:
+        raise RuntimeError("ProcessGroupGloo does not support reduce_scatter\nmore")
+
+    return seeded
+
+
 def unequal_gradients(right: Call) -> Call:
     """DDP's result of the reduction, one off."""
 
@@ -172,6 +222,12 @@ PROBES = (
     seed("raises", REAL_DIST, "all_gather", raises, lambda here: here.size == 3 and here.rank == 0),
     seed("leaves", REAL_DIST, "broadcast", leaves, lambda here: here.size == 3 and here.rank == 1),
     seed("gradients", collectives, "DistributedDataParallel", unequal_gradients, lambda here: here.member == 2),
+    seed("narrow", REAL_DIST, "all_reduce", narrow, together, PROCESSES=2),
+    seed("late-period", REAL_DIST, "all_reduce", late_period, lambda here: here.rank == 1, PROCESSES=2),
+    seed("scattered", REAL_DIST, "reduce_scatter_tensor", others_part, together, PROCESSES=2),
+    seed("not-exchanged", REAL_DIST, "all_to_all_single", keeps_its_own, together, PROCESSES=2),
+    seed("not-sent", REAL_DIST, "batch_isend_irecv", never_sent, together, PROCESSES=2),
+    seed("refused", REAL_DIST, "reduce_scatter_tensor", refused, lambda here: True, PROCESSES=2),
     seed("no-time", REAL_DIST, "barrier", noop, lambda here: False, BUDGET=0.3),
     seed("right", REAL_DIST, "barrier", noop, lambda here: True),
     Probe("dist.staged:watched", "quick", "cpu", 120, watched, untouched=True),

@@ -43,6 +43,13 @@ def kernels(folder: Path) -> dict[str, Frame]:
     return outcomes(frames)
 
 
+def operations(folder: Path) -> dict[str, Frame]:
+    """Seed -> what the self-test says of it, for every wrong (and right) operation of seeds.operations."""
+    frames, status, _ = run("seeds.operations", job(threads=2, memory_mb=_MEMORY_MB), folder / "operations")
+    assert status == 5
+    return outcomes(frames)
+
+
 def apexes(folder: Path) -> dict[str, Frame]:
     """Seed -> what norm.apex and optim.apex say of it, for every stand-in for apex of standins.py."""
     frames, status, _ = run("standins", job(threads=2), folder / "apexes")

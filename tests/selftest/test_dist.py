@@ -22,6 +22,11 @@ LAME = [
     ("stale", "mismatch", None, "gloo 0+1+2: all_gather fp32 1001, rank 1", "element ["),
     ("raises", "exception", None, "gloo 0+1+2: all_gather fp32 1001, rank 0", "RuntimeError: CUDA error: misaligned"),
     ("leaves", "incomplete", None, "gloo 0+1+2: broadcast fp32 1001, rank 1", "left before its last step"),
+    ("narrow", "mismatch", None, "gloo 0+1: all_reduce fp32 1001, rank ", "element ["),
+    ("late-period", "mismatch", None, "gloo 0+1: all_reduce fp16 524296, rank 1", "element [65536] is "),
+    ("scattered", "mismatch", None, "gloo 0+1: reduce_scatter fp32 1001, rank ", "element ["),
+    ("not-exchanged", "mismatch", None, "gloo 0+1: all_to_all fp32 1001, rank ", "element ["),
+    ("not-sent", "mismatch", None, "gloo 0+1: send_recv fp32 1001, rank ", "element ["),
     ("gradients", "mismatch", None, "gloo 2: ddp, rank 0", "ddp gradient of weight: element"),
     ("no-time", "hang", None, "stages left out", "no time was left after 0.3 s for gloo "),
 ]
@@ -44,7 +49,7 @@ def test_a_lame_rank_is_named(
 
 
 def test_no_lame_rank_is_left_untested(lame: dict[str, Frame]) -> None:
-    assert {seed for seed, *_ in LAME} | {"right", "watched"} == set(lame)
+    assert {seed for seed, *_ in LAME} | {"right", "refused", "watched"} == set(lame)
 
 
 def test_right_ranks_pass_with_exact_figures_of_every_stage(lame: dict[str, Frame]) -> None:
@@ -56,9 +61,27 @@ def test_right_ranks_pass_with_exact_figures_of_every_stage(lame: dict[str, Fram
     assert {figure["error"] for figure in frame["figures"]} == {0.0}
     last = [figure["case"] for figure in frame["figures"] if figure["case"].startswith("gloo 0+1+2 ")]
     assert [case.removeprefix("gloo 0+1+2 ") for case in last] == [
-        "all_reduce fp32 1001", "all_reduce int32 1001", "all_reduce fp32 65537", "all_gather fp32 1001",
-        "broadcast fp32 1001", "ddp weight", "ddp gradient of weight", "ddp bias", "ddp gradient of bias",
+        "all_reduce fp32 1001", "all_reduce int32 1001", "all_reduce fp16 1001", "all_reduce bf16 1001",
+        "all_reduce fp32 65537", "all_gather fp32 1001", "broadcast fp32 1001", "reduce_scatter fp32 1001",
+        "all_to_all fp32 1001", "send_recv fp32 1001", "all_reduce fp16 524296", "all_reduce bf16 524296",
+        "ddp weight", "ddp gradient of weight", "ddp bias", "ddp gradient of bias",
     ]  # fmt: skip
+
+
+def test_the_bus_bandwidth_of_each_world_is_reported(lame: dict[str, Frame]) -> None:
+    rates = lame["right"]["traits"]["GB/s"]
+    worlds = ["gloo 1+2", "gloo 0+2", "gloo 0+1", "gloo 0+1+2"]
+    assert list(rates) == [f"{world} all_reduce {dtype} 524296" for world in worlds for dtype in ("fp16", "bf16")]
+    assert all(rate > 0 for rate in rates.values())
+
+
+def test_a_collective_that_the_backend_does_not_have_is_left_out_and_reported(lame: dict[str, Frame]) -> None:
+    frame = lame["refused"]
+    assert frame["status"] == "passed"
+    left_out = frame["traits"]["left_out"]
+    assert left_out["gloo 0+1 reduce_scatter fp32 1001"] == "ProcessGroupGloo does not support reduce_scatter"
+    assert all("reduce_scatter" in case for case in left_out)
+    assert not any("reduce_scatter" in figure["case"] for figure in frame["figures"])
 
 
 def test_only_what_is_broken_fails(lame: dict[str, Frame]) -> None:

@@ -97,7 +97,12 @@ WRONG = [
     ("burn:last_bit", "mismatch", "cpu: first fp64 product: element [9, 7] is"),
     ("burn:forgets", "mismatch", "cpu: later fp64 products differ in 1 words: element [5, 7] is"),
     ("memory:stuck_bit", "mismatch", "zeros: word 77 is 0x0000000000100000, should be 0x0000000000000000: drain"),
-    ("memory:aliases", "mismatch", "places: word 0 is 0x"),
+    (
+        "memory:lonely_bit",
+        "mismatch",
+        "walking bit 7: word 77 is 0x0000000000000000, should be 0x0000000000100000: drain",
+    ),
+    ("memory:aliases", "mismatch", "addresses: word 0 is 0x"),
     ("train.step:noisy", "mismatch", "two runs in deterministic mode differ"),
     ("train.step:nan_late", "nonfinite", "the loss is not finite"),
     ("train.step:flat", "bound", "the loss does not fall"),

@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 
 from envbuild.selftest import apart, ranks, topology, transport
-from envbuild.selftest.collectives import FIGURE
+from envbuild.selftest.collectives import FIGURE, LEFT_OUT, RATE
 from envbuild.selftest.context import Context, missing_gpu
 from envbuild.selftest.outcome import Skip
 from envbuild.selftest.ranks import Tried, World
@@ -92,7 +92,7 @@ class Site:
 
 
 def staged(context: Context) -> None:
-    """dist.staged: processes alone, in pairs and together sum, gather, broadcast and train, exact to the last bit."""
+    """dist.staged: processes alone, in pairs and together exchange, sum and train, exact to the last bit."""
     if not torch.distributed.is_available():
         raise Skip(f"torch {torch.__version__} is built without torch.distributed")
     site = Site(context, [] if context.on_cpu else cards(context))
@@ -159,6 +159,7 @@ def _tell(site: Site) -> None:
         nccl=_joined(tried.stage.log.version for tried in site.tried if tried.stage.log.version),
         unequal=unequal,
         unequal_cards="yes" if unequal else "no",
+        **rates(site.tried),
     )
 
 
@@ -188,6 +189,19 @@ def figures(tried: Tried) -> dict[str, tuple[str, list[int], float, float]]:
                 worst = worst if worst >= error or math.isnan(worst) else error
                 found[key] = (dtype, shape, worst, max(seconds, longest))
     return {key[len(FIGURE) :]: row for key, row in found.items()}
+
+
+def rates(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
+    """Traits: the bus bandwidth of each case over its slowest rank, and why cases were left out."""
+    found: dict[str, dict[str, Any]] = {"GB/s": {}, "left_out": {}}
+    for one in tried:
+        for ending in one.endings:
+            for key, value in ending.told.items():
+                for prefix, trait in ((RATE, "GB/s"), (LEFT_OUT, "left_out")):
+                    if key.startswith(prefix):
+                        case = f"{one.stage.name} {key[len(prefix) :]}"
+                        found[trait][case] = min(value, found[trait].get(case, value))
+    return found
 
 
 def _judge(site: Site) -> None:

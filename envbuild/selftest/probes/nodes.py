@@ -60,7 +60,7 @@ def stages(count: int, each: int, cuda: bool) -> list[Stage]:
 
 
 def across(context: Context) -> None:
-    """dist.nodes: ranks on several machines sum, gather, broadcast and train, exact to the last bit."""
+    """dist.nodes: ranks on several machines exchange, sum and train, exact to the last bit."""
     job = context.job
     if job.nodes < 2:
         raise Skip("one machine alone: envbuild test --on slurm --nodes 2")
@@ -104,6 +104,7 @@ def _tell(context: Context, spot: Spot, done: list[tuple[Stage, Tried]]) -> None
             {"stage": stage.name, "passed": not tried.stage.faults, "seconds": round(tried.stage.seconds, 3)}
             for stage, tried in done
         ],
+        **dist.rates([tried for _, tried in done]),
     )
     for stage, tried in done:
         for case, (dtype, shape, error, seconds) in dist.figures(tried).items():

@@ -79,12 +79,24 @@ def forgets(kernel: Any) -> Any:
 def stuck_bit(kernel: Any) -> Any:
     """Memory with a bit of the word 77 that stays 1."""
 
-    def fill(self: torch.Tensor, value: int) -> torch.Tensor:
-        kernel(self, value)
+    def copy(self: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        kernel(self, words)
         self[77] |= 1 << 20
         return self
 
-    return fill
+    return copy
+
+
+def lonely_bit(kernel: Any) -> Any:
+    """Memory with a bit of the word 77 that is lost where no other bit of the word is set."""
+
+    def copy(self: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        kernel(self, words)
+        if self[77] == 1 << 20:
+            self[77] = 0
+        return self
+
+    return copy
 
 
 def aliases(kernel: Any) -> Any:
@@ -118,8 +130,9 @@ PROBES = (
     seeded("burn", torch, "mm", named("last_bit", lambda k: wrong_element(k, torch.float64, (9, 7), 2.0**-40))),
     seeded("burn", torch.Tensor, "copy_", forgets),
     seeded("burn", torch, "mm", named("right", lambda k: k)),
-    seeded("memory", torch.Tensor, "fill_", stuck_bit),
+    seeded("memory", torch.Tensor, "copy_", stuck_bit),
+    seeded("memory", torch.Tensor, "copy_", lonely_bit),
     seeded("memory", torch, "empty", aliases),
-    seeded("memory", torch.Tensor, "fill_", named("right", lambda k: k)),
+    seeded("memory", torch.Tensor, "copy_", named("right", lambda k: k)),
     Probe("env.libs:foreign", "quick", "cpu", 60, foreign_library),
 )

@@ -1,0 +1,432 @@
+"""Operations that are wrong in ways that no probe but their own looks at: run by themselves, as seeds.operations."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.context import Context
+from envbuild.selftest.probes import large, operations, replay
+from envbuild.selftest.registry import Probe
+
+from .making import BRAIN, HALF, SINGLE, Kernel, Wrong, named, seeded
+
+TILE, BLOCK, LAUNCH, PAGE = 32, 1024, 110, 4096
+
+
+def some_beta(kernel: Kernel) -> Kernel:
+    """Adds the input as it is where beta is no power of two."""
+    return lambda c, a, b, beta=1, alpha=1: kernel(c, a, b, beta=1 if beta == 3 else beta, alpha=alpha)
+
+
+def reads_for_nothing(kernel: Kernel) -> Kernel:
+    """Multiplies what is there by a beta of 0, NaN included."""
+    return lambda c, a, b, beta=1, alpha=1: kernel(c, a, b, beta=beta, alpha=alpha) + (c * 0 if beta == 0 else 0)
+
+
+def first_of_batch(kernel: Kernel) -> Kernel:
+    """Reads past the only matrix of an input that is expanded: it is added in one matrix of the batch alone."""
+
+    def seeded(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float, alpha: float) -> torch.Tensor:
+        return kernel(torch.cat((c[:1], torch.zeros_like(c[1:]))), a, b, beta=beta, alpha=alpha)
+
+    return seeded
+
+
+def short_of_gaps(kernel: Kernel) -> Kernel:
+    """Loses the last slice of the sum where the matrices of a batch do not lie side by side."""
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        apart = a.stride(0) > a.shape[1] * a.shape[2]
+        return kernel(a[:, :, :-1], b[:, :-1]) if apart else kernel(a, b)
+
+    return seeded
+
+
+class Lookup(torch.autograd.Function):
+    """An embedding whose gradients of equal indices overwrite each other."""
+
+    @staticmethod
+    def forward(ctx: Any, indices: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(indices, table)
+        return table[indices]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        indices, table = ctx.saved_tensors
+        gradient = torch.zeros_like(table).index_copy(0, indices, grads[0])
+        gradient[0] = 0  # the padding row
+        return None, gradient
+
+
+def overwrites(kernel: Kernel) -> Kernel:
+    return lambda indices, table, padding_idx=None: Lookup.apply(indices, table)  # type: ignore[no-untyped-call]
+
+
+def learns_padding(kernel: Kernel) -> Kernel:
+    return lambda indices, table, padding_idx=None: kernel(indices, table)
+
+
+def without_carry(kernel: Kernel) -> Kernel:
+    """Starts again after each block."""
+
+    def seeded(x: torch.Tensor, dim: int) -> torch.Tensor:
+        return torch.cat([kernel(part, dim=dim) for part in x.split(BLOCK, dim)], dim)
+
+    return seeded
+
+
+def overflows(kernel: Kernel) -> Kernel:
+    """Exponentials of the values as they are, not of their distance from the largest."""
+
+    def seeded(x: torch.Tensor, dim: int) -> torch.Tensor:
+        powers = torch.exp(x.float())
+        return (powers / powers.sum(dim, keepdim=True)).to(x.dtype)
+
+    return seeded
+
+
+def short_row(kernel: Kernel) -> Kernel:
+    """Leaves the last element of rows longer than a block out of the sum."""
+
+    def seeded(x: torch.Tensor, dim: int) -> torch.Tensor:
+        if x.shape[dim] <= BLOCK or dim == 0:
+            return kernel(x, dim=dim)
+        return torch.cat((kernel(x[..., :-1], dim=dim), kernel(x, dim=dim)[..., -1:]), dim)
+
+    return seeded
+
+
+def counts_ignored(kernel: Kernel) -> Kernel:
+    """The mean over all rows, those that are ignored included."""
+
+    def seeded(x: torch.Tensor, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
+        return kernel(x, targets, ignore_index=ignore_index, reduction="sum") / len(targets)
+
+    return seeded
+
+
+def swapped_forms(kernel: Kernel) -> Kernel:
+    return lambda x, approximate: kernel(x, approximate="none" if approximate == "tanh" else "tanh")
+
+
+def cast(source: torch.dtype, target: torch.dtype, change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
+    """Tensor.to from one dtype to another, of changed values."""
+
+    def wrong(kernel: Kernel) -> Kernel:
+        def seeded(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+            return kernel(change(x) if x.dtype == source and args == (target,) else x, *args, **options)
+
+        return seeded
+
+    return wrong
+
+
+def cut(bits: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """float32 cut toward 0."""
+    return lambda x: (x.view(torch.int32) & ~((1 << bits) - 1)).view(torch.float32)
+
+
+def half_up(x: torch.Tensor) -> torch.Tensor:
+    """float32 whose ties in bfloat16 go away from 0."""
+    return ((x.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
+
+
+def flushed(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.abs() < 2.0**-14, torch.zeros_like(x), x)
+
+
+def ragged_edge(kernel: Kernel) -> Kernel:
+    """Transposes whole tiles, and not the last column beyond them."""
+
+    def seeded(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        result = kernel(x, **options)
+        if x.dim() == 2 and not x.is_contiguous() and x.shape[0] % TILE:
+            result[-1] = 0
+        return result
+
+    return seeded
+
+
+def unaligned(kernel: Kernel) -> Kernel:
+    """A copy to an odd place whose last element is left out."""
+
+    def seeded(target: torch.Tensor, source: torch.Tensor, **options: Any) -> torch.Tensor:
+        if target.dim() != 1 or target.storage_offset() % 2 == 0 or target.numel() < 2:
+            return kernel(target, source, **options)
+        kernel(target[:-1], source[:-1], **options)
+        return target
+
+    return seeded
+
+
+def lost_page(kernel: Kernel) -> Kernel:
+    """A large copy without its last page."""
+
+    def seeded(target: torch.Tensor, source: torch.Tensor, **options: Any) -> torch.Tensor:
+        if target.numel() * target.element_size() < 1 << 20 or target.dim() != 1:
+            return kernel(target, source, **options)
+        last = PAGE // target.element_size()
+        kernel(target[:-last], source[:-last], **options)
+        return target
+
+    return seeded
+
+
+def short_search(kernel: Kernel) -> Kernel:
+    """Does not look at the last element."""
+
+    return lambda x, dim: kernel(x.narrow(dim, 0, x.shape[dim] - 1), dim=dim)
+
+
+def skips_nan(kernel: Kernel) -> Kernel:
+    return lambda x, dim, **options: kernel(torch.nan_to_num(x, nan=-1e4), dim=dim, **options)
+
+
+def second_launch(kernel: Any) -> Any:
+    """A step that leaves out what comes after the first launch of a multi-tensor kernel."""
+
+    def step(self: torch.optim.Optimizer) -> None:
+        (group,) = self.param_groups
+        late = [(leaf, leaf.detach().clone()) for leaf in group["params"][LAUNCH:] if group["foreach"]]
+        kernel(self)
+        for leaf, before in late:
+            leaf.data.copy_(before)
+
+    return step
+
+
+def without(option: str, value: Any, implementation: str) -> Wrong:
+    """An optimizer whose one implementation does not know an option."""
+
+    def wrong(kernel: Any) -> Any:
+        def step(self: torch.optim.Optimizer) -> None:
+            (group,) = self.param_groups
+            if group[implementation]:
+                group[option] = value
+            kernel(self)
+
+        return step
+
+    return wrong
+
+
+def half_matrix(kernel: Kernel) -> Kernel:
+    """Factors that went through half precision."""
+    return lambda a, *rest: kernel(a.half().to(a.dtype), *rest)
+
+
+def stale_last_row(kernel: Kernel) -> Kernel:
+    """Several matrices at a time: the last row of the last one is that of the first."""
+
+    def seeded(a: torch.Tensor) -> torch.Tensor:
+        factor = kernel(a)
+        factor[-1, -1] = factor[0, -1]
+        return factor
+
+    return seeded
+
+
+def skewed(kernel: Kernel) -> Any:
+    """The second factor a little too long."""
+
+    def seeded(a: torch.Tensor) -> Any:
+        first, second = kernel(a)
+        return first, second * (1 + 1e-4)
+
+    return seeded
+
+
+def nyquist(kernel: Kernel) -> Kernel:
+    """The last element of transforms of even length is lost."""
+
+    def seeded(x: torch.Tensor) -> torch.Tensor:
+        found = kernel(x)
+        if x.shape[-1] % 2 == 0:
+            found[..., -1] = 0
+        return found
+
+    return seeded
+
+
+def coarse_prime(kernel: Kernel) -> Kernel:
+    """Lengths that no small prime divides go through half precision."""
+    return lambda z: kernel(
+        torch.view_as_complex(torch.view_as_real(z).half().to(z.real.dtype)) if z.shape[-1] == 251 else z
+    )
+
+
+def by_process(kernel: Kernel) -> Kernel:
+    """Differs from one process to the next, in the last bit, and not within one."""
+    noise = 1 + 2.0**-22 * (os.getpid() % 7)
+
+    def seeded(*args: Any, **options: Any) -> torch.Tensor:
+        nonlocal noise
+        noise = 1 + 2.0**-22 * (os.getpid() % 7)
+        return kernel(*args, **options) * noise
+
+    return seeded
+
+
+def by_call(kernel: Kernel) -> Kernel:
+    """Differs from call to call."""
+    count = iter(range(1 << 30))
+    return lambda *args, **options: kernel(*args, **options) * (1 + 2.0**-22 * (next(count) % 2))
+
+
+Model = replay.Model
+
+
+def graph(name: str, captured: Callable[[Model, torch.Tensor], Model]) -> Probe:
+    """graph.replay on the CPU, which has no graphs: `captured` plays them."""
+
+    def function(context: Context) -> None:
+        module: Any = replay
+        module.captured = captured
+        replay.replay(context)
+
+    return Probe(f"graph.replay:{name}", "quick", "cpu", 60, function)
+
+
+def stale_graph(model: Model, batch: torch.Tensor) -> Model:
+    """Never reads its new input."""
+    return lambda values: model(batch)
+
+
+def old_weights(model: Model, batch: torch.Tensor) -> Model:
+    """Keeps, as if copied into the graph, the weights that it was captured with: two batches are right."""
+    kept = {number: model(replay.tokens(number)) for number in range(replay.BATCHES)}
+    return lambda values: next(kept[number] for number in kept if torch.equal(replay.tokens(number), values))
+
+
+def last_bit(model: Model, batch: torch.Tensor) -> Model:
+    def replayed(values: torch.Tensor) -> torch.Tensor:
+        result = model(values)
+        result[-1] = torch.nextafter(result[-1], torch.tensor(9.0))
+        return result
+
+    return replayed
+
+
+def small(name: str, module: Any, attribute: str, wrong: Wrong) -> Probe:
+    """large with 67591 elements: what is wrong from 2^31 on is wrong from 2^16 on here."""
+
+    def function(context: Context) -> None:
+        sizes: Any = large
+        sizes.ROWS, sizes.COLUMNS, sizes.PART = 257, 263, 251 * 16
+        inner.function(context)
+
+    inner = seeded("large", module, attribute, named(name, wrong), "full")
+    return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
+
+
+LIMIT = 1 << 16
+
+
+def overflowing_index(kernel: Any) -> Any:
+    """Places modulo 2^16."""
+
+    def seeded(x: torch.Tensor, key: Any, *value: Any) -> Any:
+        if isinstance(key, torch.Tensor) and x.dim() == 1 and x.numel() > LIMIT and key.dtype == torch.int64:
+            key = key % LIMIT
+        return kernel(x, key, *value)
+
+    return seeded
+
+
+def overflowing_row(kernel: Any) -> Any:
+    def seeded(x: torch.Tensor, key: Any) -> Any:
+        if isinstance(key, torch.Tensor) and x.dim() == 2 and x.numel() > LIMIT:
+            key = key * x.shape[1] % LIMIT // x.shape[1]
+        return kernel(x, key)
+
+    return seeded
+
+
+def unwritten(kernel: Any) -> Any:
+    """Elementwise as far as 16 bits count."""
+
+    def seeded(x: torch.Tensor, other: Any) -> torch.Tensor:
+        result = kernel(x, other)
+        if isinstance(other, int) and x.numel() > LIMIT:
+            result[LIMIT:] = 0
+        return result
+
+    return seeded
+
+
+def partial(kernel: Any) -> Any:
+    return lambda x, **options: kernel(x[:LIMIT], **options)
+
+
+def wrapped(kernel: Any) -> Any:
+    return lambda x: kernel(x) % LIMIT
+
+
+def right(kernel: Any) -> Any:
+    return kernel
+
+
+def of(module: Any, name: str, wrong: Wrong, cases: str) -> Probe:
+    """operations, of which only the cases with this word in their names are tried, as they are many."""
+    inner = seeded("operations", module, name, wrong)
+
+    def function(context: Context) -> None:
+        probe: Any = operations
+        every = probe.cases
+        probe.cases = lambda **options: (case for case in every(**options) if cases in case.name)
+        inner.function(context)
+
+    return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
+
+
+OPTIM: Any = torch.optim
+PROBES = (
+    of(torch, "addmm", some_beta, "addmm"),
+    of(torch, "addmm", reads_for_nothing, "addmm"),
+    of(torch, "baddbmm", first_of_batch, "baddbmm"),
+    of(torch, "bmm", short_of_gaps, "bmm"),
+    of(F, "embedding", overwrites, "embedding"),
+    of(F, "embedding", learns_padding, "embedding"),
+    of(torch, "cumsum", without_carry, "cumsum"),
+    of(torch, "softmax", overflows, "softmax"),
+    of(torch, "softmax", short_row, "softmax"),
+    of(F, "cross_entropy", counts_ignored, "cross_entropy"),
+    of(F, "gelu", swapped_forms, "gelu"),
+    of(torch.Tensor, "to", named("cut", cast(SINGLE, BRAIN, cut(16))), " to "),
+    of(torch.Tensor, "to", named("half_up", cast(SINGLE, BRAIN, half_up)), " to "),
+    of(torch.Tensor, "to", named("flushed", cast(SINGLE, HALF, flushed)), " to "),
+    of(torch.Tensor, "to", named("saturated", cast(SINGLE, HALF, lambda x: x.clamp(-65504, 65504))), " to "),
+    of(torch.Tensor, "to", named("rounded", cast(SINGLE, torch.int32, torch.round)), " to "),
+    of(torch.Tensor, "contiguous", ragged_edge, "copies"),
+    of(torch.Tensor, "copy_", unaligned, "copies"),
+    of(torch, "max", short_search, "max"),
+    of(torch.Tensor, "amax", skips_nan, "max"),
+    of(torch, "addmm", named("right", right), "addmm"),
+    seeded("optim.torch", OPTIM.AdamW, "step", second_launch),
+    seeded("optim.torch", OPTIM.SGD, "step", named("plain_momentum", without("nesterov", False, "fused"))),
+    seeded("optim.torch", OPTIM.Adam, "step", named("no_decay", without("weight_decay", 0.0, "foreach"))),
+    seeded("fft", torch.fft, "rfft", nyquist),
+    seeded("fft", torch.fft, "fft", coarse_prime),
+    seeded("linalg", torch.linalg, "solve", half_matrix),
+    seeded("linalg", torch.linalg, "cholesky", stale_last_row),
+    seeded("linalg", torch.linalg, "qr", named("qr", skewed)),
+    seeded("linalg", torch.linalg, "eigh", named("eigh", skewed)),
+    seeded("transfer", torch.Tensor, "copy_", lost_page),
+    seeded("transfer", torch.Tensor, "copy_", unaligned),
+    seeded("train.repeat", F, "embedding", by_process),
+    seeded("train.repeat", F, "cross_entropy", by_call),
+    graph("stale", stale_graph),
+    graph("old_weights", old_weights),
+    graph("last_bit", last_bit),
+    graph("right", lambda model, batch: model),
+    small("unwritten", torch.Tensor, "__add__", unwritten),
+    small("partial", torch.Tensor, "sum", partial),
+    small("gathered", torch.Tensor, "__getitem__", overflowing_index),
+    small("rows", torch.Tensor, "__getitem__", overflowing_row),
+    small("scattered", torch.Tensor, "__setitem__", overflowing_index),
+    small("wrapped", torch.Tensor, "argmax", wrapped),
+    small("right", torch.Tensor, "argmax", right),
+)
