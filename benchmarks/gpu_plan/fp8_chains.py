@@ -29,9 +29,10 @@ Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def measure(multiply: Multiply, shape: tuple[int, int, int]) -> dict[str, Any]:
     """The map of the chains of this product.
 
-    "lost": ranges [first, last] of tried places whose product was lost; "interval": the first place that was kept, None
-    where none was; "spacing": of the tried places; "bits": fraction bits that a chain keeps of a product in the same
-    instruction as the large one, and in another; "unexpected": results that are neither 0 nor the small product.
+    "lost": ranges [first, last] of tried places whose product was lost; "interval": [least, most] products that a chain
+    takes before it is promoted, None where no product was kept, as with chains longer than half of k, or none was lost;
+    "bits": fraction bits that a chain keeps of a product in the same instruction as the large one, and in another;
+    "unexpected": results that are neither 0 nor the small product.
     """
     m, k, _ = shape
     spacing = max(1, -(-(k - 2) // m))
@@ -41,8 +42,9 @@ def measure(multiply: Multiply, shape: tuple[int, int, int]) -> dict[str, Any]:
     kept = [place for place, result in zip(places, results, strict=True) if result == 1]
     return {
         "shape": list(shape),
-        "interval": kept[0] if kept else None,
-        "spacing": spacing,
+        "interval": [max(place for place in lost if place < kept[0]) + 1, kept[0]]
+        if kept and lost[:1] == [1]
+        else None,
         "lost": _ranges(lost, spacing),
         "unexpected": len(places) - len(lost) - len(kept),
         "bits": {name: _bits(multiply, shape, place) for name, place in (("same", 1), ("another", _NEXT))},

@@ -146,11 +146,11 @@ def chains(told: dict[str, Any]) -> str:
     )
     if not told["lost"]:
         return f"{head}: every product is kept; fraction bits kept: {bits}"
-    first = told["interval"]
-    if first is None:
-        chain = f"one chain over all {told['shape'][1]} products"
+    if told["interval"]:
+        least, most = told["interval"]
+        chain = f"promoted after {least if least == most else f'{least} to {most}'} products"
     else:
-        chain = f"promoted after {first} products (places tried are {told['spacing']} apart)"
+        chain = f"not promoted within {told['shape'][1] // 2} products"
     return f"{head}: {chain}; lost at {told['lost'][:6]}; fraction bits kept: {bits}"
 
 

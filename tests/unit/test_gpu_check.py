@@ -479,3 +479,18 @@ def test_the_lock_is_read_with_its_wheels_and_keeps_what_is_known(tmp_path: Path
     lock = {"id": "sha256:1", "content": {"wheels": [wheel(name) for name in "abc"]}}
     made = locked_files.expected(lock, tmp_path, {"wheels": {"b==1": {"b.so": "y"}}})
     assert made["wheels"] == {"a==1": {"a/b.so.1": "abc_"}, "b==1": {"b.so": "y"}} and made["missing"] == ["c==1"]
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ({"lost": [[1, 127]], "interval": [128, 128]}, "promoted after 128 products; lost at [[1, 127]]"),
+        ({"lost": [[1, 125]], "interval": [126, 129]}, "promoted after 126 to 129 products; lost at"),
+        ({"lost": [[1, 1038]], "interval": None}, "not promoted within 520 products; lost at"),
+        ({"lost": [], "interval": None}, "every product is kept; fraction bits kept: 13 in same instruction"),
+    ],
+)
+def test_a_map_of_chains_is_put_into_a_line(told: dict[str, Any], line: str) -> None:
+    measured = {"out": "bfloat16", "fast": False, "shape": [272, 1040, 304], "bits": {"same": 13, "another": None}}
+    head = "272x1040x304 to bfloat16, without fast accumulation: "
+    assert steps.chains({**measured, **told}).startswith(head + line)
