@@ -65,11 +65,15 @@ def program(module: str, *arguments: str) -> list[str]:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's variables, with the checkout's packages importable and `extra` over them."""
+    """This process's variables, with the checkout's packages importable and `extra` over them.
+
+    OpenMP's threads do not spin while they wait, as in the self-test's own entry.
+    """
     ours = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
     given = dict(extra or {})
     before = [path for path in (given.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")) if path]
-    return {**os.environ, **given, "PYTHONPATH": os.pathsep.join([*before, *ours]), "PYTHONUNBUFFERED": "1"}
+    path = os.pathsep.join([*before, *ours])
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **given, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def start(order: Order, stderr: Path) -> subprocess.Popen[bytes]:
