@@ -48,23 +48,30 @@ def adopt_orphans() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The running processes below `pid`; those that ended and wait for their parent (zombies) are left out."""
+    """The running processes below `pid`."""
     parents: dict[int, int] = {}
-    ended = set()
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:  # "PID (NAME) STATE PARENT ...", where NAME may hold anything
-            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except OSError:  # it ended meanwhile
-            continue
-        parents[int(entry.name)] = int(parent)
-        if state in "ZX":
-            ended.add(int(entry.name))
+        stat = _stat(int(entry.name)) if entry.name.isdigit() else None
+        if stat:
+            parents[int(entry.name)] = int(stat[1])
     below, found = {pid}, []
     while below := {child for child, parent in parents.items() if parent in below}:
-        found += sorted(below - ended)
+        found += sorted(child for child in below if is_running(child))
     return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is this process; one that ended and waits for its parent (a zombie) does not run."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def _stat(pid: int) -> list[str] | None:
+    """What /proc has of a process after its name, which may hold anything: state, parent and more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # it ended, maybe meanwhile
+        return None
 
 
 def end_descendants(but: frozenset[int] = frozenset()) -> list[int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_plan import locked_files, selftests
-from gpu_plan.limits import descendants
+from gpu_plan.limits import descendants, is_running
 from gpu_plan.plan import Bench, Step, StepFailed, StepSkipped, judge, reason, sources
 from gpu_plan.selftests import ROOT, Run, program
 from gpu_plan.steplog import FAILED, PASSED, SKIPPED
@@ -209,7 +209,7 @@ def rounding_errors(bench: Bench) -> None:
     seed = 0
     longest = 0.0
     while seed < _ROUNDING_LEAST or bench.seconds_left > 1.5 * longest:
-        order = bench.order(f"seed-{seed}", "gpu_plan.rounding", level="standard",
+        order = bench.order(f"seed-{seed}", "gpu_plan.rounding",
                             environment={selftests.INPUTS_VARIABLE: str(seed)})  # fmt: skip
         (run,) = bench.run(order)
         judge([run])
@@ -322,13 +322,15 @@ def sigterm(bench: Bench) -> None:
         raise StepFailed(f"exit status {status} after SIGTERM, should be {128 + signal.SIGTERM}")
     until = time.monotonic() + _GONE_SECONDS
     while time.monotonic() < until:
-        left = [pid for pid in children if Path(f"/proc/{pid}").exists() and pid in descendants(os.getpid())]
+        left = [pid for pid in children if is_running(pid)]
         after = memory_in_use() if before is not None else None
         if not left and (before is None or after is None or after <= before + _MEMORY_SLACK):
-            bench.saw(f"no process left; memory in use: {before} MiB before, {after} MiB after")
+            bench.saw("no process left" + (f"; memory in use: {before} MiB before, {after} after" if before else ""))
             return
         time.sleep(0.2)
-    raise StepFailed(f"{_GONE_SECONDS:.0f} s later processes {left} are left, and {after} MiB in use, {before} before")
+    raise StepFailed(
+        f"{_GONE_SECONDS:g} s later {len(left)} processes are left; MiB in use: {before} before, {after} now"
+    )
 
 
 def under_way(pid: int, before: int | None) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ sys.path[:0] = [str(CHECKOUT / "benchmarks"), str(CHECKOUT / "tests")]
 
 import gpu_check  # noqa: E402
 from gpu_plan import locked_files, selftests, steplog, steps, summary  # noqa: E402
+from gpu_plan.limits import is_running  # noqa: E402
 from gpu_plan.plan import BLOCK_SECONDS, Bench, Step, StepFailed, StepSkipped, judge, run_step, sources  # noqa: E402
 from gpu_plan.selftests import Order, Run, follow  # noqa: E402
 from gpu_plan.steplog import Result, StepLog  # noqa: E402
@@ -108,6 +110,7 @@ def test_a_plan_that_is_killed_leaves_what_it_saw_and_is_resumed(tmp_path: Path)
 import sys, time, tempfile
 from pathlib import Path
 import gpu_check
+from gpu_plan.limits import is_running  # noqa: E402
 from gpu_plan.plan import Bench, Step
 out = Path(sys.argv[1])
 def first(bench):
@@ -172,11 +175,7 @@ def test_a_step_that_hangs_is_ended_with_all_that_it_started(bench: Bench) -> No
     result = done(bench, hang, seconds=3)
     assert time.monotonic() - begin < 20
     assert (result.verdict, result.reason, result.complete) == ("failed", "no end within 3 s", False)
-    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() and running_now(pid) for pid in pids)
-
-
-def running_now(pid: int) -> bool:
-    return (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() or "Z")[0] != "Z"
+    assert len(pids) == 2 and not any(map(is_running, pids))
 
 
 def test_a_step_that_leaves_a_process_behind_fails(bench: Bench) -> None:
@@ -500,3 +499,59 @@ def test_a_map_of_chains_is_put_into_a_line(told: dict[str, Any], line: str) -> 
     measured = {"out": "bfloat16", "fast": False, "shape": [272, 1040, 304], "bits": {"same": 13, "another": None}}
     head = "272x1040x304 to bfloat16, without fast accumulation: "
     assert steps.chains({**measured, **told}).startswith(head + line)
+
+
+# A self-test with a probe in a session of its own that holds its pipe; what it does at SIGTERM follows.
+TERMINATED = """
+import os, signal, sys, time
+child = os.fork()
+if child == 0:
+    os.setsid()
+    os.close(1)
+    time.sleep(60)
+def end(*_):
+    ENDING
+signal.signal(signal.SIGTERM, end)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason"),
+    [
+        ("os.kill(child, 9); os.waitpid(child, 0); os._exit(143)", ""),
+        ("os.kill(child, 9); os.waitpid(child, 0); os._exit(0)", "exit status 0 after SIGTERM, should be 143"),
+        ("os._exit(143)", "0.5 s later 1 processes are left"),
+    ],
+)
+def test_an_interrupted_self_test_must_leave_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, ending: str, reason: str
+) -> None:
+    script = TERMINATED.replace("ENDING", ending)
+    monkeypatch.setattr(selftests, "program", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(steps, "under_way", lambda pid, before: time.sleep(1) is None)
+    monkeypatch.setattr(steps, "_GONE_SECONDS", 0.5)
+    result = done(bench, steps.sigterm)
+    assert result.verdict == ("failed" if reason else "passed") and result.reason.startswith(reason)
+
+
+SETUP = """
+from setuptools import Extension, setup
+setup(name="played", ext_modules=[Extension(name, [f"{name}.c"]) for name in MODULES])
+"""
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
+def test_two_of_apex_modules_are_compiled_and_no_other(tmp_path: Path) -> None:
+    def build(*modules: str) -> subprocess.CompletedProcess[str]:
+        for name in modules:
+            (tmp_path / f"{name}.c").write_text("int one(void) { return 1; }\n" if name != "syncbn" else "no C\n")
+        (tmp_path / "setup.py").write_text(SETUP.replace("MODULES", repr(modules)))
+        command = selftests.program("gpu_plan.apex_build", str(tmp_path))
+        return subprocess.run(command, env=selftests.environment(), capture_output=True, text=True, check=False)
+
+    lacking = build("amp_C", "syncbn")
+    assert lacking.returncode == 1 and "does not compile fused_layer_norm_cuda" in lacking.stderr
+    done = build("amp_C", "fused_layer_norm_cuda", "syncbn")
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.name.partition(".")[0] for file in tmp_path.glob("*.so")) == ["amp_C", "fused_layer_norm_cuda"]
