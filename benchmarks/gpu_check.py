@@ -44,13 +44,16 @@ def first_gpu() -> str | None:
     return printed.partition("\n")[0].strip() or None
 
 
-def run_plan(chosen: Sequence[Step], bench: Bench, again: bool) -> dict[str, Result]:
-    """Run the chosen steps that have no complete result; returns the results of all steps that were ever begun."""
+def run_plan(chosen: Sequence[Step], bench: Bench, again: bool, patience: float = 1) -> dict[str, Result]:
+    """Run the chosen steps that have no complete result; returns the results of all steps that were ever begun.
+
+    `patience`: a factor of all time limits, for a trial on a machine that is slower than one with a GPU.
+    """
     now = sources()
     block, end = 0, 0.0
     for step in chosen:
         if step.block != block:
-            block, end = step.block, time.monotonic() + BLOCK_SECONDS
+            block, end = step.block, time.monotonic() + patience * BLOCK_SECONDS
         known = bench.log.results().get(step.name)
         if known and known.complete and known.sources == now and not again:
             print(f"{step.name}: already {known.verdict}; --again runs it again", file=sys.stderr, flush=True)
@@ -59,7 +62,7 @@ def run_plan(chosen: Sequence[Step], bench: Bench, again: bool) -> dict[str, Res
         if left < LEAST_SECONDS:
             skip_step(step, bench, f"no time left in block {block}: --steps {step.name} runs it alone")
         else:
-            run_step(step, bench, min(step.limit, left))
+            run_step(step, bench, min(patience * step.limit, left))
         lines = summary.page(bench.gpu or "CPU", machine.described(), STEPS, bench.log.results(), now)
         steplog.replace(bench.folder / "page.md", "\n".join(lines).rstrip() + "\n")
     return bench.log.results()
@@ -115,6 +118,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run steps again whose result is complete")
     parser.add_argument("--out", type=Path, default=machine.RESULTS / "gpu", help="default: benchmarks/results/gpu")
     parser.add_argument("--cpu", action="store_true", help="run on the CPU: a trial of this program")
+    parser.add_argument("--patience", type=float, default=1, metavar="FACTOR", help="of all time limits, for a trial")
     parser.add_argument("--write-expected", action="store_true", help="write what the plan compares with, and end")
     given = parser.parse_args()
     if given.list:
@@ -134,10 +138,11 @@ def main() -> int:
     adopt_orphans()
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(gpu, folder_for(given.out, gpu), Path(scratch))
-        results = run_plan(chosen, bench, given.again)
+        results = run_plan(chosen, bench, given.again, given.patience)
     for step in chosen:
         if step.name in results:
-            print(f"{results[step.name].verdict:<8} {step.name}: {results[step.name].reason or 'ok'}")
+            why = " ".join(results[step.name].reason.split())
+            print(f"{results[step.name].verdict:<8} {step.name}" + (f": {why[:300]}" if why else ""))
     return code(chosen, results)
 
 

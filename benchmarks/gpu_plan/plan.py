@@ -108,14 +108,14 @@ class Bench:
             print(text, file=sys.stderr, flush=True)
 
     def output(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-        """The stdout of a command. Raises StepFailed with the end of its stderr where its exit status is not 0."""
+        """The stdout of a program of ours. Raises StepFailed with its last line where its exit status is not 0."""
         done = subprocess.run(
             command, cwd=ROOT, env=selftests.environment(environment), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", check=False,
         )  # fmt: skip
         if done.returncode:
-            said = (done.stderr or done.stdout).strip()[-600:]
-            raise StepFailed(f"{' '.join(command[:4])} ended with exit status {done.returncode}: {said}")
+            self.record("measured", command=list(command), status=done.returncode, stderr=done.stderr[-20000:])
+            raise StepFailed(f"{' '.join(command[3:5])} ended with exit status {done.returncode}: {last_line(done)}")
         return done.stdout
 
 
@@ -168,6 +168,12 @@ def run_step(step: Step, bench: Bench, seconds: float) -> None:
     spent = time.monotonic() - begin
     bench.record("end", verdict=verdict, reason=why, seconds=round(spent, 2), complete=complete and verdict != SKIPPED)
     print(f"{step.name}: {verdict} after {spent:.1f} s" + (f": {why}" if why else ""), file=sys.stderr, flush=True)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line that a command printed, of stderr where there is one, at most 300 characters."""
+    lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it printed nothing"
 
 
 def skip_step(step: Step, bench: Bench, why: str) -> None:

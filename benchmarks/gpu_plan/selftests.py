@@ -108,7 +108,7 @@ def follow(orders: Sequence[Order], scratch: Path, on_frame: Callable[[str, Fram
     for run, process, file in zip(runs, processes, errors, strict=True):
         status = process.wait()
         if not run.frames or run.frames[-1]["kind"] != "end":
-            said = file.read_text(encoding="utf-8", errors="replace")[-_STDERR_KEPT:].strip()
+            said = file.read_text(encoding="utf-8", errors="replace").strip()[-_STDERR_KEPT:]
             ended = f"it ended after {len(run.outcomes)} probes with exit status {status}"
             run.problem = (run.problem or ended) + (f"; its stderr ends: {said}" if said else "")
     return runs

@@ -9,6 +9,7 @@ its end.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from gpu_plan.selftests import Run
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 LARGEST = 15 << 20  # bytes of a file: the device tool returns files of at most 16 MiB
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")  # results are committed
 
 Record = dict[str, Any]
 
@@ -54,8 +56,8 @@ class StepLog:
         self.append(step, block, "begin", **fields)
 
     def append(self, step: str, block: int, kind: str, **fields: Any) -> None:
-        """Raises TooLarge where the file would leave LARGEST; the end of a step always fits."""
-        line = json.dumps({"step": step, "kind": kind, **fields}) + "\n"
+        """Write a record, without UUIDs. Raises TooLarge where the file would leave LARGEST; an end always fits."""
+        line = _UUID.sub("(UUID)", json.dumps({"step": step, "kind": kind, **fields})) + "\n"
         with self._file(block).open("a", encoding="utf-8") as file:
             if kind != "end" and file.tell() + len(line) > LARGEST:
                 raise TooLarge(f"the results of block {block} exceed {LARGEST >> 20} MiB")

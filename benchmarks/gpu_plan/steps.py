@@ -19,7 +19,7 @@ from typing import Any
 
 from gpu_plan import locked_files, selftests
 from gpu_plan.limits import descendants, is_running
-from gpu_plan.plan import Bench, Step, StepFailed, StepSkipped, judge, reason, sources
+from gpu_plan.plan import Bench, Step, StepFailed, StepSkipped, judge, last_line, reason, sources
 from gpu_plan.selftests import ROOT, Run, program
 from gpu_plan.steplog import FAILED, PASSED, SKIPPED
 
@@ -30,6 +30,7 @@ _WARM = 3  # contexts that are timed after the cold one
 _BURN_SECONDS = 60
 _SHARDS = 4  # self-tests that share the seeds between them
 _ALONE = ("burn", "memory", "init.alloc")  # they take the memory that there is
+_LEAK_MB = 6000  # that a seed which leaks memory of the host may take, on the CPU
 _HELD = 0.9  # of the GPU's memory
 _MEMORY_SLACK = 128  # MiB by which nvidia-smi's memory in use may differ when nobody uses the GPU
 _GONE_SECONDS = 10.0  # within which an ended process must be gone from the GPU
@@ -230,12 +231,12 @@ def seeds(bench: Bench) -> None:
     alone = [seed for seed in (*wrong, *right) if seed.partition(":")[0] in _ALONE]
     rest = [seed for seed in (*wrong, *right) if seed not in alone]
     outcomes: dict[str, selftests.Frame] = {}
-    for names in ([rest[index::_SHARDS] for index in range(_SHARDS)], [alone]):
+    for title, shards in (("beside", [rest[index::_SHARDS] for index in range(_SHARDS)]), ("alone", [alone])):
         orders = [
-            bench.order(f"seeds-{len(outcomes)}-{index}", "gpu_plan.seeds", probes=shard, threads=2,
+            bench.order(f"{title}-{index}", "gpu_plan.seeds", probes=shard, threads=2, memory_mb=_LEAK_MB,
                         timeouts={seed: 10 for seed in shard if seed.endswith(":hangs")},
                         environment=given["variables"])
-            for index, shard in enumerate(names)
+            for index, shard in enumerate(shards)
         ]  # fmt: skip
         for run in bench.run(*orders):
             if run.problem:
@@ -424,8 +425,7 @@ def commands(bench: Bench) -> None:
         name = " ".join(Path(part).name if part.startswith("/") else part for part in command)
         bench.record("measured", command=name, status=done.returncode, stdout=done.stdout[-20000:],
                      stderr=done.stderr[-20000:])  # fmt: skip
-        last = ([line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()] or ["nothing"])[-1]
-        bench.saw(f"`{name}`: exit status {done.returncode}, last line: {last[:160]}")
+        bench.saw(f"`{name}`: exit status {done.returncode}, last line: {last_line(done)[:160]}")
         if done.returncode not in statuses or "Traceback (most recent call last)" in done.stderr:
             faults.append(f"{name} ended with exit status {done.returncode}")
         if "--json" in command and not re.search(r'"passed": [1-9]', done.stdout):
@@ -450,7 +450,7 @@ def install(wheels: Path, folder: Path) -> Path:
     ):  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         if done.returncode:
-            raise StepFailed(f"{command[2]} ended with exit status {done.returncode}: {done.stderr.strip()[-500:]}")
+            raise StepFailed(f"{command[2]} ended with exit status {done.returncode}: {last_line(done)}")
     (site,) = (folder / "lib").glob("python3*/site-packages")
     (site / "envbuild.pth").write_text(f"{ROOT}\n", encoding="utf-8")
     return folder / "bin" / "python"
@@ -482,14 +482,14 @@ def apex(bench: Bench) -> None:
 
 
 STEPS = (
-    Step("machine", 1, 60, "nvidia-smi -q; seconds of a CUDA context, cold and warm", machine),
+    Step("machine", 1, 80, "nvidia-smi -q; seconds of a CUDA context, cold and warm", machine),
     Step("quick-cold", 1, 60, "level quick, torch's libraries not in the page cache", quick_cold),
     Step("quick-warm", 1, 40, "level quick again", level("quick-warm")),
-    Step("fp8-chains", 1, 40, "how many fp8 products are added up before a float32 sum takes them", fp8),
-    Step("standard-1", 1, 130, "level standard", level("standard-1")),
-    Step("standard-2", 1, 130, "level standard again: what must repeat", level("standard-2")),
+    Step("fp8-chains", 1, 30, "how many fp8 products are added up before a float32 sum takes them", fp8),
+    Step("standard-1", 1, 120, "level standard", level("standard-1")),
+    Step("standard-2", 1, 120, "level standard again: what must repeat", level("standard-2")),
     Step("fingerprint", 1, 30, "numbers for `envbuild compare`", fingerprint),
-    Step("libraries", 1, 50, f"which libraries are those of the lock of {locked_files.PROFILE}", libraries),
+    Step("libraries", 1, 60, f"which libraries are those of the lock of {locked_files.PROFILE}", libraries),
     Step("full", 2, 250, f"level full, burn {_BURN_SECONDS} s, clocks sampled beside", full),
     Step("rounding", 2, 80, "largest errors beyond the one correct rounding, over several inputs", rounding_errors),
     Step("seeds", 2, 150, "seeded faults on the device", seeds),

@@ -99,3 +99,29 @@ def test_a_pretended_gpu_comes_before_the_module(tmp_path: Path) -> None:
     command = selftests.program("module", "one")
     done = subprocess.run(command, env=selftests.environment(variables), stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "played\n__main__ ['one']\n"
+
+
+def test_steps_run_from_start_to_end_on_the_cpu(tmp_path: Path) -> None:
+    """The real self-test, beside a process that holds memory and interrupted; then nothing is run again."""
+    program = Path(selftests.ROOT, "benchmarks", "gpu_check.py")
+    options = [
+        "--cpu",
+        "--patience",
+        "10",
+        "--out",
+        str(tmp_path),
+        "--steps",
+        "memory-held",
+        "sigterm",
+        "tf32-override",
+    ]
+    told = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, str(program), *options], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        told.append(done.stderr)
+    assert "held: gemm.exact passed" in told[0] and "exit status 143" in told[0]
+    assert told[1].count("already passed") == 2 and "gemm.exact" not in told[1]
+    assert sorted(file.name for file in (tmp_path / "cpu").iterdir()) == ["block-2.jsonl", "block-3.jsonl", "page.md"]
+    page = (tmp_path / "cpu" / "page.md").read_text()
+    assert "| sigterm | 3 | passed |" in page and "- skipped: needs a GPU" in page

@@ -339,6 +339,13 @@ def test_what_names_this_one_gpu_is_not_kept() -> None:
         assert private in QUERIED and private not in kept
 
 
+def test_no_record_holds_a_uuid(bench: Bench) -> None:
+    result = done(
+        bench, lambda given: given.saw("doctor: GPU-11111111-2222-3333-4444-555555555555 at 00000000:00:05.0")
+    )
+    assert result.saw == ["doctor: GPU-(UUID) at 00000000:00:05.0"]
+
+
 def test_samples_of_the_clocks_are_summed_up() -> None:
     row = "2026/11/22 18:00:00.000, {}, 2619, {}, {}, 100, {}\n"
     text = "".join(
