@@ -562,3 +562,38 @@ def test_two_of_apex_modules_are_compiled_and_no_other(tmp_path: Path) -> None:
     done = build("amp_C", "fused_layer_norm_cuda", "syncbn")
     assert done.returncode == 0, done.stderr
     assert sorted(file.name.partition(".")[0] for file in tmp_path.glob("*.so")) == ["amp_C", "fused_layer_norm_cuda"]
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [(BROKEN, "passed"), (PASSED, "failed"), (SKIPPED, "skipped")],
+    ids=["seen", "missed", "skip"],
+)
+def test_forced_tf32_must_be_seen(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, status: dict[str, str], verdict: str
+) -> None:
+    bench.gpu = "NVIDIA H100 80GB HBM3"
+    monkeypatch.setattr(Bench, "run", lambda *_: [run_of(tf32_mode=status)])
+    assert done(bench, steps.tf32_override).verdict == verdict
+
+
+def test_a_process_that_cannot_hold_the_memory_fails_the_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "program", lambda *_: ["false"])
+    assert done(bench, steps.memory_held).reason == "the process that holds the memory ended with exit status 1"
+
+
+def test_clocks_are_sampled_while_the_step_runs_and_no_longer(
+    bench: Bench, tool: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    row = "2026/11/22 18:00:00.000, 1980, 2619, 650.1, 61, 100, 0x4"
+    tool("nvidia-smi", f"while :; do echo '{row}'; read -t 0.1 <> <(:); done")
+    file = tmp_path / "clocks.csv"
+
+    def sample(given: Bench) -> None:
+        with steps.sampling(file):
+            while not file.stat().st_size:
+                time.sleep(0.01)
+
+    result = done(bench, sample)
+    assert result.verdict == "passed", result.reason
+    assert next(iter(steps.sampled(file.read_text()))).startswith("clocks.sm: 1980 to 1980 MHz")
