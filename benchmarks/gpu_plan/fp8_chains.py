@@ -103,12 +103,12 @@ def main() -> None:
     for shape in SHAPES:
         for out in (torch.bfloat16, torch.float32):
             for fast in (False, True):
-                told: dict[str, Any] = {"out": str(out).replace("torch.", ""), "fast": fast}
+                measured: dict[str, Any] = {"out": str(out).replace("torch.", ""), "fast": fast}
                 try:
-                    told.update(measure(scaled_mm(out, fast), shape))
+                    measured.update(measure(scaled_mm(out, fast), shape))
                 except RuntimeError as error:  # no such kernel
-                    told["refused"] = str(error).splitlines()[0][:200]
-                print(json.dumps(told), flush=True)
+                    measured["refused"] = str(error).splitlines()[0][:200]
+                print(json.dumps(measured), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ def main(folder: str) -> None:
     from selftest import seeding
     from selftest.test_seeded import RIGHT, WRONG
 
-    told = {
+    expected = {
         "wrong": {seed: failure for seed, failure, _ in WRONG},
         "right": RIGHT,
         "variables": seeding.library(Path(folder)),
     }
-    print(json.dumps(told))
+    print(json.dumps(expected))
 
 
 if __name__ == "__main__":

@@ -63,10 +63,10 @@ def without_identity(text: str) -> str:
 
 def machine(bench: Bench) -> None:
     if bench.gpu:
-        told = nvidia_smi("-q")
-        if told is None:
+        printed = nvidia_smi("-q")
+        if printed is None:
             raise StepFailed("nvidia-smi -q fails")
-        bench.record("measured", nvidia_smi=without_identity(told))
+        bench.record("measured", nvidia_smi=without_identity(printed))
     laps = []
     for index in range(1 + _WARM):
         if not index:
@@ -124,35 +124,34 @@ def quick_cold(bench: Bench) -> None:
 def fp8(bench: Bench) -> None:
     if not bench.gpu:
         raise StepSkipped("needs a GPU")
-    seen = 0
-    for line in bench.output(program("gpu_plan.fp8_chains")).splitlines():
-        told = json.loads(line)
-        bench.record("measured", **told)
-        bench.saw(chains(told))
-        seen += "refused" not in told
-        if told.get("unexpected"):
-            raise StepFailed(f"{told['unexpected']} results are neither 0 nor the small product")
-    if not seen:
+    seen = [json.loads(line) for line in bench.output(program("gpu_plan.fp8_chains")).splitlines()]
+    for measured in seen:
+        bench.record("measured", **measured)
+        bench.saw(chains(measured))
+    if all("refused" in measured for measured in seen):
         raise StepSkipped("this GPU has no fp8 products")
+    unexpected = sum(measured.get("unexpected", 0) for measured in seen)
+    if unexpected:
+        raise StepFailed(f"{unexpected} results are neither 0 nor the small product")
 
 
-def chains(told: dict[str, Any]) -> str:
+def chains(measured: dict[str, Any]) -> str:
     """A measurement of fp8_chains in a line."""
-    head = f"to {told['out']}, {'with' if told['fast'] else 'without'} fast accumulation"
-    if "refused" in told:
-        return f"{head}: {told['refused']}"
-    head = f"{'x'.join(map(str, told['shape']))} {head}"
+    head = f"to {measured['out']}, {'with' if measured['fast'] else 'without'} fast accumulation"
+    if "refused" in measured:
+        return f"{head}: {measured['refused']}"
+    head = f"{'x'.join(map(str, measured['shape']))} {head}"
     bits = ", ".join(
-        f"{'none' if kept is None else kept} in {which} instruction" for which, kept in told["bits"].items()
+        f"{'none' if kept is None else kept} in {which} instruction" for which, kept in measured["bits"].items()
     )
-    if not told["lost"]:
+    if not measured["lost"]:
         return f"{head}: every product is kept; fraction bits kept: {bits}"
-    if told["interval"]:
-        least, most = told["interval"]
+    if measured["interval"]:
+        least, most = measured["interval"]
         chain = f"promoted after {least if least == most else f'{least} to {most}'} products"
     else:
-        chain = f"not promoted within {told['shape'][1] // 2} products"
-    return f"{head}: {chain}; lost at {told['lost'][:6]}; fraction bits kept: {bits}"
+        chain = f"not promoted within {measured['shape'][1] // 2} products"
+    return f"{head}: {chain}; lost at {measured['lost'][:6]}; fraction bits kept: {bits}"
 
 
 def fingerprint(bench: Bench) -> None:
@@ -231,7 +230,7 @@ def seeds(bench: Bench) -> None:
     alone = [seed for seed in (*wrong, *right) if seed.partition(":")[0] in _ALONE]
     rest = [seed for seed in (*wrong, *right) if seed not in alone]
     outcomes: dict[str, selftests.Frame] = {}
-    for title, shards in (("beside", [rest[index::_SHARDS] for index in range(_SHARDS)]), ("alone", [alone])):
+    for title, shards in (("side-by-side", [rest[index::_SHARDS] for index in range(_SHARDS)]), ("alone", [alone])):
         orders = [
             bench.order(f"{title}-{index}", "gpu_plan.seeds", probes=shard, threads=2, memory_mb=_LEAK_MB,
                         timeouts={seed: 10 for seed in shard if seed.endswith(":hangs")},
@@ -343,8 +342,8 @@ def under_way(pid: int, before: int | None) -> bool:
 
 def memory_in_use() -> int | None:
     """MiB of the first GPU, by nvidia-smi; None where it does not say."""
-    told = nvidia_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits") or ""
-    first = told.partition("\n")[0].strip()
+    printed = nvidia_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits") or ""
+    first = printed.partition("\n")[0].strip()
     return int(first) if first.isdigit() else None
 
 
@@ -490,14 +489,14 @@ STEPS = (
     Step("standard-2", 1, 120, "level standard again: what must repeat", level("standard-2")),
     Step("fingerprint", 1, 30, "numbers for `envbuild compare`", fingerprint),
     Step("libraries", 1, 60, f"which libraries are those of the lock of {locked_files.PROFILE}", libraries),
-    Step("full", 2, 250, f"level full, burn {_BURN_SECONDS} s, clocks sampled beside", full),
+    Step("full", 2, 250, f"level full, burn {_BURN_SECONDS} s, clocks sampled meanwhile", full),
     Step("rounding", 2, 80, "largest errors beyond the one correct rounding, over several inputs", rounding_errors),
     Step("seeds", 2, 150, "seeded faults on the device", seeds),
     Step("tf32-override", 2, 30, "NVIDIA_TF32_OVERRIDE=1: tf32.mode must fail", tf32_override),
     Step("memory-held", 3, 50, f"level quick, {_HELD:.0%} of the memory held by another process", memory_held),
     Step("two-at-once", 3, 50, "level quick twice at once", two_at_once),
     Step("sigterm", 3, 60, "SIGTERM during burn: exit status, and what is left", sigterm),
-    Step("sanitizer", 3, 110, "compute-sanitizer over level quick, with a kernel out of bounds as control", sanitizer),
-    Step("commands", 3, 80, "doctor, test --python, export check and compare, with carried wheels", commands),
+    Step("sanitizer", 3, 130, "compute-sanitizer over level quick, with a kernel out of bounds as control", sanitizer),
+    Step("commands", 3, 100, "doctor, test --python, export check and compare, with carried wheels", commands),
     Step("apex", 3, 330, "apex's norms and optimiser, compiled here from carried source", apex),
 )

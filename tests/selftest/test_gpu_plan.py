@@ -50,7 +50,7 @@ def test_sums_of_many_bits_lose_nothing_and_wrong_ones_are_named() -> None:
     assert fp8_chains.measure(lambda a, b: 3 * (a.float() @ b.float()), SHAPE)["unexpected"] == 64
 
 
-def test_an_error_beyond_rounding_is_told_from_rounding() -> None:
+def test_an_error_beyond_rounding_differs_from_rounding() -> None:
     exact = torch.tensor([1.0, 3.14159265], dtype=torch.float64)
     bound = bounds.rounding(exact, torch.float16) * 2
     rounded = exact.to(torch.float16)
@@ -80,7 +80,7 @@ def test_other_inputs_are_other_inputs() -> None:
     code = (
         "from gpu_plan import rounding; from envbuild.selftest import inputs; print(inputs.uniform((4,), 1).tolist())"
     )
-    told = [
+    printed = [
         subprocess.run(
             [sys.executable, "-c", code], env=selftests.environment({selftests.INPUTS_VARIABLE: seed}),
             stdout=subprocess.PIPE, check=True,
@@ -89,7 +89,7 @@ def test_other_inputs_are_other_inputs() -> None:
     ]  # fmt: skip
     from envbuild.selftest import inputs
 
-    assert told[0] != told[1] and told[0].decode().strip() == str(inputs.uniform((4,), 1).tolist())
+    assert printed[0] != printed[1] and printed[0].decode().strip() == str(inputs.uniform((4,), 1).tolist())
 
 
 def test_a_pretended_gpu_comes_before_the_module(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_pretended_gpu_comes_before_the_module(tmp_path: Path) -> None:
 
 
 def test_steps_run_from_start_to_end_on_the_cpu(tmp_path: Path) -> None:
-    """The real self-test, beside a process that holds memory and interrupted; then nothing is run again."""
+    """The real self-test, while a process holds memory, and interrupted; the second time nothing is run again."""
     program = Path(selftests.ROOT, "benchmarks", "gpu_check.py")
     options = [
         "--cpu",
@@ -115,13 +115,13 @@ def test_steps_run_from_start_to_end_on_the_cpu(tmp_path: Path) -> None:
         "sigterm",
         "tf32-override",
     ]
-    told = []
+    printed = []
     for _ in range(2):
         done = subprocess.run([sys.executable, str(program), *options], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-        told.append(done.stderr)
-    assert "held: gemm.exact passed" in told[0] and "exit status 143" in told[0]
-    assert told[1].count("already passed") == 2 and "gemm.exact" not in told[1]
+        printed.append(done.stderr)
+    assert "held: gemm.exact passed" in printed[0] and "exit status 143" in printed[0]
+    assert printed[1].count("already passed") == 2 and "gemm.exact" not in printed[1]
     assert sorted(file.name for file in (tmp_path / "cpu").iterdir()) == ["block-2.jsonl", "block-3.jsonl", "page.md"]
     page = (tmp_path / "cpu" / "page.md").read_text()
     assert "| sigterm | 3 | passed |" in page and "- skipped: needs a GPU" in page

@@ -494,7 +494,7 @@ def test_the_lock_is_read_with_its_wheels_and_keeps_what_is_known(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("told", "line"),
+    ("chains", "line"),
     [
         ({"lost": [[1, 127]], "interval": [128, 128]}, "promoted after 128 products; lost at [[1, 127]]"),
         ({"lost": [[1, 125]], "interval": [126, 129]}, "promoted after 126 to 129 products; lost at"),
@@ -502,10 +502,10 @@ def test_the_lock_is_read_with_its_wheels_and_keeps_what_is_known(tmp_path: Path
         ({"lost": [], "interval": None}, "every product is kept; fraction bits kept: 13 in same instruction"),
     ],
 )
-def test_a_map_of_chains_is_put_into_a_line(told: dict[str, Any], line: str) -> None:
+def test_a_map_of_chains_is_put_into_a_line(chains: dict[str, Any], line: str) -> None:
     measured = {"out": "bfloat16", "fast": False, "shape": [272, 1040, 304], "bits": {"same": 13, "another": None}}
     head = "272x1040x304 to bfloat16, without fast accumulation: "
-    assert steps.chains({**measured, **told}).startswith(head + line)
+    assert steps.chains({**measured, **chains}).startswith(head + line)
 
 
 # A self-test with a probe in a session of its own that holds its pipe; what it does at SIGTERM follows.
@@ -597,3 +597,21 @@ def test_clocks_are_sampled_while_the_step_runs_and_no_longer(
     result = done(bench, sample)
     assert result.verdict == "passed", result.reason
     assert next(iter(steps.sampled(file.read_text()))).startswith("clocks.sm: 1980 to 1980 MHz")
+
+
+@pytest.mark.parametrize(
+    ("measured", "verdict"),
+    [
+        ([{"unexpected": 0}, {"refused": "no kernel"}], "passed"),
+        ([{"unexpected": 2}, {"unexpected": 0}], "failed"),
+        ([{"refused": "no kernel"}], "skipped"),
+    ],
+)
+def test_all_chains_are_recorded_before_the_verdict(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, measured: list[dict[str, Any]], verdict: str
+) -> None:
+    bench.gpu = "NVIDIA H100 80GB HBM3"
+    base = {"out": "bfloat16", "fast": True, "shape": [1, 2, 3], "lost": [], "interval": None, "bits": {}}
+    monkeypatch.setattr(Bench, "output", lambda *_: "\n".join(json.dumps({**base, **line}) for line in measured))
+    result = done(bench, steps.fp8)
+    assert (result.verdict, len(result.saw)) == (verdict, len(measured))
