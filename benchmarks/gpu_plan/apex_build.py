@@ -16,7 +16,8 @@ MODULES = ("fused_layer_norm_cuda", "amp_C")
 
 
 def main(folder: str) -> None:
-    """Run apex's own setup.py, which takes what to compile from these variables, with all but MODULES left out."""
+    """Run apex's own setup.py, which reads what to compile, and how many modules at once, from these variables; with all
+    but MODULES left out. Raises SystemExit where it does not have those."""
     setup = setuptools.setup
 
     def chosen(*args: Any, ext_modules: Any = (), **options: Any) -> Any:
@@ -27,7 +28,7 @@ def main(folder: str) -> None:
         return setup(*args, ext_modules=found, **options)
 
     setuptools.setup = chosen
-    os.environ.update(APEX_CPP_EXT="1", APEX_CUDA_EXT="1")
+    os.environ.update(APEX_CPP_EXT="1", APEX_CUDA_EXT="1", APEX_PARALLEL_BUILD=str(len(MODULES)))
     os.chdir(folder)
     sys.path.insert(0, folder)
     sys.argv = ["setup.py", "build_ext", "--inplace"]
