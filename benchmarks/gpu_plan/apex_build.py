@@ -16,8 +16,8 @@ MODULES = ("fused_layer_norm_cuda", "amp_C")
 
 
 def main(folder: str) -> None:
-    """Run apex's own setup.py, which reads what to compile, and how many modules at once, from these variables; with all
-    but MODULES left out. Raises SystemExit where it does not have those."""
+    """Run apex's own setup.py with all modules but MODULES left out. It reads what to compile, and how many modules at
+    once, from variables. Raises SystemExit where it does not have MODULES."""
     setup = setuptools.setup
 
     def chosen(*args: Any, ext_modules: Any = (), **options: Any) -> Any:

@@ -92,13 +92,13 @@ def evict_libraries() -> int:
     return count
 
 
-def level(name: str, **fields: Any) -> Callable[[Bench], None]:
+def level(name: str) -> Callable[[Bench], None]:
     """A step that runs one level of the self-test; its run has the step's name."""
 
     def step(bench: Bench) -> None:
         known = [result for result in bench.log.results().values() if result.sources == sources()]
         before = [run for result in known for run in result.runs.values()]
-        (run,) = bench.run(bench.order(name, level=name.partition("-")[0], **fields))
+        (run,) = bench.run(bench.order(name, level=name.partition("-")[0]))
         note_level(bench, run)
         judge([run])
         differing = selftests.differences([*before, run])
