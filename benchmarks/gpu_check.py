@@ -8,9 +8,9 @@ Each block ends within nine minutes, each step within its own limit; what a step
 FOLDER/<gpu>/: block-1.jsonl to block-3.jsonl, fingerprint.json, clocks.csv, and page.md, written again after each step.
 A step whose result is complete is not run again without --again. No step ends the plan.
 
-On a machine of the device tool, a block a call, and the whole folder comes back:
+On a machine of the device tool, a block a call, with .gpu-wheels (`make gpu-wheels`) and .gpu-apex carried for block 3:
     python3 benchmarks/gpu_check.py --block 1 --out "$OUT"
-with .gpu-wheels (`make gpu-wheels`) and .gpu-apex carried for block 3.
+What comes back is copied to benchmarks/results/gpu before the next call, which goes on from there.
 
 Exit codes: 0 no chosen step failed; 5 one did, or was cut off; 4 no GPU, or every chosen step was skipped.
 """

@@ -407,7 +407,7 @@ def commands(bench: Bench) -> None:
         raise StepSkipped(f"no wheels in {bench.wheels.name}: make gpu-wheels fills it, and the call carries it")
     python = install(bench.wheels, bench.scratch / "venv")
     profile = profile_of(bench.gpu)
-    others = [file for file in sorted(bench.folder.parent.glob(f"*/{FINGERPRINT}")) if file.parent != bench.folder]
+    others = other_fingerprints(bench.folder)
     check, own = bench.scratch / "check.py", bench.folder / FINGERPRINT
     envbuild = [str(python), "-m", "envbuild"]
     wanted: list[tuple[list[str], tuple[int, ...]]] = [
@@ -433,6 +433,12 @@ def commands(bench: Bench) -> None:
         bench.saw("no fingerprint to compare with")
     if faults:
         raise StepFailed("; ".join(faults))
+
+
+def other_fingerprints(folder: Path, committed: Path = ROOT / "benchmarks" / "results" / "gpu") -> list[Path]:
+    """Fingerprints of other GPUs than this folder's: those next to it, and committed ones."""
+    found = [file for results in (folder.parent, committed) for file in sorted(results.glob(f"*/{FINGERPRINT}"))]
+    return [file for file in found if file.parent.name != folder.name]
 
 
 def install(wheels: Path, folder: Path) -> Path:

@@ -21,6 +21,7 @@ CHECKOUT = Path(__file__).parents[2]
 sys.path[:0] = [str(CHECKOUT / "benchmarks"), str(CHECKOUT / "tests")]
 
 import gpu_check  # noqa: E402
+import machine  # noqa: E402
 from gpu_plan import locked_files, selftests, steplog, steps, summary  # noqa: E402
 from gpu_plan.limits import is_running  # noqa: E402
 from gpu_plan.plan import BLOCK_SECONDS, Bench, Step, StepFailed, StepSkipped, judge, run_step, sources  # noqa: E402
@@ -616,3 +617,23 @@ def test_all_chains_are_recorded_before_the_verdict(
     monkeypatch.setattr(Bench, "output", lambda *_: "\n".join(json.dumps({**base, **line}) for line in measured))
     result = done(bench, steps.fp8)
     assert (result.verdict, len(result.saw)) == (verdict, len(measured))
+
+
+def test_the_fingerprint_is_compared_with_another_gpus_that_is_committed(tmp_path: Path) -> None:
+    for name in ("out/h100", "committed/h100", "committed/h200"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / steps.FINGERPRINT).write_text("{}")
+    found = steps.other_fingerprints(tmp_path / "out" / "h100", tmp_path / "committed")
+    assert found == [tmp_path / "committed" / "h200" / steps.FINGERPRINT]
+
+
+def test_results_begin_as_what_is_committed_of_this_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    committed = tmp_path / "gpu" / "nvidia-h200"
+    committed.mkdir(parents=True)
+    (committed / "page.md").write_text("before")
+    folder = gpu_check.folder_for(tmp_path / "out", "NVIDIA H200")
+    assert folder == tmp_path / "out" / "nvidia-h200" and (folder / "page.md").read_text() == "before"
+    (folder / "page.md").write_text("now")
+    gpu_check.folder_for(tmp_path / "out", "NVIDIA H200")
+    assert ((folder / "page.md").read_text(), (committed / "page.md").read_text()) == ("now", "before")
