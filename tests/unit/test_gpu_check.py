@@ -637,3 +637,25 @@ def test_results_begin_as_what_is_committed_of_this_gpu(tmp_path: Path, monkeypa
     (folder / "page.md").write_text("now")
     gpu_check.folder_for(tmp_path / "out", "NVIDIA H200")
     assert ((folder / "page.md").read_text(), (committed / "page.md").read_text()) == ("now", "before")
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict", "reason"),
+    [({"float16": 0.1}, "passed", ""), ({}, "failed", "no comparison of conv was measured")],
+)
+def test_every_probe_must_tell_its_errors_beyond_rounding(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, shares: dict[str, float], verdict: str, reason: str
+) -> None:
+    traits = [{selftests.BEYOND_ROUNDING: found} for found in ({"float16": 0.3}, shares)]
+    run = run_of(
+        gemm_accuracy={**PASSED, "traits": traits[0]}, conv={**PASSED, "traits": traits[1]}, attention_flash=SKIPPED
+    )
+    run.seconds = 1000
+    monkeypatch.setattr(Bench, "run", lambda *_: [run])
+    result = done(bench, steps.rounding_errors)
+    assert (result.verdict, result.reason) == (verdict, reason)
+    if not reason:
+        assert (
+            result.saw[0]
+            == "gemm.accuracy float16: largest error beyond rounding 30.0% of tolerance (2 sets of inputs)"
+        )
