@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
 TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend \
-	gpu-check clean
+	gpu-check gpu-wheels clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
 $(if $(CLASH),$(error a profile cannot be named like a target: $(CLASH)))
@@ -91,8 +91,17 @@ endurance: .venv/.dev engine ## full disks, no memory, many at once, 220 makes: 
 explain-score: .venv/.dev ## precision and recall of `envbuild explain`; result in benchmarks/results
 	$(BIN)/python benchmarks/explain_score.py
 
-gpu-check: ## run the self-test at every level on this machine's GPU (torch is enough); results in benchmarks/results/gpu
-	$(PYTHON) benchmarks/gpu_check.py
+gpu-check: ## half an hour on this machine's GPU, in three blocks (BLOCK=1, 2 or 3: one); results in benchmarks/results/gpu
+	$(PYTHON) benchmarks/gpu_check.py $(if $(BLOCK),--block $(BLOCK))
+
+# Without zstandard, which only packing images needs: what is carried there may have 64 MiB, the checkout included.
+gpu-wheels: ## .gpu-wheels: envbuild's locked dependencies for Python 3.12, to be carried to a machine without a network
+	rm -rf .gpu-wheels && mkdir .gpu-wheels
+	sed '/^zstandard==/,/# via/d' requirements.txt > .gpu-wheels/requirements.txt
+	$(PYTHON) -m pip download --quiet --dest .gpu-wheels --only-binary=:all: --no-deps --require-hashes \
+		-r .gpu-wheels/requirements.txt --python-version 3.12 --implementation cp \
+		$(foreach name,_2_34 _2_31 _2_28 _2_27 _2_26 _2_24 _2_17 2014 1,--platform manylinux$(name)_x86_64)
+	@size=$$(du -sm .gpu-wheels | cut -f1) && echo "$$size MiB in .gpu-wheels" && test $$size -lt 37
 
 clean: ## remove .venv and what tools left in the tree; images and caches: envbuild prune
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

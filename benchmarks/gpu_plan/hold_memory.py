@@ -1,0 +1,25 @@
+"""Hold a share of the GPU's memory until stdin ends: `python -m gpu_plan.hold_memory cuda|cpu SHARE`.
+
+Prints the bytes held once they are. On the CPU those are 64 MiB, to try the plan.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+_ON_CPU = 64 << 20
+
+
+def main(device: str, share: float) -> None:
+    size = int(share * torch.cuda.mem_get_info()[1]) if device == "cuda" else _ON_CPU
+    held = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    print(held.numel(), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

@@ -1,0 +1,93 @@
+"""Time limits of steps, and the end of every process that a step started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_PATIENCE = 10.0  # seconds that killed processes are given to be gone; one that the driver holds can take seconds
+
+
+class TimeUp(BaseException):
+    """The time limit of a step is over. Not an Exception: no handler of errors may swallow it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, but: frozenset[int] = frozenset()) -> Iterator[None]:
+    """Raise TimeUp in the main thread after so many seconds, whatever it waits for. Before, every descendant is ended
+    `but` these.
+
+    Whoever waits for a process while TimeUp passes, as Popen does at the end of its block, then finds it ended.
+    """
+
+    def expire(*_: object) -> None:
+        end_descendants(but)
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none can leave our tree of processes.
+
+    Probes live in sessions of their own: to kill a process group does not reach them.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """The running processes below `pid`."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        stat = _stat(int(entry.name)) if entry.name.isdigit() else None
+        if stat:
+            parents[int(entry.name)] = int(stat[1])
+    below, found = {pid}, []
+    while below := {child for child, parent in parents.items() if parent in below}:
+        found += sorted(child for child in below if is_running(child))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is this process; one that ended and waits for its parent (a zombie) does not run."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def _stat(pid: int) -> list[str] | None:
+    """What /proc has of a process after its name, which may hold anything: state, parent and more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # it ended, maybe meanwhile
+        return None
+
+
+def end_descendants(but: frozenset[int] = frozenset()) -> list[int]:
+    """Kill every process below this one `but` these, and collect their exit statuses. Returns those that ran."""
+    found: list[int] = []
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        running = [pid for pid in descendants(os.getpid()) if pid not in but]
+        if not running:
+            break
+        found += [pid for pid in running if pid not in found]
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    for pid in found:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return found

@@ -1,0 +1,26 @@
+"""A probe whose Triton kernel writes past the end of its tensor: compute-sanitizer must report it.
+
+It runs in the harness like every probe, so that it also shows that reports from forked processes arrive.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from envbuild.selftest.context import Context
+from envbuild.selftest.registry import Probe
+
+COUNT, BLOCK = 896, 1024
+
+
+def out_of_bounds(context: Context) -> None:
+    """control.out_of_bounds: writes 128 elements past the end of a tensor of 896."""
+    from gpu_plan.overrun import overrun
+
+    y = torch.zeros(COUNT, device=context.device)
+    context.step("a kernel that writes past its end")
+    overrun[(1,)](y, BLOCK)
+    torch.cuda.synchronize()
+
+
+PROBES = (Probe("control.out_of_bounds", "quick", "cuda", 120, out_of_bounds),)

@@ -1,0 +1,35 @@
+"""The seeded faults of tests/selftest/seeds as a GPU runs them; and what must come of each.
+
+`python -m gpu_plan.seeds FOLDER` prints {"wrong": {seed: kind of failure}, "right": [...], "variables": {...}} as JSON,
+after it has compiled the library that some seeds call into the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from selftest.seeds import PROBES as PROBES
+
+from envbuild.selftest.probes import burn, memory
+
+# Sizes at which the seeds place their faults: those of a CPU, which a GPU computes as well.
+burn.SIDE = burn.SIDE_CPU
+memory.CHUNK, memory.chunks_within = memory.CHUNK_CPU, lambda free: memory.CHUNKS_CPU
+
+
+def main(folder: str) -> None:
+    from selftest import seeding
+    from selftest.test_seeded import RIGHT, WRONG
+
+    expected = {
+        "wrong": {seed: failure for seed, failure, _ in WRONG},
+        "right": RIGHT,
+        "variables": seeding.library(Path(folder)),
+    }
+    print(json.dumps(expected))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

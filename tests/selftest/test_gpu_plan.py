@@ -1,0 +1,127 @@
+"""What the programs of benchmarks/gpu_plan measure on a GPU: shown on emulated tensor cores and wrong kernels."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from gpu_plan import fp8_chains, rounding, selftests  # noqa: E402
+
+from envbuild.selftest import bounds, reference  # noqa: E402
+from envbuild.selftest.context import Context  # noqa: E402
+from envbuild.selftest.job import Job  # noqa: E402
+from envbuild.selftest.probes import gemm  # noqa: E402
+
+from . import tensor_cores  # noqa: E402
+
+SHAPE = (64, 1024, 4)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no fp8")
+@pytest.mark.parametrize(
+    ("core", "promoted", "interval", "bits"),
+    [
+        (tensor_cores.HOPPER_FP8, 128, [114, 129], 13),
+        (tensor_cores.HOPPER_FP8, 64, [50, 65], 13),
+        (tensor_cores.ADA_FP8, 256, [242, 257], 13),
+        (tensor_cores.HOPPER_FP8, None, None, 13),
+        (tensor_cores.HALF_ACCUMULATOR, 128, [114, 129], 10),
+    ],
+)
+def test_the_interval_of_promotion_is_read_off_the_products(
+    core: tensor_cores.Core, promoted: int | None, interval: list[int] | None, bits: int
+) -> None:
+    """Places tried are 16 apart, from 1 on."""
+    found = fp8_chains.measure(lambda a, b: tensor_cores.multiply(a, b, core, promoted), SHAPE)
+    assert (found["interval"], found["bits"], found["unexpected"]) == (interval, {"same": bits, "another": bits}, 0)
+    assert found["lost"][0] == [1, (promoted or 1024) - 15]
+
+
+@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no fp8")
+def test_sums_of_many_bits_lose_nothing_and_wrong_ones_are_named() -> None:
+    right = fp8_chains.measure(lambda a, b: a.float() @ b.float(), SHAPE)
+    assert right["lost"] == [] and right["interval"] is None
+    assert fp8_chains.measure(lambda a, b: 3 * (a.float() @ b.float()), SHAPE)["unexpected"] == 64
+
+
+def test_an_error_beyond_rounding_differs_from_rounding() -> None:
+    exact = torch.tensor([1.0, 3.14159265], dtype=torch.float64)
+    bound = bounds.rounding(exact, torch.float16) * 2
+    rounded = exact.to(torch.float16)
+    assert rounding.beyond(rounded, exact, bound) == 0
+    more = rounding.beyond((exact + bound * 0.75).to(torch.float32), exact, bound)
+    assert more == pytest.approx(0.75, rel=1e-3)
+
+
+def test_probes_tell_their_largest_error_beyond_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what they judge alone: products with torch's default flags are compared and not judged."""
+    monkeypatch.setattr(gemm, "ACCURACY", (16, 512, 16))
+    (probe,) = (item for item in rounding.PROBES if item.name == "gemm.accuracy")
+    shares: list[dict[str, float]] = []
+    for wrong in (0.0, 1e-6):
+        multiply: Any = torch.mm
+        with monkeypatch.context() as patch:
+            patch.setattr(gemm, "compare", reference.compare)  # which the probe replaces, in a process of its own
+            patch.setattr(torch, "mm", lambda a, b, by=wrong, real=multiply: real(a, b) * (1 + by))
+            context = Context(Job("0" * 32))
+            probe.function(context)
+        shares.append(context.traits[selftests.BEYOND_ROUNDING])
+    assert set(shares[0]) == {"float32", "float16", "bfloat16"}
+    assert shares[0]["float32"] < 0.02 < shares[1]["float32"] < 1
+
+
+def test_other_inputs_are_other_inputs() -> None:
+    code = (
+        "from gpu_plan import rounding; from envbuild.selftest import inputs; print(inputs.uniform((4,), 1).tolist())"
+    )
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", code], env=selftests.environment({selftests.INPUTS_VARIABLE: seed}),
+            stdout=subprocess.PIPE, check=True,
+        ).stdout
+        for seed in "01"
+    ]  # fmt: skip
+    from envbuild.selftest import inputs
+
+    assert printed[0] != printed[1] and printed[0].decode().strip() == str(inputs.uniform((4,), 1).tolist())
+
+
+def test_a_pretended_gpu_comes_before_the_module(tmp_path: Path) -> None:
+    (tmp_path / "played.py").write_text("def begin(): print('played')\n")
+    (tmp_path / "module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    variables = {"PYTHONPATH": str(tmp_path), "GPU_CHECK_FIRST": "played:begin"}
+    command = selftests.program("module", "one")
+    done = subprocess.run(command, env=selftests.environment(variables), stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "played\n__main__ ['one']\n"
+
+
+def test_steps_run_from_start_to_end_on_the_cpu(tmp_path: Path) -> None:
+    """The real self-test, while a process holds memory, and interrupted; the second time nothing is run again."""
+    program = Path(selftests.ROOT, "benchmarks", "gpu_check.py")
+    options = [
+        "--cpu",
+        "--patience",
+        "10",
+        "--out",
+        str(tmp_path),
+        "--steps",
+        "memory-held",
+        "sigterm",
+        "tf32-override",
+    ]
+    printed = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, str(program), *options], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        printed.append(done.stderr)
+    assert "held: gemm.exact passed" in printed[0] and "exit status 143" in printed[0]
+    assert printed[1].count("already passed") == 2 and "gemm.exact" not in printed[1]
+    assert sorted(file.name for file in (tmp_path / "cpu").iterdir()) == ["block-2.jsonl", "block-3.jsonl", "page.md"]
+    page = (tmp_path / "cpu" / "page.md").read_text()
+    assert "| sigterm | 3 | passed |" in page and "- skipped: needs a GPU" in page
