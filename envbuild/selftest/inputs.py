@@ -31,12 +31,6 @@ def ternary(shape: Sequence[int], seed: int, every: int = 4) -> torch.Tensor:
     return (sign * ((x >> 1) % every == 0)).to(torch.float32).reshape(tuple(shape))
 
 
-def whole(count: int, most: int, seed: int) -> torch.Tensor:
-    """int8 of whole numbers from -`most` to `most`, none of them 0; `most` is at most 127."""
-    x = hashes(count, seed)
-    return ((1 - 2 * (x & 1)) * (1 + (x >> 1) % most)).to(torch.int8)
-
-
 def signs(count: int, seed: int) -> torch.Tensor:
     """float32 of {-1, 1}."""
     return (1 - 2 * (hashes(count, seed) & 1)).to(torch.float32)

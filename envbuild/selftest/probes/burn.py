@@ -80,13 +80,13 @@ class Problem:
 
 
 def problem(side: int, most: int) -> Problem:
-    a, b = (_windows(inputs.whole(side * (shift + 1), most, seed=shift), side, shift) for shift in SHIFTS)
+    a, b = (_windows(inputs.whole((side * (shift + 1),), shift, most), side, shift) for shift in SHIFTS)
     vectors = torch.stack([inputs.signs(side, seed=70 + index) for index in range(VECTORS)]).to(torch.float64)
     return Problem(most, a, b, vectors, torch.stack([_times(a, _times(b, vector)) for vector in vectors]))
 
 
 def _windows(sequence: torch.Tensor, side: int, shift: int) -> torch.Tensor:
-    return sequence.as_strided((side, side), (shift, 1)).contiguous()
+    return sequence.to(torch.int8).as_strided((side, side), (shift, 1)).contiguous()
 
 
 def _times(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
