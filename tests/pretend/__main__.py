@@ -17,7 +17,7 @@ from envbuild.selftest import child
 from envbuild.selftest.context import Context
 from envbuild.selftest.job import Job
 from envbuild.selftest.outcome import Outcome
-from envbuild.selftest.probes import attention, attention_backward, burn, crash, memory, perf
+from envbuild.selftest.probes import attention, attention_backward, attention_needle, burn, crash, memory, perf
 from envbuild.selftest.registry import Probe
 
 from . import tensors
@@ -33,8 +33,10 @@ SMALL: tuple[tuple[Any, str, Any], ...] = (
 # With the variable SHORT attention is as short as on the CPU, and other sizes too: for what does not depend on them.
 SHORT = "PRETEND_SHORT"
 SHORTER: tuple[tuple[Any, str, Any], ...] = (
-    (attention, "LONG", attention.LONG_CPU_QUICK),
+    (attention, "LONG", attention.LONG_CPU),
     (attention, "HEADS", attention.HEADS_FEW),
+    (attention_needle, "LONG", attention_needle.LONG_CPU_QUICK),
+    (attention_needle, "CASES", attention_needle.CASES_QUICK),
     (attention_backward, "LONG", attention_backward.LONG_CPU),
     (attention_backward, "HEADS", attention_backward.HEADS_CPU),
     (crash, "_INNER_COLUMNS", crash._INNER_COLUMNS[:1]),
