@@ -24,11 +24,17 @@ from . import tensors
 from .gpus import GPUS
 from .runtime import install
 
+
+def _few(module: Any) -> Callable[..., int]:
+    """In place of how many chunks of memory a probe fills."""
+    return lambda *_: int(module.CHUNKS_CPU)
+
+
 # Of level full, whose size is the GPU's: no CPU multiplies or fills that much.
 SMALL: tuple[tuple[Any, str, Any], ...] = (
     (burn, "SIDE", burn.SIDE_CPU),
     (memory, "CHUNK", memory.CHUNK_CPU),
-    (memory, "chunks_within", lambda free: memory.CHUNKS_CPU),
+    *((module, "chunks_within", _few(module)) for module in (burn, memory) if hasattr(module, "chunks_within")),
 )
 # With the variable SHORT attention is as short as on the CPU, and other sizes too: for what does not depend on them.
 SHORT = "PRETEND_SHORT"

@@ -15,6 +15,11 @@ MOST_PRODUCTS = 1 << 34  # of one call; more take a CPU minutes
 
 _MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot")
 _CONVOLUTION = ("aten::convolution", "aten::convolution_backward")
+# CUDA's kernels compute these in float32 for half types; the host's round more than once.
+_LOSSES = (
+    *("aten::_softmax", "aten::_softmax_backward_data", "aten::_log_softmax", "aten::_log_softmax_backward_data"),
+    *("aten::nll_loss_forward", "aten::nll_loss_backward"),
+)
 
 
 def cut_to_tf32(x: torch.Tensor) -> torch.Tensor:
@@ -32,7 +37,7 @@ def compute(operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     name = operation._schema.name  # type: ignore[attr-defined]
     if name == "aten::_scaled_mm":
         return _scaled_mm(capability, *args, **kwargs)
-    if name not in (*_MATRIX, *_CONVOLUTION):
+    if name not in (*_MATRIX, *_CONVOLUTION, *_LOSSES):
         return operation(*args, **kwargs)
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if name in _MATRIX and _multiplications(name, given) > MOST_PRODUCTS:
@@ -41,7 +46,7 @@ def compute(operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     if half is not None:
         return _in_float32(operation, args, kwargs, half)
     flags = torch.backends.cuda.matmul if name in _MATRIX else torch.backends.cudnn
-    if flags.allow_tf32 and capability >= TF32_CAPABILITY:
+    if name not in _LOSSES and flags.allow_tf32 and capability >= TF32_CAPABILITY:
         args = tree_map(lambda x: cut_to_tf32(x) if _is(x, torch.float32) else x, args)
     return operation(*args, **kwargs)
 
@@ -65,6 +70,7 @@ def _in_float32(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
         factors = [x for x in wide_args if isinstance(x, torch.Tensor)]
         return plain(*factors).to(next(x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)))
     wide.pop("out", None)
+    wide_args = tree_map(lambda x: torch.float32 if x is half else x, wide_args)  # _softmax_backward_data names a dtype
     got = tree_map(lambda x: x.to(half) if isinstance(x, torch.Tensor) else x, plain(*wide_args, **wide))
     return kwargs["out"].copy_(got) if "out" in kwargs else got
 

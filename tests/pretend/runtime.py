@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from types import SimpleNamespace
@@ -100,6 +101,7 @@ def install(gpu: Gpu) -> None:
         "current_stream": lambda device=None: Stream(),
         "default_stream": lambda device=None: Stream(),
         "Stream": Stream,
+        "stream": contextlib.nullcontext,
         "Event": Event,
     }
     nothing = ("_lazy_init", "init", "set_device", "synchronize", "empty_cache")

@@ -107,6 +107,8 @@ class Factories(TorchDispatchMode):
         kwargs = kwargs or {}
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
+        if operation._schema.name in ("aten::pin_memory", "aten::_pin_memory"):
+            return args[0].clone()
         if GpuTensor in types or _is_cuda(kwargs.get("device")):
             return _run(operation, args, kwargs)
         return operation(*args, **kwargs)
