@@ -139,7 +139,7 @@ TRAINED = (
 
 
 def conv(context: Context) -> None:
-    """conv: convolutions and their gradients are exact on integers, and near enough on other values."""
+    """conv: image, video and audio convolutions are exact on integers, gradients too, and near on other values."""
     version = None if context.on_cpu else torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     context.traits.update(torch=str(torch.__version__), cudnn=version)
     for case in SMALL if context.on_cpu else SMALL + WIDE:
