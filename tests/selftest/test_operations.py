@@ -70,7 +70,7 @@ def test_a_wrong_operation_is_caught_and_located(seeds: dict[str, Frame], seed: 
 
 
 @pytest.mark.parametrize("seed", [seed for seed, _, _ in WRONG])
-def test_a_wrong_operation_is_no_known_advisory(seeds: dict[str, Frame], seed: str) -> None:
+def test_a_wrong_operation_matches_no_known_advisory(seeds: dict[str, Frame], seed: str) -> None:
     result = {**seeds[seed], "probe": seed.partition(":")[0]}
     assert not [advisory.id for advisory in facts.advisories() if advisory.matches(result)]
 
