@@ -60,7 +60,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("fft", "standard", "cpu", 60, linear_algebra.fft),
     Probe("linalg", "standard", "cpu", 60, linear_algebra.linalg),
     Probe("optim.torch", "standard", "cpu", 60, optimizers.optimizers),
-    Probe("large", "standard", "cpu", 120, large.large, alone=True),
+    Probe("large", "standard", "cpu", 300, large.large, alone=True),
     Probe("norm.torch", "standard", "cpu", 120, norm.torchs),
     Probe("norm.apex", "standard", "cpu", 120, norm_apex.norms),
     Probe("optim.apex", "standard", "cpu", 120, optim_apex.adam),

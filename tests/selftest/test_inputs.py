@@ -42,6 +42,20 @@ def test_uniform_and_signed_are_dyadic_and_in_range() -> None:
     assert 0.495 < float(inputs.uniform((100, 1000), 1).mean()) < 0.505
 
 
+@pytest.mark.parametrize("most", [1, 3, 2**24])
+def test_whole_numbers_have_both_signs_reach_the_largest_and_are_never_0(most: int) -> None:
+    values = inputs.whole((100, 1000), 1, most).double()
+    assert bool((values == values.round()).all()) and float(values.abs().min()) >= 1
+    assert 0.999 * most < float(values.max()) <= most and -most <= float(values.min()) < -0.999 * most
+
+
+def test_an_infinity_is_right_where_it_is_expected_and_wrong_elsewhere() -> None:
+    expected = torch.tensor([torch.inf, -torch.inf, 1.0])
+    assert reference.compare(expected, expected).wrong == 0
+    for got in ([torch.inf, torch.inf, 1.0], [torch.inf, 3e38, 1.0], [torch.inf, -torch.inf, torch.inf]):
+        assert reference.compare(torch.tensor(got), expected).wrong == 1
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 5.0])
 def test_compare_finds_the_one_wrong_element(wrong: float) -> None:
     expected = torch.zeros(3, 4, 5)

@@ -47,7 +47,7 @@ WRONG = [
     ("graph.replay:old_weights", "mismatch", "replay 2: 252673 of 252673 elements differ from the eager call's"),
     ("graph.replay:last_bit", "mismatch", "replay 0: 1 of 252673 elements differ from the eager call's"),
     ("large:unwritten", "mismatch", "x + 1 over 67591 elements: off by 2055"),
-    ("large:partial", "mismatch", "sum over 67591 elements: off by 253256"),
+    ("large:partial", "mismatch", "sums of columns over 67591 elements: off by 259"),
     ("large:gathered", "mismatch", "gather of single elements over 67591 elements: off by "),
     ("large:rows", "mismatch", "gather of rows over 67591 elements: off by "),
     ("large:scattered", "mismatch", "scatter over 67591 elements: off by "),
@@ -70,7 +70,7 @@ def test_a_wrong_operation_is_caught_and_located(seeds: dict[str, Frame], seed: 
 
 
 @pytest.mark.parametrize("seed", [seed for seed, _, _ in WRONG])
-def test_a_wrong_operation_is_no_known_advisory(seeds: dict[str, Frame], seed: str) -> None:
+def test_a_wrong_operation_matches_no_known_advisory(seeds: dict[str, Frame], seed: str) -> None:
     result = {**seeds[seed], "probe": seed.partition(":")[0]}
     assert not [advisory.id for advisory in facts.advisories() if advisory.matches(result)]
 

@@ -358,7 +358,14 @@ def unwritten(kernel: Any) -> Any:
 
 
 def partial(kernel: Any) -> Any:
-    return lambda x, **options: kernel(x[:LIMIT], **options)
+    """Sums as far as 16 bits count."""
+
+    def seeded(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        if x.numel() <= LIMIT:
+            return kernel(x, **options)
+        return kernel(torch.cat((x.flatten()[:LIMIT], torch.zeros_like(x.flatten()[LIMIT:]))).view_as(x), **options)
+
+    return seeded
 
 
 def wrapped(kernel: Any) -> Any:
