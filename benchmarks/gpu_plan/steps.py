@@ -30,6 +30,7 @@ _WARM = 3  # contexts that are timed after the cold one
 _BURN_SECONDS = 60
 _SHARDS = 4  # self-tests that share the seeds between them
 _ALONE = ("burn", "memory", "init.alloc")  # they take the memory that there is
+_SEED_BURN_SECONDS = 3
 _LEAK_MB = 6000  # that a seed which leaks memory of the host may take, on the CPU
 _HELD = 0.9  # of the GPU's memory
 _MEMORY_SLACK = 128  # MiB by which nvidia-smi's memory in use may differ when nobody uses the GPU
@@ -236,6 +237,7 @@ def seeds(bench: Bench) -> None:
     for title, shards in (("side-by-side", [rest[index::_SHARDS] for index in range(_SHARDS)]), ("alone", [alone])):
         orders = [
             bench.order(f"{title}-{index}", "gpu_plan.seeds", probes=shard, threads=2, memory_mb=_LEAK_MB,
+                        burn_seconds=_SEED_BURN_SECONDS,
                         timeouts={seed: 10 for seed in shard if seed.endswith(":hangs")},
                         environment=given["variables"])
             for index, shard in enumerate(shards)
