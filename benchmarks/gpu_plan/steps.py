@@ -34,6 +34,7 @@ _SEED_BURN_SECONDS = 3
 _LEAK_MB = 6000  # that a seed which leaks memory of the host may take, on the CPU
 _HELD = 0.9  # of the GPU's memory
 _MEMORY_SLACK = 128  # MiB by which nvidia-smi's memory in use may differ when nobody uses the GPU
+_BURNING_SECONDS = 5.0  # between the first memory that burn takes and the signal
 _GONE_SECONDS = 10.0  # within which an ended process must be gone from the GPU
 _ROUNDED = ("gemm.accuracy", "norm.torch", "conv", "attention.math", "attention.flash", "attention.efficient",
             "attention.cudnn")  # fmt: skip
@@ -310,13 +311,13 @@ def two_at_once(bench: Bench) -> None:
 
 
 def sigterm(bench: Bench) -> None:
-    before = memory_in_use() if bench.gpu else None
+    before = memory_in_use() if bench.gpu else 0
     order = bench.order("sigterm", probes=["burn"], level="full", burn_seconds=_BURN_SECONDS)
     with selftests.start(order, bench.scratch / "sigterm.stderr") as process:
         assert process.stdout is not None
-        while process.poll() is None and not under_way(process.pid, before):
+        while process.poll() is None and not under_way(bench, process.pid, before):
             time.sleep(0.1)
-        time.sleep(5 if bench.gpu else 0)
+        time.sleep(_BURNING_SECONDS if bench.gpu else 0)
         children = descendants(process.pid)
         begin = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -330,9 +331,9 @@ def sigterm(bench: Bench) -> None:
     until = time.monotonic() + _GONE_SECONDS
     while time.monotonic() < until:
         left = [pid for pid in children if is_running(pid)]
-        after = memory_in_use() if before is not None else None
-        if not left and (before is None or after is None or after <= before + _MEMORY_SLACK):
-            bench.saw("no process left" + (f"; memory in use: {before} MiB before, {after} after" if before else ""))
+        after = memory_in_use() if bench.gpu else 0
+        if not left and after <= before + _MEMORY_SLACK:
+            bench.saw(f"no process left; MiB of the GPU in use: {before} before, {after} after")
             return
         time.sleep(0.2)
     raise StepFailed(
@@ -340,18 +341,18 @@ def sigterm(bench: Bench) -> None:
     )
 
 
-def under_way(pid: int, before: int | None) -> bool:
-    """Whether the self-test has started its probe: on a GPU, whether that has taken more than 1 GiB."""
-    if before is None:
-        return bool(descendants(pid))
-    return (memory_in_use() or 0) > before + 1024
+def under_way(bench: Bench, pid: int, before: int) -> bool:
+    """Whether the self-test has started its probe: on a GPU, whether that has taken more than 1 GiB of its memory."""
+    return memory_in_use() > before + 1024 if bench.gpu else bool(descendants(pid))
 
 
-def memory_in_use() -> int | None:
-    """MiB of the first GPU, by nvidia-smi; None where it does not say."""
+def memory_in_use() -> int:
+    """MiB of the first GPU, by nvidia-smi. Raises StepFailed where it does not say."""
     printed = nvidia_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits") or ""
     first = printed.partition("\n")[0].strip()
-    return int(first) if first.isdigit() else None
+    if not first.isdigit():
+        raise StepFailed(f"nvidia-smi does not say how much memory is in use: {first!r}")
+    return int(first)
 
 
 def sanitizer(bench: Bench) -> None:
