@@ -79,7 +79,9 @@ def end_descendants(but: frozenset[int] = frozenset()) -> list[int]:
     found: list[int] = []
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
-        running = [pid for pid in descendants(os.getpid()) if pid not in but]
+        # Where orphans are not adopted, one that is killed is no descendant while it ends.
+        known = dict.fromkeys([*found, *descendants(os.getpid())])
+        running = [pid for pid in known if pid not in but and is_running(pid)]
         if not running:
             break
         found += [pid for pid in running if pid not in found]

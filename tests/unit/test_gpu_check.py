@@ -538,7 +538,7 @@ def test_an_interrupted_self_test_must_leave_nothing(
     script = TERMINATED.replace("ENDING", ending)
     monkeypatch.setattr(selftests, "program", lambda *_: [sys.executable, "-c", script])
     begin = time.monotonic()
-    monkeypatch.setattr(steps, "under_way", lambda pid, before: time.monotonic() > begin + 1)
+    monkeypatch.setattr(steps, "under_way", lambda *_: time.monotonic() > begin + 1)
     monkeypatch.setattr(steps, "_GONE_SECONDS", 0.5)
     result = done(bench, steps.sigterm)
     assert result.verdict == ("failed" if reason else "passed") and result.reason.startswith(reason)
@@ -659,3 +659,26 @@ def test_every_probe_must_tell_its_errors_beyond_rounding(
             result.saw[0]
             == "gemm.accuracy float16: largest error beyond rounding 30.0% of tolerance (2 sets of inputs)"
         )
+
+
+@pytest.mark.parametrize(
+    ("used", "reason"),
+    [
+        ([10, 10, 3000, 90], ""),
+        ([10, 3000, 5000, 5000], "0.5 s later 0 processes are left; MiB in use: 10 before, 5000 now"),
+        ([], "nvidia-smi does not say how much memory is in use: ''"),
+    ],
+)
+def test_memory_of_the_gpu_must_be_free_after_sigterm(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tool: Callable[[str, str], None], used: list[int], reason: str
+) -> None:
+    bench.gpu = "NVIDIA H100 80GB HBM3"
+    answers = iter(used)
+    last = used[-1] if used else ""
+    monkeypatch.setattr(steps, "nvidia_smi", lambda *_: f"{next(answers, last)}\n")
+    script = TERMINATED.replace("ENDING", "os.kill(child, 9); os.waitpid(child, 0); os._exit(143)")
+    monkeypatch.setattr(selftests, "program", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(steps, "_GONE_SECONDS", 0.5)
+    monkeypatch.setattr(steps, "_BURNING_SECONDS", 1.0)
+    result = done(bench, steps.sigterm)
+    assert result.reason == reason and result.verdict == ("failed" if reason else "passed")
