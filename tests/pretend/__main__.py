@@ -17,7 +17,7 @@ from envbuild.selftest import child
 from envbuild.selftest.context import Context
 from envbuild.selftest.job import Job
 from envbuild.selftest.outcome import Outcome
-from envbuild.selftest.probes import attention, attention_backward, attention_needle, burn, crash, memory, perf
+from envbuild.selftest.probes import attention, attention_backward, attention_needle, burn, crash, large, memory, perf
 from envbuild.selftest.registry import Probe
 
 from . import tensors
@@ -34,6 +34,7 @@ def _few(module: Any) -> Callable[..., int]:
 SMALL: tuple[tuple[Any, str, Any], ...] = (
     (burn, "SIDE", burn.SIDE_CPU),
     (memory, "CHUNK", memory.CHUNK_CPU),
+    (large, "ROWS", 67),
     *((module, "chunks_within", _few(module)) for module in (burn, memory) if hasattr(module, "chunks_within")),
 )
 # With the variable SHORT attention is as short as on the CPU, and other sizes too: for what does not depend on them.
