@@ -23,8 +23,8 @@ WRONG_ON_GPUS = {
     **{seed: (failure, words) for seed, failure, words in WRONG if seed not in RIGHT_ON_GPUS},
     "gemm.exact:hangs": ("hang", f"no end after {TIMEOUTS['gemm.exact:hangs']} s"),
     "gemm.exact:leaks": ("oom", "CUDA out of memory"),
-    "burn:now_and_then": ("mismatch", "cuda:0: product 4 has 1 wrong rows of 768, the first is 700"),
-    "burn:nan": ("mismatch", "cuda:0: product 0 has 1 wrong rows of 768, the first is 0"),
+    "burn:now_and_then": ("mismatch", "cuda:0: first tf32 product: element [700, 3]"),
+    "burn:nan": ("mismatch", "cuda:0: the exact product has 1 wrong rows of 768, the first is 0"),
 }
 
 
