@@ -35,7 +35,7 @@ SMALL: tuple[tuple[Any, str, Any], ...] = (
     (burn, "SIDE", burn.SIDE_CPU),
     (memory, "CHUNK", memory.CHUNK_CPU),
     (large, "ROWS", 67),
-    *((module, "chunks_within", _few(module)) for module in (burn, memory) if hasattr(module, "chunks_within")),
+    *((module, "chunks_within", _few(module)) for module in (burn, memory)),
 )
 # With the variable SHORT attention is as short as on the CPU, and other sizes too: for what does not depend on them.
 SHORT = "PRETEND_SHORT"

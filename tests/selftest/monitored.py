@@ -44,7 +44,7 @@ def working(name: str, alone: bool = False, untouched: bool = False) -> Probe:
         time.sleep(WORK)
         note(f"end {name}")
 
-    return Probe(name, "quick", "cpu", 60, function, untouched, alone)
+    return Probe(name, "quick", "cpu", 60, function, untouched=untouched, alone=alone)
 
 
 def starts() -> None:
