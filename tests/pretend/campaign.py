@@ -20,6 +20,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / 
 
 import torch  # noqa: E402
 from machine import described, write  # noqa: E402
+from options import program  # noqa: E402
 from selftest.reading import Frame  # noqa: E402
 from selftest.seeds import PROBES as SEEDS  # noqa: E402
 from selftest.tensor_cores import CORES  # noqa: E402
@@ -155,4 +156,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)
