@@ -79,19 +79,19 @@ def test_a_fault_of_the_run_is_told(world: Path, project: Path) -> None:
 
 def test_each_card_of_a_fleet_has_its_own_run(project: Path) -> None:
     cards = {"a100": "NVIDIA A100-SXM4-80GB", "h20": "NVIDIA H20"}
-    source = source_of(project, {"extends": "h20", "gpus": [*cards, "v100"], "apt": []}, "mixed")
-    made = lock_for(plan_of(project, {"extends": "h20", "gpus": [*cards, "v100"], "apt": []}, "mixed"))
+    source = source_of(project, {"extends": "h20", "gpus": [*cards, "l40s"], "apt": []}, "mixed")
+    made = lock_for(plan_of(project, {"extends": "h20", "gpus": [*cards, "l40s"], "apt": []}, "mixed"))
     lock.write(made, source.lock_file, "mixed")
     for day, card in enumerate(cards.values()):
         pages.prove(source, made, json.loads(json.dumps(pages.outcome("gpu")).replace(pages.CARD, card)), day=day)
     found = page("mixed")
     assert [run["card"] for run in found["runs"]] == list(cards.values())
     assert [(card["model"], card["failed"]) for card in found["status"]["cards"]] == [
-        ("a100", True), ("h20", True), ("v100", False)
+        ("a100", True), ("h20", True), ("l40s", False)
     ]  # fmt: skip
     text = (project / "page.html").read_text(encoding="utf-8")
     assert re.findall(r'<h2 id="run\d-title">Self-test on (.*?)</h2>', text) == list(cards.values())
-    assert "v100: never proved" in text
+    assert "l40s: never proved" in text
 
 
 def test_a_profile_that_was_never_proved_says_so(project: Path) -> None:
