@@ -27,10 +27,10 @@ SHAPE = (64, 1024, 4)
 @pytest.mark.parametrize(
     ("core", "promoted", "interval", "bits"),
     [
-        (tensor_cores.HOPPER_FP8, 128, [114, 129], 13),
-        (tensor_cores.HOPPER_FP8, 64, [50, 65], 13),
-        (tensor_cores.ADA_FP8, 256, [242, 257], 13),
-        (tensor_cores.HOPPER_FP8, None, None, 13),
+        (tensor_cores.FP8_CORES["Hopper"], 128, [114, 129], 13),
+        (tensor_cores.FP8_CORES["Hopper"], 64, [50, 65], 13),
+        (tensor_cores.FP8_CORES["Ada"], 256, [242, 257], 13),
+        (tensor_cores.FP8_CORES["Hopper"], None, None, 13),
         (tensor_cores.HALF_ACCUMULATOR, 128, [114, 129], 10),
     ],
 )
