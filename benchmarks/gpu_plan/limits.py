@@ -79,7 +79,7 @@ def end_descendants(but: frozenset[int] = frozenset()) -> list[int]:
     found: list[int] = []
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
-        # Where orphans are not adopted, one that is killed is no descendant while it ends.
+        # Without a subreaper a killed orphan stops being a descendant before it has ended.
         known = dict.fromkeys([*found, *descendants(os.getpid())])
         running = [pid for pid in known if pid not in but and is_running(pid)]
         if not running:

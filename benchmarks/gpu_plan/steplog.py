@@ -83,7 +83,7 @@ def replace(file: Path, text: str) -> None:
 
 
 def _records(file: Path) -> Iterator[Record]:
-    """The whole records of a file; none where there is no file."""
+    """The complete records of a file; empty if the file is missing."""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
     for line in lines:
         try:

@@ -163,7 +163,7 @@ def fingerprint(bench: Bench) -> None:
     judge([run])
     document = next((frame for frame in run.frames if frame["kind"] == "fingerprint"), None)
     if document is None:
-        raise StepFailed("the probe passed and there is no fingerprint")
+        raise StepFailed("the probe passed, but its fingerprint is missing")
     found = {key: value for key, value in document.items() if key != "kind"}
     text = json.dumps(found, allow_nan=False, indent=1, sort_keys=True) + "\n"
     (bench.folder / FINGERPRINT).write_text(text, encoding="utf-8")
@@ -390,7 +390,7 @@ def sanitized(log: Path) -> str:
 
 
 def errors_in(text: str) -> int | None:
-    """The errors that the summaries of compute-sanitizer count; None where there is no summary."""
+    """The number of errors in compute-sanitizer's summaries; None without a summary."""
     found = _SUMMARY.findall(text)
     return sum(map(int, found)) if found else None
 
@@ -419,7 +419,7 @@ def commands(bench: Bench) -> None:
     check, own = bench.scratch / "check.py", bench.folder / FINGERPRINT
     envbuild = [str(python), "-m", "envbuild"]
     wanted: list[tuple[list[str], tuple[int, ...]]] = [
-        ([*envbuild, "doctor"], (0, 5)),  # 5: a check failed, as where there is no Docker
+        ([*envbuild, "doctor"], (0, 5)),  # 5: a check failed, for example Docker is missing
         ([*envbuild, "test", profile, "--python", sys.executable, "--level", "quick", "--json"], (0, 5)),
         ([*envbuild, "export", "check", profile, "-o", str(check)], (0,)),
         ([sys.executable, str(check)], (0, 5)),  # 5: these are not the locked versions
@@ -470,7 +470,7 @@ def install(wheels: Path, folder: Path) -> Path:
 
 
 def profile_of(gpu: str | None) -> str:
-    """The shipped profile for a GPU, by a word of its name ("NVIDIA H200": h200); cpu where there is none."""
+    """The shipped profile for a GPU, by a word of its name ("NVIDIA H200": h200); cpu if no profile matches."""
     words = (gpu or "").lower().replace("-", " ").split()
     return next((word for word in words if (ROOT / "profiles" / f"{word}.yaml").exists()), "cpu")
 

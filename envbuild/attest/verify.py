@@ -247,7 +247,7 @@ def _base(named: Reference, config: Config) -> tuple[Repository, Manifest]:
             raise Refusal("base", f"the image has no label {LOCK_LABEL}: name its base by tag or digest")
         named = named.tagged(lock.removeprefix("sha256:")[:12])
         if Repository(named).manifest(named.target) is None:
-            text = f"the image's label names the lock {named.tag}, and there is no {named}"
+            text = f"the image's label names the lock {named.tag}, but {named} does not exist"
             raise Refusal("base", f"{text}: it is not built on an image of that repository")
     place = Repository(named)
     return place, resolve(place, named)

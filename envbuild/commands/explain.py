@@ -71,7 +71,7 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
     notes: list[str] = []
     files = list(dict.fromkeys(file for name in names for file in _files(name, notes)))
     if not files:
-        raise FileError("; ".join((f"there is no file in {', '.join(names)}", *notes)), hint=_NAME_A_LOG)
+        raise FileError("; ".join((f"no file found in {', '.join(names)}", *notes)), hint=_NAME_A_LOG)
     if len(files) > MOST_FILES:
         notes.append(f"only the first {MOST_FILES} of {len(files)} files are read")
     parts: dict[str, Log] = {}

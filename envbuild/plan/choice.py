@@ -125,7 +125,7 @@ def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
             continue
         if text is None:
             hint = near(name, facts.gpus(), 3) or f"known: {', '.join(facts.gpus())}"
-            text = f"there is no GPU {name!r} in the facts ({hint})"
+            text = f"unknown GPU {name!r} ({hint})"
         faults.append(source.document.fault(("gpus", index), text))
 
 

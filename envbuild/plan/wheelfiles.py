@@ -30,7 +30,7 @@ PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 BROKEN = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 _DATA = re.compile(r"[^/]+\.data/([^/]+)/(.+)")
 _IN_SITE = re.compile(r"lib/python3\.[0-9]+/site-packages/(.+)")
-# What makes the virtual environment; `python._pth` beside an interpreter replaces its sys.path, -I and -S or not.
+# What makes the virtual environment; `python._pth` in an interpreter's folder replaces its sys.path, -I and -S or not.
 _ENVIRONMENT = re.compile(
     r"(bin/)?pyvenv\.cfg|lib64|bin/(lib(64)?/.*|pybuilddir\.txt|python(3(\.[0-9]+)?)?(\._pth)?|activate.*)"
 )

@@ -203,7 +203,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
 
 
 def _other_torch(held: Holdings, wanted: Expected, otherwise: str) -> str:
-    """The torch of the lock, and how it gets there; `otherwise` where there is no lock."""
+    """The torch of the lock, and how it gets there; `otherwise` without a lock."""
     if wanted.claimed:
         return f"envbuild make {wanted.asked}"
     version = wanted.lock.versions.get("torch") if wanted.lock else None

@@ -43,7 +43,7 @@ def worst(got: Mapping[str, torch.Tensor], expected: Mapping[str, Exact]) -> dic
 
 
 def check(context: Context, case: Case, may_refuse: Refusal = is_unsupported) -> None:
-    """Run a case on the context's device, note a figure for each result, and fail those out of tolerance."""
+    """Run a case on the context's device, record each result, and fail those out of tolerance."""
     label = f"{short_name(case.dtype)} {case.name}"
     given = [values.to(context.device) for values in case.given]
     with context.step(label, may_refuse) as step:

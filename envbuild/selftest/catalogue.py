@@ -36,7 +36,7 @@ from envbuild.selftest.probes import (
 from envbuild.selftest.registry import Probe
 
 # The lowest compute capabilities are those of torch's sources: aten/src/ATen/native/cuda/ScaledBlas.cpp for fp8,
-# transformers/cuda/sdp_utils.cpp beside it for attention. Before torch 2.2 FlashAttention also took 7.5.
+# transformers/cuda/sdp_utils.cpp for attention. Before torch 2.2 FlashAttention also took 7.5.
 PROBES: tuple[Probe, ...] = (
     Probe("env.identity", "quick", "cuda", 60, identity.identity),
     Probe("env.driver", "quick", "cuda", 60, driver.driver, untouched=True),

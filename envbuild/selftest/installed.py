@@ -16,7 +16,7 @@ from typing import Any
 from envbuild.selftest import elf, inventory
 
 _MOST = 500
-# What installers write beside a wheel's own files.
+# What installers write in addition to a wheel's own files.
 _ADDED = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"))
 
 Wheels = Mapping[str, Mapping[str, str]]
@@ -74,7 +74,7 @@ def take(folders: Iterable[str], wheels: Wheels) -> Installed:
 
 
 def _is_linker_name(path: str, owners: Mapping[str, str]) -> bool:
-    """Whether this is a link `libx.so` to a brought `libx.so.1` beside it: linkers look for it, and wheels lack it."""
+    """Whether this is a link `libx.so` to a recorded `libx.so.1` in its folder: linkers need it, and wheels omit it."""
     folder, _, name = path.rpartition("/")
     if not name.endswith(".so") or not Path(path).is_symlink():
         return False

@@ -59,7 +59,7 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """NVML reports that the GPU is at fault, such as that it is lost."""
+    """NVML reports a faulty GPU, for example a lost one."""
 
 
 class Field(ctypes.Structure):
@@ -89,7 +89,7 @@ class _Event(ctypes.Structure):
 
 
 class Nvml:
-    """NVML, started: raises Unavailable. What is not available is None; Refused is raised for a GPU at fault.
+    """NVML, started: raises Unavailable. What is not available is None; Refused is raised for a faulty GPU.
 
     `unanswered`: by function, errors that do not concern the GPU; in a container some are ordinary.
     """

@@ -146,7 +146,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _replacements() -> Iterator[Path]:
-    """`python._pth` beside an interpreter replaces its whole sys.path."""
+    """A `python._pth` in an interpreter's folder replaces its whole sys.path."""
     for executable in {sys.executable, os.path.realpath(sys.executable)}:
         path = Path(f"{executable}._pth")
         if path.is_file():

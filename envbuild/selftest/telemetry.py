@@ -67,7 +67,7 @@ def _each(choose: Callable[..., int], a: Numbers, b: Numbers) -> Numbers:
 @dataclass(frozen=True)
 class Report:
     """What was seen over a time: of each GPU, by its PCI bus id; the Xid errors, each with its GPU's bus id; what NVML
-    refused because a GPU is at fault. `unwatched`: why nothing was seen, or not to the end.
+    refused because a GPU is faulty. `unwatched`: why nothing was seen, or not to the end.
     """
 
     gpus: Mapping[str, Window] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Report:
 class Gpus:
     """The GPUs that this process may use, as NVML reports them. Starts the driver.
 
-    Raises Unavailable where libcuda or NVML cannot be asked, Refused where NVML reports that a GPU is at fault.
+    Raises Unavailable where libcuda or NVML cannot be asked, Refused where NVML reports a faulty GPU.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Gpus:
         return {bus_id: self.nvml.numbers(gpu) for bus_id, gpu in self.handles.items()}
 
     def report(self) -> Report:
-        """This moment, and the Xid errors since the last call. A GPU at fault is reported, not raised."""
+        """This moment, and the Xid errors since the last call. A faulty GPU is reported, not raised."""
         gpus, refused, xids = {}, [], []
         for bus_id, gpu in self.handles.items():
             try:

@@ -669,7 +669,7 @@ def test_a_pth_file_forges_no_frames(tmp_path: Path) -> None:
     (site / "evil.pth").write_text("import evil\n", encoding="utf-8")
     second = quick()
     judged = reading.judge(here.start(python, second), second.nonce, second.require)
-    assert not judged.passed, "there is no torch in it at all"
+    assert not judged.passed, "it has no torch"
     assert not (tmp_path / "ran").exists()
 
 

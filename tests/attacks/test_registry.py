@@ -366,7 +366,7 @@ def test_a_base_that_is_not_expected(site: Site) -> None:
 @pytest.mark.attack(
     "writer of a registry",
     "an image of another lock over the tag `verified`, checked with --base",
-    "refused: there is no base with that lock (base)",
+    "refused: a base with that lock does not exist (base)",
 )
 def test_an_image_whose_base_is_not_in_the_repository(site: Site) -> None:
     put_child(site, layers=(tar([("opt/venv/evil.py", "evil")]),), Labels={LOCK_LABEL: sha("another")})

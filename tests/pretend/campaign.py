@@ -31,7 +31,7 @@ from pretend.__main__ import SHORT  # noqa: E402
 from pretend.gpus import GPUS  # noqa: E402
 
 NAMES = list(probes.known())
-ASKED = ["burn", "memory", "fingerprint"]  # beside level standard: dist.nodes needs several machines
+ASKED = ["burn", "memory", "fingerprint"]  # in addition to level standard; dist.nodes needs several machines
 REAL_SIZES = ("h100", "t4")
 GB = 1e9
 

@@ -19,7 +19,7 @@ from pretend.runtime import OLD_AUTOCAST
 
 Result = dict[str, dict[str, Any]]
 NAMES = list(probes.known())
-ASKED = ["burn", "memory", "fingerprint"]  # beside the level's: dist.nodes needs several machines
+ASKED = ["burn", "memory", "fingerprint"]  # in addition to the level's; dist.nodes needs several machines
 ATTENTION = ["attention.math", "attention.efficient"]
 
 

@@ -173,9 +173,9 @@ def test_a_step_that_hangs_is_ended_with_all_that_it_started(bench: Bench) -> No
             process.wait()
 
     begin = time.monotonic()
-    result = done(bench, hang, seconds=3)
-    assert time.monotonic() - begin < 20
-    assert (result.verdict, result.reason, result.complete) == ("failed", "no end within 3 s", False)
+    result = done(bench, hang, seconds=10)  # two Pythons must have started by then, also on a busy machine
+    assert time.monotonic() - begin < 50
+    assert (result.verdict, result.reason, result.complete) == ("failed", "no end within 10 s", False)
     assert len(pids) == 2 and not any(map(is_running, pids))
 
 

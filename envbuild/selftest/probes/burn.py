@@ -200,7 +200,7 @@ def multiply(precision: Precision, a: torch.Tensor, b: torch.Tensor) -> torch.Te
     elif precision.most == NARROW:
         one = torch.ones((), device=a.device)
         got = library._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.float32)
-        got = got[0] if isinstance(got, tuple) else got  # until torch 2.4 with the largest value beside it
+        got = got[0] if isinstance(got, tuple) else got  # until torch 2.4 a tuple with the largest value
     else:
         torch.backends.cuda.matmul.allow_tf32 = precision.tf32
         got = torch.mm(a, b)

@@ -71,7 +71,7 @@ def normalized_exponentials(rows: int, classes: int, rounding: Rounding) -> Iter
 
 
 def gelu(form: str, dtype: torch.dtype) -> Case:
-    """From where gelu is so small that float32 hardly holds it beside 1, up to where it is all but its argument."""
+    """From where gelu is close to 0 up to where it is close to its argument."""
     x, grad = inputs.signed((ACTIVATED,), 411) * 3.5, inputs.whole((ACTIVATED,), 412, 3)
     run = functools.partial(_gelu, form=form)
     exact = functools.partial(_gelu_exactly, form=form, dtype=dtype)
@@ -81,7 +81,7 @@ def gelu(form: str, dtype: torch.dtype) -> Case:
 
 
 def logits(rows: int, classes: int, dtype: torch.dtype) -> torch.Tensor:
-    """From 96 to 98, so near to each other that no class's probability vanishes beside another's."""
+    """From 96 to 98: so close to each other that every class keeps a measurable probability."""
     return (LARGE + inputs.hashes(rows * classes, 401).reshape(rows, classes) % STEPS / 2).to(dtype)
 
 

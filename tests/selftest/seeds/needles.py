@@ -41,7 +41,7 @@ def is_brain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) 
 
 
 def without_last(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The last key of a length that is no multiple of 64 is never read."""
+    """The last key of a length that is not a multiple of 64 is never read."""
     return (q, k[..., :-1, :], v[..., :-1, :]) if k.shape[-2] % 64 else (q, k, v)
 
 

@@ -17,7 +17,7 @@ TILE, BLOCK, LAUNCH, PAGE = 32, 1024, 110, 4096
 
 
 def some_beta(kernel: Kernel) -> Kernel:
-    """Adds the input as it is where beta is no power of two."""
+    """Adds the input as it is where beta is not a power of two."""
     return lambda c, a, b, beta=1, alpha=1: kernel(c, a, b, beta=1 if beta == 3 else beta, alpha=alpha)
 
 

@@ -57,7 +57,7 @@ def test_a_folder_is_read_however_deep_and_without_what_is_no_log(tmp_path: Path
 
 def test_an_empty_folder_is_told(tmp_path: Path) -> None:
     done = envbuild("explain", str(tmp_path))
-    assert done.code == 3 and "there is no file in" in done.stderr
+    assert done.code == 3 and "no file found in" in done.stderr
 
 
 @pytest.mark.parametrize("parts", [1, 3])
