@@ -158,7 +158,7 @@ STUBBORN = """
 import os, signal, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM): signal.signal(number, signal.SIG_IGN)
 if os.fork() == 0: os.setsid()
-print(os.getpid(), flush=True)
+os.write(1, b"%d\\n" % os.getpid())  # in one piece: both write into one pipe
 time.sleep(60)
 """
 
@@ -173,9 +173,9 @@ def test_a_step_that_hangs_is_ended_with_all_that_it_started(bench: Bench) -> No
             process.wait()
 
     begin = time.monotonic()
-    result = done(bench, hang, seconds=10)  # two Pythons must have started by then, also on a busy machine
-    assert time.monotonic() - begin < 50
-    assert (result.verdict, result.reason, result.complete) == ("failed", "no end within 10 s", False)
+    result = done(bench, hang, seconds=4)
+    assert time.monotonic() - begin < 20
+    assert (result.verdict, result.reason, result.complete) == ("failed", "no end within 4 s", False)
     assert len(pids) == 2 and not any(map(is_running, pids))
 
 
