@@ -1,0 +1,206 @@
+"""How many of the wrong kernels the self-test finds, at each level: the table of benchmarks/kernel_score.py.
+
+A kernel that is found at a level counts as found at the higher ones, whose probes and cases include the lower one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch._dynamo as _imported_once  # noqa: F401  a dispatch mode asks for it in each process, which takes 2 s
+
+from envbuild.selftest.harness import scheduler
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.numerics import case_sampling, float64_operations, inputs, operation_case, reference, tolerances
+from envbuild.selftest.probes.catalogue import PROBES
+
+from . import WrongKernel, installed, right
+
+LEVELS = ("quick", "standard", "full")
+# Those that say nothing of a kernel's results, and the compiler's, whose kernels the installed faults do not reach.
+_OTHERS = ("env.", "hw.", "init.", "perf.", "compile.", "own.", "memory", "fingerprint", "dist.nodes")
+_OF_THE_MACHINE = ("hang", "oom", "wedged", "incomplete")  # a busy machine's as well
+_LIKELY = {"collectives": "dist", "optimizers": "optim", "norms": "norm", "late": "repeat"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a self-test with a wrong kernel: the level and probe that found it, None where none did, and why."""
+
+    kernel: str
+    level: str | None
+    probe: str | None
+    reason: str | None
+    seconds: float
+
+
+class _Found(Exception):
+    pass
+
+
+def judge(kernel: WrongKernel | None, level: str, seed: int, patience: float = 600) -> Verdict:
+    """Run the self-test of that level in a process of its own with the kernel installed, until a probe fails.
+
+    Without a kernel no probe should fail. What takes longer than `patience` seconds is ended, and found nothing.
+    """
+    name, begin = kernel.name if kernel else "none", time.monotonic()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        os.setsid()
+        with contextlib.suppress(BaseException):
+            os.write(write, json.dumps(_first_failure(kernel, level, seed)).encode())
+        os._exit(0)
+    os.close(write)
+    said = _read(read, begin + patience)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    found = json.loads(said) if said else {}
+    at = level if found.get("probe") else None
+    return Verdict(name, at, found.get("probe"), found.get("reason"), round(time.monotonic() - begin, 2))
+
+
+def _first_failure(kernel: WrongKernel | None, level: str, seed: int) -> Mapping[str, Any]:
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    found: dict[str, Any] = {}
+
+    def emit(frame: Mapping[str, Any]) -> None:
+        if frame.get("status") == "failed" and frame["failure"] not in _OF_THE_MACHINE:
+            found.update(probe=frame["probe"], reason=str(frame["reason"])[:400])
+            raise _Found
+
+    job = JobDocument("0" * 32, level=level, seed=seed, threads=2 if kernel and asks_for_threads(kernel) else 1)
+    with contextlib.suppress(_Found), installed(kernel) if kernel else contextlib.nullcontext(), right_references():
+        scheduler.run(ordered(kernel.operation if kernel else ""), job, emit)
+    return found
+
+
+@contextlib.contextmanager
+def right_references() -> Iterator[None]:
+    """What makes inputs, references and comparisons is never wrong: those would hide a fault, or find what no case
+    does. It is also most of what a probe calls, and each call of torch is slow where a fault is installed."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("envbuild.selftest.")]
+    sources = {module.__name__ for module in (tolerances, float64_operations, inputs, reference)}
+    places: list[tuple[Any, str]] = [(operation_case.Case, "expected"), (case_sampling, "cases")]
+    for module in modules:
+        places += [
+            (module, name)
+            for name, value in vars(module).items()
+            if isinstance(value, FunctionType) and value.__module__ in sources
+        ]
+    before = [getattr(*place) for place in places]
+    for place, function in zip(places, before, strict=True):
+        setattr(*place, _right(function))
+    try:
+        yield
+    finally:
+        for place, function in zip(places, before, strict=True):
+            setattr(*place, function)
+
+
+def _right(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with right():
+            return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def each(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        found, end = function(*args, **kwargs), object()
+        while True:
+            with right():
+                item = next(found, end)
+            if item is end:
+                return
+            yield item
+
+    return each if inspect.isgeneratorfunction(function) else call
+
+
+def asks_for_threads(kernel: WrongKernel) -> bool:
+    """Whether the fault depends on the number of threads that torch has: its code, or that of a function beside it that
+    it calls, asks for it. All others are scored with one thread, which takes a quarter of the time."""
+    waiting, seen = [kernel.fault], set()
+    while waiting:
+        function = waiting.pop()
+        if (
+            isinstance(function, FunctionType)
+            and function.__module__.startswith("wrong_kernels")
+            and function not in seen
+        ):
+            seen.add(function)
+            names = _names(function.__code__)
+            waiting += [function.__globals__[name] for name in names if name in function.__globals__]
+            if "get_num_threads" in names:
+                return True
+    return False
+
+
+def _names(code: CodeType) -> set[str]:
+    """What a function's code refers to, that of functions inside it as well."""
+    inner = [_names(part) for part in code.co_consts if isinstance(part, CodeType)]
+    return {*code.co_names}.union(*inner)
+
+
+def ordered(operation: str) -> list[Probe]:
+    """The probes that look at results, those first that are likely to find a fault of this operation."""
+    word = _LIKELY.get(operation, operation)
+    probes = [probe for probe in PROBES if not probe.name.startswith(_OTHERS) and probe.needs == "cpu"]
+    return sorted(probes, key=lambda probe: _rank(probe.name, word))
+
+
+def _rank(name: str, word: str) -> tuple[bool, bool, bool]:
+    return not name.startswith(word), not name.endswith(".cases"), name.startswith("dist")
+
+
+def _read(fd: int, until: float) -> bytes:
+    said = b""
+    while (left := until - time.monotonic()) > 0:
+        if not select.select([fd], [], [], left)[0]:
+            break
+        more = os.read(fd, 1 << 16)
+        if not more:
+            break
+        said += more
+    os.close(fd)
+    return said
+
+
+def lowest(kernel: WrongKernel, levels: Sequence[str], seed: int) -> Verdict:
+    """The verdict of the lowest of the levels that finds the kernel; that of the last where none does."""
+    for level in levels:
+        verdict = judge(kernel, level, seed)
+        if verdict.level:
+            break
+    return verdict
+
+
+def line(verdict: Verdict) -> str:
+    return json.dumps(asdict(verdict))
+
+
+if __name__ == "__main__":
+    from . import KERNELS
+
+    package, level, names = sys.argv[1], sys.argv[2], sys.argv[3:]
+    importlib.import_module(f"wrong_kernels.{package}")
+    for name in names or KERNELS:
+        print(line(judge(KERNELS[name], level, seed=1)), flush=True)
