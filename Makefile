@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
-TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend \
+TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs \
 	gpu-check gpu-wheels clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -76,8 +76,22 @@ bench: .venv/.dev engine ## measure, side by side, an hour; results go to benchm
 faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; result in benchmarks/results
 	$(BIN)/python benchmarks/faults.py
 
+wrong-kernels: .venv/.dev ## how many wrong kernels the self-test finds that it was not written for; result in benchmarks/results
+	$(BIN)/python benchmarks/kernel_score.py
+injections: .venv/.dev ## detection rate: 100000 faults of a published model in the probes' operations, 1000 clean runs; goes on where it was cut off; result in benchmarks/results
+	$(BIN)/python benchmarks/injections.py
+
+clean-runs: .venv/.dev ## false alarms: 1000 runs of the sampled probes, each with its own seed (RUNS=N: as many); goes on where it was cut off; result in benchmarks/results
+	$(BIN)/python benchmarks/clean_runs.py $(if $(RUNS),--runs $(RUNS))
+
 pretend: .venv/.dev ## the self-test's paths for GPUs on eight simulated GPUs; `make test` has a slice; result in benchmarks/results
 	$(BIN)/python tests/pretend/campaign.py
+
+pretend-plan: .venv/.dev ## the plan of gpu-check, whole, on a simulated H100; `make test` has a slice; result in benchmarks/results
+	$(BIN)/python tests/pretend/plan_trial.py
+
+pretend-host: .venv/.dev ## seconds that level standard spends on the host beside a simulated H100; result in benchmarks/results
+	$(BIN)/python tests/pretend/host_time.py
 
 fuzz: .venv/.dev ## 200000 hostile inputs on all that is read; `make test` tries some of them; result in benchmarks/results
 	$(BIN)/python tests/fuzz/campaign.py
@@ -95,11 +109,12 @@ gpu-check: ## half an hour on this machine's GPU, in three blocks (BLOCK=1, 2 or
 	$(PYTHON) benchmarks/gpu_check.py $(if $(BLOCK),--block $(BLOCK))
 
 # Without zstandard, which only packing images needs: what is carried there may have 64 MiB, the checkout included.
-gpu-wheels: ## .gpu-wheels: envbuild's locked dependencies for Python 3.12, to be carried to a machine without a network
+GPU_PYTHON ?= 3.12
+gpu-wheels: ## .gpu-wheels: envbuild's locked dependencies for Python 3.12 (GPU_PYTHON), for a GPU machine without a network
 	rm -rf .gpu-wheels && mkdir .gpu-wheels
 	sed '/^zstandard==/,/# via/d' requirements.txt > .gpu-wheels/requirements.txt
 	$(PYTHON) -m pip download --quiet --dest .gpu-wheels --only-binary=:all: --no-deps --require-hashes \
-		-r .gpu-wheels/requirements.txt --python-version 3.12 --implementation cp \
+		-r .gpu-wheels/requirements.txt --python-version $(GPU_PYTHON) --implementation cp \
 		$(foreach name,_2_34 _2_31 _2_28 _2_27 _2_26 _2_24 _2_17 2014 1,--platform manylinux$(name)_x86_64)
 	@size=$$(du -sm .gpu-wheels | cut -f1) && echo "$$size MiB in .gpu-wheels" && test $$size -lt 37
 

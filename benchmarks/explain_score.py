@@ -16,8 +16,8 @@ from options import program
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from unit.insight import corpus
-from unit.insight.corpus import PARTS, Case
+from unit.explain import corpus
+from unit.explain.corpus import PARTS, Case
 
 WANTED = 0.95
 
@@ -34,6 +34,14 @@ def row(part: str) -> str:
 def mistake(case: Case, named: frozenset[str]) -> str:
     wanted, got = (", ".join(sorted(names)) or "-" for names in (case.expect, named))
     return f"| {case.name} | {case.part} | {case.cite} | {wanted} | {got} |"
+
+
+def sealed(symptom: str | None) -> str:
+    found = corpus.sealed(symptom)
+    answers = found.right + found.wrong
+    precision, recall = (f"{found.right / of:.2f}" if of else "-" for of in (answers, found.with_cause))
+    accused = f"{found.accused}/{found.innocent}"
+    return f"| {symptom or 'all'} | {found.with_cause} | {precision} | {recall} | {accused} |"
 
 
 def history() -> list[str]:
@@ -62,6 +70,17 @@ def main() -> int:
             *map(row, PARTS),
             "",
             f"Over pairs of a log and a cause; {len(named)} of the causes occur. The parts: {history()[0]}",
+            "",
+            "## Sealed",
+            "",
+            "Logs that somebody collected who never saw the signatures, and that nobody opens who works on those "
+            "(tests/logs/sealed). Precision and recall of the first answer; innocent: logs of other failures, or none.",
+            "",
+            "| symptom | logs with a cause | precision | recall | innocent with a cause named |",
+            "|---|---|---|---|---|",
+            *map(sealed, [*corpus.symptoms(), None]),
+            "",
+            "## Mistakes",
             "",
             "| named wrongly | part | thread | expected | named |",
             "|---|---|---|---|---|",

@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from selftest import seeding
 from selftest.named import NAMED
-from selftest.test_apex import WRONG as APEX
-from selftest.test_dist import LAME
-from selftest.test_operations import WRONG as OPERATIONS
-from selftest.test_seeded import WRONG
+from selftest.probes.multi_gpu.test_dist_rank_failures import LAME
+from selftest.probes.test_apex_import import WRONG as APEX
+from selftest.seeds.failures import WRONG
+from selftest.test_seeded_operations import WRONG as OPERATIONS
 
-from envbuild.plan import facts
+from envbuild.facts import database
 
 Frame = Mapping[str, Any]
 RANKS = "dist.staged:"
@@ -45,7 +45,7 @@ WANTED: dict[str, tuple[str, str, list[str] | None]] = {
 def named(frame: Frame) -> list[str]:
     """The advisories whose signature the failure shows, as `envbuild test` names them."""
     result = {**frame, "probe": frame["probe"].partition(":")[0]}
-    return [advisory.id for advisory in facts.advisories() if advisory.matches(result)]
+    return [advisory.id for advisory in database.advisories() if advisory.matches(result)]
 
 
 def caught(seed: str, frame: Frame) -> bool:

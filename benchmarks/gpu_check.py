@@ -8,7 +8,7 @@ Each block ends within nine minutes, each step within its own limit; what a step
 FOLDER/<gpu>/: block-1.jsonl to block-3.jsonl, fingerprint.json, clocks.csv, and page.md, written again after each step.
 A step whose result is complete is not run again without --again. No step ends the plan.
 
-On a machine of the device tool, a block a call, with .gpu-wheels (`make gpu-wheels`) and .gpu-apex carried for block 3:
+On a machine used from afar, a block a call, with .gpu-wheels (`make gpu-wheels`) and .gpu-apex carried for block 3:
     python3 benchmarks/gpu_check.py --block 1 --out "$OUT"
 What comes back is copied to benchmarks/results/gpu before the next call, which goes on from there.
 
@@ -89,10 +89,10 @@ def folder_for(out: Path, gpu: str | None) -> Path:
 
 def expected() -> Frame:
     """The part of the job document that comes from the facts, for every GPU in them."""
-    from envbuild.plan import facts
-    from envbuild.proof import hardware
+    from envbuild.facts import database
+    from envbuild.testrun import expected_hardware
 
-    return hardware.known(facts.gpus().values())
+    return expected_hardware.known(database.gpus().values())
 
 
 def write_expected() -> None:
@@ -100,7 +100,7 @@ def write_expected() -> None:
     facts) and gpu_locked_files.json (from the lock and the wheels in the store)."""
     import yaml
 
-    from envbuild import settings
+    from envbuild.util import settings
 
     EXPECTED.write_text(json.dumps(expected(), indent=1) + "\n", encoding="utf-8")
     lock = yaml.safe_load((ROOT / "profiles" / f"{locked_files.PROFILE}.lock.yaml").read_text(encoding="utf-8"))

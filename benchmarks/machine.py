@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where envbuild is not installed, as on a machine lent for its GPU
 
-from envbuild.host import machine
+from envbuild.doctor import machine
 
 RESULTS = Path(__file__).parent / "results"
 

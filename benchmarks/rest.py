@@ -17,7 +17,7 @@ from rounds import Rounds
 from stock import CHECKOUT, PINS, profile
 from ways import Ours
 
-from envbuild.plan.wheels import uv_binary
+from envbuild.fetch.uv import uv_binary
 
 _BLOCK = bytes(1 << 22)
 _REPEATED = 5
@@ -102,10 +102,11 @@ def slow_link(rounds: Rounds, ours: Ours) -> None:
     link = stock.mirror.link
     link.rate, link.sent = LINK, 0
     script = (
-        "import sys, time; from envbuild.plan import lock, resolve, sources, store, wheels; "
-        "plan = resolve.resolve(sources.load(sys.argv[1])); locked = lock.read(sources.load(sys.argv[1]).known_lock); "
+        "import sys, time; from envbuild.fetch import store, uv; from envbuild.lock import lock_file; "
+        "from envbuild.resolve import profile_reader, resolver; source = profile_reader.load(sys.argv[1]); "
+        "plan = resolver.resolve(source); locked = lock_file.read(source.known_lock); "
         "begin = time.perf_counter(); "
-        "wheels.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), lambda name, count: None); "
+        "uv.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), lambda name, count: None); "
         "print(time.perf_counter() - begin)"
     )
     try:

@@ -16,12 +16,13 @@ from arena import Arena
 from mirror import Mirror
 from registry import Registry
 
-from envbuild.image import base
-from envbuild.plan import debs, lock, store, wheels
-from envbuild.plan.facts import suites
-from envbuild.plan.lock import Lock
-from envbuild.plan.locked import LockedWheel
-from envbuild.plan.store import Store
+from envbuild.facts.database import suites
+from envbuild.fetch import apt, store, uv
+from envbuild.fetch.locked_artifacts import LockedWheel
+from envbuild.fetch.store import Store
+from envbuild.image import root_filesystem
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
 
 CHECKOUT = Path(__file__).parents[1]
 PROFILE = "step-video"
@@ -118,14 +119,14 @@ def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, .
     own = next(item for item in locked.wheels if item.wheel.name == CUBLAS)
     cublas = {own.wheel.version: own}
     for version in (*PINS[1:], _torchs_own(locked)):
-        addresses = wheels.locate({CUBLAS: version}, locked.python, glibc)
-        ((wheel, size),) = wheels.sizes(addresses).items()
+        addresses = uv.locate({CUBLAS: version}, locked.python, glibc)
+        ((wheel, size),) = uv.sizes(addresses).items()
         cublas[version] = LockedWheel(wheel, size, CUBLAS)
     wanted = {item.wheel.sha256: item for item in (*locked.wheels, *cublas.values())}
     for item in wanted.values():  # each alone: several versions of one distribution are wanted
         if not kept.holds(item.wheel.sha256, item.wheel.file):
             say(f"fetching {item.wheel.file}, {item.bytes / 1e6:.0f} MB")
-            wheels.fetch([item], locked.python, glibc, kept, lambda name, count: None)
+            uv.fetch([item], locked.python, glibc, kept, lambda name, count: None)
     return locked.wheels, cublas
 
 
@@ -136,7 +137,7 @@ def _torchs_own(locked: Lock) -> str:
 
 
 def _lock(file: Path) -> Lock:
-    found = lock.read(file)
+    found = lock_file.read(file)
     assert found, file
     return found
 
@@ -184,11 +185,11 @@ def bases(stock: Stock, say: Callable[[str], None]) -> Path:
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(stock.cache)
     try:
-        if not base.tar_file(locked).is_file():
+        if not root_filesystem.tar_file(locked).is_file():
             say("making the base")
-            debs.fetch(locked.base, locked.suite, store.debs(), locked.made)
-            base.make(locked, store.debs(), lambda line: None)
-        return base.tar_file(locked)
+            apt.fetch(locked.base, locked.suite, store.debs(), locked.made)
+            root_filesystem.make(locked, store.debs(), lambda line: None)
+        return root_filesystem.tar_file(locked)
     finally:
         os.environ.pop("XDG_CACHE_HOME")
         if before is not None:
@@ -202,7 +203,7 @@ def images(stock_folder: Path, tar: Path, pip: Path, arena: Arena, registry: Reg
     (folder / "pip").mkdir(parents=True)
     shutil.copy(tar, folder / "base.tar")
     shutil.copy(pip, folder / "pip" / pip.name)
-    shutil.copy(wheels.uv_binary(), folder / "uv")
+    shutil.copy(uv.uv_binary(), folder / "uv")
     (folder / "Dockerfile").write_text("FROM scratch\nCOPY uv /uv\n", encoding="utf-8")
     references = (f"{registry.host}/base:1", f"{registry.host}/uv:1")
     recipes = (Path(__file__).parent / "peers" / "base.Dockerfile", folder / "Dockerfile")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from envbuild.selftest.context import Context
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
 
 COUNT, BLOCK = 896, 1024
 

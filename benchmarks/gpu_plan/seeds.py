@@ -10,9 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from selftest.seeds import PROBES as PROBES
+import torch
+from selftest.seeds.on_gpus import PROBES as PROBES
 
-from envbuild.selftest.probes import burn, memory
+from envbuild.selftest.probes.hardware import burn, memory
 
 # Sizes at which the seeds place their faults: those of a CPU, which a GPU computes as well.
 burn.SIDE = burn.SIDE_CPU
@@ -21,11 +22,12 @@ memory.CHUNK, memory.chunks_within = memory.CHUNK_CPU, lambda free: memory.CHUNK
 
 def main(folder: str) -> None:
     from selftest import seeding
-    from selftest.test_seeded import RIGHT, WRONG
+    from selftest.seeds import failures
 
+    on_gpu = torch.cuda.is_available()
     expected = {
-        "wrong": {seed: failure for seed, failure, _ in WRONG},
-        "right": RIGHT,
+        "wrong": {seed: failure for seed, failure, _ in (failures.WRONG_ON_GPUS if on_gpu else failures.WRONG)},
+        "right": failures.RIGHT_ON_GPUS if on_gpu else failures.RIGHT,
         "variables": seeding.library(Path(folder)),
     }
     print(json.dumps(expected))

@@ -19,8 +19,7 @@ ROOT = Path(__file__).parents[2]
 EXPECTED = ROOT / "benchmarks" / "gpu_expected.json"
 # Results of a probe that must be the same in every run on one GPU, by name of the trait.
 REPEATS = {"gemm.exact": ("sha256",), "train.step": ("weights", "losses")}
-INPUTS_VARIABLE = "GPU_CHECK_INPUTS"  # of rounding.py: which inputs, 0 for the probes' own
-BEYOND_ROUNDING = "beyond rounding"  # and its trait
+INPUTS_VARIABLE = "GPU_CHECK_INPUTS"  # of shifted_inputs.py: which inputs, 0 for the probes' own
 _STDERR_KEPT = 1500  # characters from the end of a run's stderr, kept where the run did not complete
 
 Frame = dict[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from envbuild.selftest.harness.probe_outcome import checks
 from gpu_plan.plan import Step
 from gpu_plan.selftests import Run
 from gpu_plan.steplog import Result
@@ -50,12 +51,12 @@ def _section(result: Result) -> Iterator[str]:
 
 
 def table(runs: Sequence[Run]) -> Iterator[str]:
-    """Seconds of each probe in each of these runs, and its largest error over its tolerance."""
+    """Seconds of each probe in each of these runs, and its largest error beyond rounding."""
     if not runs:
         return
     yield from ("## Probes", "")
     heads = " | ".join(f"{run.name}: s" for run in runs)
-    yield f"| probe | {heads} | status | checks, largest error / tolerance |"
+    yield f"| probe | {heads} | status | checks of all these runs |"
     yield "|---" * (len(runs) + 3) + "|"
     for probe in dict.fromkeys(probe for run in runs for probe in run.outcomes):
         frames = [run.outcomes.get(probe) for run in runs]
@@ -63,7 +64,6 @@ def table(runs: Sequence[Run]) -> Iterator[str]:
         seconds = " | ".join(f"{frame['seconds']:.2f}" if frame else "-" for frame in frames)
         status = ", ".join(dict.fromkeys(frame["status"] for frame in present))
         reasons = [str(frame["reason"]) for frame in present if frame.get("reason")]
-        ratios = [float(figure["ratio"]) for frame in present for figure in frame["figures"]]
-        detail = f"{len(present[-1]['figures'])}, {max(ratios):.3g}" if ratios else "-"
+        detail = checks([figure for frame in present for figure in frame["figures"]]) or "-"
         detail = (reasons[0].splitlines() or ["-"])[0][:_CELL].replace("|", "/") if reasons else detail
         yield f"| {probe} | {seconds} | {status} | {detail} |"

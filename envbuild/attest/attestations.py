@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from envbuild.attest import oci, signing
-from envbuild.attest.oci import Manifest, Place, Target
+from envbuild.attest import signing
 from envbuild.attest.signing import PublicKey, Signer
-from envbuild.proof import untrusted
-from envbuild.proof.reasons import Malformed, Refusal
+from envbuild.registry import oci
+from envbuild.registry.oci import ImageSource, Manifest, Target
+from envbuild.util import strict_json
+from envbuild.util.refusal import Malformed, Refusal
 
 ENVELOPE = "application/vnd.dsse.envelope.v1+json"
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -145,7 +146,7 @@ def att_tag(digest: str) -> str:
     return f"{digest.replace(':', '-')}.att"
 
 
-def fetch(repository: Place, digest: str) -> tuple[list[Envelope], list[Refusal]]:
+def fetch(repository: ImageSource, digest: str) -> tuple[list[Envelope], list[Refusal]]:
     """Every envelope beside an image, each once, believed or not; and what is there that is none.
 
     Raises NetworkError; Refusal where a list itself is not as it should be.
@@ -162,7 +163,7 @@ def fetch(repository: Place, digest: str) -> tuple[list[Envelope], list[Refusal]
 class _Reader:
     """Reads what others may have written: so many pieces and bytes, and no more. A bad one does not hide the others."""
 
-    def __init__(self, repository: Place) -> None:
+    def __init__(self, repository: ImageSource) -> None:
         self._repository = repository
         self._pieces, self._left = _MOST, _TOTAL
 
@@ -198,6 +199,6 @@ class _Reader:
         return self._json(manifest.layers[0]).get("dsseEnvelope")
 
     def _json(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        raw = self._repository.blob(oci.digest_in(item), min(self._left, untrusted.MAX_BYTES))
+        raw = self._repository.blob(oci.digest_in(item), min(self._left, strict_json.MAX_BYTES))
         self._left -= len(raw)
-        return untrusted.parse(raw, "the envelope")
+        return strict_json.parse(raw, "the envelope")

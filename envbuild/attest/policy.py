@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from envbuild import document
 from envbuild.attest import signing
-from envbuild.attest.oci import Reference
 from envbuild.attest.signing import PublicKey
-from envbuild.errors import FileError, UsageError, near
-from envbuild.plan import facts, probes
-from envbuild.plan.kinds import ProbeName, Release
-from envbuild.plan.probes import Level
-from envbuild.proof.counting import CPU
+from envbuild.evidence.rules import CPU
+from envbuild.facts import database, probe_names
+from envbuild.facts.probe_names import Level
+from envbuild.profile.value_types import ProbeName, Release
+from envbuild.registry.oci import Reference
+from envbuild.util import yamldoc
+from envbuild.util.errors import FileError, UsageError, near
 
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
 _WORDS = {"string_type": "must be text, in quotes", "list_type": "must be a list", "value_error": "no version"}
@@ -74,14 +74,14 @@ def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
     Without any key there, the setting `public_key` is. Raises FileError with every fault of the
     file, UsageError with those of the command line.
     """
-    doc = document.read(file, FileError) if file else document.Document("the command line", {})
+    doc = yamldoc.read(file, FileError) if file else yamldoc.Document("the command line", {})
     try:
         found = _File.model_validate({**doc.data, **{name: value for name, value in given.items() if value}})
     except ValidationError as error:
         faults = [doc.fault(tuple(item["loc"]), _said(item)) for item in error.errors()]
         faults.sort(key=lambda fault: fault.line or 0)
         raise (FileError if file else UsageError)(f"{doc.file} asks for what no policy can", faults=faults) from None
-    probes.check(found.probes)
+    probe_names.check(found.probes)
     names = [key] if key else [file.parent / name for name in found.keys if file]
     keys = [signing.trusted(name) for name in names or (None,)]
     return Policy(
@@ -120,7 +120,7 @@ def models(names: Sequence[str]) -> tuple[str, ...]:
     """ "NVIDIA H20" and "h20" are h20."""
     found = []
     for name in names:
-        known = facts.gpus().get(name.lower()) or facts.gpu_by_name(name)
+        known = database.gpus().get(name.lower()) or database.gpu_by_name(name)
         found.append(known.id if known else CPU if name.lower() == CPU else name)
     return tuple(dict.fromkeys(found))
 

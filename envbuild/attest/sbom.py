@@ -16,7 +16,7 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
 from envbuild.attest import statements
-from envbuild.plan.lock import Lock
+from envbuild.lock.lock_file import Lock
 
 _SPACE = uuid.UUID("5d1c5e9e-2f2e-5e0e-9a51-6f0a6f2f9d0b")  # any constant: the same lock has the same serial number
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild import settings
-from envbuild.errors import FileError, UsageError
-from envbuild.proof import untrusted
-from envbuild.proof.reasons import Malformed, Refusal
+from envbuild.util import settings, strict_json
+from envbuild.util.errors import FileError, UsageError
+from envbuild.util.refusal import Malformed, Refusal
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
@@ -246,7 +245,7 @@ def opened(envelope: Mapping[str, Any], keys: Sequence[PublicKey]) -> dict[str, 
                 key.key.verify_signature(Signature(key.key.keyid, signature.hex()), signed)
             except (UnverifiedSignatureError, VerificationError):
                 continue
-            return untrusted.parse(content, "the statement")
+            return strict_json.parse(content, "the statement")
     if not keys:
         raise Refusal("no-key", NO_KEY)
     raise Refusal("signature", "no key that is trusted here signed this evidence, or it was changed afterwards")

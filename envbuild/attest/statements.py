@@ -8,20 +8,20 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.image.records import Compiled
-from envbuild.plan.archive import Archive
-from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock
-from envbuild.plan.locked import LockedExtension, LockedWheel
-from envbuild.plan.own import Script
-from envbuild.proof import evidence, shape, untrusted
-from envbuild.proof.evidence import STATEMENT, TEST_RESULT
-from envbuild.proof.reasons import Malformed, Refusal
+from envbuild.evidence import evidence_store, run_record_schema
+from envbuild.evidence.evidence_store import STATEMENT, TEST_RESULT
+from envbuild.fetch.apt import Deb
+from envbuild.fetch.archive_spec import Archive
+from envbuild.fetch.locked_artifacts import LockedExtension, LockedWheel
+from envbuild.image.build_records import CompiledRecord
+from envbuild.lock.lock_file import Lock
+from envbuild.profile.project_tests import Script
+from envbuild.util import canonical_json, strict_json
+from envbuild.util.refusal import Malformed, Refusal
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CYCLONEDX = "https://cyclonedx.org/bom"
@@ -49,7 +49,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuildDetails:
     """What is known of a build: which profile and lock, by what. `facts` and `recipe` are sha256, hex."""
 
     profile: str
@@ -61,7 +61,7 @@ class Built:
     versions: Mapping[str, str]
     roots: Mapping[str, Sequence[str]]
     """Wheel file -> what it fills below site-packages."""
-    compiled: Sequence[Compiled] = ()
+    compiled: Sequence[CompiledRecord] = ()
 
 
 def digest_set(digest: str) -> dict[str, str]:
@@ -70,7 +70,7 @@ def digest_set(digest: str) -> dict[str, str]:
 
 def canonical(statement: Mapping[str, Any]) -> bytes:
     """The bytes that are signed: the same statement gives the same ones."""
-    return json.dumps(statement, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return canonical_json.encode(statement)
 
 
 def _statement(subject: Subject, kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def opened(descriptor: Any, what: str) -> bytes:
 
 def test_result(record: Mapping[str, Any], raw: bytes, subject: Subject) -> dict[str, Any]:
     """The stored statement about a record, with the record's own bytes enclosed."""
-    made = evidence.statement(record, hashlib.sha256(raw).hexdigest())
+    made = evidence_store.statement(record, hashlib.sha256(raw).hexdigest())
     predicate = made["predicate"]
     enclosed = _enclosed("run-record", raw, "application/json")
     configuration = [enclosed if item["name"] == "run-record" else item for item in predicate["configuration"]]
@@ -113,9 +113,9 @@ def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
         raise Malformed("the test result names no run record") from None
     raw = opened(descriptors[0] if descriptors else None, "the run record")
     try:
-        record = shape.checked(untrusted.parse(raw, "the run record"))
+        record = run_record_schema.checked(strict_json.parse(raw, "the run record"))
         honest = test_result(record, raw, Subject("", ""))["predicate"] == predicate
-    except shape.Newer as newer:
+    except run_record_schema.Newer as newer:
         raise Refusal("newer", str(newer)) from None
     except (ValueError, KeyError, TypeError):
         raise Malformed("the run record is not as it should be") from None
@@ -124,7 +124,7 @@ def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
     return hashlib.sha256(raw).hexdigest(), record
 
 
-def build(made: Built, subject: Subject) -> dict[str, Any]:
+def build(made: BuildDetails, subject: Subject) -> dict[str, Any]:
     """SLSA provenance: the profile and the lock it was made from, and every file that went in, by hash."""
     dependencies = [
         *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),
@@ -155,7 +155,7 @@ def build(made: Built, subject: Subject) -> dict[str, Any]:
     return _statement(subject, PROVENANCE, {"buildDefinition": definition, "runDetails": run})
 
 
-def _profile(made: Built) -> dict[str, Any]:
+def _profile(made: BuildDetails) -> dict[str, Any]:
     """The wishes as they were written; the source of a script of the project's own is enclosed."""
     selftest = made.document.get("selftest")
     script = selftest.get("script") if isinstance(selftest, Mapping) else None
@@ -194,7 +194,7 @@ def _tool(item: LockedWheel | Archive | Deb) -> dict[str, Any]:
     return {"name": item.wheel.file, "uri": wheel_url(item), "digest": digest_set(item.wheel.sha256)}
 
 
-def _compiled(one: Compiled) -> dict[str, Any]:
+def _compiled(one: CompiledRecord) -> dict[str, Any]:
     """A wheel that was made on the way. `key`: of all that it was made from."""
     annotations = {"extension": one.name, "key": one.key, "roots": list(one.roots)}
     return {"name": one.file, "digest": digest_set(one.sha256), "annotations": annotations}

@@ -11,18 +11,20 @@ from packaging.utils import canonicalize_name
 
 from envbuild.attest import signing, statements
 from envbuild.attest.signing import PublicKey
-from envbuild.document import Document
-from envbuild.errors import EnvbuildError
-from envbuild.plan import lock, naming, profile
-from envbuild.plan.lock import Lock
-from envbuild.plan.own import Script
-from envbuild.plan.profile import Profile
-from envbuild.proof import evidence
-from envbuild.proof.reasons import Malformed, Reason, Refusal
+from envbuild.evidence import evidence_store
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.profile import model as profile_model
+from envbuild.profile import name_lookup
+from envbuild.profile.model import Profile
+from envbuild.profile.project_tests import Script
+from envbuild.util.errors import EnvbuildError
+from envbuild.util.refusal import Malformed, Reason, Refusal
+from envbuild.util.yamldoc import Document
 
 
 @dataclass(frozen=True)
-class Build:
+class SignedBuild:
     """A build statement as read: the profile, the lock, and what each locked distribution fills below site-packages.
 
     `subjects`: (name, digest in hex) of all that it is about: the image, and where it was pushed its manifest.
@@ -45,14 +47,14 @@ class Build:
 class Trusted:
     """`records`: run records under the name of their digest, the newest first. `refused`: why others do not count."""
 
-    builds: tuple[Build, ...]
+    builds: tuple[SignedBuild, ...]
     records: tuple[tuple[Path, dict[str, Any]], ...]
     refused: tuple[Reason, ...]
 
 
 def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], image_id: str | None) -> Trusted:
     """What the owners of `keys` say of the image; `image_id` None: of whatever image each is about."""
-    builds: list[Build] = []
+    builds: list[SignedBuild] = []
     records: dict[str, dict[str, Any]] = {}
     refused: list[Reason] = []
     for envelope in envelopes:
@@ -61,7 +63,7 @@ def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], i
             about = {digest for _, digest in _subjects(statement)}
             if image_id and image_id.removeprefix("sha256:") not in about:
                 raise Refusal("subject", "a statement is about another image")
-            if statement.get("predicateType") == evidence.TEST_RESULT:
+            if statement.get("predicateType") == evidence_store.TEST_RESULT:
                 digest, record = statements.read_test_result(statement.get("predicate"))
                 measured = record["image"]["id"]
                 if measured.removeprefix("sha256:") not in about or image_id not in (None, measured):
@@ -71,13 +73,15 @@ def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], i
                 builds += _build(statement)
         except Refusal as refusal:
             refused.append(refusal.reason)
-    found = evidence.newest_first((Path(f"{digest}.statement.json"), record) for digest, record in records.items())
+    found = evidence_store.newest_first(
+        (Path(f"{digest}.statement.json"), record) for digest, record in records.items()
+    )
     return Trusted(tuple(builds), tuple(found), tuple(dict.fromkeys(refused)))
 
 
 def _subjects(statement: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """(name, sha256 in hex) of each subject. Raises Malformed."""
-    if statement.get("_type") != evidence.STATEMENT:
+    if statement.get("_type") != evidence_store.STATEMENT:
         raise Malformed("what is signed is no in-toto statement")
     try:
         return frozenset((str(item.get("name")), str(item["digest"]["sha256"])) for item in statement["subject"])
@@ -85,7 +89,7 @@ def _subjects(statement: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
         raise Malformed("a statement names no subject") from None
 
 
-def _build(statement: Mapping[str, Any]) -> list[Build]:
+def _build(statement: Mapping[str, Any]) -> list[SignedBuild]:
     """The build, none if it is of another builder. Raises Malformed."""
     try:
         definition = statement["predicate"]["buildDefinition"]
@@ -102,8 +106,8 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
         if "script" in given["profile"]:
             source = statements.opened(given["profile"]["script"], "the script").decode()
             document.data["selftest"]["script"] = Script(document.data["selftest"]["script"], source)
-        wishes = profile.checked(document, name)
-        locked = lock.parse(text, "the lock of the build statement")
+        wishes = profile_model.checked(document, name)
+        locked = lock_file.parse(text, "the lock of the build statement")
         files = {item["name"]: item["annotations"]["roots"] for item in definition["resolvedDependencies"]
                  if "annotations" in item}  # fmt: skip
         roots: dict[str, tuple[str, ...]] = {
@@ -113,7 +117,7 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
         byproducts = statement["predicate"]["runDetails"].get("byproducts", ())
         made = {item["annotations"]["extension"]: item["annotations"]["roots"] for item in byproducts}
         roots |= {one.name: tuple(str(root) for root in made[one.name]) for one in locked.extensions}
-        if not naming.NAME.fullmatch(name):
+        if not name_lookup.NAME.fullmatch(name):
             raise Malformed("the build statement names no profile")
         if definition["internalParameters"]["lock"] != locked.id:
             raise Malformed("the build statement names another lock than it holds")
@@ -123,4 +127,4 @@ def _build(statement: Mapping[str, Any]) -> list[Build]:
         raise Malformed("the build statement is not as it should be") from None
     except EnvbuildError as error:
         raise Malformed(f"the build statement is not as it should be: {error.message}") from None
-    return [Build(name, document, wishes, locked, text, roots, _subjects(statement))]
+    return [SignedBuild(name, document, wishes, locked, text, roots, _subjects(statement))]

@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.attest import attestations, child, configuration, judgement, layers, oci, signing, trust
-from envbuild.attest.layers import Config
-from envbuild.attest.oci import Manifest, Place, Reference
+from envbuild.attest import attestations, child_configuration, child_image, policy_check, signing, trust
 from envbuild.attest.policy import Policy
-from envbuild.attest.registry import Repository
-from envbuild.attest.trust import Build, Trusted
-from envbuild.errors import CheckFailed, FileError, NetworkError
-from envbuild.image.names import LOCK_LABEL, VERIFIED
-from envbuild.plan.probes import LEVELS
-from envbuild.proof import untrusted
-from envbuild.proof.counting import Proof
-from envbuild.proof.reasons import Reason, Refusal
+from envbuild.attest.trust import SignedBuild, Trusted
+from envbuild.evidence.rules import Proof
+from envbuild.facts.probe_names import LEVELS
+from envbuild.image.image_naming import LOCK_LABEL, VERIFIED
+from envbuild.registry import image_reader, oci
+from envbuild.registry.client import Repository
+from envbuild.registry.image_reader import Config
+from envbuild.registry.oci import ImageSource, Manifest, Reference
+from envbuild.util import strict_json
+from envbuild.util.errors import CheckFailed, FileError, NetworkError
+from envbuild.util.refusal import Reason, Refusal
 
 _LOCK = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -55,8 +56,8 @@ class Verdict:
     child_sets: dict[str, Any] = field(default_factory=dict)
     reasons: list[Reason] = field(default_factory=list)
     image: Config | None = None
-    build: Build | None = None
-    proved: tuple[Place, Manifest, Config] | None = None
+    build: SignedBuild | None = None
+    proved: tuple[ImageSource, Manifest, Config] | None = None
     reordered: list[int] = field(default_factory=list)
 
     @property
@@ -111,10 +112,12 @@ class Verdict:
 
 def image(reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
     """Judge an image in a registry; `given` is evidence from files. Raises NetworkError."""
-    return at(Repository(reference), reference, policy, given, now)
+    return verify_at(Repository(reference), reference, policy, given, now)
 
 
-def at(place: Place, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
+def verify_at(
+    place: ImageSource, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
+) -> Verdict:
     """The same for an image in a registry or a bundle. Only in a registry the base of a child is looked up."""
     verdict = Verdict(str(reference))
     try:
@@ -129,7 +132,7 @@ def statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdi
     """Judge evidence without its image, as others send it: its signer, and whether it agrees with its run record."""
     believed = trust.believe(given, policy.keys, None)
     verdict = Verdict(None)
-    proofs, verdict.reasons = judgement.of_records(believed.records, policy, now)
+    proofs, verdict.reasons = policy_check.of_records(believed.records, policy, now)
     records = [record for _, record in believed.records]
     verdict.take(proofs, (record["profile"] for record in records), (record["lock"] for record in records))
     verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons]
@@ -146,11 +149,11 @@ def _only(values: Iterable[str]) -> str | None:
 
 
 def _image(
-    verdict: Verdict, place: Place, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
+    verdict: Verdict, place: ImageSource, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
 ) -> None:
     manifest = resolve(place, reference)
     verdict.digest = manifest.digest
-    config = verdict.image = layers.config_of(place, manifest)
+    config = verdict.image = image_reader.config_of(place, manifest)
     verdict.reasons += _no_key(policy)
     believed = _believed(place, manifest, config, policy, given)
     if believed.builds or believed.records:
@@ -166,7 +169,7 @@ def _image(
         verdict.reasons.append(Reason("base", "if it is built on a proved image, name that one with --base"))
 
 
-def resolve(place: Place, reference: Reference) -> Manifest:
+def resolve(place: ImageSource, reference: Reference) -> Manifest:
     """The image's manifest that the reference names, itself or as the only image of an index. Raises NetworkError where
     nothing is there, Refusal for any other index."""
     top = place.manifest(reference.target)
@@ -188,7 +191,7 @@ def _no_key(policy: Policy) -> list[Reason]:
     return [] if policy.keys else [Reason("no-key", signing.NO_KEY)]
 
 
-def _believed(place: Place, manifest: Manifest, config: Config, policy: Policy, given: Envelopes) -> Trusted:
+def _believed(place: ImageSource, manifest: Manifest, config: Config, policy: Policy, given: Envelopes) -> Trusted:
     found, bad = attestations.fetch(place, manifest.digest)
     believed = trust.believe([*given, *found], policy.keys, config.id)
     return dataclasses.replace(believed, refused=(*believed.refused, *(refusal.reason for refusal in bad)))
@@ -199,7 +202,7 @@ def _judge(
     believed: Trusted,
     policy: Policy,
     now: datetime.datetime,
-    place: Place,
+    place: ImageSource,
     manifest: Manifest,
     config: Config,
 ) -> None:
@@ -213,8 +216,8 @@ def _judge(
         return
     answers = []
     for build in believed.builds:
-        proofs, insufficient = judgement.of_build(build, believed.records, policy, now)
-        other = [*_unbound(build, place, manifest, policy), *judgement.expected(build.name, build.lock.id, policy)]
+        proofs, insufficient = policy_check.of_build(build, believed.records, policy, now)
+        other = [*_unbound(build, place, manifest, policy), *policy_check.expected(build.name, build.lock.id, policy)]
         if config.labels.get(LOCK_LABEL) != build.lock.id:
             other.append(Reason("lock", f"the image's label names another lock; expected {build.lock.id}"))
         answers.append(((len(other), len(insufficient)), build, proofs, [*other, *insufficient]))
@@ -223,7 +226,7 @@ def _judge(
     verdict.reasons += [*reasons, *(believed.refused if reasons else _newer(believed))]
 
 
-def _unbound(build: Build, place: Place, manifest: Manifest, policy: Policy) -> Iterator[Reason]:
+def _unbound(build: SignedBuild, place: ImageSource, manifest: Manifest, policy: Policy) -> Iterator[Reason]:
     """Reasons why a build statement is not about this manifest in this repository. A bundle has no repository."""
     pushed = build.repositories(manifest.digest)
     if not pushed:
@@ -255,7 +258,7 @@ def _base(named: Reference, config: Config) -> tuple[Repository, Manifest]:
 
 def _child(
     verdict: Verdict,
-    place: Place,
+    place: ImageSource,
     manifest: Manifest,
     proved: tuple[Repository, Manifest],
     policy: Policy,
@@ -264,9 +267,9 @@ def _child(
 ) -> None:
     """Judge the base as any image, then compare the child with it."""
     assert verdict.image is not None
-    base = layers.config_of(*proved)
+    base = image_reader.config_of(*proved)
     verdict.base = f"{proved[0].reference.repository}@{proved[1].digest}"
-    verdict.child_sets = configuration.differences(verdict.image, base)
+    verdict.child_sets = child_configuration.differences(verdict.image, base)
     believed = _believed(*proved, base, policy, given)
     if not believed.builds and not believed.records:
         verdict.reasons += believed.refused or [
@@ -278,7 +281,7 @@ def _child(
     if verdict.build is None:
         return
     measured = [record for _, record in believed.records]
-    verdict.reasons += child.objections(
+    verdict.reasons += child_image.objections(
         place, manifest, verdict.image, base, verdict.build, measured, policy.forbid_in_child
     )
 
@@ -287,9 +290,9 @@ def read_file(file: Path) -> dict[str, Any]:
     """An envelope from a file: DSSE as it is, or in a sigstore bundle. Raises FileError, Malformed."""
     try:
         with file.open("rb") as stream:
-            raw = stream.read(untrusted.MAX_BYTES + 1)
+            raw = stream.read(strict_json.MAX_BYTES + 1)
     except OSError as error:
         raise FileError(f"{file} cannot be read: {error.strerror}") from None
-    found = untrusted.parse(raw, str(file))
+    found = strict_json.parse(raw, str(file))
     inner = found.get("dsseEnvelope", found)
     return inner if isinstance(inner, dict) else {}

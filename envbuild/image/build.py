@@ -1,4 +1,4 @@
-"""Lock and Dockerfile -> image, by BuildKit; what was built for which lock is written down (records.py)."""
+"""Lock and Dockerfile -> image, by BuildKit; what was built for which lock is written down (build_records.py)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import importlib.metadata
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 
-from envbuild import settings
-from envbuild.errors import DiskError, EngineError
-from envbuild.image import base, buildx, context, dockerfile, records
+from envbuild.fetch import store
+from envbuild.fetch.apt import Deb
+from envbuild.fetch.archive_spec import Archive
+from envbuild.fetch.locked_artifacts import LockedWheel
+from envbuild.image import build_context, build_records, buildx, dockerfile, root_filesystem
+from envbuild.image.build_records import Record
 from envbuild.image.engine import Engine, Image
-from envbuild.image.extensions import Built
-from envbuild.image.names import repository
-from envbuild.image.records import Record
-from envbuild.plan import store
-from envbuild.plan.archive import Archive
-from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock, canonical_digest
-from envbuild.plan.locked import LockedWheel
+from envbuild.image.extension_wheels import BuiltWheel
+from envbuild.image.image_naming import repository
+from envbuild.lock.lock_file import Lock
+from envbuild.util import settings
+from envbuild.util.canonical_json import canonical_digest
+from envbuild.util.errors import DiskError, EngineError
 
 # Layer over wheel, measured: 3.6 for torch 2.13.0+cpu (699 of 192 MB), 1.5 for cuBLAS 12.5.2.13 (553 of 363), 1.8 for
 # all of step-video; base over its Debian packages: 4.1 (201 of 49 MB).
@@ -29,7 +30,7 @@ _TOOL_UNPACKED = 3.0
 def recorded(lock: Lock, text: str) -> list[Record]:
     """What was built from this lock with this Dockerfile by this envbuild, in whatever engine."""
     wanted = recipe(lock, text)
-    return [record for record in records.every() if record.recipe == wanted]
+    return [record for record in build_records.every() if record.recipe == wanted]
 
 
 def built(engine: Engine, lock: Lock, text: str) -> Image | None:
@@ -45,7 +46,7 @@ def recipe(lock: Lock, text: str) -> str:
     """sha256 over all that decides what is in an image: lock, Dockerfile, installers, recipe of the base."""
     tools = [tool.read_text(encoding="utf-8") for tool in dockerfile.TOOLS]
     uv = importlib.metadata.version("uv")
-    return canonical_digest([lock.id, text, tools, uv, base.recipe() if lock.suite else None])
+    return canonical_digest([lock.id, text, tools, uv, root_filesystem.recipe() if lock.suite else None])
 
 
 def needed_bytes(lock: Lock, compiling: bool = False) -> int:
@@ -79,7 +80,7 @@ def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
     packed_bytes = sum(w.bytes for w in wheels if not wheel_store.holds(w.wheel.sha256, w.wheel.file))
     packed_bytes += sum(a.bytes for a in archives if not archive_store.holds(a.sha256, a.name))
     packed_bytes += sum(deb.bytes for deb in tools if not deb_store.holds(deb.sha256, deb.file))
-    made = base.tar_file(lock).is_file() or not lock.suite
+    made = root_filesystem.tar_file(lock).is_file() or not lock.suite
     return packed_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
 
 
@@ -108,14 +109,14 @@ def begin(engine: Engine, lock: Lock, name: str, text: str) -> None:
     """
     _require_platform(engine, lock)
     beginning = dockerfile.beginning(text)
-    made_of = base.tar_file(lock).stem if lock.suite else None
+    made_of = root_filesystem.tar_file(lock).stem if lock.suite else None
     key = canonical_digest([engine.identity, engine.builder, made_of, beginning])
-    if context.begun(name) == key:
+    if build_context.begun(name) == key:
         return
-    context.fill_beginning(lock, name)
+    build_context.fill_beginning(lock, name)
     quiet: Callable[[str], None] = lambda line: None  # noqa: E731 - what is to be told is told by build_layers
     buildx.build(engine, lock, name, beginning, ["--output=type=cacheonly"], quiet, quiet, wait=False)
-    context.mark_begun(name, key)
+    build_context.mark_begun(name, key)
 
 
 def _require_platform(engine: Engine, lock: Lock) -> None:
@@ -130,7 +131,7 @@ def build_layers(
     lock: Lock,
     name: str,
     text: str,
-    extensions: Sequence[Built] = (),
+    extensions: Sequence[BuiltWheel] = (),
     *,
     no_cache: bool = False,
     say: Callable[[str], None],
@@ -141,7 +142,7 @@ def build_layers(
     Everything it is made of must be in the stores, its extensions built. Raises EngineError, BuildError or DiskError.
     """
     _require_platform(engine, lock)
-    context.fill(lock, name, {one.name: one.path for one in extensions})
+    build_context.fill(lock, name, {one.name: one.path for one in extensions})
     options = ["--no-cache"] if no_cache else []
     tag = layers_tag(lock, name)
     return _image(engine, lock, name, text, tag, options, say, on_line, lambda: check_disk(engine, lock))
@@ -158,7 +159,7 @@ def build_labelled(
     name: str,
     text: str,
     labels: Mapping[str, str],
-    extensions: Sequence[Built] = (),
+    extensions: Sequence[BuiltWheel] = (),
     *,
     say: Callable[[str], None],
     on_line: Callable[[str], None],
@@ -175,10 +176,10 @@ def build_labelled(
     compiled = tuple(one.record for one in extensions)
     engine.remove(layers_tag(lock, name))  # before the record: with that there is no next build, to remove it
     record = Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, builder, compiled)
-    told = records.another(recorded(lock, text), record, [layer.title for layer in dockerfile.layers(lock)])
+    told = build_records.another(recorded(lock, text), record, [layer.title for layer in dockerfile.layers(lock)])
     if told:
         note(told)  # before the record: with that there is no next build, to tell it
-    records.write(record)
+    build_records.write(record)
     return image
 
 

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from envbuild import room, scratch, turns
-from envbuild.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
-from envbuild.image import base, client, complaints, context
+from envbuild.fetch import store
+from envbuild.fetch.store import Store
+from envbuild.image import build_context, build_errors, docker_client, root_filesystem
 from envbuild.image.engine import Engine
-from envbuild.plan import store
-from envbuild.plan.lock import Lock, canonical_digest
-from envbuild.plan.store import Store
-from envbuild.process import run
+from envbuild.lock.lock_file import Lock
+from envbuild.util import disk_space, process_locks, tempdirs
+from envbuild.util.canonical_json import canonical_digest
+from envbuild.util.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
+from envbuild.util.process import run
 
 _INSPECTS = 60.0  # seconds
 
@@ -49,17 +50,20 @@ def build(
     Raises Failed where a step fails, HashMismatch for a stored file that changed, NetworkError where the base image
     cannot be had, DiskError.
     """
-    with turns.alone(_turn(engine, lock), "builds on the same base", say, wait), scratch.folder("build") as folder:
+    with (
+        process_locks.exclusive(_turn(engine, lock), "builds on the same base", say, wait),
+        tempdirs.folder("build") as folder,
+    ):
         ready()
         rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
         rendered.write_text(text, encoding="utf-8")
         done = run(
-            [client.program(), "--host", engine.host, "buildx", "build", *_builder(engine),
+            [docker_client.program(), "--host", engine.host, "buildx", "build", *_builder(engine),
              "--file", rendered, "--metadata-file", metadata,
-             *(f"--build-context={key}={path}" for key, path in context.of_wheels(name).items()),
+             *(f"--build-context={key}={path}" for key, path in build_context.of_wheels(name).items()),
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
-             *options, context.own(name)],
-            env={"SOURCE_DATE_EPOCH": str(base.SOURCE_DATE_EPOCH)},
+             *options, build_context.main_context(name)],
+            env={"SOURCE_DATE_EPOCH": str(root_filesystem.SOURCE_DATE_EPOCH)},
             on_line=on_line,
         )  # fmt: skip
         if done.code:
@@ -75,7 +79,9 @@ def require_builder(engine: Engine) -> None:
     if not engine.builder or (_instances() / engine.builder.lower()).is_file():
         return
     # otherwise a docker context's, which buildx knows
-    done = run([client.program(), "--host", engine.host, "buildx", "inspect", "--", engine.builder], timeout=_INSPECTS)
+    done = run(
+        [docker_client.program(), "--host", engine.host, "buildx", "inspect", "--", engine.builder], timeout=_INSPECTS
+    )
     if done.code:
         raise EngineError(f"there is no builder {engine.builder!r}", hint=f"{_said(done.stderr)}\n{_BUILDERS}")
 
@@ -92,7 +98,7 @@ def _said(stderr: str) -> str:
 
 
 def _turn(engine: Engine, lock: Lock) -> str:
-    made_of = lock.image or base.tar_file(lock).stem
+    made_of = lock.image or root_filesystem.tar_file(lock).stem
     return f"_build-{canonical_digest([engine.identity, engine.builder, made_of])[:16]}"
 
 
@@ -129,7 +135,7 @@ _BROKEN = ("error reading from server", "error during connect")
 
 
 def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
-    errors = complaints.builders(stderr)
+    errors = build_errors.builders(stderr)
     if lock.image and any(text in line for line in errors for text in _REGISTRY):
         said = errors[-1].partition("failed to solve: ")[2] or errors[-1]
         host = lock.image.partition("/")[0]
@@ -142,14 +148,14 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
     if engine.builder and any(text in line for line in errors for text in _SILENT):
         hint = f"{errors[-1].removeprefix('ERROR: ')}\ndocker buildx inspect {engine.builder}; docker buildx ls"
         return EngineError(f"the builder {engine.builder!r} does not answer", hint=hint)
-    if room.lacked(stderr):
+    if disk_space.lacked(stderr):
         return _full(engine)
     if not engine.builder and any(text in line for line in errors for text in _BROKEN):
         full = engine.without_room()
         if full:
             return full
-    telling = "\n".join(complaints.telling(stderr))
-    if complaints.out_of_memory(stderr):
+    telling = "\n".join(build_errors.telling(stderr))
+    if build_errors.out_of_memory(stderr):
         has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free some"
         return Failed("the image build ran out of memory", f"{has}\n{telling}", stderr)
     return Failed(f"the image build{f' by {engine.builder!r}' if engine.builder else ''} failed", telling, stderr)
@@ -159,4 +165,4 @@ def _full(engine: Engine) -> DiskError:
     """The engine's disk, or one that its client writes to."""
     folder = None if engine.builder else engine.data_folder
     where = "" if folder else ", at the engine or here"
-    return room.full([folder, *room.places()], f"the disk is full in the middle of the build{where}")
+    return disk_space.full([folder, *disk_space.places()], f"the disk is full in the middle of the build{where}")

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import jinja2
 
-from envbuild import shipped
-from envbuild.errors import LockError
-from envbuild.image.base import SOURCE_DATE_EPOCH
-from envbuild.image.names import LOCK_LABEL
-from envbuild.plan.archive import FOLDERS, UNPACKER, Archive
-from envbuild.plan.debs import Deb
-from envbuild.plan.lock import BUILDER, PACKAGES, Lock
-from envbuild.plan.locked import Builder, LockedExtension, LockedWheel, Nvcc
-from envbuild.plan.resolve import VENV
+from envbuild.fetch.apt import Deb
+from envbuild.fetch.archive_spec import FOLDERS, UNPACKER, Archive
+from envbuild.fetch.locked_artifacts import Builder, LockedExtension, LockedWheel, Nvcc
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.image.root_filesystem import SOURCE_DATE_EPOCH
+from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
+from envbuild.resolve.resolver import VENV
+from envbuild.util import package_data
+from envbuild.util.errors import LockError
 
-TEMPLATE = shipped.DOCKERFILES / "Dockerfile.j2"
+TEMPLATE = package_data.DOCKERFILES / "Dockerfile.j2"
 # What the build binds as /mnt/bin beside uv.
-TOOLS = (*(shipped.DOCKERFILES / name for name in ("install", "check", "repin")), UNPACKER)
+TOOLS = (*(package_data.DOCKERFILES / name for name in ("install", "check", "repin")), UNPACKER)
 
 # Folders of the build context for Debian packages: the image's, and those of its extensions' builder alone.
 DEBS, BUILDER_DEBS = "debs", "builder/debs"
@@ -47,7 +47,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Stage:
+class BuildStage:
     """Where an extension's wheel is compiled; its target is `wheel-<name>`."""
 
     name: str
@@ -61,7 +61,7 @@ class Parts:
     shared: tuple[Layer, ...]
     own: tuple[Layer, ...]
     tools: tuple[Layer, ...] = ()
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[BuildStage, ...] = ()
 
 
 def parts(lock: Lock) -> Parts:
@@ -121,13 +121,13 @@ def _tools(lock: Lock) -> tuple[Layer, ...]:
     return (*debs, *archives, *wheels, _nvcc(lock.builder.nvcc))
 
 
-def _stages(lock: Lock) -> Iterator[Stage]:
+def _stages(lock: Lock) -> Iterator[BuildStage]:
     for one in lock.extensions:
         assert lock.builder
         command = compiling(one, lock.builder)
         title = f"{one.name} from {one.kind} {one.digest}"
         arguments = ("compile", str(SOURCE_DATE_EPOCH), *command)
-        yield Stage(one.name, Layer(title, arguments, f"source=sources/{one.name}", "/mnt/source"))
+        yield BuildStage(one.name, Layer(title, arguments, f"source=sources/{one.name}", "/mnt/source"))
 
 
 def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:

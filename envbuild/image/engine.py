@@ -15,11 +15,11 @@ import docker
 import docker.errors
 import requests
 
-from envbuild import room, settings
-from envbuild.blocks import Blocks
-from envbuild.errors import DiskError, EngineError, NetworkError
-from envbuild.image.endpoint import endpoint, why
-from envbuild.plan.store import write_atomically
+from envbuild.image.engine_endpoint import endpoint, why
+from envbuild.util import disk_space, settings
+from envbuild.util.atomic_files import write_atomically
+from envbuild.util.block_reader import Blocks
+from envbuild.util.errors import DiskError, EngineError, NetworkError
 
 MINIMUM = (23, 0)
 _BLOCK = 1 << 20
@@ -120,15 +120,15 @@ class Engine:
         """What to raise where the engine says that it has no room; with figures where its disk is this machine's."""
         if self.data_folder is None:
             return DiskError(f"the disk of the Docker Engine at {self.host} is full", hint=_NO_ROOM)
-        return room.full([self.data_folder], "the Docker Engine's disk is full")
+        return disk_space.full([self.data_folder], "the Docker Engine's disk is full")
 
     def without_room(self) -> DiskError | None:
         """What to raise where the engine went away and its disk is full, as dockerd itself may end of that; None where
         there is room, or where nobody knows: one that went away cannot be asked any more where its data is."""
         known = self.data_folder if "info" in vars(self) else None
-        if known is None or not room.is_low(known):
+        if known is None or not disk_space.is_low(known):
             return None
-        return room.full([known], "the Docker Engine went away, and its disk is full", _GONE_FULL)
+        return disk_space.full([known], "the Docker Engine went away, and its disk is full", _GONE_FULL)
 
     def find(self, reference: str) -> Image | None:
         """The image of a tag, id or digest; None if the engine does not have it."""
@@ -212,7 +212,7 @@ class Engine:
         with asking(self):
             for told in self.client.api.load_image(archive):  # type: ignore[no-untyped-call]
                 if "error" in told:
-                    if room.lacked(told["error"]):
+                    if disk_space.lacked(told["error"]):
                         raise self.full()
                     raise EngineError(f"the engine does not load the image: {told['error']}")
 
@@ -272,7 +272,7 @@ class asking:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, docker.errors.DockerException | requests.RequestException):
             told = getattr(error, "explanation", None)
-            if room.lacked(told or str(error)):
+            if disk_space.lacked(told or str(error)):
                 raise self._engine.full() from error
             text = told or why(error) or type(error).__name__
             gone = isinstance(error, requests.ConnectionError | requests.exceptions.ChunkedEncodingError)

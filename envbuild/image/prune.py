@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild import scratch, settings
-from envbuild.image import base, extensions, places, records
+from envbuild.fetch.locked_artifacts import LockedWheel
+from envbuild.image import build_records, built_locks, extension_wheels, root_filesystem
 from envbuild.image.engine import Engine
-from envbuild.image.names import LOCK_LABEL, PREFIX, VERIFIED, repository
-from envbuild.plan.lock import Lock
-from envbuild.plan.locked import LockedWheel
+from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED, repository
+from envbuild.lock.lock_file import Lock
+from envbuild.util import settings, tempdirs
 
 _DAY = 24 * 3600
 
@@ -34,7 +34,7 @@ def images(
     """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock; of
     profiles `elsewhere`, which are not seen from here, only those that this envbuild built."""
     repositories, others = {repository(name) for name in names}, {repository(name) for name in elsewhere}
-    made = {record.handle for record in records.every()}
+    made = {record.handle for record in build_records.every()}
     keep_tags = {lock.short for lock in current} | {VERIFIED}
     listed = engine.images(PREFIX)
     kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == VERIFIED} | engine.used()
@@ -56,8 +56,8 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     debs = {deb.sha256 for lock in locks for deb in lock.debs}
     archives = {sha256 for lock in locks for sha256 in _archives(lock)}
     commits = {one.digest for lock in locks for one in lock.extensions}
-    compiled = {extensions.key(lock, one) for lock in locks for one in lock.extensions}
-    tars = [base.tar_file(lock, make=False) for lock in locks if lock.suite]
+    compiled = {extension_wheels.key(lock, one) for lock in locks for one in lock.extensions}
+    tars = [root_filesystem.tar_file(lock, make=False) for lock in locks if lock.suite]
     bases = {tar.with_suffix(end).name for tar in tars for end in (".tar", ".sha256")}
     kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
     kinds |= {kind: {f"{sha256}.json" for sha256 in wheels} for kind in ("listings", "contents")}
@@ -79,13 +79,13 @@ def forget(engine: Engine, noted: Iterable[Path]) -> None:
     """Locks that are gone, once no image of theirs is there."""
     there = {tag.rpartition(":")[0] for tag, _, _ in engine.images(PREFIX)}
     for file in noted:
-        if not file.exists() and repository(places.name(file)) not in there:
-            places.forget(file)
+        if not file.exists() and repository(built_locks.name(file)) not in there:
+            built_locks.forget(file)
 
 
 def temporary() -> Iterator[Removable]:
     """What killed processes left of their temporary folders."""
-    yield from (Removable("temporary", str(path), _size(path)) for path in scratch.abandoned())
+    yield from (Removable("temporary", str(path), _size(path)) for path in tempdirs.abandoned())
 
 
 def _wheels(lock: Lock) -> tuple[LockedWheel, ...]:

@@ -1,6 +1,6 @@
 """The self-test's entry: a job document and frames for envbuild, or options and a table for a person.
 
-    python selftest.zip [--level quick] [--device cpu] [--probe NAME]... [--list] [--json]
+    python selftest.zip [--level quick] [--device cpu] [--probe NAME]... [--seed N] [--list] [--json]
     python selftest.zip --job FILE      ("-": standard input)
 
 In a checkout: python -m envbuild.selftest. STATUSES are the exit statuses; a job document, whose reader has the
@@ -16,17 +16,22 @@ import importlib
 import importlib.util
 import json
 import os
+import secrets
+import shlex
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from envbuild.selftest import startup
-from envbuild.selftest.frames import FrameWriter
-from envbuild.selftest.job import DEVICES, LEVELS, VERSION, Job, JobError, parse
+from envbuild.selftest.harness.frames import FrameWriter
+from envbuild.selftest.harness.job_document import DEVICES, LEVELS, VERSION, JobDocument, JobError, parse
+from envbuild.selftest.inventory import startup_files
 
 OK, USAGE, BAD_JOB, UNPROVED, FAILED = 0, 2, 3, 4, 5
+PROGRAM = "python selftest.zip"
+RANDOM = "random"
+_MOST_SEED = 2**31 - 1
 STATUSES = (
     "exit status: 0 what ran passed; 2 usage; 3 a bad job document; 4 no torch, nothing passed, or a probe of "
     "--probe was skipped; 5 a probe failed; 128 + the signal that interrupted"
@@ -64,10 +69,10 @@ def torch_fault() -> str | None:
     """Import torch and the probes; None, or why that cannot be done."""
     # OpenMP's threads spin while they wait, which costs five times the work where others use the processors (tried).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    startup.disable_backends()
+    startup_files.disable_backends()
     try:
         importlib.import_module("torch")
-        importlib.import_module("envbuild.selftest.catalogue")
+        importlib.import_module("envbuild.selftest.probes.catalogue")
         return None
     except Exception as error:  # also what a library says that cannot be loaded
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -78,12 +83,12 @@ def torch_fault() -> str | None:
     return f"torch cannot be imported by {sys.executable}: {why}{broken}"
 
 
-def _run(document: Any, fd: int, writer: Callable[[Job, int], Emit]) -> int:
+def _run(document: Any, fd: int, writer: Callable[[JobDocument, int], Emit]) -> int:
     # Not at the top: torch must not be imported before stdout is safe, nor only to print the usage.
     if not has_torch():
         return UNPROVED
-    from envbuild.selftest import harness, watch
-    from envbuild.selftest.catalogue import PROBES
+    from envbuild.selftest.harness import scheduler, supervisor
+    from envbuild.selftest.probes.catalogue import PROBES
 
     try:
         job = parse(document, frozenset(probe.name for probe in PROBES))
@@ -92,8 +97,8 @@ def _run(document: Any, fd: int, writer: Callable[[Job, int], Emit]) -> int:
             print(f"job: {fault}", file=sys.stderr)
         return BAD_JOB
     try:
-        return OK if harness.run(PROBES, job, writer(job, fd), watch.Terms(hidden=(fd,))) else FAILED
-    except harness.Interrupted as interruption:
+        return OK if scheduler.run(PROBES, job, writer(job, fd), supervisor.Terms(hidden=(fd,))) else FAILED
+    except scheduler.RunInterrupted as interruption:
         return 128 + interruption.number
 
 
@@ -117,14 +122,19 @@ def _command(options: argparse.Namespace) -> int:
         if unknown:
             print(unknown, file=sys.stderr)
             return USAGE
-    from envbuild.selftest.table import Collector, Table
+    from envbuild.selftest.harness.standalone_output import Collector, Table
 
+    seed = options.seed
+    if seed == RANDOM:
+        seed = 1 + secrets.randbelow(_MOST_SEED)
+        print(f"seed {seed} was drawn; to repeat this run: {_repeating(options, seed)}", file=sys.stderr)
     document = {
         "version": VERSION,
         "nonce": os.urandom(16).hex(),
         "level": options.level,
         "device": options.device,
         "probes": options.probe,
+        "seed": seed,
     }
     out, collector = take(), Collector()
     table = None if options.json else Table(out)
@@ -142,6 +152,13 @@ def _command(options: argparse.Namespace) -> int:
     return UNPROVED if status == OK and lacking else status
 
 
+def _repeating(options: argparse.Namespace, seed: int) -> str:
+    """The command that tries the same cases again."""
+    probes = [word for name in options.probe or () for word in ("--probe", name)]
+    rest = ["--level", options.level, "--device", options.device, *probes, "--seed", str(seed)]
+    return f"{PROGRAM} {shlex.join(rest)}"
+
+
 def _job_command(path: str) -> int:
     try:
         document = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
@@ -153,7 +170,7 @@ def _job_command(path: str) -> int:
 
 def _unknown(names: list[str]) -> str | None:
     """What to say of names that no probe has; None where each is one's. Imports torch, as the probes do."""
-    from envbuild.selftest.catalogue import PROBES
+    from envbuild.selftest.probes.catalogue import PROBES
 
     known = [probe.name for probe in PROBES]
     wrong = [name for name in names if name not in known]
@@ -169,7 +186,7 @@ def _meant(name: str, known: list[str]) -> str:
 def _list() -> int:
     if not has_torch():
         return UNPROVED
-    from envbuild.selftest.catalogue import PROBES
+    from envbuild.selftest.probes.catalogue import PROBES
 
     for probe in PROBES:
         where = "GPU" if probe.needs == "cuda" else "any"
@@ -178,14 +195,21 @@ def _list() -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python selftest.zip", description="Proves torch's kernels.", epilog=STATUSES)
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Proves torch's kernels.", epilog=STATUSES)
     parser.add_argument("--level", choices=LEVELS, default=LEVELS[0])
     parser.add_argument("--device", choices=DEVICES, default=DEVICES[0])
     parser.add_argument("--probe", action="append", metavar="NAME", help="run this one only; may be repeated")
+    parser.add_argument(
+        "--seed", type=_seed, metavar="N", help=f"sample the cases by this seed (default: 1); {RANDOM!r} draws one"
+    )
     parser.add_argument("--list", action="store_true", help="list the probes")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--job", metavar="FILE", help='run a job document and write frames; "-" is standard input')
     return parser.parse_args(arguments)
+
+
+def _seed(text: str) -> int | str:
+    return text if text == RANDOM else int(text)
 
 
 if __name__ == "__main__":

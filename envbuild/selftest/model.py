@@ -20,12 +20,12 @@ from typing import Any, Callable, Union
 
 import torch
 
-from envbuild.selftest import inputs as counters
-from envbuild.selftest.bounds import TF32
-from envbuild.selftest.context import dtype_name
-from envbuild.selftest.fingerprint import MODEL, document, flags, write
-from envbuild.selftest.observe import first, judged, not_finite, observe, tensors
-from envbuild.selftest.reference import raw_digest
+from envbuild.selftest.harness.probe_context import dtype_name
+from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics.fingerprint_document import MODEL, document, flags, write
+from envbuild.selftest.numerics.output_statistics import first, judged, not_finite, observe, tensors
+from envbuild.selftest.numerics.reference import raw_digest
+from envbuild.selftest.numerics.tolerances import TF32
 
 __all__ = ["fingerprint", "first", "write"]
 
@@ -189,7 +189,7 @@ class _Shake:
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor.clone()
         self._seed += 1
-        return tensor * (1 + self._u * counters.signs(tensor.numel(), self._seed).reshape(tensor.shape))
+        return tensor * (1 + self._u * inputs.signs(tensor.numel(), self._seed).reshape(tensor.shape))
 
 
 def _roundoff(dtypes: set[torch.dtype], tf32: bool = False) -> float:

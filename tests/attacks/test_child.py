@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from unit.proof.runs import run_on
+from unit.evidence.runs import run_on
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import envbuild
 
-from envbuild.attest import oci
-from envbuild.image.names import LOCK_LABEL
-from envbuild.plan import contents
-from envbuild.selftest import startup
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.lock import wheel_contents
+from envbuild.registry import oci
+from envbuild.selftest.inventory import startup_files
 
 VENV = "opt/venv"
 SITE = f"{VENV}/lib/python3.11/site-packages"
@@ -32,8 +32,8 @@ Entry = tuple[str, str | bytes]
 @pytest.fixture
 def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Proved with a libcublas.so.12 in it; its torch is a package, and numpy a module of one file."""
-    whole = contents.roots
-    monkeypatch.setattr(contents, "roots", lambda wheel: (*whole(wheel), *_packages(wheel)))
+    whole = wheel_contents.roots
+    monkeypatch.setattr(wheel_contents, "roots", lambda wheel: (*whole(wheel), *_packages(wheel)))
     with proved(project, monkeypatch) as found:
         Path("team.pub").write_bytes(new_key(monkeypatch).pem)
         found.prove(run_on("NVIDIA H20"))
@@ -226,7 +226,7 @@ STARTED = {
     "a ._pth file by Debian's Python": [("usr/bin/python3.11._pth", b"/srv\n")],
     **{
         f"{module} as {how}": [(f"{SITE}/{module}{suffix}", b"")]
-        for module in startup.MODULES
+        for module in startup_files.MODULES
         for how, suffix in (
             ("a file", ".py"),
             ("a package", "/__init__.py"),

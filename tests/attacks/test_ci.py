@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from unit.support import configure, envbuild
 
-from envbuild.errors import UsageError
+from envbuild.util.errors import UsageError
 
 COMMIT = "0" * 40
 

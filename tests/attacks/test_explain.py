@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.insight import explain, logs
-from envbuild.plan import facts, signatures
-from envbuild.plan.advisories import Advisory
+from envbuild.explain import cause_ranking, log_lines
+from envbuild.facts import database, log_signatures
+from envbuild.facts.advisories import Advisory
 
 LIMIT = 512 << 20
 """Bytes of memory that `explain` stays within, whatever the log."""
@@ -23,7 +23,7 @@ _MEASURED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 from click.testing import CliRunner
-from envbuild.cli import cli
+from envbuild.cli.entry import cli
 done = CliRunner().invoke(cli, ["explain", *sys.argv[1:]])
 print(done.stdout)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
@@ -155,8 +155,8 @@ def test_a_link_to_a_regular_file_is_read(tmp_path: Path) -> None:
 H20 = "NVIDIA H20, torch 2.3.1+cu121\npython train.py\nFloating point exception (core dumped)\n"
 
 
-def diagnosis(text: str) -> explain.Explanation:
-    return explain.explain(logs.Log(text.encode()))
+def diagnosis(text: str) -> cause_ranking.Explanation:
+    return cause_ranking.explain(log_lines.Log(text.encode()))
 
 
 MENTIONS = (
@@ -217,7 +217,7 @@ def test_an_installed_version_leaves_the_cause_possible(line: str) -> None:
     assert (found.matches, found.ruled_out) == ((), ())
     (match,) = found.possible
     assert (match.id, match.find_out) == ("cublas-hopper-fpe", ("which cublas is loaded: envbuild audit --here",))
-    assert match.confidence < explain.NAMED
+    assert match.confidence < cause_ranking.NAMED
 
 
 LOADED = (
@@ -270,12 +270,12 @@ def test_another_torch_is_proposed_where_torch_is_known() -> None:
     assert (match.write["torch"], match.find_out) == ("2.11.0", ())
 
 
-@pytest.mark.parametrize("advisory", facts.advisories(), ids=lambda advisory: advisory.id)
+@pytest.mark.parametrize("advisory", database.advisories(), ids=lambda advisory: advisory.id)
 def test_no_cause_changes_a_torch_that_is_unknown(advisory: Advisory) -> None:
     known = diagnosis("nothing").read
-    signature = signatures.signatures()[advisory.id]
-    match = explain._match(signature, advisory, 0.9, "open", (), known)
+    signature = log_signatures.signatures()[advisory.id]
+    match = cause_ranking._match(signature, advisory, 0.9, "open", (), known)
     assert match.change.torch is None and not {"torch", "cuda"} & set(match.write)
-    assert (explain.FIND_TORCH in match.find_out) == (
+    assert (cause_ranking.FIND_TORCH in match.find_out) == (
         advisory.change.torch is not None or bool(re.search(r"\btorch \d", advisory.remedy))
     )

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from unit.support import PROFILE, Said, as_yaml, envbuild, lock_for, plan_of, source_of, write_profile
 
-from envbuild import shipped
-from envbuild.errors import FileError, HashMismatch
-from envbuild.plan import archives, lock, resolve, sources, store
+from envbuild.fetch import archives, store
+from envbuild.lock import lock_file
+from envbuild.resolve import profile_reader, resolver
+from envbuild.util import package_data
+from envbuild.util.errors import FileError, HashMismatch
 
 STRANGER = "author of a profile or requirements file"
 SECRETS = {
@@ -151,7 +153,7 @@ WRITES = "links out of the project where envbuild writes"
 @pytest.mark.parametrize("link", ["dockerfiles", "dockerfiles/sample.Dockerfile"])
 def test_a_dockerfile_that_leads_out_is_not_written(project: Path, tmp_path: Path, link: str) -> None:
     source = source_of(project, PROFILE)
-    lock.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
+    lock_file.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "sample.Dockerfile").write_text("precious", encoding="utf-8")
@@ -167,7 +169,7 @@ def test_a_new_profile_and_a_lock_are_not_written_outside(project: Path, tmp_pat
         (project / "profiles" / name).symlink_to(tmp_path / name)
     assert "leads out of the project's folder" in refused(project, "new", "mine", "--from", "cpu")
     with pytest.raises(FileError, match="leads out of the project's folder"):
-        lock.write(lock_for(plan_of(project, PROFILE)), project / "profiles" / "sample.lock.yaml", "sample")
+        lock_file.write(lock_for(plan_of(project, PROFILE)), project / "profiles" / "sample.lock.yaml", "sample")
     assert not (tmp_path / "mine.yaml").exists() and not (tmp_path / "sample.lock.yaml").exists()
 
 
@@ -176,7 +178,7 @@ def test_an_archive_of_this_machine(project: Path, outside: Path) -> None:
     address = (outside / "token").as_uri()
     compat = {"sha256": "0" * 64, "url": address}
     write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "driver": {"compat": compat}})
-    plan = resolve.resolve(sources.load("sample"))
+    plan = resolver.resolve(profile_reader.load("sample"))
     with pytest.raises(HashMismatch) as caught:
         archives.take(plan.archives[0], lambda name, size: None)
     assert store.digest(outside / "token") not in caught.value.message + str(caught.value.hint)
@@ -188,7 +190,7 @@ WITHOUT_END = "the file is refused, without waiting for it or reading it to its 
 def ended(project: Path, *arguments: str) -> Said:
     """In a process of its own, which a test can end where it waits."""
     argv = [sys.executable, "-m", "envbuild", *arguments]
-    path = os.pathsep.join(filter(None, [str(shipped.ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(package_data.ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         argv,
         capture_output=True,
@@ -249,7 +251,7 @@ def test_includes_of_the_same_project(project: Path) -> None:
         },
     )
     (project / "sub" / "linked.txt").symlink_to("../base.txt")
-    packages = sources.load("sample", {}, Path("requirements.txt")).profile.packages
+    packages = profile_reader.load("sample", {}, Path("requirements.txt")).profile.packages
     assert packages == ("numpy", "einops", "tqdm", "rich", "attrs")
 
 
@@ -260,9 +262,9 @@ def test_requirements_of_another_folder(project: Path, name: str) -> None:
     file = project.parent / "theirs" / name
     text = '[project]\nname = "x"\ndependencies = ["einops"]\n' if name == "pyproject.toml" else "-r base.txt\n"
     written(file.parent, {name: text, "base.txt": "einops\n"})
-    source = sources.load("sample", {}, file)
+    source = profile_reader.load("sample", {}, file)
     assert source.profile.packages == ("numpy", "einops")
-    lock.write(lock_for(resolve.resolve(source)), source.lock_file, source.name, source.origin)
+    lock_file.write(lock_for(resolver.resolve(source)), source.lock_file, source.name, source.origin)
     shown = envbuild("show", source.name, "--json")
     assert (shown.code, shown.document["lock"]["state"].split()[0]) == (0, "current")
 
@@ -273,7 +275,7 @@ def test_a_link_on_the_command_line(project: Path) -> None:
     written(elsewhere, {"shared.yaml": json.dumps(PROFILE), "packages.txt": "einops\n"})
     (project / "linked.yaml").symlink_to(elsewhere / "shared.yaml")
     (project / "linked.txt").symlink_to(elsewhere / "packages.txt")
-    assert sources.load("./linked.yaml", {}, Path("linked.txt")).profile.packages == ("numpy", "einops")
+    assert profile_reader.load("./linked.yaml", {}, Path("linked.txt")).profile.packages == ("numpy", "einops")
 
 
 @pytest.mark.legitimate(
@@ -284,7 +286,7 @@ def test_parents_of_the_same_project(project: Path, parent: str) -> None:
     write_profile(project, PROFILE, "parent")
     written(project, {"profiles/projects/below.yaml": "extends: ../parent.yaml\n"})
     write_profile(project, {"extends": parent, "description": "mine"})
-    assert sources.load("sample").profile.torch == PROFILE["torch"]
+    assert profile_reader.load("sample").profile.torch == PROFILE["torch"]
 
 
 @pytest.mark.legitimate(STRANGER, "extends: of a shipped profile by its name", "it is read")
@@ -293,10 +295,10 @@ def test_a_shipped_parent(project: Path, monkeypatch: pytest.MonkeyPatch, instal
     if installed:  # as uv does with links into its cache
         root = project.parent / "site-packages" / "envbuild" / "shipped"
         (root / "profiles").mkdir(parents=True)
-        for file in shipped.PROFILES.glob("*.yaml"):
+        for file in package_data.PROFILES.glob("*.yaml"):
             (root / "profiles" / file.name).symlink_to(file)
-        monkeypatch.setattr(shipped, "ROOT", root)
-        monkeypatch.setattr(shipped, "PROFILES", root / "profiles")
+        monkeypatch.setattr(package_data, "ROOT", root)
+        monkeypatch.setattr(package_data, "PROFILES", root / "profiles")
     write_profile(project, {"extends": "h20", "description": "mine"})
-    assert sources.load("sample").profile.gpus == ("h20",)
+    assert profile_reader.load("sample").profile.gpus == ("h20",)
     assert envbuild("show", "h20").code == 0

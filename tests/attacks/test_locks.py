@@ -11,8 +11,8 @@ import pytest
 from unit.conftest import forget
 from unit.support import PROFILE, Index, Said, envbuild, image_of, quick_pip, serving, write_profile, write_wheel
 
-from envbuild.plan import lock
-from envbuild.plan.lock import Lock
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
 
 DATE = "{}-06-01T00:00:00Z"
 
@@ -39,7 +39,7 @@ def profile(project: Path, *packages: str, **changes: Any) -> None:
 
 
 def locked(project: Path) -> Lock:
-    found = lock.read(project / "profiles" / "sample.lock.yaml")
+    found = lock_file.read(project / "profiles" / "sample.lock.yaml")
     assert found
     return found
 
@@ -311,7 +311,7 @@ def required(project: Path, *lines: str) -> tuple[str, ...]:
 
 
 def of_project(project: Path) -> dict[str, str]:
-    found = lock.read(project / "profiles" / "sample-app.lock.yaml")
+    found = lock_file.read(project / "profiles" / "sample-app.lock.yaml")
     assert found
     return found.versions
 

@@ -18,11 +18,11 @@ from unit.registries import Registry, docker_login, serving
 from unit.served import served
 from unit.support import configure, envbuild
 
-from envbuild.attest import access
-from envbuild.attest.oci import Reference
-from envbuild.attest.registry import Repository
-from envbuild.errors import NetworkError
-from envbuild.plan import download, index, wheels
+from envbuild.fetch import download, index_config, uv
+from envbuild.registry import auth
+from envbuild.registry.client import Repository
+from envbuild.registry.oci import Reference
+from envbuild.util.errors import NetworkError
 
 SECRET = "correct horse battery staple"
 LIMITS = "network:\n  deadline: 1\n  rate: 1000\n"
@@ -108,20 +108,20 @@ def test_an_index_that_drips_is_given_up(tmp_path: Path, at_once: bytes) -> None
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="too slowly"):
             download.fetch(
-                index.session(), f"http://{host}/a.whl", "a.whl", tmp_path / "a", lambda count: None, limit=9999
+                index_config.session(), f"http://{host}/a.whl", "a.whl", tmp_path / "a", lambda count: None, limit=9999
             )
         assert time.monotonic() - begin < LONG
 
 
 @pytest.mark.attack("mirror or index", "one byte a second, for ever, to uv as it resolves", "exit 7 after a limit")
 def test_an_index_that_drips_while_uv_resolves_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "_SECONDS", 5.0)
+    monkeypatch.setattr(uv, "_SECONDS", 5.0)
     with dripping(HEAD.replace(b"application/json", b"text/html")) as host:
         monkeypatch.setenv("PIP_INDEX_URL", f"http://{host}/simple")
         monkeypatch.setenv("PIP_TRUSTED_HOST", host)
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="no answer from the indexes after 5 s"):
-            wheels.offered(["alpha"], "3.11", "2.36")
+            uv.offered(["alpha"], "3.11", "2.36")
         assert time.monotonic() - begin < LONG
 
 
@@ -129,7 +129,7 @@ def test_an_index_that_drips_while_uv_resolves_is_given_up(monkeypatch: pytest.M
 def test_an_upload_that_nobody_reads_is_given_up() -> None:
     configure(LIMITS)
     with sending(b"", b"", 600, 1) as host:
-        session = access.session(None)
+        session = auth.session(None)
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="too slowly"):
             session.put(f"http://{host}/x", data=bytes(1 << 26))
@@ -142,8 +142,8 @@ def test_an_upload_that_nobody_reads_is_given_up() -> None:
 def test_a_slow_answer_above_the_minimum_rate_is_read() -> None:
     configure("network:\n  deadline: 5\n  rate: 100\n")
     with sending(HEAD.replace(b"600", b"18000"), bytes(1000), 0.4, 18) as host:
-        answer = access.session(None).get(f"http://{host}/", stream=True, timeout=access.TIMEOUT)
-        assert access.body(answer, 1 << 20, "the answer") == bytes(18_000)
+        answer = auth.session(None).get(f"http://{host}/", stream=True, timeout=auth.TIMEOUT)
+        assert auth.body(answer, 1 << 20, "the answer") == bytes(18_000)
 
 
 class Sent(BaseAdapter):
@@ -173,9 +173,9 @@ class Sent(BaseAdapter):
 def shown(registry: str, realm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The credentials that the token service at `realm` is shown by one who is logged in at `registry`."""
     docker_login(tmp_path, monkeypatch, **{registry: f"me:{SECRET}"})
-    session, sent = access.session(None), Sent(realm)
+    session, sent = auth.session(None), Sent(realm)
     session.mount("https://", sent)
-    access.Access(registry, f"https://{registry}", session).send("GET", f"https://{registry}/v2/a/manifests/b", "pull")
+    auth.Access(registry, f"https://{registry}", session).send("GET", f"https://{registry}/v2/a/manifests/b", "pull")
     (found,) = [proof for url, proof in sent.requests if url.endswith("/token")]
     return found
 

@@ -18,19 +18,23 @@ from selftest.environments import Environment, virtual
 from unit.conftest import forget
 from unit.support import Index, plan_of, quick_pip, serving, write_wheel
 
-from envbuild import fetching, settings, shipped
-from envbuild.errors import HashMismatch, LockError, ProfileError
-from envbuild.image import context
-from envbuild.making import Progress
-from envbuild.plan import conflicts, contents, facts, lock, locking, store
-from envbuild.plan.lock import Lock
-from envbuild.plan.locked import LockedWheel, Overridden, StartupFile, Wheel
-from envbuild.plan.profile import SelfTest
-from envbuild.plan.resolve import Plan
-from envbuild.plan.wheelfiles import Listing
-from envbuild.proof import audit, holdings, job, reading
-from envbuild.proof.audit import Audit, Expected
-from envbuild.proof.runners import here
+from envbuild.audit import assessment, environment_contents
+from envbuild.audit.assessment import Audit, Expected
+from envbuild.facts import database
+from envbuild.fetch import store
+from envbuild.fetch.locked_artifacts import LockedWheel, Overridden, StartupFile, Wheel
+from envbuild.fetch.wheel_paths import Listing
+from envbuild.image import build_context
+from envbuild.lock import lock_file, update, wheel_conflicts, wheel_contents
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import downloads
+from envbuild.pipeline.model import Progress
+from envbuild.profile.model import SelfTest
+from envbuild.resolve.resolver import Plan
+from envbuild.runners import host_runner
+from envbuild.testrun import job, output_parser
+from envbuild.util import package_data, settings
+from envbuild.util.errors import HashMismatch, LockError, ProfileError
 
 AUTHOR = "author of a locked package"
 FUNCTIONAL = "torch/nn/functional.py"
@@ -103,7 +107,7 @@ def stored(*files: Path) -> tuple[LockedWheel, ...]:
 def locked(project: Path, wheels: tuple[LockedWheel, ...], **changes: Any) -> Lock:
     made = plan(project)
     found = Lock(
-        made="20261121T000000Z", inputs=lock.inputs(made), platform=made.platform, python=made.python, suite=None,
+        made="20261121T000000Z", inputs=lock_file.inputs(made), platform=made.platform, python=made.python, suite=None,
         image=made.image, base=(), apt=(), wheels=wheels, environment=made.environment,
     )  # fmt: skip
     return dataclasses.replace(found, **changes)
@@ -118,7 +122,7 @@ def locked(project: Path, wheels: tuple[LockedWheel, ...], **changes: Any) -> Lo
 def test_a_wheel_that_overwrites_a_file_of_torch_is_not_locked(index: Index, project: Path) -> None:
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
     with pytest.raises(ProfileError, match=f"evil 1.0 and torch 2.13.0 both install site-packages/{FUNCTIONAL}"):
-        locking.make(plan(project, "evil"), None)
+        update.make(plan(project, "evil"), None)
     assert not list(store.wheels().folder.iterdir())
 
 
@@ -127,9 +131,9 @@ def test_without_ranges_it_is_refused_as_soon_as_it_is_fetched(index: Index, pro
     index.ranges = False
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
     asked = plan(project, "evil")
-    made = locking.make(asked, None)
+    made = update.make(asked, None)
     with pytest.raises(LockError) as caught:
-        fetching.image(asked, made, cast(Progress, Silent()))
+        downloads.image(asked, made, cast(Progress, Silent()))
     assert f"torch 2.13.0 and evil 1.0 both install site-packages/{FUNCTIONAL}" in str(caught.value.faults[0])
 
 
@@ -140,7 +144,7 @@ def test_a_lock_that_was_edited_by_hand_makes_no_image(project: Path, tmp_path: 
     evil = write_wheel(tmp_path, "evil", "1.0", files={FUNCTIONAL: WRONG})
     made = locked(project, stored(torch_wheel(tmp_path), evil))
     with pytest.raises(LockError) as caught:
-        context.fill(made, "sample", {})
+        build_context.fill(made, "sample", {})
     assert f"both install site-packages/{FUNCTIONAL}" in str(caught.value.faults[0])
 
 
@@ -153,9 +157,9 @@ def test_a_forged_checksum_passes_the_lock_and_not_the_bytes(index: Index, proje
     assert (zlib.crc32(forged), len(forged)) == (zlib.crc32(longer), len(longer)) and forged != longer
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: forged})
     asked = plan(project, "evil")
-    made = locking.make(asked, None)
+    made = update.make(asked, None)
     with pytest.raises(LockError) as caught:
-        fetching.image(asked, made, cast(Progress, Silent()))
+        downloads.image(asked, made, cast(Progress, Silent()))
     assert FUNCTIONAL in str(caught.value.faults[0])
 
 
@@ -211,7 +215,7 @@ WAYS = {
 def test_no_other_way_leads_to_a_file_of_another_package(path: str, tmp_path: Path) -> None:
     evil = write_wheel(tmp_path, "evil", "1.0", files={path: WRONG})
     with pytest.raises(LockError) as caught:
-        conflicts.refuse_stored(stored(torch_wheel(tmp_path), evil))
+        wheel_conflicts.refuse_stored(stored(torch_wheel(tmp_path), evil))
     assert any("evil 1.0" in fault.message for fault in caught.value.faults)
 
 
@@ -225,14 +229,14 @@ def test_two_packages_with_one_command(tmp_path: Path) -> None:
         tmp_path, "evil", "1.0", files={f"evil-1.0.dist-info/{k}": v for k, v in commands("evil").items()}
     )
     with pytest.raises(LockError) as caught:
-        conflicts.refuse_stored(stored(real, evil))
+        wheel_conflicts.refuse_stored(stored(real, evil))
     assert [fault.message for fault in caught.value.faults] == ["torch 2.13.0 and evil 1.0 both install bin/torchrun"]
 
 
 @pytest.mark.legitimate("a package", "has folders tls and x86_64 with its own modules and libraries", "accepted")
 def test_folders_of_its_own_are_no_conflict(tmp_path: Path) -> None:
     files = {"mine/tls/__init__.py": b"", "mine/x86_64/libmine.so": b"", "mine/libmine.so": b""}
-    conflicts.refuse_stored(stored(torch_wheel(tmp_path), write_wheel(tmp_path, "mine", "1.0", files=files)))
+    wheel_conflicts.refuse_stored(stored(torch_wheel(tmp_path), write_wheel(tmp_path, "mine", "1.0", files=files)))
 
 
 @pytest.mark.legitimate("two packages of one namespace", "install an identical __init__.py", "locked, and locked again "
@@ -241,23 +245,23 @@ def test_an_identical_file_of_a_namespace_is_no_conflict(index: Index, project: 
     for name in ("one", "two"):
         write_wheel(index.folder, name, "1.0", files={"shared/__init__.py": b"", f"shared/{name}.py": b"x = 1\n"})
     asked = plan(project, "one", "two")
-    made = locking.make(asked, None)
+    made = update.make(asked, None)
     assert {item.wheel.name for item in made.wheels} == {"pip", "torch", "one", "two"}
     index.asked.clear()
     forget()
-    conflicts.refuse_offered({item.wheel: "http://127.0.0.1:9/" for item in made.wheels}, no_heads(made))
+    wheel_conflicts.refuse_offered({item.wheel: "http://127.0.0.1:9/" for item in made.wheels}, no_heads(made))
     assert index.asked == [] and not list(store.wheels().folder.iterdir())
-    fetching.image(asked, made, cast(Progress, Silent()))
+    downloads.image(asked, made, cast(Progress, Silent()))
 
 
 @pytest.mark.legitimate(
     "two packages of one namespace", "install its __init__.py in two of the known forms", "accepted"
 )
 def test_the_known_forms_of_a_namespace_go_together(tmp_path: Path) -> None:
-    forms = sorted(facts.namespace_texts())[-2:]
+    forms = sorted(database.namespace_texts())[-2:]
     files = [write_wheel(tmp_path, f"n{at}", "1.0", files={"n/__init__.py": form}) for at, form in enumerate(forms)]
     assert forms[0] != forms[1]
-    conflicts.refuse_stored(stored(*files))
+    wheel_conflicts.refuse_stored(stored(*files))
 
 
 def no_heads(made: Lock) -> dict[Wheel, Any]:
@@ -268,11 +272,11 @@ def no_heads(made: Lock) -> dict[Wheel, Any]:
 @pytest.mark.parametrize("content", ["", "[]", '{"names": {}}', '{"files": {"a": 1}}'])
 def test_a_damaged_listing_in_the_cache_is_made_anew(content: str, index: Index, project: Path) -> None:
     asked = plan(project)
-    made = locking.make(asked, None)
+    made = update.make(asked, None)
     for noted in settings.cache_folder("listings").iterdir():
         noted.write_text(content, encoding="utf-8")
     forget()
-    assert locking.make(asked, None).wheels == made.wheels
+    assert update.make(asked, None).wheels == made.wheels
     assert all(store.noted(noted, Listing) for noted in settings.cache_folder("listings").iterdir())
 
 
@@ -284,7 +288,7 @@ def test_a_member_that_cannot_be_read_is_refused(path: str, tmp_path: Path) -> N
         archive.writestr(path, b"[console_scripts]\n" * 9)
     evil.write_bytes(evil.read_bytes().replace(b"[console_scripts]\n" * 9, b"import evil      \n" * 9))
     with pytest.raises(LockError, match=r"refused packages|cannot be read: Bad CRC-32"):
-        conflicts.refuse_stored(stored(evil))
+        wheel_conflicts.refuse_stored(stored(evil))
 
 
 @pytest.mark.attack("who can write to the store", "damages a stored wheel", "refused, removed and fetched again")
@@ -293,7 +297,7 @@ def test_a_wheel_that_was_damaged_in_the_store_is_removed(tmp_path: Path) -> Non
     file = store.wheels().path(held.wheel.sha256, held.wheel.file)
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(HashMismatch, match="was damaged on this disk"):
-        conflicts.refuse_stored([held])
+        wheel_conflicts.refuse_stored([held])
     assert not file.exists()
 
 
@@ -323,14 +327,14 @@ def cases(tried: str) -> list[Any]:
 def test_what_runs_at_python_s_start_is_not_installed(path: str, tmp_path: Path) -> None:
     evil = write_wheel(tmp_path, "evil", "1.0", files={path: STARTUP[path][0]})
     with pytest.raises(LockError) as caught:
-        conflicts.refuse_stored(stored(evil))
+        wheel_conflicts.refuse_stored(stored(evil))
     assert [f"evil 1.0 installs {path} " in fault.message for fault in caught.value.faults] == [True]
 
 
 @pytest.mark.attack(AUTHOR, "a .pth file that adds a folder with a sitecustomize", "refused before the image is made")
 def test_a_folder_that_a_pth_file_adds_is_not_installed(tmp_path: Path) -> None:
     with pytest.raises(LockError):
-        conflicts.refuse_stored(stored(write_wheel(tmp_path, "evil", "1.0", files=HIDDEN)))
+        wheel_conflicts.refuse_stored(stored(write_wheel(tmp_path, "evil", "1.0", files=HIDDEN)))
 
 
 BACKENDS = {
@@ -350,7 +354,7 @@ def test_what_runs_when_torch_is_imported_is_not_installed(folder: str, tmp_path
     path = f"{folder}/entry_points.txt"
     evil = write_wheel(tmp_path, "evil", "1.0", files={path: BACKENDS[folder][0]})
     with pytest.raises(LockError) as caught:
-        conflicts.refuse_stored(stored(evil))
+        wheel_conflicts.refuse_stored(stored(evil))
     (fault,) = caught.value.faults
     assert f"evil 1.0 installs {path} " in fault.message and "whenever torch is imported" in fault.message
 
@@ -360,19 +364,19 @@ def test_an_accepted_backend_is_installed(project: Path, tmp_path: Path) -> None
     path, content = "mine-1.0.dist-info/entry_points.txt", BACKENDS["evil-1.0.dist-info"][0]
     sha256 = hashlib.sha256(content).hexdigest()
     asked = plan(project, startup=[{"file": path, "sha256": sha256, "reason": "it is ours"}])
-    conflicts.refuse_stored(stored(write_wheel(tmp_path, "mine", "1.0", files={path: content})), asked.startup)
+    wheel_conflicts.refuse_stored(stored(write_wheel(tmp_path, "mine", "1.0", files={path: content})), asked.startup)
 
 
 @pytest.mark.legitimate("a package with commands", "entry points of other groups", "accepted")
 def test_other_entry_points_are_accepted(tmp_path: Path) -> None:
     content = b"[console_scripts]\nmine = mine:torch\n[torch.backends.more]\n"
     files = {"mine-1.0.dist-info/entry_points.txt": content}
-    conflicts.refuse_stored(stored(write_wheel(tmp_path, "mine", "1.0", files=files)))
+    wheel_conflicts.refuse_stored(stored(write_wheel(tmp_path, "mine", "1.0", files=files)))
 
 
 @pytest.mark.legitimate("setuptools", "its distutils-precedence.pth", "accepted by its sha256 in the facts")
 def test_the_pth_file_of_setuptools_is_known(tmp_path: Path) -> None:
-    conflicts.refuse_stored(stored(write_wheel(tmp_path, "setuptools", "84.2.1", files={"d-p.pth": PRECEDENCE})))
+    wheel_conflicts.refuse_stored(stored(write_wheel(tmp_path, "setuptools", "84.2.1", files={"d-p.pth": PRECEDENCE})))
 
 
 @pytest.mark.legitimate(
@@ -384,15 +388,15 @@ def test_a_profile_accepts_a_file_by_name_and_sha256(project: Path, tmp_path: Pa
     asked = plan(project, startup=[{"file": "mine.pth", "sha256": sha256, "reason": "it is ours"}])
     made = locked(project, stored(write_wheel(tmp_path, "mine", "1.0", files={"mine.pth": content})))
     made = dataclasses.replace(made, startup=asked.startup)
-    conflicts.refuse_stored(made.wheels, made.startup)
+    wheel_conflicts.refuse_stored(made.wheels, made.startup)
     assert made.content["startup"] == [{"file": "mine.pth", "sha256": sha256}]
     file = project / "sample.lock.yaml"
-    lock.write(made, file, "sample")
-    assert lock.read(file) == made
+    lock_file.write(made, file, "sample")
+    assert lock_file.read(file) == made
     assert "startup" in locked(project, made.wheels).stale(asked)
     for other in (StartupFile("other.pth", sha256), StartupFile("mine.pth", "0" * 64)):
         with pytest.raises(LockError):
-            conflicts.refuse_stored(made.wheels, [other])
+            wheel_conflicts.refuse_stored(made.wheels, [other])
 
 
 # the audit of what is installed
@@ -406,8 +410,10 @@ class Installed:
     made: Environment
 
     def judged(self, wanted: Expected, wheels: Mapping[str, Mapping[str, str]] | None = None) -> Audit:
-        asked = audit.job("", "", wheels)
-        return audit.judge("it", holdings.read(here.start(self.python, asked), asked.nonce, "it"), wanted)
+        asked = assessment.job("", "", wheels)
+        return assessment.judge(
+            "it", environment_contents.read(host_runner.start(self.python, asked), asked.nonce, "it"), wanted
+        )
 
     def found(self, wheels: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, list[str]]:
         told: dict[str, list[str]] = {}
@@ -469,8 +475,8 @@ def test_a_pyvenv_cfg_next_to_the_interpreter_changes_nothing(environment: Insta
     (planted / "__init__.py").write_text("", encoding="utf-8")
     (bin_folder / "pyvenv.cfg").write_text("home = /usr/bin\n", encoding="utf-8")
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nfrom envbuild.selftest import startup\n"
-        "startup.extend_path(False)\nimport importlib.util as u; print(u.find_spec('torch').origin)"
+        "import sys; sys.path.insert(0, sys.argv[1])\nfrom envbuild.selftest.inventory import startup_files\n"
+        "startup_files.extend_path(False)\nimport importlib.util as u; print(u.find_spec('torch').origin)"
     )
     command = [str(environment.python), "-I", "-S", "-c", code, str(Path(__file__).parents[2])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -482,14 +488,14 @@ def test_metadata_that_asks_for_an_override_is_clean(environment: Installed, pro
     made = locked(project, stored(write_wheel(tmp_path, "torch", "2.13.0", ["nvidia-cublas-cu12==1"])))
     override = Overridden("nvidia-cublas-cu12", "2", "==1")
     metadata = "torch-2.13.0.dist-info/METADATA"
-    (plain,) = contents.hashes(made).values()
-    (overridden,) = contents.hashes(dataclasses.replace(made, overrides=(override,))).values()
+    (plain,) = wheel_contents.hashes(made).values()
+    (overridden,) = wheel_contents.hashes(dataclasses.replace(made, overrides=(override,))).values()
     assert set(plain) - set(overridden) == {metadata}
     with zipfile.ZipFile(store.wheels().path(made.wheels[0].wheel.sha256, made.wheels[0].wheel.file)) as wheel:
         files = {name: wheel.read(name) for name in plain}
     environment.made.wheel("torch", "2.13.0", files, ["nvidia-cublas-cu12==1"])
     before = (environment.made.site / metadata).read_bytes()
-    repin, folder = shipped.DOCKERFILES / "repin", environment.python.parents[1]
+    repin, folder = package_data.DOCKERFILES / "repin", environment.python.parents[1]
     subprocess.run([environment.python, "-I", "-S", "-B", repin, folder, "nvidia-cublas-cu12==2"], check=True)
     assert (environment.made.site / metadata).read_bytes() != before
     assert "modified-file" not in environment.found({"torch==2.13.0": overridden})
@@ -653,22 +659,22 @@ else:
 
 
 def quick(nonce: str | None = None) -> job.Job:
-    return job.make("", SelfTest(), {}, "3.11", asked=job.Asked(probes=("tf32.mode",)), nonce=nonce)
+    return job.make("", SelfTest(), {}, "3.11", asked=job.RunRequest(probes=("tf32.mode",)), nonce=nonce)
 
 
 @pytest.mark.attack(AUTHOR, "a .pth file that forges every frame of the self-test", "its code does not run; not passed")
 def test_a_pth_file_forges_no_frames(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     first = quick("0" * 32)
-    honest = here.start(Path(sys.executable), first)
-    assert reading.judge(honest, first.nonce, first.require).passed, honest.stderr
+    honest = host_runner.start(Path(sys.executable), first)
+    assert output_parser.judge(honest, first.nonce, first.require).passed, honest.stderr
     (tmp_path / "honest").write_bytes(honest.stdout)
     python, site = virtual(tmp_path.resolve() / "venv")
     forger = FORGER.format(honest=str(tmp_path / "honest"), marker=str(tmp_path / "ran"))
     (site / "evil.py").write_text(forger, encoding="utf-8")
     (site / "evil.pth").write_text("import evil\n", encoding="utf-8")
     second = quick()
-    judged = reading.judge(here.start(python, second), second.nonce, second.require)
+    judged = output_parser.judge(host_runner.start(python, second), second.nonce, second.require)
     assert not judged.passed, "it has no torch"
     assert not (tmp_path / "ran").exists()
 
@@ -682,8 +688,8 @@ def test_the_self_test_runs_no_backend(tmp_path: Path, monkeypatch: pytest.Monke
     (site / "evil-1.0.dist-info/entry_points.txt").write_bytes(BACKENDS["evil-1.0.dist-info"][0])
     monkeypatch.setenv("PYTHONPATH", str(Path(torch.__file__).parents[1]))
     asked = quick()
-    done = here.start(python, asked)
-    assert reading.judge(done, asked.nonce, asked.require).passed, done.stderr
+    done = host_runner.start(python, asked)
+    assert output_parser.judge(done, asked.nonce, asked.require).passed, done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -698,11 +704,11 @@ def test_an_environment_that_borrows_torch_is_tested(way: str, tmp_path: Path, m
     else:
         (site / "borrowed.pth").write_text(f"{folder}\n", encoding="utf-8")
     asked = quick()
-    done = here.start(python, asked)
-    assert reading.judge(done, asked.nonce, asked.require).passed, done.stderr
+    done = host_runner.start(python, asked)
+    assert output_parser.judge(done, asked.nonce, asked.require).passed, done.stderr
 
 
 def test_every_runner_starts_python_so_that_no_package_runs_first() -> None:
     assert job.make("sha256:0", SelfTest(), {}, "3.11").argv[:4] == ("python", "-I", "-S", "-c")
-    assert audit.job("sha256:0").argv[:4] == ("python", "-I", "-S", "-c")
-    assert audit.job("", "python").argv[:3] == ("python", "-S", "-c")
+    assert assessment.job("sha256:0").argv[:4] == ("python", "-I", "-S", "-c")
+    assert assessment.job("", "python").argv[:3] == ("python", "-S", "-c")

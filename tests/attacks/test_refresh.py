@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from unit.support import Index, quick_pip, serving
 
-from envbuild.errors import HashMismatch, NetworkError
-from envbuild.plan import facts, refresh, wheels
-from envbuild.plan.locked import Wheel
+from envbuild.facts import database
+from envbuild.fetch import uv
+from envbuild.fetch.locked_artifacts import Wheel
+from envbuild.lock import torch_pins
+from envbuild.util.errors import HashMismatch, NetworkError
 
 WHEEL = Wheel("torch", "2.7.1", "torch-2.7.1-py3-none-any.whl", "0" * 64)
 LONG = bytes(1 << 23)
@@ -40,15 +42,15 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     quick_pip(monkeypatch)
     with serving(Index(tmp_path, ranges=True)) as found:
         address = f"http://127.0.0.1:{found.port}/files/{WHEEL.file}"
-        monkeypatch.setattr(wheels, "locate", lambda *_: {WHEEL: address})
+        monkeypatch.setattr(uv, "locate", lambda *_: {WHEEL: address})
         yield found
 
 
-def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[refresh.Difference]:
+def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[torch_pins.Difference]:
     (served.folder / WHEEL.file).write_bytes(content)
     if metadata is not None:
         (served.folder / f"{WHEEL.file}.metadata").write_bytes(metadata)
-    return refresh.differences(facts.torch_releases()["2.7.1"], pytest.fail)
+    return torch_pins.differences(database.torch_releases()["2.7.1"], pytest.fail)
 
 
 @pytest.mark.parametrize(

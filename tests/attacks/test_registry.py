@@ -10,24 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.proof.runs import run_on
+from unit.evidence.runs import run_on
 from unit.saved import tar
-from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
+from unit.site import LAYER, LAYER_TYPE, Site, config_of, pushed
 from unit.support import Said, as_yaml, envbuild, sha
 
-from envbuild.attest import attestations, configuration, oci, signing, statements
-from envbuild.attest.layers import Config
-from envbuild.errors import CheckFailed, FileError
-from envbuild.image.names import LOCK_LABEL
-from envbuild.proof import evidence
+from envbuild.attest import attestations, child_configuration, signing, statements
+from envbuild.evidence import evidence_store
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.registry import oci
+from envbuild.registry.image_reader import Config
+from envbuild.util.errors import CheckFailed, FileError
 
 
 @pytest.fixture
 def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """An image that its owner proved and pushed, signed, to team/sample."""
-    Path("team.pub").write_bytes(new_key(monkeypatch).pem)
-    with proved(project, monkeypatch) as found:
-        assert found.push().code == 0
+    with pushed(project, monkeypatch) as found:
         yield found
 
 
@@ -237,10 +236,10 @@ def test_an_image_of_several_profiles(site: Site) -> None:
 def test_evidence_that_was_signed_before_the_push(site: Site) -> None:
     """It names the image by its id alone."""
     path = site.prove(run_on("NVIDIA H20"))
-    record = dict(evidence.stored(site.engine.image.id))[path]
+    record = dict(evidence_store.stored(site.engine.image.id))[path]
     subject = statements.Subject("envbuild/sample", site.engine.image.id)
-    made = statements.test_result(record, evidence.record_text(path), subject)
-    file = evidence.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
+    made = statements.test_result(record, evidence_store.record_text(path), subject)
+    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
     assert refused(verify(site, "--gpu", "h20")) == ["gpu"]
     assert verify(site, "--gpu", "h20", "--evidence", str(file)).code == 0
 
@@ -248,9 +247,11 @@ def test_evidence_that_was_signed_before_the_push(site: Site) -> None:
 @pytest.mark.attack("author of evidence", "a statement about another profile or lock", "refused: profile, lock")
 def test_evidence_of_another_profile_or_lock(site: Site) -> None:
     path = site.prove(run_on("NVIDIA H20"))
-    record = dict(evidence.stored(site.engine.image.id))[path]
-    made = statements.test_result(record, evidence.record_text(path), statements.Subject("x", record["image"]["id"]))
-    file = evidence.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
+    record = dict(evidence_store.stored(site.engine.image.id))[path]
+    made = statements.test_result(
+        record, evidence_store.record_text(path), statements.Subject("x", record["image"]["id"])
+    )
+    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
     asked = ("verify", "--evidence", str(file), "--key", "team.pub", "--json")
     assert refused(envbuild(*asked, "--profile", "h20")) == ["profile"]
     assert refused(envbuild(*asked, "--lock", sha("x"))) == ["lock"]
@@ -339,8 +340,8 @@ def test_a_child_with_another_configuration(site: Site, settings: dict[str, Any]
 def test_a_child_that_changes_a_setting_of_its_base(settings: dict[str, Any]) -> None:
     base = Config("b", (), {}, {}, {"User": "1000", "StopSignal": "SIGINT", "Volumes": {"/data": {}}})
     child = replace(base, settings={key: value for key, value in {**base.settings, **settings}.items() if value})
-    assert [reason.id for reason in configuration.objections(child, base, ())] == ["configuration"]
-    assert list(configuration.objections(base, base, ("User", "Env", "Cmd"))) == []
+    assert [reason.id for reason in child_configuration.objections(child, base, ())] == ["configuration"]
+    assert list(child_configuration.objections(base, base, ("User", "Env", "Cmd"))) == []
 
 
 @pytest.mark.attack("author of a child image", "a label that names another lock", "refused (configuration)")
@@ -415,8 +416,8 @@ def test_a_child_with_another_command_than_its_base() -> None:
     """Every image of envbuild has one: `python`; and those on a foreign base image run as user 0."""
     base = Config("b", (), {}, {}, {"Cmd": ["python"], "User": "0", "WorkingDir": "/workspace"})
     child = replace(base, settings={"Cmd": ["serve"], "User": "1000", "WorkingDir": "/app"})
-    assert list(configuration.objections(child, base, ())) == []
-    assert configuration.differences(replace(base, settings={}), base) == {"Cmd": None, "WorkingDir": None}
+    assert list(child_configuration.objections(child, base, ())) == []
+    assert child_configuration.differences(replace(base, settings={}), base) == {"Cmd": None, "WorkingDir": None}
 
 
 @pytest.mark.attack(

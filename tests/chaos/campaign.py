@@ -36,7 +36,7 @@ from chaos.rounds import Campaign, Ran  # noqa: E402
 # How many faults each has at least.
 COUNTS = {"kill": 200, "engine": 40, "registry": 40, "index": 40, "gpu": 12}
 # And in the tests.
-SLICE = {"kill": 2, "engine": 1, "registry": 1, "index": 1, "gpu": 0}
+SLICE = {"kill": 1, "engine": 1, "registry": 1, "index": 1, "gpu": 0}
 # And at most: a fault of these takes minutes.
 MOST = {"gpu": 30}
 PRODUCTS = {"gpu": GPU}  # of the others: CPU

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import EnvbuildError
 from envbuild.image import dockerfile
-from envbuild.image.names import LOCK_LABEL, PREFIX, VERIFIED
-from envbuild.plan import lock
+from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED
+from envbuild.lock import lock_file
+from envbuild.util.errors import EnvbuildError
 
 WRONG, HALF, LEFT = "wrong verified tag", "half-written file", "left over"
 _STORES = ("wheels", "debs", "archives")
@@ -155,7 +155,7 @@ def _fault(file: Path, ground: Ground) -> str | None:
 
 def _lock(file: Path, ground: Ground) -> str | None:
     try:
-        found = lock.read(file)
+        found = lock_file.read(file)
         assert found
         if file.read_text(encoding="utf-8")[-1:] != "\n":
             return "ends within a line"

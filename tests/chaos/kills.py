@@ -13,7 +13,7 @@ from chaos.invariant import WRONG, Breach
 from chaos.place import NAME, PATIENCE, Place
 from chaos.products import VARIANTS
 from chaos.rounds import Struck, both, current, forget_build, forget_proof, forget_unused, other, wait
-from envbuild.image.names import VERIFIED, repository
+from envbuild.image.image_naming import VERIFIED, repository
 
 _SMALL = 5_000_000  # bytes; larger wheels are not fetched again in every round
 

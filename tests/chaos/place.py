@@ -17,8 +17,8 @@ from e2e.support import Project, Result, Running, machine_cache, python_path
 from chaos import listing
 from chaos.products import CPU, VARIANTS, Product
 from envbuild.image import dockerfile
-from envbuild.plan import lock
-from envbuild.plan.lock import Lock
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
 
 NAME = "chaos"
 HOOKS = Path(__file__).parent / "hooks"
@@ -95,7 +95,7 @@ class Place:
         self.heard.append(done.stderr)
         if image != known:
             self._same_files(variant, known, image)
-        current = lock.read(self.lock_file)
+        current = lock_file.read(self.lock_file)
         assert current
         self.locks[variant] = self.lock_file.read_text(encoding="utf-8")
         self.rendered.setdefault(current.id, dockerfile.render(current, NAME))

@@ -9,10 +9,10 @@ from typing import Any
 
 from e2e.support import CHECKOUT, OTHER_CUBLAS
 
-from envbuild import fetching
-from envbuild.making import Options
-from envbuild.plan.lock import Lock
-from envbuild.steps import Session
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import downloads
+from envbuild.pipeline.model import Options
+from envbuild.pipeline.session import Session
 
 VARIANTS = ("a", "b")
 
@@ -60,7 +60,7 @@ def _stocked(product: Product, pins: dict[str, str]) -> Lock:
     source = session.load()
     plan = session.resolve(source)
     locked = session.lock(source, plan)
-    fetching.image(plan, locked, session.progress)
+    downloads.image(plan, locked, session.progress)
     return locked
 
 

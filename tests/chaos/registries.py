@@ -17,7 +17,7 @@ from chaos.invariant import WRONG, Breach
 from chaos.place import NAME, PATIENCE, Place
 from chaos.products import VARIANTS
 from chaos.rounds import Struck, wait, words
-from envbuild.attest import oci
+from envbuild.registry import oci
 
 _ALLOWED = {0, 7}  # it came back in time, or: the registry
 

@@ -16,8 +16,8 @@ from e2e.support import Result
 from chaos.invariant import LEFT, Breach, Ground, check
 from chaos.place import NAME, Place
 from chaos.products import VARIANTS
-from envbuild.image.names import repository
-from envbuild.plan import lock
+from envbuild.image.image_naming import repository
+from envbuild.lock import lock_file
 
 NONE = "none"
 
@@ -220,7 +220,7 @@ def words(ended: Result) -> str:
 
 
 def locked(place: Place) -> str | None:
-    found = lock.read(place.lock_file)
+    found = lock_file.read(place.lock_file)
     return found.id if found else None
 
 

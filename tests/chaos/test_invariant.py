@@ -22,9 +22,9 @@ from chaos.invariant import HALF, LEFT, WRONG, Ground, check
 from chaos.place import Place
 from chaos.rounds import Outcome, Struck
 from envbuild.image import dockerfile
-from envbuild.image.names import LOCK_LABEL
-from envbuild.image.records import Record
-from envbuild.plan import lock
+from envbuild.image.build_records import Record
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.lock import lock_file
 
 NAME = "sample"
 
@@ -48,7 +48,7 @@ class Sample:
         for folder in (self.lock_file.parent, self.ground.project / "dockerfiles", self.ground.temporary):
             folder.mkdir(parents=True)
         self.lock_file.write_bytes((CHECKOUT / "profiles" / "cpu.lock.yaml").read_bytes())
-        found = lock.read(self.lock_file)
+        found = lock_file.read(self.lock_file)
         assert found
         self.lock = found
         self.dockerfile = self.ground.project / "dockerfiles" / f"{NAME}.Dockerfile"

@@ -38,7 +38,8 @@ def test_a_division_by_zero(refused: Any) -> None:
     assert (found["gemm.crash"]["signal"], found["gemm.crash"]["advisory"]) == ("SIGFPE", "cublas-hopper-fpe")
     assert "died of SIGFPE" in found["gemm.crash"]["detail"]
     assert "2x1024x18432" in found["gemm.crash"]["detail"]  # at the first published shape
-    assert set(found) == {"env.libs", "gemm.crash", "gemm.exact"}  # the rest ran on
+    assert {"env.libs", "gemm.crash", "gemm.exact", "gemm.cases"} <= set(found)
+    assert not [name for name in found if name.startswith(("attention.math", "conv", "gemm.fp8"))]  # the rest ran on
 
 
 def test_a_segmentation_fault(refused: Any) -> None:
@@ -86,13 +87,15 @@ def test_no_memory_left(quick: Proved, broken: Workshop) -> None:
 
 def test_nan_from_attention(refused: Any) -> None:
     found = failures(refused("nan"))
-    assert set(found) == {"attention.math", "attention.flash"}
+    assert {"attention.math", "attention.flash", "attention.cases"} <= set(found)
+    assert not [name for name in found if name.startswith(("gemm", "conv"))]
     assert "nonfinite" in found["attention.math"]["detail"]
 
 
 def test_one_wrong_element(refused: Any) -> None:
     found = failures(refused("element"))
-    assert set(found) == {"gemm.exact"}
+    assert {"gemm.exact", "gemm.cases"} <= set(found)
+    assert not [name for name in found if name.startswith(("attention.math", "conv"))]
     assert "mismatch" in found["gemm.exact"]["detail"] and "bmm" in found["gemm.exact"]["detail"]
 
 

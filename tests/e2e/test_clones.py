@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image import base
-from envbuild.plan import lock, store
-from envbuild.plan.store import digest
+from envbuild.fetch import store
+from envbuild.fetch.store import digest
+from envbuild.image import root_filesystem
+from envbuild.lock import lock_file
 
 from .registries import unpacked
 from .support import Project, Proved, burdened, command, holding, in_layers, machine_cache
@@ -104,7 +105,7 @@ def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
     name, clone = f"e2e-clone-{run_id}", Project.create(scratch / "clone")
     shutil.copy(quick.project.profile(quick.name), clone.profile(name))
     shutil.copy(quick.project.lock(quick.name), clone.lock(name))
-    locked = lock.read(clone.lock(name))
+    locked = lock_file.read(clone.lock(name))
     assert locked
     files = [("wheels", item.wheel.sha256) for item in locked.wheels]
     files += [("debs", deb.sha256) for deb in (*locked.base, *locked.apt)]
@@ -124,12 +125,12 @@ def test_the_base_is_the_same_where_apts_user_may_not_go(
     quick: Proved, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """apt works as its own user only where that one may enter the temporary folder, and would own what it makes."""
-    locked = lock.read(quick.project.lock(quick.name))
+    locked = lock_file.read(quick.project.lock(quick.name))
     assert locked
-    usual, made = base.tar_file(locked), scratch / "base.tar"
+    usual, made = root_filesystem.tar_file(locked), scratch / "base.tar"
     closed = scratch / "closed"
     closed.mkdir(mode=0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(closed))
-    monkeypatch.setattr(base, "tar_file", lambda lock, make=True: made)
-    base.make(locked, store.debs(), print)
+    monkeypatch.setattr(root_filesystem, "tar_file", lambda lock, make=True: made)
+    root_filesystem.make(locked, store.debs(), print)
     assert digest(made) == digest(usual)

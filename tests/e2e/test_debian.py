@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from unit.served import served
 
-from envbuild.plan import lock, store
-from envbuild.plan.debs import Deb
+from envbuild.fetch import store
+from envbuild.fetch.apt import Deb
+from envbuild.lock import lock_file
 
 from .support import CHECKOUT, Project, Proved, command, machine_cache, path_without
 
@@ -36,14 +37,14 @@ class Aged:
 @pytest.fixture
 def aged(quick: Proved, scratch: Path) -> Aged:
     here = quick.copy(scratch)
-    found = lock.read(here.project.lock(here.name))
+    found = lock_file.read(here.project.lock(here.name))
     assert found and found.suite
     (now,) = (deb for deb in found.base if deb.name == PACKAGE)
     file = repacked(machine_cache("debs") / now.sha256 / now.file, scratch)
     path = f"pool/main/h/{PACKAGE}/{file.name}"
     then = Deb(PACKAGE, VERSION, store.digest(file), file.stat().st_size, path)
     base = tuple(then if deb == now else deb for deb in found.base)
-    lock.write(replace(found, base=base), here.project.lock(here.name), here.name)
+    lock_file.write(replace(found, base=base), here.project.lock(here.name), here.name)
     project = here.project.with_cache(scratch, "debs")
     for entry in machine_cache("debs").iterdir():
         (project.cached("debs") / entry.name).symlink_to(entry)
@@ -52,8 +53,8 @@ def aged(quick: Proved, scratch: Path) -> Aged:
 
 def test_made_tells_when_the_packages_were_locked(quick: Proved) -> None:
     """A snapshot archive is asked for that time; later it may no longer have them."""
-    before = lock.read(CHECKOUT / "profiles" / "cpu.lock.yaml")
-    after = lock.read(quick.project.lock(quick.name))
+    before = lock_file.read(CHECKOUT / "profiles" / "cpu.lock.yaml")
+    after = lock_file.read(quick.project.lock(quick.name))
     assert before and after and before.id != after.id
     if before.base != after.base:
         pytest.skip("the mirror has moved on: the checkout's base was locked again")
@@ -84,7 +85,7 @@ def test_else_the_base_is_locked_again_and_it_is_said(aged: Aged) -> None:
     assert done.code == 0, done.stdout
     assert f"the base is locked again: no configured mirror has {PACKAGE} {VERSION}" in done.stderr
     assert f"locked: {PACKAGE} {VERSION} -> " in done.stderr
-    found = lock.read(aged.project.lock(aged.name))
+    found = lock_file.read(aged.project.lock(aged.name))
     assert found and VERSION not in [deb.version for deb in found.base]
     assert found.id == done.document["lock"]
 

@@ -5,6 +5,7 @@ Its repository is made here, with a commit for each thing that can be wrong with
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import signal
@@ -17,9 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.image.extensions import jobs_for
+from envbuild.image.extension_wheels import jobs_for
 
-from .support import CHECKOUT, Project, Result, command, docker, until
+from .support import CHECKOUT, Project, Result, Running, command, docker, until
 from .test_toolchain import inside, layers, named, toolkit
 
 pytestmark = pytest.mark.engine
@@ -268,29 +269,38 @@ def test_a_compiler_without_memory_is_tried_again_with_fewer_jobs(
     assert json.loads(about.read_text(encoding="utf-8"))["jobs"] == 1
 
 
-@pytest.mark.parametrize("how", ["kill", "interrupt"])
-def test_a_build_that_is_ended_half_way_poisons_nothing(
-    place: Project, repository: Repository, run_id: str, how: str
-) -> None:
+def test_builds_that_are_ended_half_way_poison_nothing(place: Project, repository: Repository, run_id: str) -> None:
     name = profile(place, run_id, repository.entry("slow"))
-    running = place.start("build", name, "--json")
-    compiling = run_id  # the name of the profile is in the command line of buildx
-
-    def asleep() -> bool:
-        listed = command("ps", "-ww", "-eo", "args").splitlines()
-        return any("wheel-kernels" in line and compiling in line for line in listed)
-
-    until("the compile", lambda: asleep() or not running.alive(), 600)
-    assert running.alive(), running.stderr
-    if how == "kill":
-        running.kill()
-    else:
-        running.process.send_signal(signal.SIGINT)
-        assert running.finish(60).code == 130
-    assert kept(place) == []
+    for end in (interrupt, kill):
+        running = place.start("build", name, "--json")
+        until("the compile", functools.partial(compiling, running, run_id), 600)
+        assert running.alive(), running.stderr
+        end(running, run_id)
+        assert kept(place) == []
     place.change(name, extensions=[repository.entry("new")])
     assert steps(build(place, name))["extensions"] is False
     assert [path.suffix for path in sorted(kept(place), key=lambda path: path.suffix)] == [".json", ".whl"]
+
+
+def asleep(run_id: str) -> bool:
+    """Whether a compile runs: the name of the profile is in the command line of buildx."""
+    listed = command("ps", "-ww", "-eo", "args").splitlines()
+    return any("wheel-kernels" in line and run_id in line for line in listed)
+
+
+def compiling(running: Running, run_id: str) -> bool:
+    """Whether the compile has begun, or the build has ended."""
+    return asleep(run_id) or not running.alive()
+
+
+def interrupt(running: Running, run_id: str) -> None:
+    running.process.send_signal(signal.SIGINT)
+    assert running.finish(60).code == 130
+    until("the end of the compile", lambda: not asleep(run_id), 60)
+
+
+def kill(running: Running, run_id: str) -> None:
+    running.kill()
 
 
 def test_nvcc_of_another_release_compiles_nothing(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from unit.served import served
 
-from envbuild.plan import lock
+from envbuild.lock import lock_file
 
 from .support import CHECKOUT, HOOKS, Project, Proved, docker, python_path
 
@@ -94,7 +94,7 @@ def test_the_index_does_not_answer(here: Proved) -> None:
 
 def locked_wheel(here: Proved) -> tuple[str, str]:
     """sha256 and file name of a small wheel."""
-    found = lock.read(here.project.lock(here.name))
+    found = lock_file.read(here.project.lock(here.name))
     assert found
     (wheel,) = (item.wheel for item in found.wheels if item.wheel.name == WHEEL)
     return wheel.sha256, wheel.file

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from envbuild.errors import NotProved
 from envbuild.image.engine import Engine
-from envbuild.plan import lock
-from envbuild.proof.runners import local
+from envbuild.lock import lock_file
+from envbuild.runners import docker_runner
+from envbuild.util.errors import NotProved
 
 from .support import Proved, docker
 
@@ -66,7 +66,7 @@ def test_the_exported_check_passes_in_the_image_and_not_elsewhere(quick: Proved)
 def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved, tmp_path: Path) -> None:
     """The newest that is tried is what the image has; that one is used, and stays."""
     project = quick.project
-    locked = lock.read(project.lock(quick.name))
+    locked = lock_file.read(project.lock(quick.name))
     assert locked
     newest = locked.versions["numpy"]
     head, _, patch = newest.rpartition(".")
@@ -105,15 +105,15 @@ def test_bisect_looks_for_the_card_first_and_leaves_nothing_of_that(quick: Prove
 def test_what_a_killed_look_for_the_card_left_is_swept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place, pid, _ = local._owner().rsplit(":", 2)
+    place, pid, _ = docker_runner._owner().rsplit(":", 2)
     engine = Engine()
     with monkeypatch.context() as patch:
-        patch.setattr(local, "_owner", lambda: f"{place}:{pid}:0")  # its process is another by now
+        patch.setattr(docker_runner, "_owner", lambda: f"{place}:{pid}:0")  # its process is another by now
         patch.setattr(engine, "remove", lambda name: None)  # it is killed before that
         with contextlib.suppress(NotProved):
-            local.look_for_gpu(engine)
+            docker_runner.look_for_gpu(engine)
     assert docker("image", "ls", "--quiet", "envbuild-look-*") != ""
-    local.sweep(engine)
+    docker_runner.sweep(engine)
     assert docker("image", "ls", "--quiet", "envbuild-look-*") == ""
 
 

@@ -19,20 +19,21 @@ pytestmark = [pytest.mark.engine, pytest.mark.images]
 # What `push` does with a proved image, without asking for the proof, and without the tag `verified`.
 SAY = """
 import sys
-from envbuild import publish
+from envbuild.pipeline import publish
 from envbuild.attest import attestations, signing
-from envbuild.attest.oci import Reference
-from envbuild.attest.registry import Repository
+from envbuild.registry.oci import Reference
+from envbuild.registry.client import Repository
 from envbuild.attest.statements import Subject
 from envbuild.image.engine import Engine
-from envbuild.plan import lock, sources
+from envbuild.lock import lock_file
+from envbuild.resolve import profile_reader
 name, tag, target = sys.argv[1:]
-source, reference = sources.load(name), Reference.parse(target)
+source, reference = profile_reader.load(name), Reference.parse(target)
 place, image = Repository(reference), Engine().find(tag)
 manifest = place.manifest(reference.target)
 assert manifest.config == image.id
 subject = Subject(tag, image.id, reference.repository, manifest.digest)
-said = publish.said(source, lock.read(source.known_lock), image, subject)
+said = publish.statements_of(source, lock_file.read(source.known_lock), image, subject)
 attestations.publish(place, manifest, said, signing.configured())
 """
 

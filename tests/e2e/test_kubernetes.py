@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envbuild.host import machine
+from envbuild.doctor import machine
 
 from .broken import Workshop
 from .onenode import NAMESPACE, NODE, OneNode
@@ -137,23 +137,23 @@ def test_an_image_that_the_node_lacks_is_told(place: Place, told: Told) -> None:
 
 def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, figures: list[str]) -> None:
     """The image by a digest that nobody can fetch."""
-    from envbuild.errors import NetworkError
     from envbuild.image.engine import Image
-    from envbuild.proof.job import Job, Limits
-    from envbuild.proof.runners.kubernetes.runner import Kubernetes
-    from envbuild.proof.runners.kubernetes.site import Site
-    from envbuild.proof.runners.protocol import Watch
+    from envbuild.runners.base import Watch
+    from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
+    from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
+    from envbuild.testrun.job import Job, Limits
+    from envbuild.util.errors import NetworkError
 
     reference = f"127.0.0.1:9/nowhere@sha256:{'1' * 64}"
     monkey = pytest.MonkeyPatch()
     monkey.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(place.cluster.kubeconfig))
-    monkey.setattr("envbuild.proof.runners.kubernetes.attempt.PULLING", 5.0)
+    monkey.setattr("envbuild.runners.kubernetes.pod_watch.PULLING", 5.0)
     job = Job(reference, ("python",), b"x", "0" * 32, Limits(1 << 28, 30))
     try:
         begin = time.monotonic()
         with pytest.raises(NetworkError, match=f"{NODE} cannot fetch the image") as caught:
-            Kubernetes(Site(registry="127.0.0.1:9/nowhere"), Image(reference, reference, (), {}, {}, 1), reference,
-                       "cpu").run(job, Watch())  # fmt: skip
+            site = KubernetesSite(registry="127.0.0.1:9/nowhere")
+            Kubernetes(site, Image(reference, reference, (), {}, {}, 1), reference, "cpu").run(job, Watch())
         took, error = time.monotonic() - begin, caught.value
         figures.append(f"| the node cannot reach the registry | {error.code} | {took:.0f} | {error.message} |")
     finally:

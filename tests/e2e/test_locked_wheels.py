@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild import settings
-from envbuild.plan import conflicts, facts, lock, naming, sources, wheels
-from envbuild.plan.locked import LockedWheel
+from envbuild.facts import database
+from envbuild.fetch import uv
+from envbuild.fetch.locked_artifacts import LockedWheel
+from envbuild.lock import lock_file, wheel_conflicts
+from envbuild.profile import name_lookup
+from envbuild.resolve import profile_reader
+from envbuild.util import settings
 
 
 @pytest.fixture(autouse=True)
@@ -16,10 +20,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.mark.legitimate("every shipped profile", "installs its locked wheels together", "accepted")
-@pytest.mark.parametrize("name", [name for name in naming.names() if not name.endswith("-devel")])
+@pytest.mark.parametrize("name", [name for name in name_lookup.names() if not name.endswith("-devel")])
 def test_the_wheels_of_a_shipped_profile_go_together(name: str) -> None:
-    locked = lock.required(sources.load(name))
-    glibc = facts.suites()[locked.suite].glibc if locked.suite else "2.28"
+    locked = lock_file.required(profile_reader.load(name))
+    glibc = database.suites()[locked.suite].glibc if locked.suite else "2.28"
     for group in (locked.wheels, locked.compiled_with):
         look(group, locked.python, glibc)
 
@@ -27,8 +31,8 @@ def test_the_wheels_of_a_shipped_profile_go_together(name: str) -> None:
 def look(group: tuple[LockedWheel, ...], python: str, glibc: str) -> None:
     """Raises ProfileError for wheels that do not go together; a wheel that could not be looked at fails the test."""
     versions = {item.wheel.name: item.wheel.version for item in group}
-    found = wheels.locate(versions, python, glibc, {item.wheel.sha256 for item in group})
+    found = uv.locate(versions, python, glibc, {item.wheel.sha256 for item in group})
     assert set(found) == {item.wheel for item in group}
-    conflicts.refuse_offered(found, wheels.heads(found))
+    wheel_conflicts.refuse_offered(found, uv.heads(found))
     noted = {file.stem for file in settings.cache_folder("listings").iterdir()}
     assert {item.wheel.sha256 for item in group} <= noted

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.plan import lock
+from envbuild.lock import lock_file
 
 from .broken import Workshop
 from .support import ODD, Proved, docker, handle, inspect, machine_cache
@@ -45,7 +45,7 @@ def test_make_gives_the_documented_document(quick: Proved) -> None:
         "load profile", "resolve", "lock", "render", "build", "audit", "label", "self-test", "evidence", "tag",
     ]  # fmt: skip
     assert quick.document["proofs"][0]["state"] == "proved"
-    found = lock.read(quick.project.lock(quick.name))
+    found = lock_file.read(quick.project.lock(quick.name))
     assert found and found.id == quick.document["lock"]
 
 

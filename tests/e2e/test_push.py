@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.plan import lock
+from envbuild.lock import lock_file
 
 from .registries import USER
 from .site import Team, installing, wheel
@@ -46,7 +46,7 @@ def site(quick: Proved, team: Team, run_id: str) -> Site:
 def test_what_was_pushed_is_verified_without_an_engine(site: Site) -> None:
     done = site.team.verify(f"{site.place}:verified", "--gpu", "cpu", "--max-age", "1d")
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
-    locked = lock.read(site.proved.project.lock(site.proved.name))
+    locked = lock_file.read(site.proved.project.lock(site.proved.name))
     assert locked
     assert done.document == {
         "ref": f"{site.place}:verified", "digest": site.digest, "verified": True, "profile": site.proved.name,
@@ -193,6 +193,6 @@ def test_no_secret_is_anywhere(site: Site, workplace: Path) -> None:
         assert secret not in told
         assert holding(secret, *places) == []
     assert not in_layers(site.proved.tag, [secret.encode() for secret in known])
-    locked = lock.read(project.lock(site.proved.name))
+    locked = lock_file.read(project.lock(site.proved.name))
     assert locked
     assert holding(locked.wheels[0].wheel.sha256, places[-1])  # what does stand in a statement is found

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image import base
-from envbuild.plan import lock
+from envbuild.image import root_filesystem
+from envbuild.lock import lock_file
 
 from .registries import USER, Registry
 from .support import Project, Proved, docker, handle, in_layers, inspect, path_without
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.engine
 
 def push(host: str, quick: Proved, login: Path, run_id: str) -> str:
     """Our own bookworm base as an image in the registry, by digest, and no longer in the engine."""
-    found = lock.read(quick.project.lock(quick.name))
+    found = lock_file.read(quick.project.lock(quick.name))
     assert found
-    return push_tar(host, base.tar_file(found), login, f"{host}/e2e-{run_id}:base")
+    return push_tar(host, root_filesystem.tar_file(found), login, f"{host}/e2e-{run_id}:base")
 
 
 def push_tar(host: str, tar: Path, login: Path, name: str) -> str:
@@ -69,7 +69,7 @@ def test_without_a_login_it_says_so(private: Project, name: str, registry: Regis
 def test_with_a_login_it_is_made_and_verified(private: Project, name: str, registry: Registry, base_image: str) -> None:
     done = private.run("make", name, "--json", DOCKER_CONFIG=str(registry.login))
     assert (done.code, done.document.get("status")) == (0, "verified"), f"{done.stdout}\n{done.stderr}"
-    found = lock.read(private.lock(name))
+    found = lock_file.read(private.lock(name))
     assert found
     assert (found.image, found.base) == (base_image, ())
     assert f"FROM {base_image}\n" in private.dockerfile(name).read_text(encoding="utf-8")
@@ -88,9 +88,9 @@ def test_a_devel_image_is_asked_in_the_build_what_its_nvcc_is(
     indexed: Project, registry: Registry, quick: Proved, run_id: str, scratch: Path
 ) -> None:
     """What a base holds is not known before it is pulled."""
-    found = lock.read(quick.project.lock(quick.name))
+    found = lock_file.read(quick.project.lock(quick.name))
     assert found
-    shutil.copy(base.tar_file(found), scratch / "devel.tar")
+    shutil.copy(root_filesystem.tar_file(found), scratch / "devel.tar")
     script = b"#!/bin/sh\necho 'Cuda compilation tools, release 12.6, V12.6.85'\n"
     member = tarfile.TarInfo("./usr/local/cuda/bin/nvcc")
     member.size, member.mode = len(script), 0o755

@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envbuild.errors import NetworkError, NotProved
+from envbuild.facts import database
 from envbuild.image.engine import Image
-from envbuild.plan import facts
-from envbuild.plan.profile import SelfTest
-from envbuild.proof import job as jobs
-from envbuild.proof import reading
-from envbuild.proof.job import Asked
-from envbuild.proof.runners.protocol import Watch
-from envbuild.proof.runners.slurm.runner import Slurm
-from envbuild.proof.runners.slurm.site import Site
-from envbuild.proof.testrun import TestRun
+from envbuild.profile.model import SelfTest
+from envbuild.runners.base import Watch
+from envbuild.runners.slurm.slurm_runner import Slurm
+from envbuild.runners.slurm.slurm_settings import SlurmSite
+from envbuild.testrun import job, output_parser
+from envbuild.testrun.job import RunRequest
+from envbuild.testrun.result import TestRun
+from envbuild.util.errors import NetworkError, NotProved
 
 from .broken import Workshop
 from .cluster import NODES, Cluster
@@ -80,16 +79,16 @@ class Bare:
     def __init__(self, place: Place) -> None:
         self.place = place
 
-    def run(self, site: Site, reference: str, node: str = "", *, gpus: bool = False) -> TestRun:
+    def run(self, site: SlurmSite, reference: str, node: str = "", *, gpus: bool = False) -> TestRun:
         """One probe, judged: what the card is that Slurm hands out, else whether products crash."""
-        names = facts.gpus()["h20"].all_names if gpus else ()
-        asked = Asked(probes=("env.identity" if gpus else "gemm.crash",))
+        names = database.gpus()["h20"].all_names if gpus else ()
+        asked = RunRequest(probes=("env.identity" if gpus else "gemm.crash",))
         known = handle(reference) or reference
-        prepared = jobs.make(known, SelfTest(), {}, "3.11", names, asked, models=("h20",) if gpus else ())
+        prepared = job.make(known, SelfTest(), {}, "3.11", names, asked, models=("h20",) if gpus else ())
         image = Image(known, known, (), {}, {}, 1)
         site = replace(site, folder=str(self.place.shared), grace=3, constraint=node or None)
         runner = Slurm(site, image, reference if site.registry else None, "bare")
-        return reading.judge(runner.run(prepared, Watch()), prepared.nonce, prepared.require)
+        return output_parser.judge(runner.run(prepared, Watch()), prepared.nonce, prepared.require)
 
 
 @pytest.fixture
@@ -185,7 +184,7 @@ def test_a_node_whose_clock_is_off_proves_all_the_same(place: Place, bare: Bare)
     place.cluster.daemons.end_all(NODES)
     try:
         place.cluster.start(*NODES, clocks=dict(zip(NODES, ("+2h", "-400d"), strict=True)))
-        runs = [bare.run(Site(), place.quick.tag, node) for node in NODES]
+        runs = [bare.run(SlurmSite(), place.quick.tag, node) for node in NODES]
     finally:
         place.cluster.daemons.end_all(NODES)
         place.cluster.start(*NODES)
@@ -198,7 +197,7 @@ def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, bare: Bare)
     """From here the image could be pushed; there it is known by a digest that nobody can fetch."""
     name = f"127.0.0.1:9/nowhere@sha256:{'1' * 64}"
     with pytest.raises(NetworkError, match=r"gpu-\S+ cannot fetch 127\.0\.0\.1:9/nowhere@") as caught:
-        bare.run(Site(registry="127.0.0.1:9/nowhere"), name)
+        bare.run(SlurmSite(registry="127.0.0.1:9/nowhere"), name)
     assert "refused" in str(caught.value.hint)
     assert place.left() == []
 
@@ -210,12 +209,12 @@ def test_a_card_that_is_another_than_slurm_says_is_no_proof(place: Place, bare: 
     place.shared.mkdir()
     program.write_text(WITH_A_CARD, encoding="utf-8")
     program.chmod(0o755)
-    run = bare.run(Site(program=str(program)), image, gpus=True)
+    run = bare.run(SlurmSite(program=str(program)), image, gpus=True)
     assert (program.with_name(f"{program.name}.asked")).read_text(encoding="utf-8").strip() == '"device=0"'
     assert run.where["node"] == "gpu-h20" and run.where["gpus"] == "0"
     assert not run.passed and "this is NVIDIA A100-SXM4-80GB, the profile is for NVIDIA H20" in str(run.failures())
     with pytest.raises(NotProved, match="gpu-h20 gives containers no GPU"):
-        bare.run(Site(), image, gpus=True)
+        bare.run(SlurmSite(), image, gpus=True)
 
 
 def test_two_jobs_for_one_digest_do_not_meet(cluster: Cluster, quick: Proved, place: Place, scratch: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from e2e.support import CHECKOUT, Project, Result, docker, machine_cache
 
 from endurance.full import REQUIRED
-from envbuild.plan.store import write_atomically
+from envbuild.util.atomic_files import write_atomically
 
 LONGEST = 900.0  # seconds of one make: one that takes longer hangs
 
@@ -177,7 +177,7 @@ class User:
         return {**kept, **home, "PATH": path, "HOME": str(self.home), "DOCKER_HOST": host, "PYTHONPATH": modules}
 
 
-_RUNS = "import subprocess, sys, envbuild.cli, docker; sys.exit(subprocess.call([sys.executable, '-c', '']))"
+_RUNS = "import subprocess, sys, envbuild.cli.entry, docker; sys.exit(subprocess.call([sys.executable, '-c', '']))"
 
 
 def python_for(uid: int) -> str | None:

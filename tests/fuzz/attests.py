@@ -19,34 +19,32 @@ import requests
 import yaml
 from hypothesis import strategies as st
 from requests.adapters import HTTPAdapter
-from unit.proof.runs import passed_run, probe, run_on
+from unit.evidence.runs import passed_run, probe, run_on
 from unit.support import sha
 from urllib3 import HTTPResponse
 
 from envbuild.attest import (
-    access,
-    alike,
     attestations,
-    bundles,
-    child,
-    community,
-    judgement,
-    layers,
-    oci,
+    child_image,
+    community_evidence,
+    image_bundle,
     policy,
+    policy_check,
     signing,
     statements,
     trust,
     verify,
 )
-from envbuild.attest.oci import Manifest, Reference
 from envbuild.attest.policy import Policy
-from envbuild.attest.statements import Built, Subject
-from envbuild.errors import EnvbuildError
-from envbuild.image.names import LOCK_LABEL
-from envbuild.plan import lock
-from envbuild.proof import evidence
-from envbuild.proof.reasons import Malformed, Refusal
+from envbuild.attest.statements import BuildDetails, Subject
+from envbuild.evidence import evidence_store
+from envbuild.image import oci_layout
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.lock import lock_file
+from envbuild.registry import auth, image_reader, layer_comparison, oci
+from envbuild.registry.oci import Manifest, Reference
+from envbuild.util.errors import EnvbuildError
+from envbuild.util.refusal import Malformed, Refusal
 from fuzz import tars
 from fuzz.plans import GOLDEN, lock_seeds
 from fuzz.proofs import NOW, WANTED
@@ -72,8 +70,8 @@ def signer() -> signing.Signer:
 
 
 @cache
-def _lock() -> lock.Lock:
-    return lock.parse(as_yaml(next(seed for seed in lock_seeds() if seed["content"]["wheels"])).decode(), "a lock")
+def _lock() -> lock_file.Lock:
+    return lock_file.parse(as_yaml(next(seed for seed in lock_seeds() if seed["content"]["wheels"])).decode(), "a lock")
 
 
 @cache
@@ -92,7 +90,7 @@ def record_seeds() -> list[dict[str, Any]]:
 
     image = Image(_image_id(), "handle", (oci.digest_of(LAYER),), {}, {}, 1)
     runs = (passed_run(), run_on("NVIDIA H20"), passed_run(probe("env.libs"), probe("gemm.crash", "failed")))
-    return [{**evidence.run_record(image, WANTED, run, "docker 26", NOW), "lock": _lock().id} for run in runs]
+    return [{**evidence_store.run_record(image, WANTED, run, "docker 26", NOW), "lock": _lock().id} for run in runs]
 
 
 def _subject() -> Subject:
@@ -104,7 +102,7 @@ def _build() -> dict[str, Any]:
     profile = yaml.safe_load((GOLDEN / "cpu" / "profile.yaml").read_text(encoding="utf-8"))
     text = as_yaml(next(seed for seed in lock_seeds() if seed["content"]["wheels"])).decode()
     roots = {_lock().wheels[0].wheel.file: ("torch",)}
-    made = Built("sample", profile, _lock(), text, sha("facts"), sha("recipe"), {"envbuild": "0.1.0"}, roots)
+    made = BuildDetails("sample", profile, _lock(), text, sha("facts"), sha("recipe"), {"envbuild": "0.1.0"}, roots)
     return statements.build(made, _subject())
 
 
@@ -158,12 +156,12 @@ def _statements(value: tuple[list[dict[str, Any]], Policy]) -> None:
     envelopes, asked = value
     believed = trust.believe(envelopes, [signer().public], _image_id())
     for build in believed.builds:
-        judgement.of_build(build, believed.records, asked, NOW)
-    on, reasons = judgement.of_records(believed.records, asked, NOW)
+        policy_check.of_build(build, believed.records, asked, NOW)
+    on, reasons = policy_check.of_records(believed.records, asked, NOW)
     json.dumps([[proof.reason for proof in on], [str(reason) for reason in reasons]])
     for envelope in envelopes:
         try:
-            community.rows([("x.dsse.json", envelope)], {"who": signer().public}, NOW)
+            community_evidence.rows([("x.dsse.json", envelope)], {"who": signer().public}, NOW)
         except EnvbuildError:
             continue
 
@@ -327,7 +325,7 @@ def _asked(said: dict[str, Any]) -> None:
     http.trust_env = False
     http.mount("https://", _Answers(said))
     http.mount("http://", _Answers(said))
-    with mock.patch.object(access, "session", lambda authority, tries=4: http):
+    with mock.patch.object(auth, "session", lambda authority, tries=4: http):
         found = verify.image(PLACE, Policy(keys=(signer().public,)), [], NOW)
     json.dumps(found.document())
     if found.verified:  # only what was signed for this very image counts
@@ -379,11 +377,11 @@ def _diff_id(raw: bytes) -> str:
 def _layer(raw: bytes) -> None:
     """Whatever lies above the proved layers is looked at, or refused."""
     (build,) = trust.believe([_envelopes()[0]], [signer().public], None).builds
-    base = layers.Config(_image_id(), (oci.digest_of(LAYER),), {}, {})
-    above = layers.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
+    base = image_reader.Config(_image_id(), (oci.digest_of(LAYER),), {}, {})
+    above = image_reader.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
     parts = [{"digest": digest} for digest in (oci.digest_of(LAYER), oci.digest_of(raw))]
     manifest = Manifest(json.dumps({"layers": parts}).encode(), oci.MANIFEST)
-    for reason in child.objections(_Place(raw), manifest, above, base, build, record_seeds()):
+    for reason in child_image.objections(_Place(raw), manifest, above, base, build, record_seeds()):
         str(reason)
 
 
@@ -391,7 +389,7 @@ def _beside(both: tuple[bytes, bytes]) -> None:
     """What is taken for ours in another order is ours to the last byte, whatever else can be made of it, and it has
     nothing of which the order counts."""
     two, one = ((_Place(tar), oci.digest_of(tar), oci.digest_of(tar)) for tar in both)
-    if alike.difference(one, two, ("theirs", "ours")) is not None:
+    if layer_comparison.difference(one, two, ("theirs", "ours")) is not None:
         raise Malformed("another")
     blocks = [sorted(tar[at : at + 512] for at in range(0, len(tar), 512)) for tar in both]
     assert blocks[0] == blocks[1]
@@ -414,16 +412,16 @@ def _members() -> tuple[tuple[str, bytes], ...]:
             "layers": [oci.descriptor("x", LAYER)],
         }
     )
-    index = {"manifests": [{**oci.descriptor(oci.MANIFEST, manifest), "annotations": {bundles.REF: "verified"}}]}
+    index = {"manifests": [{**oci.descriptor(oci.MANIFEST, manifest), "annotations": {oci_layout.REF: "verified"}}]}
     held = {f"{blob.decode()}{hashlib.sha256(raw).hexdigest()}": raw for raw in (config, LAYER, manifest)}
-    return (*held.items(), (bundles.INDEX, json.dumps(index).encode()), (bundles.KEY, signer().public.pem))
+    return (*held.items(), (oci_layout.INDEX, json.dumps(index).encode()), (image_bundle.KEY, signer().public.pem))
 
 
 def _bundle(raw: bytes) -> None:
     file = Path("x.tar")
     file.write_bytes(raw)
-    found = bundles.Bundle(file)
-    for name in (bundles.KEY, bundles.LOCK, bundles.INDEX):
+    found = image_bundle.Bundle(file)
+    for name in (image_bundle.KEY, image_bundle.LOCK, oci_layout.INDEX):
         try:
             found.file(name)
         except Refusal:
@@ -431,7 +429,7 @@ def _bundle(raw: bytes) -> None:
     manifest = found.manifest("verified")
     if manifest is None:
         return
-    config = layers.config_of(found, manifest)
+    config = image_reader.config_of(found, manifest)
     attestations.fetch(found, manifest.digest)
     taken = sum(len(block) for block in found.loadable(manifest, config.layers, "envbuild/sample"))
     assert taken <= len(raw) + 20 * 512, "more is loaded than the bundle has"

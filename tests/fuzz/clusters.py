@@ -16,14 +16,12 @@ from typing import Any
 
 import yaml
 from hypothesis import strategies as st
-from unit.proof.runners.scripts import CPU, ID, JOB
+from unit.runners.scripts import CPU, ID, JOB
 
-from envbuild.plan import facts
-from envbuild.proof.job import Job
-from envbuild.proof.runners.kubernetes import manifest
-from envbuild.proof.runners.kubernetes import site as kubernetes
-from envbuild.proof.runners.slurm import script
-from envbuild.proof.runners.slurm import site as slurm
+from envbuild.facts import database
+from envbuild.runners.kubernetes import kubernetes_settings, manifest
+from envbuild.runners.slurm import batch_script, slurm_settings
+from envbuild.testrun.job import Job
 from fuzz.strategies import TEXTS, trees
 from fuzz.target import Target
 
@@ -85,21 +83,21 @@ def _settings(found: Any) -> Mapping[str, Any]:
 
 
 def _sbatch(asked: dict[str, Any]) -> None:
-    site = slurm.parse(_settings(asked["settings"]), {}, facts.gpus().__contains__)
+    site = slurm_settings.parse(_settings(asked["settings"]), {}, database.gpus().__contains__)
     job, folder = _job(asked, asked["words"]), PurePosixPath(asked["folder"])
-    text = script.render(job, site, folder, asked["name"], (asked["image"],))
+    text = batch_script.render(job, site, folder, asked["name"], (asked["image"],))
     judge_script(text, job, site, str(folder), asked["name"], asked["image"])
 
 
-def judge_script(text: str, job: Job, site: slurm.Site, folder: str, name: str, image: str) -> None:
+def judge_script(text: str, job: Job, site: slurm_settings.SlurmSite, folder: str, name: str, image: str) -> None:
     """Raises AssertionError unless the options are those that were asked for, and the commands those of a harmless
     script with these words in them."""
-    plain = slurm.Site(
+    plain = slurm_settings.SlurmSite(
         **{kind: getattr(site, kind) for kind in _KINDS}, program=PROGRAM if site.program else None, time="1"
     )
     words = [f"{WORD}-{number}" for number in range(len(job.argv) - 2)]
     standing = dataclasses.replace(job, argv=(*job.argv[:2], *words))
-    skeleton = script.render(standing, plain, PurePosixPath(FOLDER), NAME, (IMAGE,))
+    skeleton = batch_script.render(standing, plain, PurePosixPath(FOLDER), NAME, (IMAGE,))
     lines, expected = text.split("\n"), skeleton.split("\n")
     options = dict(_options(lines))
     asked = {"partition": site.partition, "account": site.account, "constraint": site.constraint, "time": site.time,
@@ -146,21 +144,25 @@ def _meant(word: str, meant: Mapping[str, str]) -> str:
 
 
 def _manifest(asked: dict[str, Any]) -> None:
-    site = kubernetes.parse(_settings(asked["settings"]), {}, facts.gpus().__contains__)
+    site = kubernetes_settings.parse(_settings(asked["settings"]), {}, database.gpus().__contains__)
     job = _job(asked, asked["words"])
     made = manifest.render(job, site, asked["name"], asked["image"])
     judge_job(made, job, site, asked["name"], asked["image"])
 
 
 def judge_job(
-    made: tuple[dict[str, Any], dict[str, Any]], job: Job, site: kubernetes.Site, name: str, image: str
+    made: tuple[dict[str, Any], dict[str, Any]],
+    job: Job,
+    site: kubernetes_settings.KubernetesSite,
+    name: str,
+    image: str,
 ) -> None:
     """Raises AssertionError unless the objects are those of a harmless job, but for the words that were asked for, each
     in its own place, and are what a reader of the YAML takes them for."""
     assert list(yaml.safe_load_all(yaml.safe_dump_all(made, sort_keys=False))) == list(made)
     made = copy.deepcopy(made[0]), copy.deepcopy(made[1])  # one by one: they share parts
     standing = dataclasses.replace(job, argv=(*job.argv[:2], *(WORD for _ in job.argv[2:])))
-    harmless = kubernetes.Site(registry=site.registry and "r", queue=site.queue)
+    harmless = kubernetes_settings.KubernetesSite(registry=site.registry and "r", queue=site.queue)
     first, second = manifest.render(standing, harmless, NAME, IMAGE)
     plain = copy.deepcopy(first), copy.deepcopy(second)
     spec, bare = (found[1]["spec"]["template"]["spec"] for found in (made, plain))
@@ -194,9 +196,9 @@ def judge_job(
     assert made == plain
 
 
-def _placed(placed: Mapping[str, Any], job: Job, site: kubernetes.Site) -> None:
+def _placed(placed: Mapping[str, Any], job: Job, site: kubernetes_settings.KubernetesSite) -> None:
     """On which nodes: the labels and tolerations of the site, and the card's own."""
-    names = list(site.products.get("h20", ())) or [one.replace(" ", "-") for one in facts.gpus()["h20"].all_names]
+    names = list(site.products.get("h20", ())) or [one.replace(" ", "-") for one in database.gpus()["h20"].all_names]
     one = {manifest.PRODUCT: names[0]} if job.gpus and len(names) == 1 else {}
     assert (placed["nodeSelector"] or {}) == {**site.nodes, **one}
     listed = [node["matchExpressions"][0] for node in (placed["affinity"] or {}).get("nodeAffinity", {}).get(

@@ -12,11 +12,13 @@ import yaml
 from hypothesis import strategies as st
 from unit.support import PROFILE, lock_for
 
-from envbuild import document, settings, shipped
 from envbuild.attest import sbom, signing
-from envbuild.document import Document
-from envbuild.errors import EnvbuildError, FactsError
-from envbuild.plan import factfiles, lock, resolve, sources
+from envbuild.facts import fact_files
+from envbuild.lock import lock_file
+from envbuild.resolve import profile_reader, resolver
+from envbuild.util import canonical_json, package_data, settings, yamldoc
+from envbuild.util.errors import EnvbuildError, FactsError
+from envbuild.util.yamldoc import Document
 from fuzz.renderers import judged
 from fuzz.strategies import BYTES, ENCODED, Draw, as_yaml, files, spoiled, trees, yaml_files
 from fuzz.target import Target
@@ -56,7 +58,7 @@ WRITTEN = [
     for file in (
         *sorted(GOLDEN.glob("*/profile.yaml")),
         *sorted(GOLDEN.glob("faults/*/profile.yaml")),
-        *sorted(shipped.PROFILES.rglob("*.yaml")),
+        *sorted(package_data.PROFILES.rglob("*.yaml")),
     )
     if not file.name.endswith(".lock.yaml")
 ]
@@ -69,27 +71,27 @@ def _profile(raw: bytes) -> None:
     (folder / "smoke.py").write_text("step('one')\n", encoding="utf-8")
     file = folder / "sample.yaml"
     file.write_bytes(raw)
-    source = sources.load(str(file))
-    plan = resolve.resolve(source)
+    source = profile_reader.load(str(file))
+    plan = resolver.resolve(source)
     made = lock_for(plan)
     judged(made)
     asked = {key: value for key, value in source.profile.env.items() if key in made.environment}
     assert asked.items() <= made.environment.items()
-    lock.write(made, folder / "sample.lock.yaml", "sample")
-    assert lock.read(folder / "sample.lock.yaml") == made
+    lock_file.write(made, folder / "sample.lock.yaml", "sample")
+    assert lock_file.read(folder / "sample.lock.yaml") == made
 
 
 @cache
 def lock_seeds() -> list[dict[str, Any]]:
     """The shipped and the golden ones, with two of each hundred packages, so that a change meets all parts."""
     found = []
-    for file in (*sorted(GOLDEN.glob("*/lock.yaml")), *sorted(shipped.PROFILES.rglob("*.lock.yaml"))):
+    for file in (*sorted(GOLDEN.glob("*/lock.yaml")), *sorted(package_data.PROFILES.rglob("*.lock.yaml"))):
         data = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
         content = data["content"]
         for holder, key, most in ((content["base"], "packages", 2), (content, "apt", 2), (content, "wheels", 4)):
             if key in holder:
                 holder[key] = holder[key][:most]
-        data["id"] = f"sha256:{lock.canonical_digest(content)}"
+        data["id"] = f"sha256:{canonical_json.canonical_digest(content)}"
         found.append(data)
     return found
 
@@ -105,7 +107,9 @@ def _locks(draw: Draw) -> bytes:
 
 def _digest(content: Any) -> str:
     try:  # of what the reader will make of it
-        return lock.canonical_digest(document.parse(as_yaml({"content": content}).decode(), "-").data["content"])
+        return canonical_json.canonical_digest(
+            yamldoc.parse(as_yaml({"content": content}).decode(), "-").data["content"]
+        )
     except (EnvbuildError, ValueError):
         return "0" * 64
 
@@ -113,12 +117,12 @@ def _digest(content: Any) -> str:
 def _lock(raw: bytes) -> None:
     file = Path("profiles/sample.lock.yaml")
     file.write_bytes(raw)
-    found = lock.read(file)
+    found = lock_file.read(file)
     assert found is not None
     judged(found)
     sbom.make("sample", found, f"sha256:{'0' * 64}")
-    lock.write(found, file, "sample")
-    assert lock.read(file) == found
+    lock_file.write(found, file, "sample")
+    assert lock_file.read(file) == found
 
 
 _LINES = (
@@ -180,7 +184,7 @@ def _requirements(value: tuple[str, bytes, bytes]) -> None:
     file = folder / kind
     file.write_bytes(raw)
     Path("profiles/sample.yaml").write_bytes(as_yaml(PROFILE))
-    judged(lock_for(resolve.resolve(sources.load("profiles/sample.yaml", wanted=file))))
+    judged(lock_for(resolver.resolve(profile_reader.load("profiles/sample.yaml", wanted=file))))
 
 
 _REQUIREMENTS = st.one_of(
@@ -192,7 +196,7 @@ _REQUIREMENTS = st.one_of(
 @cache
 def _shipped(name: str) -> Document:
     """A few of the facts, for the campaign reads them thousands of times."""
-    found = document.read(factfiles._FOLDER / f"{name}.yaml", FactsError)
+    found = yamldoc.read(fact_files._FOLDER / f"{name}.yaml", FactsError)
     for key, most in (("gpus", 3), ("advisories", 4)):
         if key in found.data:
             found.data[key] = [{**row, "shows": {}} if "shows" in row else row for row in found.data[key][:most]]
@@ -206,7 +210,7 @@ def _shipped(name: str) -> Document:
 def _fact_seeds() -> list[dict[str, Any]]:
     found = []
     for name, key in (("gpus", "gpus"), ("advisories", "advisories")):
-        doc = document.read(factfiles._FOLDER / f"{name}.yaml", FactsError)
+        doc = yamldoc.read(fact_files._FOLDER / f"{name}.yaml", FactsError)
         for row in doc.data[key][4:40:3]:
             made = {**copy.deepcopy(row), "id": "own-row"}
             if key == "gpus":
@@ -219,12 +223,12 @@ def _fact_seeds() -> list[dict[str, Any]]:
 def _facts(raw: bytes) -> None:
     file = Path("own.yaml")
     file.write_bytes(raw)
-    factfiles._extensible.cache_clear()
+    fact_files._extensible.cache_clear()
     try:
-        with mock.patch.object(factfiles, "read", _shipped):
-            factfiles._extensible((file,))
+        with mock.patch.object(fact_files, "read", _shipped):
+            fact_files._extensible((file,))
     finally:
-        factfiles._extensible.cache_clear()
+        fact_files._extensible.cache_clear()
 
 
 _SETTINGS = [
@@ -250,12 +254,12 @@ def _yaml(raw: bytes) -> None:
     """Places and merging hold for whatever is accepted."""
     file = Path("any.yaml")
     file.write_bytes(raw)
-    found = document.read(file)
-    merged = document.merge(found, found)
+    found = yamldoc.read(file)
+    merged = yamldoc.merge(found, found)
     assert repr(merged.data) == repr(found.data)  # NaN is not equal to itself
     for path in found.places:
         assert found.place(path).line >= 1
-        document.field_name(path)
+        yamldoc.field_name(path)
 
 
 TARGETS = (

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
-from unit.proof import prints
-from unit.proof.runs import NAMES, NONCE, documents, line, lines, output, probe
+from unit.evidence.runs import NAMES, NONCE, documents, line, lines, output, probe
 from unit.support import image_of, sha
+from unit.testrun import fingerprints
 
-from envbuild.errors import CheckFailed, UsageError
-from envbuild.insight import compare
-from envbuild.proof import evidence, fingerprint, junit, reading, shape, untrusted
-from envbuild.proof.counting import Wanted
-from envbuild.proof.fingerprint import Fingerprint
-from envbuild.selftest import frames
+from envbuild.evidence import evidence_store, run_record_schema
+from envbuild.evidence.rules import RequiredProof
+from envbuild.report import fingerprint_comparison
+from envbuild.selftest.harness import frames
+from envbuild.testrun import junit, numeric_fingerprint, output_parser
+from envbuild.testrun.numeric_fingerprint import Fingerprint
+from envbuild.util import strict_json
+from envbuild.util.errors import CheckFailed, UsageError
 from fuzz.strategies import BYTES, JSON, Draw, as_json, files, json_files, spoiled, trees
 from fuzz.target import Target
 
@@ -30,7 +32,7 @@ RUNS: list[Any] = [
     documents(probe("env.identity", traits=CARDS), probe("gemm.crash", "failed"), probe("train.step", "skipped")),
     [*documents()[:2], {"kind": "fingerprint", "version": 1}, *documents()[2:]],
 ]
-WANTED = Wanted("sample", f"sha256:{sha('lock')}", "quick", NAMES, {"allow_tf32": False})
+WANTED = RequiredProof("sample", f"sha256:{sha('lock')}", "quick", NAMES, {"allow_tf32": False})
 NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
 
 
@@ -48,22 +50,24 @@ def _outputs(draw: Draw) -> tuple[bytes, int | None, bool]:
 def _selftest(value: tuple[bytes, int | None, bool]) -> None:
     """Judged, told while it runs, reported, and kept as evidence that can be read again."""
     stdout, code, timed_out = value
-    told = [found for one in stdout.split(b"\n") if (found := reading.told(one, NONCE))]
-    run = reading.judge(output(stdout, exit_code=code, timed_out=timed_out), NONCE, NAMES)
+    told = [found for one in stdout.split(b"\n") if (found := output_parser.progress_of(one, NONCE))]
+    run = output_parser.judge(output(stdout, exit_code=code, timed_out=timed_out), NONCE, NAMES)
     assert not run.passed or (code == 0 and len(told) == len(run.results) + 1)
     json.dumps(run.summary())
     junit.render("sample", run, {})
-    record = evidence.run_record(image_of(), WANTED, run, "docker 26", NOW)
+    record = evidence_store.run_record(image_of(), WANTED, run, "docker 26", NOW)
     raw = json.dumps(record, indent=1, sort_keys=True).encode()
-    stated = evidence.statement(record, sha("record"))
+    stated = evidence_store.statement(record, sha("record"))
     assert stated["predicate"]["result"] != "PASSED" or run.passed
     json.dumps(stated)
     try:
-        shape.checked(untrusted.parse(raw, "the record"))
+        run_record_schema.checked(strict_json.parse(raw, "the record"))
     except ValueError:
-        assert not run.passed or evidence.gpu_of(run), "a proof that nobody can read"  # a card's traits may be anything
+        assert not run.passed or evidence_store.gpu_of(run), (
+            "a proof that nobody can read"
+        )  # a card's traits may be anything
     with contextlib.suppress(CheckFailed):
-        fingerprint.text_of(run)
+        numeric_fingerprint.text_of(run)
 
 
 def _messages(value: tuple[bytes, int]) -> None:
@@ -85,8 +89,8 @@ _STREAM = [
 def prints_seeds() -> list[dict[str, Any]]:
     """The recorded ones with few operations and samples."""
     found = []
-    for file in (prints.NEW, prints.OLD):
-        document = prints.load(file)
+    for file in (fingerprints.NEW, fingerprints.OLD):
+        document = fingerprints.load(file)
         document["ops"] = document["ops"][:: max(1, len(document["ops"]) // 3)][:4]
         for op in document["ops"]:
             for seen in filter(None, (op["teacher"], op["free"])):
@@ -99,11 +103,11 @@ def _fingerprint(raw: bytes) -> None:
     """Read, and compared with what it was made from, either way round."""
     file = Path("print.json")
     file.write_bytes(raw)
-    found = fingerprint.read(file)
+    found = numeric_fingerprint.read(file)
     for seed in prints_seeds():
         for a, b in ((found, _model(seed)), (_model(seed), found), (found, found)):
             try:
-                json.dumps(compare.document(compare.compare(a, b)), allow_nan=False)
+                json.dumps(fingerprint_comparison.document(fingerprint_comparison.compare(a, b)), allow_nan=False)
             except UsageError:
                 continue
 
@@ -114,7 +118,7 @@ def _model(document: dict[str, Any]) -> Fingerprint:
 
 def _json(raw: bytes) -> None:
     """What is accepted is what any other reader of JSON takes it for."""
-    found = untrusted.parse(raw, "it")
+    found = strict_json.parse(raw, "it")
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 

@@ -13,14 +13,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 from selftest.device import HEADS, container, elf_with, library
-from unit.image.test_wheelcheck import ASKED, GOOD, TAG
+from unit.image.test_extension_check import ASKED, GOOD, TAG
 
-from envbuild.attest import oci, pins
-from envbuild.host import cluster, model, nodes, system, verdict
-from envbuild.host.check import Check
-from envbuild.image import wheelcheck
-from envbuild.insight import explain, logs, markdown
-from envbuild.selftest import compiled
+from envbuild.attest import digest_pinning
+from envbuild.doctor import machine_verdict, node_comparison, remote_nodes, system_reader
+from envbuild.doctor import model as machine_model
+from envbuild.doctor.check_result import Check
+from envbuild.explain import cause_ranking, log_lines
+from envbuild.image import extension_check
+from envbuild.registry import oci
+from envbuild.report import markdown_blocks
+from envbuild.selftest.inventory import compiled_file
 from fuzz.strategies import BYTES, TEXTS, Draw, as_json, files, json_files, spoiled, yaml_files
 from fuzz.target import Target
 
@@ -31,7 +34,7 @@ _LINES = sorted({one for log in LOGS for one in log.splitlines(keepends=True) if
 
 
 def _log(raw: bytes) -> None:
-    json.dumps(explain.document(explain.explain(logs.read(io.BytesIO(raw)))), allow_nan=False)
+    json.dumps(cause_ranking.document(cause_ranking.explain(log_lines.read(io.BytesIO(raw)))), allow_nan=False)
 
 
 _MORE = (
@@ -74,17 +77,17 @@ _MARKS = (
 def _markdown(raw: bytes) -> None:
     """What stands outside of blocks stays; filled again, nothing changes; a cell is one cell."""
     text = raw.decode("utf-8", "replace")
-    found, faults = markdown.blocks(text, "README.md")
-    cell = markdown.cell_text(text[:200])
+    found, faults = markdown_blocks.blocks(text, "README.md")
+    cell = markdown_blocks.cell_text(text[:200])
     # of CommonMark's: a `<` opens a tag or an address before these characters alone
     opens = r"[\x00-\x1f\x7f\u2028\u2029]|(?<!\\)(\||<[A-Za-z/!?]|<[^\s<>]*@)"
     assert not re.search(opens, re.sub(r"&#\d+;", " ", cell))
     if faults:
         return
-    filled, changed = markdown.fill(text, found, lambda block: f"| {cell} |")
-    again, _ = markdown.blocks(filled, "README.md")
+    filled, changed = markdown_blocks.fill(text, found, lambda block: f"| {cell} |")
+    again, _ = markdown_blocks.blocks(filled, "README.md")
     assert [(block.kind, block.names) for block in again] == [(block.kind, block.names) for block in found]
-    assert markdown.fill(filled, again, lambda block: f"| {cell} |") == (filled, [])
+    assert markdown_blocks.fill(filled, again, lambda block: f"| {cell} |") == (filled, [])
     assert changed or filled == text
 
 
@@ -110,9 +113,9 @@ _PARTS = (
 
 def _reference(raw: bytes) -> None:
     text = raw.decode("utf-8", "replace")
-    made, found = pins.pinned(text, lambda image: f"sha256:{'1' * 64}")
-    assert len(found) == len(list(pins.found(made))) and all(
-        pin.current for pin in pins.pinned(made, lambda image: f"sha256:{'1' * 64}")[1]
+    made, found = digest_pinning.pinned(text, lambda image: f"sha256:{'1' * 64}")
+    assert len(found) == len(list(digest_pinning.found(made))) and all(
+        pin.current for pin in digest_pinning.pinned(made, lambda image: f"sha256:{'1' * 64}")[1]
     )
     parsed = oci.Reference.parse(text)
     assert oci.Reference.parse(str(parsed)) == parsed
@@ -158,10 +161,10 @@ def _wheel(value: tuple[str, bytes]) -> None:
     file = Path(name)
     file.write_bytes(raw)
     try:
-        faults = wheelcheck.faults(file, **ASKED)  # type: ignore[arg-type]
+        faults = extension_check.faults(file, **ASKED)  # type: ignore[arg-type]
         assert all(isinstance(fault, str) and fault for fault in faults)
         try:
-            wheelcheck.contents(file)
+            extension_check.contents(file)
         except ValueError:
             assert faults
     finally:
@@ -214,7 +217,7 @@ _FIELDS = (
 def _compiled(raw: bytes) -> None:
     file = Path("file.so")
     file.write_bytes(raw)
-    found = compiled.read(str(file), "pkg/file.so")
+    found = compiled_file.read(str(file), "pkg/file.so")
     assert found.damaged or found.machine >= 0
 
 
@@ -231,10 +234,10 @@ _NODE: dict[str, Any] = {
 
 def _node(raw: bytes) -> None:
     """A hostile node beside two that are alike: what is said of them can be written and shown."""
-    found = [cluster.parse("odd", raw), *(cluster.parse(name, as_json(_NODE)) for name in "ab")]
+    found = [node_comparison.parse("odd", raw), *(node_comparison.parse(name, as_json(_NODE)) for name in "ab")]
     for several in (found, found[:1], found[:2]):
-        checks = cluster.compare(several)
-        json.dumps(cluster.document(several, checks))
+        checks = node_comparison.compare(several)
+        json.dumps(node_comparison.document(several, checks))
         assert all("\x1b" not in check.detail and "\n" not in check.detail for check in checks)
 
 
@@ -245,7 +248,7 @@ def _cluster(raw: bytes) -> None:
     """Each command line names one host, which is no option, and one remote command without anything for a shell."""
     file = Path("hosts.yaml")
     file.write_bytes(raw)
-    for host, argv in nodes._ssh(file).items():
+    for host, argv in remote_nodes._ssh(file).items():
         assert argv[-2] == host and argv[-3] == "--" and not host.startswith("-")
         assert not set(host + argv[-1].removesuffix(" doctor --json")) & set(" \n\"'`$;|&<>()\\*?!#")
 
@@ -256,16 +259,20 @@ _KERNEL = [
 
 
 def _kernel(raw: bytes) -> None:
-    found = system.xids(raw)
-    assert all(0 <= xid.number <= 9999 and xid.text.isprintable() and len(xid.text) <= model.MAX_TEXT for xid in found)
-    assert model.clean(raw.decode("utf-8", "replace")).isprintable()
-    assert model.shown(raw.decode("utf-8", "replace")).isprintable()
+    found = system_reader.xids(raw)
+    assert all(
+        0 <= xid.number <= 9999 and xid.text.isprintable() and len(xid.text) <= machine_model.MAX_TEXT for xid in found
+    )
+    assert machine_model.clean(raw.decode("utf-8", "replace")).isprintable()
+    assert machine_model.shown(raw.decode("utf-8", "replace")).isprintable()
 
 
-_TEXT = st.sampled_from(("NVIDIA H20", "550.54.15", "12.4", "9.0", "completed", "", *TEXTS[:30])).map(model.clean)
+_TEXT = st.sampled_from(("NVIDIA H20", "550.54.15", "12.4", "9.0", "completed", "", *TEXTS[:30])).map(
+    machine_model.clean
+)
 _NUMBER = st.sampled_from((None, 0, 1, 10**11, 2**64 - 1))  # as NVML counts
 _CARDS = st.builds(
-    model.Card,
+    machine_model.GpuReading,
     st.integers(0, 3),
     _TEXT,
     _TEXT,
@@ -273,14 +280,14 @@ _CARDS = st.builds(
     _TEXT,
     _NUMBER,
     _NUMBER,
-    st.none() | st.builds(model.Mig, st.booleans(), st.booleans(), st.integers(0, 8)),
-    st.builds(model.Ecc, st.none() | st.booleans(), _NUMBER, st.booleans(), st.booleans()),
+    st.none() | st.builds(machine_model.Mig, st.booleans(), st.booleans(), st.integers(0, 8)),
+    st.builds(machine_model.Ecc, st.none() | st.booleans(), _NUMBER, st.booleans(), st.booleans()),
     st.none() | _TEXT,
     st.none() | _TEXT,
-    st.tuples() | st.tuples(st.builds(model.Holder, st.integers(), _TEXT, _NUMBER)),
+    st.tuples() | st.tuples(st.builds(machine_model.Holder, st.integers(), _TEXT, _NUMBER)),
 )
 _DRIVERS = st.builds(
-    model.Driver,
+    machine_model.DriverReading,
     st.none() | _TEXT,
     st.none() | _TEXT,
     st.lists(_CARDS, max_size=3).map(tuple),
@@ -289,21 +296,23 @@ _DRIVERS = st.builds(
 )
 
 
-def _driver(value: tuple[model.Driver, tuple[model.Xid, ...], int | None]) -> None:
+def _driver(value: tuple[machine_model.DriverReading, tuple[machine_model.Xid, ...], int | None]) -> None:
     """Whatever the driver tells, every check has an answer, which another machine can read."""
     driver, xids, pci = value
-    from envbuild.host.machine import read
+    from envbuild.doctor.machine import read
 
-    host = model.Host("a", "2026-11-21T00:00:00Z", read(), driver=driver, pci=pci, log=model.Log(xids))
-    checks = verdict.judge(host, [])
+    host = machine_model.Host(
+        "a", "2026-11-21T00:00:00Z", read(), driver=driver, pci=pci, log=machine_model.KernelLog(xids)
+    )
+    checks = machine_verdict.judge(host, [])
     assert all(isinstance(check, Check) and "\x1b" not in check.detail for check in checks)
-    node = cluster.parse("a", json.dumps(verdict.document(host, checks)))
+    node = node_comparison.parse("a", json.dumps(machine_verdict.document(host, checks)))
     assert node.described, node.fault
 
 
-_XIDS = st.lists(st.builds(model.Xid, st.sampled_from((13, 31, 48, 63, 79, 94, 9999)), _TEXT, _TEXT), max_size=3).map(
-    tuple
-)
+_XIDS = st.lists(
+    st.builds(machine_model.Xid, st.sampled_from((13, 31, 48, 63, 79, 94, 9999)), _TEXT, _TEXT), max_size=3
+).map(tuple)
 
 TARGETS = (
     Target("log", files(LOGS, (*_LINES, *_MORE, *BYTES), raw=400), _log, 6),

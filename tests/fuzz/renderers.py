@@ -14,9 +14,9 @@ from unit import oracle
 from unit.oracle import Instruction
 
 from envbuild.image import dockerfile
-from envbuild.image.names import LOCK_LABEL
-from envbuild.insight import requirements
-from envbuild.plan.lock import Lock
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.lock import requirements_export
+from envbuild.lock.lock_file import Lock
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def _lines(text: str, lock: Lock) -> None:
 
 RENDERERS = (
     Renderer("Dockerfile", lambda lock: dockerfile.render(lock, "sample"), _dockerfile),
-    Renderer("requirements", lambda lock: requirements.requirements(lock, "sample"), _lines),
-    Renderer("constraints", lambda lock: requirements.constraints(lock, "sample"), _lines),
+    Renderer("requirements", lambda lock: requirements_export.requirements(lock, "sample"), _lines),
+    Renderer("constraints", lambda lock: requirements_export.constraints(lock, "sample"), _lines),
 )
 
 

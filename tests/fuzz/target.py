@@ -17,7 +17,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from envbuild.errors import EnvbuildError, printable
+from envbuild.util.errors import EnvbuildError, printable
 
 DEADLINE = 10.0
 """Seconds of one input, by the clock: most take milliseconds; some have taken seconds, on a busy machine."""
@@ -107,7 +107,7 @@ def sandbox() -> Iterator[Path]:
 
 def _forget() -> None:
     """What the package remembers of the machine's configuration."""
-    for name in ("envbuild.settings", "envbuild.attest.access"):
+    for name in ("envbuild.util.settings", "envbuild.registry.auth"):
         for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import seed
 from hypothesis import strategies as st
-from unit.proof.runners.scripts import CPU, ID, JOB
+from unit.runners.scripts import CPU, ID, JOB
 
-from envbuild.errors import UsageError
-from envbuild.plan import lock
-from envbuild.plan.lock import Lock
-from envbuild.proof.runners.kubernetes import manifest
-from envbuild.proof.runners.kubernetes import site as kubernetes
-from envbuild.proof.runners.slurm import script
-from envbuild.proof.runners.slurm import site as slurm
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.runners.kubernetes import kubernetes_settings, manifest
+from envbuild.runners.slurm import batch_script, slurm_settings
+from envbuild.util.errors import UsageError
 from fuzz import clusters, plans, renderers, runner, target
 from fuzz.renderers import RENDERERS
 from fuzz.runner import around, campaign
@@ -127,7 +125,7 @@ def test_a_hang_is_not_swallowed_on_the_way() -> None:
 @pytest.fixture
 def sample() -> Lock:
     data = next(seed for seed in plans.lock_seeds() if seed["content"]["apt"] and len(seed["content"]["wheels"]) > 1)
-    return lock.parse(as_yaml(data).decode(), "a lock")
+    return lock_file.parse(as_yaml(data).decode(), "a lock")
 
 
 SMUGGLED: dict[str, Callable[[str], str]] = {
@@ -190,8 +188,8 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_oracle_sees_what_is_smuggled_into_a_batch_script(name: str) -> None:
-    job, site, folder = CPU, slurm.Site(partition="gpu"), "/shared/envbuild"
-    text = script.render(job, site, PurePosixPath(folder), clusters.NAME, (ID,))
+    job, site, folder = CPU, slurm_settings.SlurmSite(partition="gpu"), "/shared/envbuild"
+    text = batch_script.render(job, site, PurePosixPath(folder), clusters.NAME, (ID,))
     clusters.judge_script(text, job, site, folder, clusters.NAME, ID)
     spoiled = SCRIPTS[name](text)
     assert spoiled != text
@@ -201,7 +199,7 @@ def test_the_oracle_sees_what_is_smuggled_into_a_batch_script(name: str) -> None
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_the_oracle_sees_what_is_smuggled_into_a_job(name: str) -> None:
-    job, site = JOB, kubernetes.Site(registry="r", nodes={"pool": "gpu"})
+    job, site = JOB, kubernetes_settings.KubernetesSite(registry="r", nodes={"pool": "gpu"})
     made = manifest.render(job, site, clusters.NAME, clusters.IMAGE)
     clusters.judge_job(made, job, site, clusters.NAME, clusters.IMAGE)
     MANIFESTS[name](made[1]["spec"]["template"]["spec"])

@@ -5,7 +5,8 @@ on `cuda:0`; for torch's C++ they are on the host, so that autograd and every op
 
 As on a GPU: operations refuse tensors of two devices, and only explicit copies cross; products of half types are added
 up in float32 and rounded once; TF32 is used where the flags and the GPU allow it; attention backends refuse what they
-refuse at this compute capability; memory is counted and ends; libcuda and NVML answer (stand-ins written in C).
+refuse at this compute capability; memory is counted and ends; a CUDA graph reads what its tensors hold at each replay;
+libcuda and NVML answer (stand-ins written in C), and nvidia-smi.
 
 Not as on a GPU: torch's and NVIDIA's kernels, their speed and workspaces, streams, and CUDA's own autocast lists. A
 pass shows that a probe's path for GPUs works and that its tolerances leave room for this arithmetic, not that a GPU

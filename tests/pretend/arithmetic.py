@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
+
+from envbuild.selftest.probes.gemm.gemm_precision import OVERRIDE
 
 HALVES = (torch.float16, torch.bfloat16)
 TF32_CAPABILITY, FP8_CAPABILITY = (8, 0), (8, 9)
@@ -16,7 +19,8 @@ MOST_PRODUCTS = 1 << 34  # of one call; more take a CPU minutes
 _MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot")
 _CONVOLUTION = ("aten::convolution", "aten::convolution_backward")
 # CUDA's kernels compute these in float32 for half types; the host's round more than once.
-_LOSSES = (
+_ROUNDED_ONCE = (
+    "aten::rsqrt",
     *("aten::_softmax", "aten::_softmax_backward_data", "aten::_log_softmax", "aten::_log_softmax_backward_data"),
     *("aten::nll_loss_forward", "aten::nll_loss_backward"),
 )
@@ -37,7 +41,7 @@ def compute(operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     name = operation._schema.name  # type: ignore[attr-defined]
     if name == "aten::_scaled_mm":
         return _scaled_mm(capability, *args, **kwargs)
-    if name not in (*_MATRIX, *_CONVOLUTION, *_LOSSES):
+    if name not in (*_MATRIX, *_CONVOLUTION, *_ROUNDED_ONCE):
         return operation(*args, **kwargs)
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if name in _MATRIX and _multiplications(name, given) > MOST_PRODUCTS:
@@ -46,9 +50,15 @@ def compute(operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     if half is not None:
         return _in_float32(operation, args, kwargs, half)
     flags = torch.backends.cuda.matmul if name in _MATRIX else torch.backends.cudnn
-    if name not in _LOSSES and flags.allow_tf32 and capability >= TF32_CAPABILITY:
+    if name not in _ROUNDED_ONCE and _takes_tf32(flags, capability):
         args = tree_map(lambda x: cut_to_tf32(x) if _is(x, torch.float32) else x, args)
     return operation(*args, **kwargs)
+
+
+def _takes_tf32(flags: Any, capability: tuple[int, int]) -> bool:
+    """By torch's flags, unless the variable that NVIDIA's libraries read overrides them."""
+    override = os.environ.get(OVERRIDE)
+    return capability >= TF32_CAPABILITY and (flags.allow_tf32 if override is None else override == "1")
 
 
 def _is(x: Any, dtype: torch.dtype) -> bool:

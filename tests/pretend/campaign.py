@@ -22,15 +22,15 @@ import torch  # noqa: E402
 from machine import described, write  # noqa: E402
 from options import program  # noqa: E402
 from selftest.reading import Frame  # noqa: E402
-from selftest.seeds import PROBES as SEEDS  # noqa: E402
+from selftest.seeds.on_gpus import PROBES as SEEDS  # noqa: E402
 from selftest.tensor_cores import CORES  # noqa: E402
 
-from envbuild.plan import probes  # noqa: E402
+from envbuild.facts import probe_names  # noqa: E402
 from pretend import expected, launch, sweep  # noqa: E402
-from pretend.__main__ import SHORT  # noqa: E402
 from pretend.gpus import GPUS  # noqa: E402
+from pretend.sizes import SHORT  # noqa: E402
 
-NAMES = list(probes.known())
+NAMES = list(probe_names.known())
 ASKED = ["burn", "memory", "fingerprint"]  # in addition to level standard; dist.nodes needs several machines
 REAL_SIZES = ("h100", "t4")
 GB = 1e9

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from selftest.reading import Frame
-from selftest.test_seeded import RIGHT, WRONG
+from selftest.seeds import failures
 
-from envbuild.plan import probes
+from envbuild.facts import probe_names
 
 from .gpus import GPUS
 from .launch import TIMEOUTS
@@ -15,30 +15,28 @@ from .launch import TIMEOUTS
 MOST = {"quick": 8 * 10**9, "standard": 14 * 10**9}  # bytes of the GPU's memory
 FILLS = ("init.alloc",)  # takes 90% of what is free, by design, as do burn and memory at level full
 WITHOUT_APEX = frozenset(("norm.apex", "optim.apex"))
-NOT_SIMULATED = frozenset(("graph.replay",))  # a build of torch for the CPU has no CUDA graphs
 
-# On a GPU a convolution may keep float16 sums in half precision: conv notes it as a trait.
-RIGHT_ON_GPUS = frozenset((*RIGHT, "conv:half_convolution"))
+RIGHT_ON_GPUS = frozenset(failures.RIGHT_ON_GPUS)
 WRONG_ON_GPUS = {
-    **{seed: (failure, words) for seed, failure, words in WRONG if seed not in RIGHT_ON_GPUS},
+    **{seed: (failure, words) for seed, failure, words in failures.WRONG_ON_GPUS},
     "gemm.exact:hangs": ("hang", f"no end after {TIMEOUTS['gemm.exact:hangs']} s"),
     "gemm.exact:leaks": ("oom", "CUDA out of memory"),
     "burn:now_and_then": ("mismatch", "cuda:0: first tf32 product: element [700, 3]"),
     "burn:nan": ("mismatch", "cuda:0: the exact product has 1 wrong rows of 768, the first is 0"),
+    "burn:last_bit": ("mismatch", "cuda:0: first fp64 product: element [9, 7] is"),
+    "burn:forgets": ("mismatch", "cuda:0: later fp64 products differ in 1 words: element [5, 7] is"),
 }
 
 
 def skipped(gpu: str) -> frozenset[str]:
     """The probes that a healthy GPU skips: it is too old, or apex is not installed."""
-    older = (name for name, probe in probes.known().items() if GPUS[gpu].capability < probe.least_capability)
+    older = (name for name, probe in probe_names.known().items() if GPUS[gpu].capability < probe.least_capability)
     return WITHOUT_APEX | frozenset(older)
 
 
 def alarms(gpu: str, level: str, found: Mapping[str, Frame]) -> Iterator[str]:
     """What is wrong with a run of the catalogue: every probe passes, but for those that are skipped, within memory."""
     for name, frame in found.items():
-        if name in NOT_SIMULATED:
-            continue
         status = "skipped" if name in skipped(gpu) else "passed"
         if frame["status"] != status:
             yield f"{gpu}: {name} is {frame['status']} at {frame['at']}: {frame['reason']}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GPU = "PRETEND_GPU"  # variable: one of GPUS
+
 # torch's wheels for CUDA 13.0 and 12.6, as torch.cuda.get_arch_list() names what they have code for.
 _CUDA_13 = ("13.0", ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"))
 _CUDA_12 = ("12.6", ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"))

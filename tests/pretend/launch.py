@@ -12,11 +12,11 @@ from typing import Any
 from selftest import seeding, stubs
 from selftest.reading import Frame, environment, job, outcomes, read
 
-from envbuild.selftest.job import DATASHEET, FLOORS
+from envbuild.selftest.harness.job_document import DATASHEET, FLOORS
 
 from .gpus import GPUS
 
-CATALOGUE, SEEDS = "envbuild.selftest.catalogue", "selftest.seeds"
+CATALOGUE, SEEDS = "envbuild.selftest.probes.catalogue", "selftest.seeds.on_gpus"
 OWN = {"script": {"name": "own.py", "text": "import torch\nassert torch.ones(2, device=device).sum().item() == 2\n"}}
 DRIVER = "580.159.04"
 # A step that takes a GPU milliseconds takes a shared processor minutes, but for the seed that waits for its end.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+
+from .ledger import FOLDER, Ledger
 
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap does not name
 _host_empty = torch.empty  # seeds put another in its place
@@ -17,7 +21,8 @@ _LARGE = 1 << 28  # bytes: more is mapped and not reserved, as the host may have
 class Memory:
     """Counts the bytes of tensors, as CUDA's caching allocator would without its rounding.
 
-    `peak` is the most in use at once by any one process of a probe: forked processes share it.
+    `peak` is the most in use at once by any one process of a probe: forked processes share it. With a ledger all
+    processes share the GPU's memory too.
     """
 
     def __init__(self, size: int) -> None:
@@ -25,10 +30,17 @@ class Memory:
         self.used = 0
         self._sizes: dict[int, int] = {}
         self._peak = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self._ledger = Ledger(Path(os.environ[FOLDER])) if FOLDER in os.environ else None
+
+    def start(self) -> None:
+        """Take what CUDA takes for a process."""
+        if self._ledger:
+            self._ledger.note(self.used)
 
     @property
     def free(self) -> int:
-        return self.size - self.used
+        self.start()
+        return max(0, self.size - self._ledger.total()) if self._ledger else self.size - self.used
 
     @property
     def peak(self) -> int:
@@ -46,16 +58,19 @@ class Memory:
         self.check(size)
         self._sizes[address] = size
         self.used += size
+        self.start()
         self._peak[0] = max(self._peak[0], self.used)
         weakref.finalize(storage, self._forget, address)
 
     def _forget(self, address: int) -> None:
         self.used -= self._sizes.pop(address)
+        self.start()
 
     def check(self, size: int) -> None:
-        """Raises torch's own error where so many bytes are not free."""
-        if size > self.free:
-            total, free = self.size / 2**30, self.free / 2**30
+        """Raises torch's own error where so many bytes are not free; other processes count for large tensors only."""
+        free_bytes = self.free if size >= _LARGE else self.size - self.used
+        if size > free_bytes:
+            total, free = self.size / 2**30, free_bytes / 2**30
             raise torch.cuda.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB. GPU 0 has a total capacity of "
                 f"{total:.2f} GiB of which {free:.2f} GiB is free."

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from envbuild.selftest import collectives
+from envbuild.selftest.distributed import collectives
 
 from .tensors import GpuTensor
 

@@ -12,7 +12,7 @@ import torch
 import torch._dynamo  # a dispatch mode imports it at its first call: once here, instead of in every forked process
 import torch.nn.functional as F
 
-from . import jit, nccl, sdpa, tensors
+from . import graphs, jit, nccl, sdpa, tensors
 from .gpus import Gpu
 from .tensors import Factories, Pretended
 
@@ -103,9 +103,11 @@ def install(gpu: Gpu) -> None:
         "Stream": Stream,
         "stream": contextlib.nullcontext,
         "Event": Event,
+        "CUDAGraph": graphs.Graph,
+        "graph": graphs.capture,
     }
-    nothing = ("_lazy_init", "init", "set_device", "synchronize", "empty_cache")
-    for name, answer in {**answers, **dict.fromkeys(nothing, lambda *_, **__: None)}.items():
+    starting = ("_lazy_init", "init", "set_device", "synchronize", "empty_cache")
+    for name, answer in {**answers, **dict.fromkeys(starting, lambda *_, **__: memory.start())}.items():
         setattr(torch.cuda, name, answer)
     torch.version.cuda = gpu.cuda
     torch.backends.cudnn.version = lambda: CUDNN  # type: ignore[assignment]

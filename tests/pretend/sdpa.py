@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from . import tensors
 from .arithmetic import HALVES, TF32_CAPABILITY, cut_to_tf32
-from .tensors import DEVICE, GpuTensor, on_gpu
+from .tensors import DEVICE, GpuTensor, simulated
 
 BACKENDS = ("math", "flash", "efficient", "cudnn")  # by number, as torch._fused_sdp_choice has them
 _FUSED_FROM = (8, 0)
@@ -39,11 +39,14 @@ def takes(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask:
     capability, depth, half = tensors.here.gpu.capability, q.shape[-1], q.dtype in HALVES
     if backend == "math":
         return True
+    if q.dim() != 4:
+        return False
     if backend == "efficient":
         if (q.dtype == torch.bfloat16 and capability < _FUSED_FROM) or not (half or q.dtype == torch.float32):
             return False
-        return depth % (8 if half else 4 if capability >= _FUSED_FROM else 1) == 0
-    if capability < _FUSED_FROM or not half:
+        aligned = 8 if half else 4 if capability >= _FUSED_FROM else 1
+        return depth % aligned == v.shape[-1] % aligned == 0
+    if capability < _FUSED_FROM or not half or v.shape[-1] != depth:
         return False
     if backend == "cudnn":
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -54,6 +57,7 @@ def takes(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask:
     return mask is None and depth <= 256 and not narrow and (not causal or q.shape[-2] == k.shape[-2])
 
 
+@simulated
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -67,7 +71,8 @@ def attention(
     """Replaces torch.nn.functional's, which host tensors are handed on to. There is no dropout."""
     q, k, v = query, key, value
     if not any(isinstance(x, GpuTensor) for x in (q, k, v)):
-        return _HOST(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        with tensors.here.clock.stopped():
+            return _HOST(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     assert dropout_p == 0.0
     if torch.is_autocast_enabled("cpu"):
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
@@ -76,7 +81,7 @@ def attention(
     if is_causal and attn_mask is not None:
         raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
     if enable_gqa:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     backend = next((name for name in enabled() if takes(name, q, k, v, attn_mask, is_causal)), None)
     if backend is None:
         raise RuntimeError("No available kernel. Aborting execution.")
@@ -85,7 +90,7 @@ def attention(
     with torch.autocast("cpu", enabled=False):
         if backend == "math":
             return _math(q, k, v, mask, factor)
-        return _Fused.apply(q, k, v, None if mask is None else mask.held, factor)  # type: ignore[no-any-return]
+        return _Fused.apply(q, k, v, mask, factor)  # type: ignore[no-any-return]
 
 
 def choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> int:
@@ -114,33 +119,38 @@ class _Fused(torch.autograd.Function):
     """One kernel each way, whose scores never leave it: float32 inside, factors rounded to the inputs' dtype."""
 
     @staticmethod
-    @on_gpu()
+    @simulated
     def forward(ctx: Any, q: Any, k: Any, v: Any, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
         dtype, (wq, wk, wv) = q.dtype, (x.held.float() for x in (q, k, v))
-        scores = _scores(wq, wk, mask, scale, dtype)
+        held = None if mask is None else mask.held  # type: ignore[attr-defined]
+        scores = _scores(wq, wk, held, scale, dtype)
         top = scores.amax(-1, keepdim=True)
         powers = torch.exp(scores - top)
         total = powers.sum(-1, keepdim=True)
         out = GpuTensor((_product(powers.to(dtype).float(), wv, dtype) / total).to(dtype))
         ctx.save_for_backward(q, k, v, out, GpuTensor(top + torch.log(total)))
-        ctx.mask, ctx.scale = mask, scale
+        ctx.mask, ctx.scale = held, scale
         return out
 
     @staticmethod
-    @on_gpu()
+    @simulated
     def backward(ctx: Any, *grads: Any) -> Any:
         q, k, v, out, sums = ctx.saved_tensors
         dtype, (wq, wk, wv, grad) = q.dtype, (x.held.float() for x in (q, k, v, grads[0]))
         weights = torch.exp(_scores(wq, wk, ctx.mask, ctx.scale, dtype) - sums.held)
         slope = _product(grad, wv.mT, dtype)
         row = (grad * out.held.float()).sum(-1, keepdim=True)
-        change = (weights * (slope - row)).to(dtype).float()
+        change = weights * (slope - row)
+        learned = None
+        if ctx.needs_input_grad[3]:
+            learned = GpuTensor(change.sum_to_size(ctx.mask.shape))
+        change = change.to(dtype).float()
         found = (
             _product(change, wk, dtype) * ctx.scale,
             _product(change.mT, wq, dtype) * ctx.scale,
             _product(weights.to(dtype).float().mT, grad, dtype),
         )
-        return (*(GpuTensor(x.to(dtype)) for x in found), None, None)
+        return (*(GpuTensor(x.to(dtype)) for x in found), learned, None)
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float, dtype: torch.dtype) -> Any:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import torch
 from selftest.tensor_cores import CORES, Core, multiply
 
-from envbuild.selftest import bounds, inputs
-from envbuild.selftest.probes.precision import FP8_SIZE, _large_sums
-from envbuild.selftest.reference import product
+from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics.reference import product
+from envbuild.selftest.probes.gemm.gemm_precision import FP8_SIZE, _large_sums
 
 from .arithmetic import cut_to_tf32
 
@@ -71,23 +71,23 @@ def float32_ratio(k: int, shape: tuple[int, int] = SHAPES[0], tf32: bool = False
     """The same of float32 without tensor cores, added up one by one; `tf32`: wrongly by TF32."""
     a, b, exact = _factors("fp32", k, shape)
     got = product(cut_to_tf32(a), cut_to_tf32(b)) if tf32 else product(a, b)
-    return _beyond((got.double() - exact).abs(), exact, bounds.gemm(exact, exact, k, torch.float32), "fp32")
+    return _beyond((got.double() - exact).abs(), exact, tolerances.gemm(exact, exact, k, torch.float32), "fp32")
 
 
 def split_ratio(generation: str, slices: int, k: int) -> float:
-    """A float16 convolution's sum by split-K, each slice rounded to float16 and added up in it, over bounds.half_sums
-    without the last rounding."""
+    """A float16 convolution's sum by split-K, each slice rounded to float16 and added up in it, over
+    tolerances.half_sums without the last rounding."""
     a, b, exact = _factors("fp16", k, SHAPES[0])
     core = CORES[generation]["fp16"]
     parts = zip(a.chunk(slices, 1), b.chunk(slices, 0), strict=True)
     total, *others = (multiply(*part, core).half() for part in parts)
     for other in others:
         total = (total.float() + other.float()).half()
-    return _beyond((total.double() - exact).abs(), exact, bounds.half_sums(exact, exact, k, torch.float16), "fp16")
+    return _beyond((total.double() - exact).abs(), exact, tolerances.half_sums(exact, exact, k, torch.float16), "fp16")
 
 
 def attention_ratio(generation: str, kind: str, length: int, depth: int, sums: Core | None = None) -> float:
-    """A fused attention kernel's error over bounds.attention_floor, both with the roundings that are part of it.
+    """A fused attention kernel's error over tolerances.attention_floor, both with the roundings that are part of it.
     `sums`: the core of the second product, where it is a wrong one."""
     dtype, core = DTYPES[kind], CORES[generation][kind]
     q, k = (inputs.signed((length, depth), seed).to(dtype) for seed in (31, 32))
@@ -98,7 +98,7 @@ def attention_ratio(generation: str, kind: str, length: int, depth: int, sums: C
     powers = torch.exp(scores - scores.amax(-1, keepdim=True))
     got = multiply(powers.to(dtype), v, sums or core).float() / powers.sum(-1, keepdim=True)
     logit = float(q.double().norm(dim=-1).max() * k.double().norm(dim=-1).max()) * scale
-    floor = bounds.attention_floor(dtype, logit, depth, length)
+    floor = tolerances.attention_floor(dtype, logit, depth, length)
     return float((got.to(dtype).double() - exact).abs().max()) / floor
 
 
@@ -120,10 +120,10 @@ def _result(kind: str) -> torch.dtype:
 
 def _tolerance(kind: str, exact: torch.Tensor, k: int) -> torch.Tensor:
     """As gemm.accuracy and gemm.fp8 take it; no factor is negative, so |A||B| is the product itself."""
-    form: Callable[..., torch.Tensor] = bounds.fp8 if kind == "fp8" else bounds.gemm
+    form: Callable[..., torch.Tensor] = tolerances.fp8 if kind == "fp8" else tolerances.gemm
     return form(exact, exact, k, _result(kind), *([True] if kind == "tf32" else []))
 
 
 def _beyond(error: torch.Tensor, exact: torch.Tensor, tolerance: torch.Tensor, kind: str) -> float:
-    rounding = 0 if kind in ("tf32", "fp32") else bounds.unit_roundoff(_result(kind)) * exact.abs()
+    rounding = 0 if kind in ("tf32", "fp32") else tolerances.unit_roundoff(_result(kind)) * exact.abs()
     return float((error / (tolerance - rounding)).max())

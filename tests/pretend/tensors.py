@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .arithmetic import compute
+from .clock import Clock
 from .gpus import GPUS, Gpu
 from .memory import Memory
 
@@ -24,11 +25,13 @@ _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index
 
 @dataclass
 class Pretended:
-    """The GPU that this process and its forks simulate. `seconds`: of processor time that the GPU would save."""
+    """The GPU that this process and its forks simulate. `clock`: how long that takes; `graph`: that is being captured
+    (graphs.Graph)."""
 
     gpu: Gpu
     memory: Memory = field(init=False)
-    seconds: float = 0.0
+    clock: Clock = field(default_factory=Clock)
+    graph: Any = None
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.gpu.memory)
@@ -97,21 +100,24 @@ class GpuTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(operation, args, kwargs or {})
+        with here.clock:
+            return _run(operation, args, kwargs or {})
 
 
 class Factories(TorchDispatchMode):
     """While entered, what is made on `cuda` or sent there becomes a GpuTensor."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
-        if operation._schema.name in ("aten::pin_memory", "aten::_pin_memory"):
-            return args[0].clone()
-        if GpuTensor in types or _is_cuda(kwargs.get("device")):
-            return _run(operation, args, kwargs)
-        return operation(*args, **kwargs)
+        with here.clock:
+            kwargs = kwargs or {}
+            if kwargs.get("pin_memory"):
+                kwargs = {**kwargs, "pin_memory": False}
+            if operation._schema.name in ("aten::pin_memory", "aten::_pin_memory"):
+                return args[0].clone()
+            if GpuTensor in types or _is_cuda(kwargs.get("device")):
+                return _run(operation, args, kwargs)
+            with here.clock.stopped():
+                return operation(*args, **kwargs)
 
 
 class _Download(torch.autograd.Function):
@@ -119,6 +125,8 @@ class _Download(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: GpuTensor) -> torch.Tensor:
+        if here.graph is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         return source.held.clone()
 
     @staticmethod
@@ -142,12 +150,15 @@ def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **opti
     return (made if device is None else made.to(device)).requires_grad_(requires_grad)
 
 
-@contextlib.contextmanager
-def on_gpu() -> Iterator[None]:
-    """Count the processor time as work of the GPU."""
-    begin = time.process_time()
-    yield
-    here.seconds += time.process_time() - begin
+def simulated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Count the time of this function as the simulation's."""
+
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with here.clock:
+            return function(*args, **kwargs)
+
+    return counted
 
 
 def _is_cuda(device: Any) -> bool:
@@ -168,8 +179,13 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     plain_args, plain = tree_map(lambda x: x.held if isinstance(x, GpuTensor) else x, (tuple(args), dict(kwargs)))
     if _is_cuda(plain.get("device")):
         plain["device"] = torch.device("cpu")
-    with on_gpu():
+    # A copy from the host, and what it converts on the way, is the host's work with a GPU too.
+    with here.clock.stopped() if strangers and name in _COPIES else contextlib.nullcontext():
         result = compute(operation, plain_args, plain, here.gpu.capability)
+    if here.graph is not None:
+        if strangers:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        here.graph.keep(operation, plain_args, plain, result)
     written = _written(operation, args, kwargs)
     return tree_map(_lifted, result) if written is None else written
 

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 
-from envbuild.plan import facts
-from envbuild.selftest import apart
+from envbuild.facts import database
+from envbuild.selftest.harness import forking
 from pretend.gpus import GPUS
 from pretend.runtime import install
 
@@ -20,11 +20,11 @@ HALVES, EVERY = (torch.float16, torch.bfloat16), (torch.float16, torch.bfloat16,
 def on(gpu: str, work: Callable[[], object]) -> object:
     """What `work` returns in a forked process that simulates this GPU; what it raises fails the test."""
 
-    def simulate(tell: apart.Tell) -> None:
+    def simulate(tell: forking.Tell) -> None:
         install(GPUS[gpu])
         tell("returned", work())
 
-    ending = apart.run(simulate, 60)
+    ending = forking.run(simulate, 60)
     assert ending.failure is None, ending.failure
     return ending.told["returned"]
 
@@ -40,7 +40,7 @@ def refusal(work: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("name", GPUS)
 def test_the_facts_know_the_gpu(name: str) -> None:
-    gpu, known = GPUS[name], facts.gpus()[name]
+    gpu, known = GPUS[name], database.gpus()[name]
     assert gpu.name in known.names
     assert "{}.{}".format(*gpu.capability) == known.compute_capability
     assert gpu.gigabytes in known.memory_gb
@@ -178,3 +178,41 @@ def test_fp8_needs_its_capability() -> None:
         return refusal(lambda: torch._scaled_mm(x, x.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16))
 
     assert "compute capability" in str(on("a100", work)) and on("rtx4090", work) == ""
+
+
+def test_a_graph_computes_at_each_replay_from_what_its_tensors_hold_then() -> None:
+    def work() -> list[object]:
+        x, weight = torch.ones(4, device="cuda"), torch.full((4,), 2.0, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = (x.view(2, 2) * weight.view(2, 2)).sum(0)
+        before = result.cpu().isnan().all().item()
+        x.fill_(3)
+        weight.mul_(10)
+        unchanged = result.cpu().isnan().all().item()
+        graph.replay()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            words = [refusal(lambda: x.cpu()), refusal(lambda: x.sum().item()), refusal(lambda: x.copy_(torch.ones(4)))]
+            outside = refusal(lambda: x.add_(1))
+        return [before, unchanged, result.tolist(), words, outside]
+
+    before, unchanged, result, words, outside = on("h100", work)  # type: ignore[misc]
+    assert before and unchanged and result == [120.0, 120.0]
+    assert words == ["CUDA error: operation not permitted when stream is capturing"] * 3
+    assert outside == "a capture that writes to tensors that were there before"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "override", "rounded"), [("a100", "1", True), ("a100", "0", False), ("t4", "1", False)]
+)
+def test_nvidias_variable_overrides_torchs_flag_for_tf32(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, override: str, rounded: bool
+) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+
+    def work() -> bool:
+        torch.backends.cuda.matmul.allow_tf32 = override == "0"
+        one = torch.ones((1, 1), device="cuda")
+        return bool(torch.mm(one * (1 + 2.0**-12), one).item() == 1)
+
+    assert on(gpu, work) == rounded

@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envbuild.plan import probes
+from envbuild.facts import probe_names
 from pretend import expected, launch
-from pretend.__main__ import SHORT
 from pretend.runtime import OLD_AUTOCAST
+from pretend.sizes import SHORT
 
 Result = dict[str, dict[str, Any]]
-NAMES = list(probes.known())
+NAMES = list(probe_names.known())
 ASKED = ["burn", "memory", "fingerprint"]  # in addition to the level's; dist.nodes needs several machines
 ATTENTION = ["attention.math", "attention.efficient"]
 

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from selftest.seeds import PROBES
+from selftest.seeds.on_gpus import PROBES
 
 from pretend import expected, launch
-from pretend.__main__ import SHORT
+from pretend.sizes import SHORT
 
 NAMES = [probe.name for probe in PROBES]
 SLICE = [
@@ -34,6 +34,7 @@ SLICE = [
     "burn:now_and_then",
     "burn:right",
     "memory:aliases",
+    "graph.replay:stale_input",
     "train.step:noisy",
     "env.libs:foreign",
 ]

@@ -3,9 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.context import Context
-from envbuild.selftest.probes import fingerprint
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.training import fingerprint
 
 from .faults import good
 from .seeds.making import wrong_element

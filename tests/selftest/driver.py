@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest import harness, watch
 from envbuild.selftest.__main__ import take
-from envbuild.selftest.frames import FrameWriter
-from envbuild.selftest.job import parse
+from envbuild.selftest.harness import scheduler, supervisor
+from envbuild.selftest.harness.frames import FrameWriter
+from envbuild.selftest.harness.job_document import parse
 
 TORCH = str(Path(torch.__file__).parent)
 
@@ -52,17 +52,17 @@ def main(module: str, job: str, path: str) -> int:
     probes = importlib.import_module(module).PROBES
     out = take(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
     parsed = parse(json.loads(job), frozenset(probe.name for probe in probes))
-    terms = watch.Terms(dump=0.5, death=1.0, hidden=(out,))
+    terms = supervisor.Terms(dump=0.5, death=1.0, hidden=(out,))
     writer = FrameWriter(out, parsed.nonce)
     try:
         if not os.environ.get("ENVBUILD_TEST_PROFILE"):
-            return 0 if harness.run(probes, parsed, writer, terms) else 5
+            return 0 if scheduler.run(probes, parsed, writer, terms) else 5
         with Calls() as calls:
-            harness.run(probes, parsed, writer, terms)
+            scheduler.run(probes, parsed, writer, terms)
         tasks = len(list(Path("/proc/self/task").iterdir()))
         print(json.dumps({"calls": calls.found, "threads": tasks}), file=sys.stderr)
         return 0
-    except harness.Interrupted as interruption:
+    except scheduler.RunInterrupted as interruption:
         return 128 + interruption.number
 
 

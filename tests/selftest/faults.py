@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest import child
-from envbuild.selftest.context import Context
-from envbuild.selftest.outcome import ProbeFailure, Skip
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness import probe_process
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
 
 NOISE = 1 << 20
 
@@ -120,7 +120,7 @@ def sys_exit(context: Context) -> None:
 
 def _writing(change: Callable[[bytes], bytes]) -> Callable[[Context], None]:
     def probe(context: Context) -> None:
-        module: Any = child
+        module: Any = probe_process
         write = module.write_all
         module.write_all = lambda fd, data: write(fd, change(data))
 

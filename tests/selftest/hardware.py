@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.apart import Tell
-from envbuild.selftest.catalogue import PROBES as REAL
-from envbuild.selftest.context import Context
-from envbuild.selftest.probes import alloc, arch
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.forking import Tell
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.catalogue import PROBES as REAL
+from envbuild.selftest.probes.environment import env_arch, init_alloc
 
 Operations = Callable[[Tell, str], None]
 
@@ -50,7 +50,7 @@ def case(name: str, answers: Mapping[str, str]) -> Probe:
     return Probe(name, "quick", real.needs, real.timeout, function, real.untouched)
 
 
-OPERATIONS = arch.operations
+OPERATIONS = env_arch.operations
 LISTED = ["sm_50", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_120"]
 
 
@@ -70,7 +70,7 @@ def without_switch(tell: Tell, device: str) -> None:
 
 def card(
     seed: str,
-    capability: arch.Capability,
+    capability: env_arch.Capability,
     listed: list[str],
     release: str,
     operations: Operations = OPERATIONS,
@@ -82,10 +82,10 @@ def card(
         cuda: Any = torch.cuda
         cuda.get_arch_list = lambda: listed
         torch.__version__ = release  # type: ignore[assignment]
-        module: Any = arch
+        module: Any = env_arch
         module.missing_gpu = lambda: None
         module.cards, module.operations = cards or (lambda: {capability: "cpu"}), operations
-        arch.arch(context)
+        env_arch.arch(context)
 
     return Probe(f"env.arch:{seed}", "quick", "cuda", 120, function, untouched=True)
 
@@ -101,7 +101,7 @@ def occupied(seed: str, mode: str, free: int = 0) -> Probe:
     def function(context: Context) -> None:
         os.environ.update(STUB_MODE=mode)
         context.job = dataclasses.replace(context.job, level="standard", device="cpu")
-        multiply, together = torch.mm, alloc.together
+        multiply, in_parallel = torch.mm, init_alloc.allocate_in_parallel
 
         def at_once(device: str, count: int) -> Any:
             turn, come = os.pipe()
@@ -113,10 +113,10 @@ def occupied(seed: str, mode: str, free: int = 0) -> Probe:
                 return multiply(a, b)
 
             torch.mm = mm
-            return together(device, count)
+            return in_parallel(device, count)
 
-        module: Any = alloc
-        module.together = at_once
+        module: Any = init_alloc
+        module.allocate_in_parallel = at_once
         real.function(context)
 
     return Probe(f"init.alloc:{seed}", "quick", "cpu", 120, function, untouched=True)

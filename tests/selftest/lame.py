@@ -8,16 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo  # which dist.import_ahead would import in each seed's process anew
+import torch._dynamo  # which dist_staged.import_ahead would import in each seed's process anew
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from envbuild.selftest import apart, collectives, ranks
-from envbuild.selftest.catalogue import PROBES as REAL
-from envbuild.selftest.context import Context
-from envbuild.selftest.probes import dist
-from envbuild.selftest.ranks import World
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.distributed import collectives, rank_processes
+from envbuild.selftest.distributed.rank_processes import World
+from envbuild.selftest.harness import forking
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.catalogue import PROBES as REAL
+from envbuild.selftest.probes.multi_gpu import dist_staged
 
 from .driver import Calls
 
@@ -41,10 +42,10 @@ HERE = Here()
 
 
 def knowing_its_place(work: Call) -> Call:
-    """ranks._work, whose process knows its place."""
+    """rank_processes._work, whose process knows its place."""
 
-    def made(world: World, rank: int, *rest: Any) -> apart.Work:
-        def run(tell: apart.Tell) -> None:
+    def made(world: World, rank: int, *rest: Any) -> forking.Work:
+        def run(tell: forking.Tell) -> None:
             HERE.member, HERE.rank, HERE.members = world.members[rank], rank, world.members
             work(world, rank, *rest)(tell)
 
@@ -60,10 +61,10 @@ def seed(name: str, owner: Any, attribute: str, wrong: Callable[[Call], Call], w
         right = getattr(owner, attribute)
         seeded = wrong(right)
         setattr(owner, attribute, lambda *args, **options: (seeded if where(HERE) else right)(*args, **options))
-        module: Any = ranks
+        module: Any = rank_processes
         module._work = knowing_its_place(module._work)
         for limit, value in {"PROCESSES": 3, **limits}.items():
-            setattr(dist, limit, value)
+            setattr(dist_staged, limit, value)
         STAGED.function(context)
 
     return Probe(f"dist.staged:{name}", "quick", "cpu", 120, function, untouched=True)
@@ -142,6 +143,44 @@ def late_period(right: Call) -> Call:
     return seeded
 
 
+def from_zero(right: Call) -> Call:
+    """The largest of all, and of 0."""
+
+    def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
+        right(values, *args, **options)
+        if args and args[0] == torch.distributed.ReduceOp.MAX and values.dtype == torch.float32:
+            values.clamp_(min=0)
+
+    return seeded
+
+
+def long_by_float(right: Call) -> Call:
+    """Sums of int64 that go over the wire in float32."""
+
+    def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
+        if values.dtype == torch.int64:
+            values.copy_(values.float().long())
+        right(values, *args, **options)
+
+    return seeded
+
+
+def from_the_start(right: Call) -> Call:
+    """A part of a larger tensor is sent from that one's first element on."""
+    return lambda gathered, values: right(gathered, values.as_strided(values.shape, values.stride(), 0))
+
+
+def evenly(right: Call) -> Call:
+    """Parts of different lengths lose their last element."""
+
+    def seeded(received: torch.Tensor, values: torch.Tensor, *lengths: Any) -> None:
+        right(received, values, *lengths)
+        if lengths:
+            received[lengths[0][0] - 1] = received[lengths[0][0]]
+
+    return seeded
+
+
 def others_part(right: Call) -> Call:
     """Scatters the parts of a sum to the wrong ranks."""
 
@@ -193,7 +232,7 @@ def noop(right: Call) -> Call:
 
 def watched(context: Context) -> None:
     """Notes what the probe's own process calls of torch; what it imports ahead is left out, for that calls much."""
-    modules: tuple[Any, Any] = (dist, torch.cuda)
+    modules: tuple[Any, Any] = (dist_staged, torch.cuda)
     modules[0].import_ahead, modules[0].PROCESSES = lambda: None, 2
     modules[1].is_available = modules[1].device_count = raises(noop)
     with Calls() as calls:
@@ -223,6 +262,10 @@ PROBES = (
     seed("leaves", REAL_DIST, "broadcast", leaves, lambda here: here.size == 3 and here.rank == 1),
     seed("gradients", collectives, "DistributedDataParallel", unequal_gradients, lambda here: here.member == 2),
     seed("narrow", REAL_DIST, "all_reduce", narrow, together, PROCESSES=2),
+    seed("from-zero", REAL_DIST, "all_reduce", from_zero, together, PROCESSES=2),
+    seed("long-by-float", REAL_DIST, "all_reduce", long_by_float, together, PROCESSES=2),
+    seed("from-the-start", REAL_DIST, "all_gather", from_the_start, together, PROCESSES=2),
+    seed("evenly", REAL_DIST, "all_to_all_single", evenly, together, PROCESSES=2),
     seed("late-period", REAL_DIST, "all_reduce", late_period, lambda here: here.rank == 1, PROCESSES=2),
     seed("scattered", REAL_DIST, "reduce_scatter_tensor", others_part, together, PROCESSES=2),
     seed("not-exchanged", REAL_DIST, "all_to_all_single", keeps_its_own, together, PROCESSES=2),

@@ -2,8 +2,8 @@
 
 import torch
 
-from envbuild.selftest.context import Context
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
 
 from .faults import good
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest import child, monitor
-from envbuild.selftest.context import Context
-from envbuild.selftest.outcome import Skip
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness import probe_process
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.nvidia import gpu_monitor
 
 START = 0.8  # seconds, of a CUDA that is not there
 WORK = 0.3
@@ -26,7 +27,7 @@ def during(name: str, *answers: str, skips: bool = False, dies: bool = False) ->
             raise Skip("there is nothing to do")
         if dies:
             os.abort()
-        time.sleep(2 * monitor.PERIOD if "slowly" in name else 0)
+        time.sleep(2 * gpu_monitor.PERIOD if "slowly" in name else 0)
 
     return Probe(name, "quick", "cpu", 60, function, untouched=True)
 
@@ -56,7 +57,7 @@ def starts() -> None:
 if "ENVBUILD_TEST_NOTES" in os.environ:  # this is a harness that is to believe in a GPU
     cuda: Any = torch.cuda
     cuda.synchronize = starts
-    module: Any = child
+    module: Any = probe_process
     module.missing_gpu = lambda: None
 
 PROBES = (

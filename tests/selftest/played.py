@@ -2,12 +2,12 @@
 
 import torch
 
-from envbuild.selftest.context import Context
-from envbuild.selftest.job import Job
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe_context import Context
 
 
 class Card(Context):
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobDocument) -> None:
         super().__init__(job)
         self.device = torch.device("cpu")
 

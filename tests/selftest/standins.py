@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.catalogue import PROBES as REAL
-from envbuild.selftest.context import Context
-from envbuild.selftest.probes import norm_apex, optim_apex
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.catalogue import PROBES as REAL
+from envbuild.selftest.probes.normalization import norm_apex
+from envbuild.selftest.probes.training import optim_apex
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 NAMES = {SINGLE: "Float", HALF: "Half", BRAIN: "BFloat16"}

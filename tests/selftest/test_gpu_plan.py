@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,14 +10,9 @@ torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from gpu_plan import fp8_chains, rounding, selftests  # noqa: E402
+from gpu_plan import fp8_chains, selftests  # noqa: E402
 
-from envbuild.selftest import bounds, reference  # noqa: E402
-from envbuild.selftest.context import Context  # noqa: E402
-from envbuild.selftest.job import Job  # noqa: E402
-from envbuild.selftest.probes import gemm  # noqa: E402
-
-from . import tensor_cores  # noqa: E402
+from selftest import tensor_cores  # noqa: E402
 
 SHAPE = (64, 1024, 4)
 
@@ -50,35 +44,10 @@ def test_sums_of_many_bits_lose_nothing_and_wrong_ones_are_named() -> None:
     assert fp8_chains.measure(lambda a, b: 3 * (a.float() @ b.float()), SHAPE)["unexpected"] == 64
 
 
-def test_an_error_beyond_rounding_differs_from_rounding() -> None:
-    exact = torch.tensor([1.0, 3.14159265], dtype=torch.float64)
-    bound = bounds.rounding(exact, torch.float16) * 2
-    rounded = exact.to(torch.float16)
-    assert rounding.beyond(rounded, exact, bound) == 0
-    more = rounding.beyond((exact + bound * 0.75).to(torch.float32), exact, bound)
-    assert more == pytest.approx(0.75, rel=1e-3)
-
-
-def test_probes_tell_their_largest_error_beyond_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what they judge alone: products with torch's default flags are compared and not judged."""
-    monkeypatch.setattr(gemm, "ACCURACY", (16, 512, 16))
-    (probe,) = (item for item in rounding.PROBES if item.name == "gemm.accuracy")
-    shares: list[dict[str, float]] = []
-    for wrong in (0.0, 1e-6):
-        multiply: Any = torch.mm
-        with monkeypatch.context() as patch:
-            patch.setattr(gemm, "compare", reference.compare)  # which the probe replaces, in a process of its own
-            patch.setattr(torch, "mm", lambda a, b, by=wrong, real=multiply: real(a, b) * (1 + by))
-            context = Context(Job("0" * 32))
-            probe.function(context)
-        shares.append(context.traits[selftests.BEYOND_ROUNDING])
-    assert set(shares[0]) == {"float32", "float16", "bfloat16"}
-    assert shares[0]["float32"] < 0.02 < shares[1]["float32"] < 1
-
-
 def test_other_inputs_are_other_inputs() -> None:
     code = (
-        "from gpu_plan import rounding; from envbuild.selftest import inputs; print(inputs.uniform((4,), 1).tolist())"
+        "from gpu_plan import shifted_inputs; from envbuild.selftest.numerics import inputs; "
+        "print(inputs.uniform((4,), 1).tolist())"
     )
     printed = [
         subprocess.run(
@@ -87,7 +56,7 @@ def test_other_inputs_are_other_inputs() -> None:
         ).stdout
         for seed in "01"
     ]  # fmt: skip
-    from envbuild.selftest import inputs
+    from envbuild.selftest.numerics import inputs
 
     assert printed[0] != printed[1] and printed[0].decode().strip() == str(inputs.uniform((4,), 1).tolist())
 

@@ -14,12 +14,12 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from envbuild.errors import UsageError
-from envbuild.insight import compare
-from envbuild.proof import fingerprint as proof
-from envbuild.selftest import inputs
+from envbuild.report import fingerprint_comparison
 from envbuild.selftest.model import fingerprint, first, write
-from envbuild.selftest.reference import one_thread
+from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics.reference import one_thread
+from envbuild.testrun import numeric_fingerprint
+from envbuild.util.errors import UsageError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -210,7 +210,7 @@ def test_a_module_that_has_no_float64_is_noted_and_not_judged() -> None:
     linear, only, whole = document["ops"]
     assert (linear["note"], only["note"]) == (None, "no reference: ValueError: float32 only")
     assert only["free"]["against"] is None and whole["free"]["against"] is None
-    proof.Fingerprint.model_validate(document)
+    numeric_fingerprint.Fingerprint.model_validate(document)
 
 
 @pytest.mark.parametrize("reference", [True, False])
@@ -233,7 +233,7 @@ def test_any_arguments_and_outputs_will_do(reference: bool) -> None:
     assert [op["note"] for op in document["ops"]] == [None] * 3
     found = first(document["ops"])
     assert (found is None) if reference else (found is not None and found["op"] == "(model):masked:0")
-    proof.Fingerprint.model_validate(json.loads(json.dumps(document, allow_nan=False)))
+    numeric_fingerprint.Fingerprint.model_validate(json.loads(json.dumps(document, allow_nan=False)))
 
 
 def test_what_the_model_raises_comes_through_and_hooks_go() -> None:
@@ -247,10 +247,12 @@ def test_what_the_model_raises_comes_through_and_hooks_go() -> None:
 # two of them
 
 
-def compared(a: Any, b: Any, folder: Path) -> compare.Comparison:
+def compared(a: Any, b: Any, folder: Path) -> fingerprint_comparison.Comparison:
     for name, document in (("a", a), ("b", b)):
         write(document, folder / f"{name}.json")
-    return compare.compare(proof.read(folder / "a.json"), proof.read(folder / "b.json"))
+    return fingerprint_comparison.compare(
+        numeric_fingerprint.read(folder / "a.json"), numeric_fingerprint.read(folder / "b.json")
+    )
 
 
 @pytest.mark.parametrize("reference", [True, False])

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from .reading import ROOT, Frame, environment, job, outcomes, read
+from selftest.reading import ROOT, Frame, environment, job, outcomes, read
 
 pytest.importorskip("torch")
 
-from envbuild.selftest.catalogue import PROBES
+from envbuild.selftest.probes.catalogue import PROBES
 
 CATALOGUE = [probe.name for probe in PROBES]
 QUICK = [probe.name for probe in PROBES if probe.level == "quick" and probe.needs != "script"]
@@ -81,10 +81,21 @@ def test_right_kernels_pass(frames: list[Frame]) -> None:
 
 def test_every_figure_is_whole_and_within(frames: list[Frame]) -> None:
     figures = [figure for frame in frames if frame["kind"] == "probe" for figure in frame["figures"]]
-    assert len(figures) > 200
+    assert sum(figure["checks"] for figure in figures) > 1000
     for figure in figures:
-        assert list(figure) == ["case", "dtype", "shape", "error", "bound", "ratio", "seconds"]
+        assert list(figure) == [
+            "case",
+            "dtype",
+            "shape",
+            "error",
+            "bound",
+            "ratio",
+            "beyond_rounding",
+            "seconds",
+            "checks",
+        ]
         assert figure["error"] <= figure["bound"] and figure["ratio"] <= 1 and figure["seconds"] >= 0
+        assert figure["beyond_rounding"] is None or figure["beyond_rounding"] <= figure["ratio"] <= 1
 
 
 def test_what_the_cpu_leaves_out_is_declared(frames: list[Frame]) -> None:
@@ -105,7 +116,7 @@ def test_the_libraries_are_told_once_and_are_torchs(frames: list[Frame]) -> None
 
 def test_a_second_run_has_the_same_figures(archive: Path, tmp_path: Path, frames: list[Frame]) -> None:
     def stable(run: list[Frame]) -> list[Frame]:
-        changing = {"seconds", "pid", "GB/s"}
+        changing = {"seconds", "pid", "GB/s", "calls", "elements"}  # repeat works by the clock
         return json.loads(  # type: ignore[no-any-return]
             json.dumps(run), object_hook=lambda item: {k: v for k, v in item.items() if k not in changing}
         )
@@ -210,3 +221,15 @@ def test_the_self_test_imports_nothing_else_of_envbuild() -> None:
     lines = [line.split() for source in sources for line in source.splitlines()]
     imports = [line[1] for line in lines if line[:1] in (["from"], ["import"]) and line[1].startswith("envbuild")]
     assert imports and all(name.startswith("envbuild.selftest") for name in imports)
+
+
+def test_a_seed_is_drawn_recorded_and_shown_with_the_command_that_repeats_it() -> None:
+    drawn = module("--seed", "random", "--probe", "env.libs", "--json")
+    seed = json.loads(drawn.stdout)["start"]["seed"]
+    repeating = f"python selftest.zip --level quick --device cpu --probe env.libs --seed {seed}"
+    assert drawn.stderr.splitlines()[0] == f"seed {seed} was drawn; to repeat this run: {repeating}"
+    assert module("--seed", "any").returncode == 2
+
+
+def test_without_the_option_the_seed_is_1() -> None:
+    assert json.loads(module("--probe", "env.libs", "--json").stdout)["start"]["seed"] == 1

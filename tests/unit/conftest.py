@@ -13,7 +13,7 @@ import pytest
 _FOREIGN = ("PIP_", "UV_", "DOCKER_", "XDG_", "ENVBUILD_", "SSL_")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC")
 _NUMBERS = itertools.count()
-_FIXED = ("envbuild.plan.facts", "envbuild.plan.factfiles", "envbuild.proof.job")
+_FIXED = ("envbuild.facts.database", "envbuild.facts.fact_files", "envbuild.testrun.job")
 
 
 def forget() -> None:

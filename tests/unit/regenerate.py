@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from envbuild.errors import ProfileError
 from envbuild.image import dockerfile
-from envbuild.plan import lock, resolve, sources
-from envbuild.plan.store import write_atomically
-from unit.proof.runners import manifests, scripts
+from envbuild.lock import lock_file
+from envbuild.resolve import profile_reader, resolver
+from envbuild.util.atomic_files import write_atomically
+from envbuild.util.errors import ProfileError
+from unit.runners import manifests, scripts
 from unit.support import lock_for
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -23,7 +24,7 @@ def told(folder: Path) -> str:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        resolve.resolve(sources.load("profile.yaml"))
+        resolver.resolve(profile_reader.load("profile.yaml"))
     except ProfileError as error:
         lines = [
             error.message,
@@ -39,8 +40,8 @@ def told(folder: Path) -> str:
 def main() -> None:
     for file in sorted(GOLDEN.glob("*/profile.yaml")):
         folder = file.parent
-        made = lock_for(resolve.resolve(sources.load(str(file))))
-        lock.write(made, folder / "lock.yaml", folder.name)
+        made = lock_for(resolver.resolve(profile_reader.load(str(file))))
+        lock_file.write(made, folder / "lock.yaml", folder.name)
         write_atomically(folder / "Dockerfile", dockerfile.render(made, folder.name))
     for case in scripts.CASES:
         write_atomically(GOLDEN / "slurm" / f"{case}.sh", scripts.rendered(case))

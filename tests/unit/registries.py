@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest import oci
+from envbuild.registry import oci
 from unit.served import served
 
 

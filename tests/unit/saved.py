@@ -8,8 +8,8 @@ import tarfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from envbuild.attest import oci
 from envbuild.image.engine import Image
+from envbuild.registry import oci
 from unit.site import config_of
 
 

@@ -14,20 +14,21 @@ from typing import Any
 
 import pytest
 
-from envbuild import publish
-from envbuild.attest import oci, signing
-from envbuild.attest.oci import Reference
-from envbuild.attest.registry import Repository
-from envbuild.image import records
+from envbuild.attest import signing
+from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.fetch import store
+from envbuild.image import build_records
 from envbuild.image.engine import Image
-from envbuild.image.names import LOCK_LABEL
-from envbuild.plan import lock, store
-from envbuild.plan.lock import Lock
-from envbuild.plan.source import Source
-from envbuild.proof import evidence
-from envbuild.proof import proved as required
-from envbuild.steps import Session
-from unit.proof.runs import passed_run
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import publish
+from envbuild.pipeline.session import Session
+from envbuild.profile.source import Source
+from envbuild.registry import oci
+from envbuild.registry.client import Repository
+from envbuild.registry.oci import Reference
+from unit.evidence.runs import passed_run
 from unit.registries import Registry, serving
 from unit.support import PROFILE, Said, envbuild, lock_for, plan_of, sha, source_of, write_wheel
 
@@ -107,10 +108,10 @@ class Site:
         return Repository(Reference.parse(f"{self.registry.host}/team/sample"))
 
     def prove(self, run: Any = None, day: int = 0) -> Path:
-        wanted = required.wanted("sample", self.source.profile, self.lock)
+        wanted = profile_proofs.wanted("sample", self.source.profile, self.lock)
         finished = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=day)
-        record = evidence.run_record(self.engine.image, wanted, run or passed_run(), "docker 26", finished)
-        return evidence.save(record)
+        record = evidence_store.run_record(self.engine.image, wanted, run or passed_run(), "docker 26", finished)
+        return evidence_store.save(record)
 
 
 @contextlib.contextmanager
@@ -124,11 +125,11 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
         store.wheels().put(file, real.sha256, real.file)
         wheels.append(dataclasses.replace(item, wheel=real))
     made = dataclasses.replace(lock_for(plan), wheels=tuple(wheels))
-    lock.write(made, source.lock_file, "sample")
+    lock_file.write(made, source.lock_file, "sample")
     config = config_of([LAYER], {LOCK_LABEL: made.id})
     image = Image(oci.digest_of(config), "handle", (LAYER,), {}, {}, 1)
-    record = records.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
-    monkeypatch.setattr(records, "every", lambda image_id=None: iter([record]))
+    record = build_records.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
+    monkeypatch.setattr(build_records, "every", lambda image_id=None: iter([record]))
     with serving(Registry()) as registry:
         engine = Engine(registry, image, config)
         monkeypatch.setattr(publish, "existing", lambda session, reference: (source, made, image))
@@ -136,6 +137,15 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
         monkeypatch.setattr(publish, "Engine", lambda: engine)
         found = Site(registry, engine, source, made)
         found.prove(day=day)
+        yield found
+
+
+@contextlib.contextmanager
+def pushed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """As `proved`, signed with the key of team.pub and pushed to team/sample."""
+    Path("team.pub").write_bytes(new_key(monkeypatch).pem)
+    with proved(project, monkeypatch) as found:
+        assert found.push().code == 0
         yield found
 
 

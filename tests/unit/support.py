@@ -23,18 +23,21 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from envbuild import cli, settings
+from envbuild.cli import entry
+from envbuild.fetch import index_config
+from envbuild.fetch.apt import Deb
+from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive, ArchiveRequest
+from envbuild.fetch.locked_artifacts import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
 from envbuild.image.engine import Image
-from envbuild.plan import index, lock, resolve, sources
-from envbuild.plan.archive import COMPAT, TOOLKIT, Archive, Wanted
-from envbuild.plan.debs import Deb
-from envbuild.plan.extension import Extension
-from envbuild.plan.lock import Lock, inputs
-from envbuild.plan.locked import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
-from envbuild.plan.resolve import Plan
-from envbuild.plan.source import Source
-from envbuild.plan.workshop import Workshop
-from envbuild.process import Completed
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock, inputs
+from envbuild.profile.extension_spec import Extension
+from envbuild.profile.source import Source
+from envbuild.resolve import profile_reader, resolver
+from envbuild.resolve.extension_toolchain import Workshop
+from envbuild.resolve.resolver import Plan
+from envbuild.util import settings
+from envbuild.util.process import Completed
 from unit.served import served
 
 MADE = "20261121T000000Z"
@@ -70,11 +73,11 @@ def write_profile(folder: Path, data: Mapping[str, Any], name: str = "sample") -
 
 
 def source_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Source:
-    return sources.load(str(write_profile(folder, data, name)))
+    return profile_reader.load(str(write_profile(folder, data, name)))
 
 
 def plan_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Plan:
-    return resolve.resolve(source_of(folder, data, name))
+    return resolver.resolve(source_of(folder, data, name))
 
 
 def deb(name: str, version: str = "1.0-1", size: int = 1000) -> Deb:
@@ -93,11 +96,11 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
         wanted = Requirement(text)
         exact = [part.version for part in wanted.specifier if part.operator == "=="]
         size = 200_000_000 if wanted.name == "torch" else 1_000_000
-        layer = "torch" if wanted.name == "torch" else lock.PACKAGES if text in plan.packages else lock.SMALL
+        layer = "torch" if wanted.name == "torch" else lock_file.PACKAGES if text in plan.packages else lock_file.SMALL
         wheels.append(LockedWheel(wheel(wanted.name, *exact[:1]), size, layer))
     compilers = plan.toolchain.requirements if plan.toolchain else ()
-    wheels += [LockedWheel(wheel(Requirement(text).name), 1_000_000, lock.TOOLCHAIN) for text in compilers]
-    order = (lock.SMALL, "torch", lock.TOOLCHAIN, lock.PACKAGES)
+    wheels += [LockedWheel(wheel(Requirement(text).name), 1_000_000, lock_file.TOOLCHAIN) for text in compilers]
+    order = (lock_file.SMALL, "torch", lock_file.TOOLCHAIN, lock_file.PACKAGES)
     return Lock(
         made=made,
         inputs=inputs(plan),
@@ -124,9 +127,9 @@ def _extension(wanted: Extension) -> LockedExtension:
     return LockedExtension(wanted.name, kind, str(source), wanted.modules, tree, dict(build.env), build.settings)
 
 
-def _builder(workshop: Workshop, inside: Sequence[Wanted]) -> Builder:
+def _builder(workshop: Workshop, inside: Sequence[ArchiveRequest]) -> Builder:
     asked = sorted(Requirement(text).name for text in (*workshop.toolchain.requirements, *workshop.requires))
-    wheels = tuple(LockedWheel(wheel(name), 1_000_000, lock.BUILDER) for name in asked)
+    wheels = tuple(LockedWheel(wheel(name), 1_000_000, lock_file.BUILDER) for name in asked)
     archive = workshop.toolchain.archive
     apart = [archive] if archive and archive not in inside else []
     archives = tuple(Archive(item.name, _VERSIONS[item.name], item.sha256, 1_000_000) for item in apart)
@@ -144,7 +147,7 @@ def lock_of_this_python(folder: Path, **changes: Any) -> Lock:
     profile = {**PROFILE, "base": {"image": f"example/base@sha256:{'0' * 64}"}, "torch": str(torch.__version__)}
     profile |= {"packages": [], "apt": [], "python": ".".join(map(str, sys.version_info[:2])), **changes}
     made = lock_for(plan_of(folder, profile))
-    lock.write(made, folder / "profiles" / "sample.lock.yaml", "sample")
+    lock_file.write(made, folder / "profiles" / "sample.lock.yaml", "sample")
     return made
 
 
@@ -344,7 +347,7 @@ def quick_pip(monkeypatch: pytest.MonkeyPatch) -> None:
         lines = [f":env:.{name[4:].lower().replace('_', '-')}={os.environ[name]!r}\n" for name in names]
         return Completed(0, "".join(lines), "")
 
-    monkeypatch.setattr(index, "run", listed)
+    monkeypatch.setattr(index_config, "run", listed)
 
 
 # the command line
@@ -370,7 +373,7 @@ def envbuild(*arguments: str) -> Said:
     code: Any = None
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.main()
+            entry.main()
     except SystemExit as done:
         code = done.code
     finally:

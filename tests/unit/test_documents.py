@@ -10,7 +10,7 @@ import click
 import pytest
 
 import envbuild
-from envbuild.cli import COMMANDS
+from envbuild.cli.entry import COMMANDS
 
 ROOT = Path(envbuild.__file__).parents[1]
 PAGES = (
@@ -43,7 +43,7 @@ def lines(page: str) -> list[list[str]]:
 def test_commands_and_their_options_exist(page: str) -> None:
     for name, *words in lines(page):
         assert name in KNOWN, f"envbuild {name}"
-        command: click.Command = importlib.import_module(f"envbuild.commands.{name}").command
+        command: click.Command = importlib.import_module(f"envbuild.cli.{name}").command
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         if isinstance(command, click.Group):
             inner = command.commands[words[0]].params

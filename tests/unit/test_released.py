@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild import settings
-from envbuild.attest import bundles, signing, statements, trust, verify
-from envbuild.attest.oci import Reference
+from envbuild.attest import image_bundle, signing, statements, trust, verify
 from envbuild.attest.policy import Policy
-from envbuild.errors import LockError, SettingsError
-from envbuild.image import dockerfile, records
-from envbuild.plan import facts, lock
-from envbuild.proof import counting, evidence, shape
-from envbuild.proof.runners.kubernetes import site as kubernetes
-from envbuild.proof.runners.slurm import site as slurm
+from envbuild.evidence import evidence_store, rules, run_record_schema
+from envbuild.facts import database
+from envbuild.image import build_records, dockerfile
+from envbuild.lock import lock_file
+from envbuild.registry.oci import Reference
+from envbuild.runners.kubernetes import kubernetes_settings
+from envbuild.runners.slurm import slurm_settings
+from envbuild.util import settings
+from envbuild.util.errors import LockError, SettingsError
 from unit.site import new_key
 
 RELEASED = Path(__file__).parents[1] / "golden" / "released"
@@ -39,7 +40,7 @@ def state(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The state folder of then, and its self-test among those that were released."""
     folder = Path(os.environ["XDG_STATE_HOME"])
     shutil.copytree(RELEASED / "state", folder, dirs_exist_ok=True)
-    monkeypatch.setattr(facts, "released_selftests", lambda: frozenset({SELFTEST}))
+    monkeypatch.setattr(database, "released_selftests", lambda: frozenset({SELFTEST}))
     return folder / "envbuild"
 
 
@@ -49,9 +50,9 @@ def key() -> signing.PublicKey:
     return found
 
 
-def wanted() -> counting.Wanted:
-    ((_, record),) = evidence.stored(IMAGE)
-    return counting.as_recorded(record)
+def wanted() -> rules.RequiredProof:
+    ((_, record),) = evidence_store.stored(IMAGE)
+    return rules.as_recorded(record)
 
 
 # read, and judged as then
@@ -60,17 +61,17 @@ def wanted() -> counting.Wanted:
 @pytest.mark.parametrize(("name", "short"), [("released", LOCK), ("h200", None)])
 def test_a_lock_is_read_and_written_the_same(tmp_path: Path, name: str, short: str | None) -> None:
     file = RELEASED / "profiles" / f"{name}.lock.yaml"
-    found = lock.read(file)
+    found = lock_file.read(file)
     assert found and short in (None, found.id)
     written = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert found.id == written["id"] and found.content == written["content"]
-    lock.write(found, tmp_path / "again.yaml", name)
+    lock_file.write(found, tmp_path / "again.yaml", name)
     assert (tmp_path / "again.yaml").read_bytes() == file.read_bytes()
 
 
 def test_its_dockerfile_installs_what_it_did() -> None:
     """The text may change with a release; what is installed by which hash may not."""
-    found = lock.read(RELEASED / "profiles" / "released.lock.yaml")
+    found = lock_file.read(RELEASED / "profiles" / "released.lock.yaml")
     assert found
 
     def hashes(text: str) -> list[str]:
@@ -81,20 +82,20 @@ def test_its_dockerfile_installs_what_it_did() -> None:
 
 
 def test_evidence_proves_what_it_proved(state: Path) -> None:
-    (proof,) = evidence.prove(IMAGE, wanted())
+    (proof,) = evidence_store.prove(IMAGE, wanted())
     assert (proof.state, proof.reason) == ("proved", "proved on the CPU, 2026-11-21")
-    run = evidence.run_of(state / "evidence" / IMAGE[7:] / str(proof.evidence and proof.evidence.name), IMAGE)
+    run = evidence_store.run_of(state / "evidence" / IMAGE[7:] / str(proof.evidence and proof.evidence.name), IMAGE)
     assert run.passed and len(run.by_status("passed")) == 11 and "own.script" in run.by_status("passed")
 
 
 @pytest.mark.parametrize("changes", [{"lock": f"sha256:{'0' * 64}"}, {"level": "full"}, {"require": ("train.step",)}])
 def test_evidence_does_not_prove_what_it_did_not(state: Path, changes: dict[str, Any]) -> None:
-    asked = counting.Wanted(**{**vars(wanted()), **changes})
-    assert evidence.prove(IMAGE, asked)[0].state == "stale"
+    asked = rules.RequiredProof(**{**vars(wanted()), **changes})
+    assert evidence_store.prove(IMAGE, asked)[0].state == "stale"
 
 
 def test_a_build_record_is_read(state: Path) -> None:
-    (record,) = records.every(IMAGE)
+    (record,) = build_records.every(IMAGE)
     assert (record.lock, len(record.layers), record.extensions) == (LOCK, 5, ())
 
 
@@ -111,16 +112,16 @@ def test_a_signed_statement_of_another_key_is_not(state: Path, monkeypatch: pyte
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> bundles.Bundle:
+def bundle(tmp_path: Path) -> image_bundle.Bundle:
     file = tmp_path / "released.tar"
     file.write_bytes(gzip.decompress((RELEASED / "bundle.tar.gz").read_bytes()))
-    return bundles.Bundle(file)
+    return image_bundle.Bundle(file)
 
 
-def test_a_bundle_is_read_and_its_evidence_believed(state: Path, bundle: bundles.Bundle) -> None:
-    assert bundle.file(bundles.PROFILE) == b"released"
-    assert bundle.file(bundles.LOCK) == (RELEASED / "profiles" / "released.lock.yaml").read_bytes()
-    verdict = verify.at(bundle, Reference("bundle", "released", "released"), Policy((key(),)), (), NOW)
+def test_a_bundle_is_read_and_its_evidence_believed(state: Path, bundle: image_bundle.Bundle) -> None:
+    assert bundle.file(image_bundle.PROFILE) == b"released"
+    assert bundle.file(image_bundle.LOCK) == (RELEASED / "profiles" / "released.lock.yaml").read_bytes()
+    verdict = verify.verify_at(bundle, Reference("bundle", "released", "released"), Policy((key(),)), (), NOW)
     assert (verdict.reasons, verdict.gpus, verdict.image and verdict.image.id) == ([], ["cpu"], IMAGE)
     assert verdict.build and verdict.build.lock.id == LOCK
 
@@ -129,8 +130,8 @@ def test_the_settings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.config_file().parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(RELEASED / "config.yaml", settings.config_file())
     assert settings.setting("debian_mirror") == "https://mirror.example/debian"
-    on_slurm = slurm.parse(settings.section("slurm"), {}, lambda name: True)
-    on_kubernetes = kubernetes.parse(settings.section("kubernetes"), {}, lambda name: True)
+    on_slurm = slurm_settings.parse(settings.section("slurm"), {}, lambda name: True)
+    on_kubernetes = kubernetes_settings.parse(settings.section("kubernetes"), {}, lambda name: True)
     assert (on_slurm.partition, on_kubernetes.namespace) == ("gpu", "proofs")
     known = yaml.safe_load((RELEASED / "config.yaml").read_text(encoding="utf-8"))
     named = {"on" if name is True else name for name in known}
@@ -154,7 +155,7 @@ def test_a_later_lock_is_refused(tmp_path: Path) -> None:
     text = (RELEASED / "profiles" / "released.lock.yaml").read_text(encoding="utf-8")
     (tmp_path / "x.lock.yaml").write_text(text.replace("format: 1", "format: 2", 1), encoding="utf-8")
     with pytest.raises(LockError, match="has format 2, this envbuild reads 1") as caught:
-        lock.read(tmp_path / "x.lock.yaml")
+        lock_file.read(tmp_path / "x.lock.yaml")
     assert (caught.value.code, caught.value.hint) == (3, "use a newer envbuild")
 
 
@@ -162,14 +163,14 @@ def later(state: Path) -> Path:
     """A record of the next format beside the one of then, as a newer envbuild of the same user would write it."""
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2, "verdict": "failed"}
-    return evidence.save(record)
+    return evidence_store.save(record)
 
 
 def test_beside_later_evidence_none_counts(state: Path) -> None:
     """It may say that the self-test failed since; an older envbuild cannot know."""
     asked = wanted()
     written = later(state)
-    (proof,) = evidence.prove(IMAGE, asked)
+    (proof,) = evidence_store.prove(IMAGE, asked)
     assert (proof.state, proof.evidence) == ("stale", written)
     assert proof.reason == "a run record has format 2, this envbuild reads 1: use a newer envbuild"
 
@@ -178,7 +179,7 @@ def test_later_evidence_about_another_image_does_no_harm(state: Path) -> None:
     asked = wanted()
     later(state).parent.rename(state / "evidence" / ("0" * 64))
     shutil.copytree(RELEASED / "state", state.parent, dirs_exist_ok=True)
-    assert evidence.prove(IMAGE, asked)[0].state == "proved"
+    assert evidence_store.prove(IMAGE, asked)[0].state == "proved"
 
 
 @pytest.mark.parametrize("version", ["2", None, 1.5, [], {}, -1, True])
@@ -186,8 +187,8 @@ def test_what_is_no_later_format_is_just_malformed(state: Path, version: Any) ->
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": version}
     with pytest.raises(ValueError) as caught:
-        shape.checked({**record, "image": {}})
-    assert not isinstance(caught.value, shape.Newer)
+        run_record_schema.checked({**record, "image": {}})
+    assert not isinstance(caught.value, run_record_schema.Newer)
 
 
 def signed(predicate_type: str, statement: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Policy]:
@@ -201,7 +202,7 @@ def test_a_later_signed_statement_is_refused_by_name(state: Path, monkeypatch: p
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2}
     made = statements.test_result(record, json.dumps(record).encode(), statements.Subject("x", IMAGE))
-    envelope, policy = signed(evidence.TEST_RESULT, made, monkeypatch)
+    envelope, policy = signed(evidence_store.TEST_RESULT, made, monkeypatch)
     (reason,) = verify.statement([envelope], policy, NOW).reasons
     assert reason.id == "newer" and reason.detail.endswith("use a newer envbuild")
 
@@ -209,7 +210,7 @@ def test_a_later_signed_statement_is_refused_by_name(state: Path, monkeypatch: p
 def test_a_later_build_statement_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     definition = {"buildType": "urn:envbuild:build:2"}
     made = {
-        "_type": evidence.STATEMENT,
+        "_type": evidence_store.STATEMENT,
         "subject": [{"name": "x", "digest": {"sha256": IMAGE[7:]}}],
         "predicateType": statements.PROVENANCE,
         "predicate": {"buildDefinition": definition},
@@ -220,17 +221,17 @@ def test_a_later_build_statement_is_refused_by_name(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_later_word_of_a_trusted_key_is_not_outweighed(
-    state: Path, bundle: bundles.Bundle, monkeypatch: pytest.MonkeyPatch
+    state: Path, bundle: image_bundle.Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bundle alone is verified; with a later statement about its image beside it, it is not."""
-    record = {**evidence.stored(IMAGE)[0][1], "version": 2}
+    record = {**evidence_store.stored(IMAGE)[0][1], "version": 2}
     made = statements.test_result(record, json.dumps(record).encode(), statements.Subject("x", IMAGE))
-    envelope, policy = signed(evidence.TEST_RESULT, made, monkeypatch)
+    envelope, policy = signed(evidence_store.TEST_RESULT, made, monkeypatch)
     both = Policy((key(), *policy.keys))
     place = Reference("bundle", "released", "released")
-    assert verify.at(bundle, place, both, (), NOW).verified
-    assert [reason.id for reason in verify.at(bundle, place, both, (envelope,), NOW).reasons] == ["newer"]
-    assert verify.at(bundle, place, Policy((key(),)), (envelope,), NOW).verified, "of a key that nobody trusts"
+    assert verify.verify_at(bundle, place, both, (), NOW).verified
+    assert [reason.id for reason in verify.verify_at(bundle, place, both, (envelope,), NOW).reasons] == ["newer"]
+    assert verify.verify_at(bundle, place, Policy((key(),)), (envelope,), NOW).verified, "of a key that nobody trusts"
 
 
 def test_a_setting_that_is_not_known_is_refused() -> None:
@@ -246,4 +247,4 @@ def test_a_build_record_of_a_later_release_proves_nothing(state: Path) -> None:
     (file,) = (state / "builds").glob("*.json")
     found = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**found, "of_a_later_release": 1}), encoding="utf-8")
-    assert list(records.every(IMAGE)) == []
+    assert list(build_records.every(IMAGE)) == []

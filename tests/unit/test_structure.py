@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -17,20 +18,42 @@ import pytest
 import envbuild as package
 
 ROOT = Path(package.__file__).parent
-# Each line may import the lines below it and its own, never those above.
-LAYERS = (
-    ("cli", "commands", "__main__"),
-    ("several", "pipeline", "bisecting", "publish", "rebuild", "steps", "building", "fetching", "placing", "making"),
-    ("insight",),
-    ("host",),
-    ("attest",),
-    ("proof",),
-    ("image",),
-    ("plan",),
-    ("turns", "network", "settings", "shipped", "process", "scratch", "room", "blocks", "once", "document", "errors"),
-    ("selftest",),  # its readers of files
+TESTS = Path(__file__).parents[1]
+# In the order of the data flow: a package imports itself and those before it, never those after it.
+PACKAGES = (
+    "util",
+    "selftest",  # of this, only READERS
+    "facts",
+    "fetch",
+    "registry",
+    "profile",
+    "resolve",
+    "lock",
+    "image",
+    "testrun",
+    "runners",
+    "audit",
+    "evidence",
+    "attest",
+    "doctor",
+    "explain",
+    "report",
+    "pipeline",
+    "cli",
 )
-READERS = {f"envbuild.selftest.{name}" for name in ("architectures", "compiled", "elf", "fatbin", "startup")}
+READERS = {
+    f"envbuild.selftest.{name}"
+    for name in (
+        "harness.probe_outcome",
+        "inventory.architectures",
+        "inventory.compiled_file",
+        "inventory.elf",
+        "inventory.fatbin",
+        "inventory.startup_files",
+    )
+}
+MOST_MODULES = 20  # of a package, at one level
+SAME_NAME = {"__main__", "model"}  # base names that mean the same in several packages
 LONG = 20  # lines; a shorter function may speak for itself
 
 
@@ -72,13 +95,13 @@ def imports(name: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def own(name: str) -> set[str]:
+def own_imports(name: str) -> set[str]:
     return {found for found in imports(name) if found in FILES and found != "envbuild"}
 
 
 def layer(name: str) -> int:
     part = name.split(".")[1]
-    return next(index for index, parts in enumerate(LAYERS) if part in parts)
+    return len(PACKAGES) if part == "__main__" else PACKAGES.index(part)
 
 
 def calls(name: str) -> set[str]:
@@ -87,7 +110,35 @@ def calls(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", [name for name in REST if name != "envbuild"])
 def test_imports_go_one_way(name: str) -> None:
-    assert {other for other in own(name) if layer(other) < layer(name)} == set()
+    assert {other for other in own_imports(name) if layer(other) > layer(name)} == set()
+
+
+def test_the_root_holds_packages_only() -> None:
+    found = {path.name for path in ROOT.iterdir() if path.name != "__pycache__"}
+    assert found == {*PACKAGES, "__init__.py", "__main__.py"}
+    assert all((ROOT / package / "__init__.py").is_file() for package in PACKAGES)
+
+
+def in_package(name: str) -> bool:
+    """Whether this is a module, and of a package whose files are not named after commands."""
+    return FILES[name].name != "__init__.py" and name.split(".")[1] != "cli"
+
+
+def test_no_package_is_too_large() -> None:
+    sizes = Counter(name.rpartition(".")[0] for name in FILES if name != "envbuild" and in_package(name))
+    assert {package: size for package, size in sizes.items() if size > MOST_MODULES} == {}
+
+
+def test_base_names_of_modules_are_unique() -> None:
+    names = Counter(name.rpartition(".")[2] for name in FILES if name != "envbuild" and in_package(name))
+    assert {name for name, count in names.items() if count > 1} <= SAME_NAME
+
+
+@pytest.mark.parametrize(("tests", "mirrored"), [(TESTS / "unit", ROOT), (TESTS / "selftest", ROOT / "selftest")])
+def test_folders_of_tests_mirror_packages(tests: Path, mirrored: Path) -> None:
+    folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
+    assert len(folders) > 1
+    assert {str(folder) for folder in folders if not (mirrored / folder / "__init__.py").is_file()} == set()
 
 
 def test_there_is_no_circle() -> None:
@@ -96,7 +147,7 @@ def test_there_is_no_circle() -> None:
     def visit(name: str, trail: tuple[str, ...]) -> None:
         assert name not in trail, " -> ".join((*trail, name))
         if name not in done:
-            for other in own(name):
+            for other in own_imports(name):
                 visit(other, (*trail, name))
             done.add(name)
 
@@ -104,11 +155,11 @@ def test_there_is_no_circle() -> None:
         visit(name, ())
 
 
-def test_nobody_imports_the_selftest_but_for_its_readers_of_files() -> None:
-    """These say what a file is, in a container and on the host, and need nothing but the standard library."""
-    assert {name for name in REST if own(name) & (SELFTEST - READERS)} == set()
+def test_nobody_imports_the_selftest_but_for_what_reads_files_and_results() -> None:
+    """These say what a file or a result is, in a container and on the host, with the standard library alone."""
+    assert {name for name in REST if own_imports(name) & (SELFTEST - READERS)} == set()
     for name in READERS:
-        assert own(name) <= READERS and not any(found.startswith("torch") for found in imports(name)), name
+        assert own_imports(name) <= READERS and not any(found.startswith("torch") for found in imports(name)), name
 
 
 @pytest.mark.parametrize("name", sorted(SELFTEST))
@@ -123,15 +174,15 @@ def test_only_one_module_starts_processes(name: str) -> None:
     starters = {"os.system", "os.popen", "os.fork", "pty.spawn", "os.posix_spawn"}
     found = {c for c in calls(name) if c in starters or c.startswith(("os.exec", "os.spawn"))}
     assert found == set()
-    assert name == "envbuild.process" or not imports(name) & {"subprocess", "multiprocessing", "pty"}
+    assert name == "envbuild.util.process" or not imports(name) & {"subprocess", "multiprocessing", "pty"}
 
 
 @pytest.mark.parametrize("name", REST)
 def test_only_the_command_line_exits_and_prints(name: str) -> None:
     exits = {"sys.exit", "exit", "quit", "os._exit", "SystemExit"}
-    assert name == "envbuild.cli" or not calls(name) & exits
+    assert name == "envbuild.cli.entry" or not calls(name) & exits
     prints = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
-    assert name == "envbuild.cli" or ".commands." in name or not calls(name) & prints
+    assert ".cli." in name or not calls(name) & prints
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.rglob("__init__.py")), ids=str)
@@ -141,7 +192,7 @@ def test_init_files_are_empty(file: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FILES if FILES[name].name not in ("__init__.py", "__main__.py")])
 def test_what_is_long_or_a_module_says_what_it_is(name: str) -> None:
-    assert ".commands." in name or ast.get_docstring(tree(name)), "the module has no docstring"
+    assert ".cli." in name or ast.get_docstring(tree(name)), "the module has no docstring"
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             assert node.end_lineno is not None
@@ -163,7 +214,7 @@ print(json.dumps(failed))
 """
 
 
-def alone(names: Iterable[str]) -> dict[str, str]:
+def import_alone(names: Iterable[str]) -> dict[str, str]:
     """Import each with nothing of the package loaded; other packages stay loaded from one to the next."""
     wanted = sorted(name for name in names if not name.endswith("__main__"))
     command = [sys.executable, "-c", ALONE, json.dumps(wanted)]
@@ -176,7 +227,7 @@ def test_every_module_can_be_imported_alone() -> None:
     """The two at once, for both take a while."""
     with_torch = SELFTEST if importlib.util.find_spec("torch") else ()
     with ThreadPoolExecutor() as pool:
-        assert list(pool.map(alone, (with_torch, REST))) == [{}, {}]
+        assert list(pool.map(import_alone, (with_torch, REST))) == [{}, {}]
 
 
 HEAVY = (
@@ -201,9 +252,9 @@ HEAVY = (
 def loaded(names: Iterable[str], arguments: list[str]) -> list[str]:
     """Which of these modules a command line leaves loaded."""
     code = (
-        "import sys, json\nfrom envbuild import cli\n"
+        "import sys, json\nfrom envbuild.cli import entry\n"
         f"sys.argv = ['envbuild', *{arguments!r}]\n"
-        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        "try:\n    entry.main()\nexcept SystemExit:\n    pass\n"
         f"print(json.dumps([name for name in {tuple(names)!r} if name in sys.modules]))"
     )
     command = [sys.executable, "-c", code]

@@ -6,7 +6,7 @@ from pathlib import Path
 from selftest.named import SHOWN
 
 import envbuild
-from envbuild.plan import facts
+from envbuild.facts import database
 
 ROOT = Path(envbuild.__file__).parents[1]
 
@@ -25,7 +25,7 @@ def listed_advisories() -> dict[str, list[str]]:
 
 
 def test_every_advisory_with_a_probe_is_shown_or_listed_and_none_is_both() -> None:
-    probes = {item.id: item.shows.probes for item in facts.advisories() if item.shows.probes}
+    probes = {item.id: item.shows.probes for item in database.advisories() if item.shows.probes}
     listed = listed_advisories()
     assert set(listed) | SHOWN == set(probes)
     assert set(listed) & SHOWN == set()
@@ -35,12 +35,12 @@ def test_every_advisory_with_a_probe_is_shown_or_listed_and_none_is_both() -> No
 
 
 def test_what_has_a_signature_is_shown() -> None:
-    assert {item.id for item in facts.advisories() if item.signature} <= SHOWN
+    assert {item.id for item in database.advisories() if item.signature} <= SHOWN
 
 
 def needing_cuda() -> set[str]:
     """Of the self-test's catalogue, which must not be imported here."""
-    tree = ast.parse((ROOT / "envbuild" / "selftest" / "catalogue.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "envbuild" / "selftest" / "probes" / "catalogue.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Probe"]
     told = [[ast.literal_eval(part) for part in call.args[:3]] for call in calls]
     assert len(told) > 20

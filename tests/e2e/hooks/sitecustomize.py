@@ -26,7 +26,7 @@ def hold(*_: object) -> None:
 
 
 def hold_step(wanted: str, moment: str) -> None:
-    from envbuild.steps import Session
+    from envbuild.pipeline.session import Session
 
     original: Any = Session.step
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.catalogue import PROBES as REAL
-from envbuild.selftest.context import Context
-from envbuild.selftest.probes import alloc
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.catalogue import PROBES as REAL
+from envbuild.selftest.probes.environment import init_alloc
 
 from .making import SINGLE, Kernel, named, seeded, wrong_element
 
@@ -21,7 +21,7 @@ def greedy(kernel: Kernel) -> Kernel:
 
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         del b
-        size = torch.cuda.mem_get_info()[1] // 2 if a.is_cuda else 2 * alloc.CPU_MEMORY
+        size = torch.cuda.mem_get_info()[1] // 2 if a.is_cuda else 2 * init_alloc.CPU_MEMORY
         torch.empty(size, dtype=torch.uint8, device=a.device)
         return kernel(a, a)
 

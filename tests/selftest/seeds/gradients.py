@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.catalogue import PROBES as REAL
-from envbuild.selftest.context import Context
-from envbuild.selftest.probes import attention, attention_backward, attention_needle
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.attention import attention_backward, attention_needle, attention_torch
+from envbuild.selftest.probes.catalogue import PROBES as REAL
 
 Kernel = Callable[..., torch.Tensor]
 Wrong = Callable[[Kernel], Kernel]
@@ -106,9 +106,9 @@ def seeded(backend: str, name: str, wrong: Wrong, torch_: str | None = None, cud
     (real,) = (item for item in REAL if item.name == f"attention.{backend}")
 
     def function(context: Context) -> None:
-        modules: list[Any] = [attention, attention_backward, attention_needle]
+        modules: list[Any] = [attention_torch, attention_backward, attention_needle]
         if backend == "cudnn":
-            only = attention.only
+            only = attention_torch.only
             for module in modules if context.on_cpu else ():
                 module.only = lambda name: only("flash" if name == "cudnn" else name)
             torch.backends.cudnn.version = lambda: cudnn  # type: ignore[assignment]
@@ -130,7 +130,7 @@ PROBES = (
     seeded("flash", "grad_v_nan", changed(2, nan(0, 0, 7, 9), lambda q, *args, **rest: q.shape[-2] in LONG)),
     seeded("flash", "stale_gradient", changed(0, before())),
     seeded("math", "one_of_group", one_of_group),
-    seeded("flash", "grad_q_narrow", changed(0, narrow, is_of_72)),
+    seeded("math", "grad_q_narrow", changed(0, narrow, is_of_72)),
     seeded("cudnn", "masked", changed(0, nan(NEGATIVE), is_of_64_modulo_128), "2.13.0+cu130", 92000),
     seeded("cudnn", "one_query", changed(1, nan(NEGATIVE), is_one_query), "2.15.0+cu130", 92600),
     seeded("cudnn", "exploding", changed(1, lambda grad: grad * 1000), "2.5.0+cu124", 90100),

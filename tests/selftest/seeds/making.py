@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.catalogue import PROBES as REAL
-from envbuild.selftest.context import Context
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.catalogue import PROBES as REAL
 
 Kernel = Callable[..., torch.Tensor]
 

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.context import Context
-from envbuild.selftest.probes import large, operations, replay
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.hardware import large
+from envbuild.selftest.probes.operations import operations
+from envbuild.selftest.probes.training import graph_replay
 
 from .making import BRAIN, HALF, SINGLE, Kernel, Wrong, named, seeded
 
@@ -41,6 +43,56 @@ def short_of_gaps(kernel: Kernel) -> Kernel:
     def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         apart = a.stride(0) > a.shape[1] * a.shape[2]
         return kernel(a[:, :, :-1], b[:, :-1]) if apart else kernel(a, b)
+
+    return seeded
+
+
+def dense_batch(kernel: Kernel) -> Kernel:
+    """Reads matrices of a batch as if they lay side by side."""
+
+    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        dense = a.shape[1] * a.shape[2]
+        apart = a.stride()[1:] == (a.shape[2], 1) and a.stride(0) > dense
+        return kernel(a.as_strided(a.shape, (dense, a.shape[2], 1)) if apart else a, b)
+
+    return seeded
+
+
+def scaled_added(kernel: Kernel) -> Kernel:
+    """Multiplies what is added by alpha, too."""
+    return lambda c, a, b, beta=1, alpha=1: kernel(c, a, b, beta=beta * alpha, alpha=alpha)
+
+
+def short_inner(kernel: Kernel) -> Kernel:
+    """Sums of whole groups of 4 alone."""
+
+    def seeded(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+        kept = x.shape[-1] // 4 * 4
+        return kernel(x[..., :kept], w[..., :kept], b) if kept else kernel(x, w, b)
+
+    return seeded
+
+
+def sigmoid_tail(kernel: Kernel) -> Kernel:
+    """The elements after the last multiple of 8 get the sigmoid alone."""
+
+    def seeded(x: torch.Tensor) -> torch.Tensor:
+        kept = x.numel() // 8 * 8
+        return torch.cat((kernel(x).flatten()[:kept], torch.sigmoid(x).flatten()[kept:])).view(x.shape)
+
+    return seeded
+
+
+def overwritten(kernel: Kernel) -> Kernel:
+    """Of several additions to one place the last remains."""
+    return lambda x, dim, index, source: x + torch.zeros_like(x).scatter(dim, index, source)
+
+
+def first_tile_only(kernel: Kernel) -> Kernel:
+    """The largest of the first 1024 elements."""
+
+    def seeded(x: torch.Tensor, k: int, dim: int, **options: Any) -> Any:
+        return kernel(x.narrow(dim, 0, min(BLOCK, x.shape[dim])), k, dim, **options)
 
     return seeded
 
@@ -276,16 +328,16 @@ def by_call(kernel: Kernel) -> Kernel:
     return lambda *args, **options: kernel(*args, **options) * (1 + 2.0**-22 * (next(count) % 2))
 
 
-Model = replay.Model
+Model = graph_replay.Model
 
 
 def graph(name: str, captured: Callable[[Model, torch.Tensor], Model]) -> Probe:
     """graph.replay on the CPU, which has no graphs: `captured` plays them."""
 
     def function(context: Context) -> None:
-        module: Any = replay
+        module: Any = graph_replay
         module.captured = captured
-        replay.replay(context)
+        graph_replay.replay(context)
 
     return Probe(f"graph.replay:{name}", "quick", "cpu", 60, function)
 
@@ -297,8 +349,8 @@ def stale_graph(model: Model, batch: torch.Tensor) -> Model:
 
 def old_weights(model: Model, batch: torch.Tensor) -> Model:
     """Keeps, as if copied into the graph, the weights that it was captured with: two batches are right."""
-    kept = {number: model(replay.tokens(number)) for number in range(replay.BATCHES)}
-    return lambda values: next(kept[number] for number in kept if torch.equal(replay.tokens(number), values))
+    kept = {number: model(graph_replay.tokens(number)) for number in range(graph_replay.BATCHES)}
+    return lambda values: next(kept[number] for number in kept if torch.equal(graph_replay.tokens(number), values))
 
 
 def last_bit(model: Model, batch: torch.Tensor) -> Model:
@@ -377,13 +429,14 @@ def right(kernel: Any) -> Any:
 
 
 def of(module: Any, name: str, wrong: Wrong, cases: str) -> Probe:
-    """operations, of which only the cases with this word in their names are tried, as they are many."""
-    inner = seeded("operations", module, name, wrong)
+    """operations, of which only the fixed cases with this word in their names are tried, as they are many."""
+    inner = seeded("operations", module, name, wrong, "standard")
 
     def function(context: Context) -> None:
         probe: Any = operations
         every = probe.cases
         probe.cases = lambda **options: (case for case in every(**options) if cases in case.name)
+        probe.sampled = lambda **options: ()
         inner.function(context)
 
     return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
@@ -412,6 +465,13 @@ PROBES = (
     of(torch, "max", short_search, "max"),
     of(torch.Tensor, "amax", skips_nan, "max"),
     of(torch, "addmm", named("right", right), "addmm"),
+    seeded("operations", F, "silu", sigmoid_tail),
+    seeded("operations", torch, "scatter_add", overwritten),
+    seeded("operations", torch, "topk", first_tile_only),
+    seeded("gemm.cases", torch, "bmm", dense_batch),
+    seeded("gemm.cases", torch, "addmm", scaled_added),
+    seeded("gemm.cases", F, "linear", short_inner),
+    seeded("gemm.cases", torch, "mm", named("right", right)),
     seeded("optim.torch", OPTIM.AdamW, "step", second_launch),
     seeded("optim.torch", OPTIM.SGD, "step", named("plain_momentum", without("nesterov", False, "fused"))),
     seeded("optim.torch", OPTIM.Adam, "step", named("no_decay", without("weight_decay", 0.0, "foreach"))),

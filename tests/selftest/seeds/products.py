@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.context import Context
-from envbuild.selftest.own import Own, Shape
-from envbuild.selftest.registry import Probe
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.harness.project_test_spec import Own, ShapeSpec
 
 from .making import BRAIN, HALF, SINGLE, Kernel, named, seeded, tf32, wrong_element
 
@@ -94,7 +94,7 @@ def refused(kernel: Kernel) -> Kernel:
 
 def own_shape(context: Context) -> None:
     """gemm.crash with a shape of the profile's own that this torch cannot run."""
-    shape = Shape(2, 3, 4, "float16", "nn", False)
+    shape = ShapeSpec(2, 3, 4, "float16", "nn", False)
     context.job = dataclasses.replace(context.job, own=Own(shapes=(shape,)))
     seeded("gemm.crash", torch, "matmul", refused).function(context)
 
@@ -122,6 +122,7 @@ PROBES = (
     seeded("tf32.mode", F, "conv2d", named("conv", tf32)),
     seeded("tf32.mode", torch, "mm", named("lost", lambda k: wrong_element(k, SINGLE, (500, 500), -1.0))),
     seeded("tf32.mode", torch, "mm", named("nan", lambda k: wrong_element(k, SINGLE, (500, 500), float("nan")))),
+    seeded("tf32.mode", torch, "mm", named("outside", lambda k: wrong_element(k, SINGLE, (3, 500), float("nan")))),
     seeded("gemm.fp8", torch, "_scaled_mm", unscaled),
     seeded("gemm.fp8", torch, "_scaled_mm", named("edge", lambda k: wrong_element(k, BRAIN, (47, 79)))),
     seeded("gemm.fp8", torch, "_scaled_mm", named("nan", lambda k: wrong_element(k, BRAIN, (0, 0), float("nan")))),

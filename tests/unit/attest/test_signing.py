@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from envbuild import settings
 from envbuild.attest import signing
 from envbuild.attest.signing import Signer
-from envbuild.errors import FileError, UsageError
-from envbuild.proof.reasons import Refusal
+from envbuild.util import settings
+from envbuild.util.errors import FileError, UsageError
+from envbuild.util.refusal import Refusal
 from unit.support import envbuild
 
 SECRET = "correct horse battery staple"

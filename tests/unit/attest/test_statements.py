@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 from envbuild.attest import sbom, signing, statements, trust
-from envbuild.attest.statements import Built, Subject
-from envbuild.errors import CheckFailed
-from envbuild.image.records import Compiled
-from envbuild.plan import factfiles, lock
-from envbuild.plan.archive import Archive
-from envbuild.plan.contents import roots
-from envbuild.plan.lock import Lock
-from envbuild.plan.own import Script
-from envbuild.proof import counting, evidence, reasons, untrusted
-from unit.proof.runs import documents, judged, lines, passed_run, probe
-from unit.proof.test_evidence import IMAGE, record_of
+from envbuild.attest.statements import BuildDetails, Subject
+from envbuild.evidence import evidence_store, rules
+from envbuild.facts import fact_files
+from envbuild.fetch.archive_spec import Archive
+from envbuild.image.build_records import CompiledRecord
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.lock.wheel_contents import roots
+from envbuild.profile.project_tests import Script
+from envbuild.util import refusal, strict_json
+from envbuild.util.errors import CheckFailed
+from unit.evidence.runs import documents, judged, lines, passed_run, probe
+from unit.evidence.test_evidence_store import IMAGE, record_of
 from unit.support import PROFILE, lock_for, plan_of, sha, write_wheel
 
 SUBJECT = Subject("envbuild/sample", IMAGE.id, "registry.example/sample", f"sha256:{sha('manifest')}")
@@ -32,14 +34,14 @@ def locked(project: Path) -> Lock:
     return lock_for(plan_of(project, PROFILE))
 
 
-def made_of(locked: Lock, project: Path) -> Built:
-    lock.write(locked, project / "sample.lock.yaml", "sample")
-    return Built(
+def made_of(locked: Lock, project: Path) -> BuildDetails:
+    lock_file.write(locked, project / "sample.lock.yaml", "sample")
+    return BuildDetails(
         profile="sample",
         document=PROFILE,
         lock=locked,
         lock_text=(project / "sample.lock.yaml").read_text(encoding="utf-8"),
-        facts=factfiles.digest(),
+        facts=fact_files.digest(),
         recipe=sha("recipe"),
         versions={"envbuild": "0.1.0", "engine": "docker 26.1.5"},
         roots={locked.wheels[0].wheel.file: ("torch",)},
@@ -47,9 +49,9 @@ def made_of(locked: Lock, project: Path) -> Built:
 
 
 def result_of(locked: Lock) -> dict[str, Any]:
-    path = evidence.save(record_of(locked))
-    ((_, record),) = evidence.stored(IMAGE.id)
-    return statements.test_result(record, evidence.record_text(path), SUBJECT)
+    path = evidence_store.save(record_of(locked))
+    ((_, record),) = evidence_store.stored(IMAGE.id)
+    return statements.test_result(record, evidence_store.record_text(path), SUBJECT)
 
 
 # the record travels with its statement
@@ -62,7 +64,7 @@ def test_a_test_result_carries_its_record(locked: Lock) -> None:
     assert [item["digest"]["sha256"] for item in stated["subject"]] == [IMAGE.id[7:], sha("manifest")]
     digest, record = statements.read_test_result(stated["predicate"])
     assert record == wanted
-    assert digest == evidence.stored(IMAGE.id)[0][0].name.partition(".")[0]
+    assert digest == evidence_store.stored(IMAGE.id)[0][0].name.partition(".")[0]
 
 
 def test_before_a_push_the_image_id_is_the_only_subject() -> None:
@@ -108,10 +110,10 @@ def test_another_record_with_its_own_digest_is_refused(locked: Lock) -> None:
 def test_evidence_from_before_cards_had_uuids_is_still_read(locked: Lock) -> None:
     """A record as an earlier envbuild wrote it: no "uuids", no "driver"."""
     old = record_of(locked) | {"gpu": {"model": "h20", "name": "NVIDIA H20", "count": 1}}
-    evidence.save(old)
-    ((path, record),) = evidence.stored(IMAGE.id)
-    assert counting.model_of(record) == "h20"
-    stated = statements.test_result(record, evidence.record_text(path), SUBJECT)
+    evidence_store.save(old)
+    ((path, record),) = evidence_store.stored(IMAGE.id)
+    assert rules.model_of(record) == "h20"
+    stated = statements.test_result(record, evidence_store.record_text(path), SUBJECT)
     assert statements.read_test_result(stated["predicate"])[1] == old
 
 
@@ -143,10 +145,10 @@ def test_the_build_names_every_file_by_hash(locked: Lock, project: Path) -> None
         d.file: d.sha256 for d in (*locked.base, *locked.apt)
     }
     assert found == wanted
-    assert definition["internalParameters"]["facts"] == {"sha256": factfiles.digest()}
+    assert definition["internalParameters"]["facts"] == {"sha256": fact_files.digest()}
     assert definition["externalParameters"]["profile"] == {"name": "sample", "document": PROFILE}
     text = statements.opened(definition["externalParameters"]["lock"], "the lock").decode()
-    assert lock.parse(text, "the lock") == locked
+    assert lock_file.parse(text, "the lock") == locked
 
 
 def test_a_base_image_is_a_dependency(project: Path) -> None:
@@ -178,13 +180,13 @@ def test_a_script_of_the_projects_own_and_archives_travel_along(
 
 
 def test_the_facts_digest_moves_with_a_sites_own(tmp_path: Path) -> None:
-    from envbuild import settings
+    from envbuild.util import settings
 
-    before = factfiles.digest()
+    before = fact_files.digest()
     own = settings.config_file().parent / "facts.d" / "more.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("gpus: []\n", encoding="utf-8")
-    assert factfiles.digest() != before
+    assert fact_files.digest() != before
 
 
 def test_what_a_wheel_fills(tmp_path: Path) -> None:
@@ -234,8 +236,8 @@ def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
     ],
 )
 def test_documents_from_elsewhere_are_bounded(raw: bytes, said: str) -> None:
-    with pytest.raises(reasons.Malformed, match=said):
-        untrusted.parse(raw, "the document", limit=1000 if len(raw) == 2009 else untrusted.MAX_BYTES)
+    with pytest.raises(refusal.Malformed, match=said):
+        strict_json.parse(raw, "the document", limit=1000 if len(raw) == 2009 else strict_json.MAX_BYTES)
 
 
 # extensions
@@ -245,13 +247,13 @@ KERNELS: dict[str, Any] = {
 }  # fmt: skip
 OTHER: dict[str, Any] = {"name": "other", "sdist": {"sha256": "e" * 64}, "modules": ["other"]}
 EXTENDED: dict[str, Any] = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [KERNELS, OTHER]}
-WHEEL = Compiled(
+WHEEL = CompiledRecord(
     "kernels", sha("key"), "kernels-0.1-cp311-cp311-linux_x86_64.whl", sha("wheel"), ("kernels", "kernels_cuda.so")
 )
-SECOND = Compiled("other", sha("key 2"), "other-0.1-cp311-cp311-linux_x86_64.whl", sha("wheel 2"), ("other",))
+SECOND = CompiledRecord("other", sha("key 2"), "other-0.1-cp311-cp311-linux_x86_64.whl", sha("wheel 2"), ("other",))
 
 
-def extended(project: Path) -> Built:
+def extended(project: Path) -> BuildDetails:
     made = made_of(lock_for(plan_of(project, EXTENDED)), project)
     return dataclasses.replace(made, document=EXTENDED, compiled=(WHEEL, SECOND))
 
@@ -288,7 +290,7 @@ def test_a_statement_that_leaves_a_compiled_wheel_out_is_malformed(project: Path
     details = stated["predicate"]["runDetails"]
     changed: dict[str, Any] = {"none": [], "other": details["byproducts"][1:], "odd": [{"name": "x"}]}
     details["byproducts"] = changed[harm]
-    with pytest.raises(reasons.Malformed):
+    with pytest.raises(refusal.Malformed):
         trust._build(stated)
 
 

@@ -17,14 +17,15 @@ import pytest
 import yaml
 import zstandard
 
-from envbuild.attest import attestations, layers, oci, policy, signing, statements
-from envbuild.attest.layers import Config
+from envbuild.attest import attestations, policy, signing, statements
 from envbuild.attest.statements import Subject
-from envbuild.errors import CheckFailed, FileError, NetworkError, UsageError
-from envbuild.image.names import LOCK_LABEL
-from envbuild.proof import evidence
-from envbuild.proof.reasons import Malformed
-from unit.proof.runs import passed_run, probe, run_on
+from envbuild.evidence import evidence_store
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.registry import image_reader, oci
+from envbuild.registry.image_reader import Config
+from envbuild.util.errors import CheckFailed, FileError, NetworkError, UsageError
+from envbuild.util.refusal import Malformed
+from unit.evidence.runs import passed_run, probe, run_on
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import Said, as_yaml, envbuild, sha
 
@@ -191,7 +192,7 @@ def test_one_changed_byte_is_refused(pushed: Site) -> None:
     blobs = dict(pushed.registry.blobs)
     _, raw = pushed.registry.manifests[att(pushed)]
     only_att(pushed)
-    lacking = {evidence.TEST_RESULT: {"digest", "gpu"}, statements.PROVENANCE: {"digest", "no-build"}}
+    lacking = {evidence_store.TEST_RESULT: {"digest", "gpu"}, statements.PROVENANCE: {"digest", "no-build"}}
     for item in json.loads(raw)["layers"]:
         whole = blobs[item["digest"]]
         for at in range(7, len(whole), max(1, len(whole) // 9)):
@@ -251,9 +252,9 @@ def test_a_manifest_that_an_engine_reads_as_another_is_refused(pushed: Site, mor
 )
 def test_a_configuration_that_an_engine_reads_as_another_is_refused(spoilt: dict[str, Any]) -> None:
     document = {**json.loads(config_of([LAYER], {"Version": "1", "version": "2"})), "history": [{"created_by": "x"}]}
-    assert layers.parsed("sha256:0", json.dumps(document).encode()).layers == (LAYER,)
+    assert image_reader.parsed("sha256:0", json.dumps(document).encode()).layers == (LAYER,)
     with pytest.raises(Malformed):
-        layers.parsed("sha256:0", json.dumps({**document, **spoilt}).encode())
+        image_reader.parsed("sha256:0", json.dumps({**document, **spoilt}).encode())
 
 
 def test_one_changed_byte_in_a_statement_is_refused(pushed: Site) -> None:
@@ -270,7 +271,7 @@ def test_a_swapped_predicate_is_refused(pushed: Site) -> None:
     """With the signatures of other statements it is one of another content; signed anew, it contradicts its record."""
 
     def lie(stated: dict[str, Any]) -> None:
-        if stated["predicateType"] == evidence.TEST_RESULT:
+        if stated["predicateType"] == evidence_store.TEST_RESULT:
             stated["predicate"]["passedTests"] += ["h20/gemm.exact"]
 
     resign(pushed, lie)
@@ -289,9 +290,9 @@ def test_a_replayed_older_statement_does_not_outweigh_a_failure(site: Site, key:
     _, raw = site.registry.manifests["verified"]
     subject = Subject("envbuild/sample", site.engine.image.id, site.registry.host, oci.digest_of(raw))
     wanted = []
-    for path, record in evidence.stored(site.engine.image.id):
-        made = statements.test_result(record, evidence.record_text(path), subject)
-        wanted.append((evidence.TEST_RESULT, statements.canonical(made)))
+    for path, record in evidence_store.stored(site.engine.image.id):
+        made = statements.test_result(record, evidence_store.record_text(path), subject)
+        wanted.append((evidence_store.TEST_RESULT, statements.canonical(made)))
     attestations.publish(site.place, oci.Manifest(raw, oci.MANIFEST), wanted, signer)
     assert reasons(site) == ["failed"]
 
@@ -334,8 +335,8 @@ def test_giant_and_deep_evidence_is_refused(pushed: Site, content: bytes, reason
 
 
 def test_another_lock_than_the_images_is_refused(pushed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = layers.config_of
-    monkeypatch.setattr(layers, "config_of", lambda *a: _relabelled(right(*a)))
+    right = image_reader.config_of
+    monkeypatch.setattr(image_reader, "config_of", lambda *a: _relabelled(right(*a)))
     assert reasons(pushed) == ["lock"]
 
 
@@ -451,9 +452,11 @@ def test_an_advisory_that_is_known_by_now_is_refused(site: Site, key: Path) -> N
 
 def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
     path = site.prove(run_on("NVIDIA H20"))
-    record = dict(evidence.stored(site.engine.image.id))[path]
-    made = statements.test_result(record, evidence.record_text(path), Subject("envbuild/sample", record["image"]["id"]))
-    file = evidence.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
+    record = dict(evidence_store.stored(site.engine.image.id))[path]
+    made = statements.test_result(
+        record, evidence_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
+    )
+    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
     said = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
     assert (said.code, said.document["gpus"], said.document["digest"]) == (0, ["h20"], record["image"]["id"])
     assert said.document["ref"] is None

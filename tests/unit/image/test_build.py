@@ -12,17 +12,17 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from envbuild import settings, turns
-from envbuild.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
-from envbuild.image import base, build, buildx, client, context, dockerfile, records
+from envbuild.fetch import store, uv
+from envbuild.fetch.apt import Deb
+from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive
+from envbuild.fetch.locked_artifacts import Wheel
+from envbuild.image import build, build_context, build_records, buildx, docker_client, dockerfile, root_filesystem
+from envbuild.image.build_records import CompiledRecord, Record
 from envbuild.image.engine import Engine, Image
-from envbuild.image.records import Compiled, Record
-from envbuild.plan import store, wheels
-from envbuild.plan.archive import COMPAT, TOOLKIT, Archive
-from envbuild.plan.debs import Deb
-from envbuild.plan.lock import Lock
-from envbuild.plan.locked import Wheel
-from envbuild.process import Completed
+from envbuild.lock.lock_file import Lock
+from envbuild.util import process_locks, settings
+from envbuild.util.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
+from envbuild.util.process import Completed
 from unit.support import PROFILE, image_of, lock_for, plan_of, sha, write_wheel
 
 IMAGE = image_of()
@@ -88,8 +88,8 @@ def locked(project: Path) -> Lock:
     for path, item in files:
         path.parent.mkdir(parents=True)
         path.write_text(item.name, encoding="utf-8")
-    base.tar_file(made).write_text("base", encoding="utf-8")
-    base.tar_file(made).with_suffix(".sha256").write_text(sha("base"), encoding="utf-8")
+    root_filesystem.tar_file(made).write_text("base", encoding="utf-8")
+    root_filesystem.tar_file(made).with_suffix(".sha256").write_text(sha("base"), encoding="utf-8")
     return made
 
 
@@ -121,7 +121,7 @@ def archive_files(made: Lock) -> list[tuple[Path, Archive]]:
 def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     found = Builder()
     monkeypatch.setattr(buildx, "run", found)
-    monkeypatch.setattr(client, "program", lambda: Path("/fake/docker"))
+    monkeypatch.setattr(docker_client, "program", lambda: Path("/fake/docker"))
     return found
 
 
@@ -147,8 +147,8 @@ def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
     (record,) = build.recorded(locked, text)
     assert (record.image, record.handle, record.lock) == (IMAGE.id, IMAGE.handle, locked.id)
     assert record.layers == IMAGE.layers
-    assert list(records.every(IMAGE.id)) == [record]
-    assert list(records.every(image_of("other").id)) == []
+    assert list(build_records.every(IMAGE.id)) == [record]
+    assert list(build_records.every(image_of("other").id)) == []
 
 
 def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder) -> None:
@@ -156,7 +156,7 @@ def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder
     told: list[str] = []
 
     def note(line: str) -> None:
-        assert image_of("2").id not in [record.image for record in records.every()]
+        assert image_of("2").id not in [record.image for record in build_records.every()]
         told.append(line)
 
     built(locked, note=note)
@@ -175,15 +175,15 @@ def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder
     assert (
         len(told) == 1 and f"this lock gave {IMAGE.id}, and now {image_of('2').id}; its layers are the same" in told[0]
     )
-    assert {record.image for record in records.every()} == {IMAGE.id, image_of("2").id}
+    assert {record.image for record in build_records.every()} == {IMAGE.id, image_of("2").id}
 
 
-def recorded(image: str, layers: str, builder: str = "docker 26", *wheels: Compiled) -> Record:
+def recorded(image: str, layers: str, builder: str = "docker 26", *wheels: CompiledRecord) -> Record:
     return Record(image, image, "lock", "recipe", tuple(layers), builder, wheels)
 
 
-def wheel(name: str, sha256: str) -> Compiled:
-    return Compiled(name, "key", "file", sha256, ())
+def wheel(name: str, sha256: str) -> CompiledRecord:
+    return CompiledRecord(name, "key", "file", sha256, ())
 
 
 NOW = recorded("now", "abcde", "docker 26", wheel("apex", "1"))
@@ -210,12 +210,12 @@ SAME_WHEEL = NOW.extensions[0]
     ],
 )
 def test_what_is_known_of_another_image_is_told(before: list[Record], said: str) -> None:
-    assert said in str(records.another(before, NOW, ["venv", "torch", "packages"]))
+    assert said in str(build_records.another(before, NOW, ["venv", "torch", "packages"]))
 
 
 def test_of_the_same_image_nothing_is_told() -> None:
-    assert records.another([], NOW, []) is None
-    assert records.another([NOW, NOW], NOW, []) is None
+    assert build_records.another([], NOW, []) is None
+    assert build_records.another([NOW, NOW], NOW, []) is None
 
 
 def test_another_builder_is_asked_and_recorded(locked: Lock, builder: Builder) -> None:
@@ -224,7 +224,7 @@ def test_another_builder_is_asked_and_recorded(locked: Lock, builder: Builder) -
     assert built(locked, engine) == IMAGE
     assert [words.count("--builder=--evil") for words in builder.calls] == [1, 1]
     assert all("--load" in words for words in builder.calls)
-    assert [record.builder for record in records.every()] == ["docker 26.1.5, builder --evil"]
+    assert [record.builder for record in build_records.every()] == ["docker 26.1.5, builder --evil"]
 
 
 def test_a_builder_that_is_not_there_is_named(locked: Lock, builder: Builder) -> None:
@@ -264,7 +264,7 @@ def test_whether_there_is_a_builder_is_asked_before_anything(
         return Completed(0, "", "") if answers else Completed(1, "", 'ERROR: no builder "nope" found\n')
 
     monkeypatch.setattr(buildx, "run", run)
-    monkeypatch.setattr(client, "program", lambda: Path("/fake/docker"))
+    monkeypatch.setattr(docker_client, "program", lambda: Path("/fake/docker"))
     monkeypatch.setenv("BUILDX_CONFIG", str(tmp_path))
     (tmp_path / "instances").mkdir()
     (tmp_path / "instances" / "farm").write_text("{}", encoding="utf-8")
@@ -312,7 +312,7 @@ def test_the_layers_tag_is_gone_before_the_build_is_recorded(
 ) -> None:
     """Killed between the two, a recorded build would leave the tag for good: nobody builds it again."""
     engine, removed = FakeEngine(), []
-    monkeypatch.setattr(records, "write", lambda record: removed.extend(engine.removed))
+    monkeypatch.setattr(build_records, "write", lambda record: removed.extend(engine.removed))
     built(locked, engine)
     assert removed == [f"envbuild/sample:{locked.short}-layers"]
 
@@ -320,7 +320,7 @@ def test_the_layers_tag_is_gone_before_the_build_is_recorded(
 def test_layers_alone_are_no_build(locked: Lock, builder: Builder) -> None:
     text = dockerfile.render(locked, "sample")
     build.build_layers(cast(Engine, FakeEngine()), locked, "sample", text, say=quiet, on_line=quiet)
-    assert list(records.every()) == []
+    assert list(build_records.every()) == []
     assert f"envbuild/sample:{locked.short}" not in builder.words
 
 
@@ -363,9 +363,9 @@ def test_what_needs_no_wheel_is_begun_once_for_an_engine(locked: Lock, builder: 
     assert begin() == 4
     other = dataclasses.replace(locked, base=locked.base[:-1])
     for end in (".tar", ".sha256"):
-        shutil.copy(base.tar_file(locked).with_suffix(end), base.tar_file(other).with_suffix(end))
+        shutil.copy(root_filesystem.tar_file(locked).with_suffix(end), root_filesystem.tar_file(other).with_suffix(end))
     assert begin(other) == 5, "another base"
-    context.discard("sample")
+    build_context.discard("sample")
     assert begin() == 6
 
 
@@ -380,7 +380,7 @@ def test_what_failed_is_not_begun(locked: Lock, builder: Builder) -> None:
 
 def test_nothing_is_begun_while_another_builds_on_that_base(locked: Lock, builder: Builder) -> None:
     engine = cast(Engine, FakeEngine())
-    with turns.alone(buildx._turn(engine, locked), "", quiet), pytest.raises(turns.Taken):
+    with process_locks.exclusive(buildx._turn(engine, locked), "", quiet), pytest.raises(process_locks.Taken):
         build.begin(engine, locked, "sample", dockerfile.render(locked, "sample"))
     assert builder.calls == []
 
@@ -391,7 +391,7 @@ def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "link", refuse)
     (tmp_path / "a").write_text("x", encoding="utf-8")
-    context._link(tmp_path / "a", tmp_path / "b")
+    build_context._link(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_text(encoding="utf-8") == "x"
 
 
@@ -415,7 +415,7 @@ def test_a_failed_build_says_why_and_leaves_no_record(
         built(locked)
     assert (caught.value.code, caught.value.kind) == (6, kind)
     assert words in str(caught.value.hint)
-    assert list(records.every()) == []
+    assert list(build_records.every()) == []
 
 
 BROKEN = "ERROR: failed to receive status: rpc error: code = Unavailable desc = error reading from server: EOF"
@@ -438,11 +438,11 @@ def test_an_engine_that_went_away_in_the_build_while_its_disk_is_full_is_told(
 
 
 def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: Lock, builder: Builder) -> None:
-    base.tar_file(locked).write_text("spoiled", encoding="utf-8")
+    root_filesystem.tar_file(locked).write_text("spoiled", encoding="utf-8")
     with pytest.raises(HashMismatch, match="cached base"):
         built(locked)
     assert builder.words == []
-    assert not base.tar_file(locked).exists()
+    assert not root_filesystem.tar_file(locked).exists()
 
 
 @pytest.mark.parametrize("kind", ["wheel", "deb", "archive"])
@@ -462,7 +462,7 @@ def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder:
     assert "fetched again" in str(caught.value.hint)
     assert not path.exists()
     assert all(other.exists() for other, _ in [*wheel_files(locked), *deb_files(locked)] if other != path)
-    assert list(records.every()) == []
+    assert list(build_records.every()) == []
 
 
 def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: Builder) -> None:
@@ -515,7 +515,7 @@ def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(locked: Lock
     assert str(on_base.image) in caught.value.message
     assert str(caught.value.hint).splitlines()[0] == said
     assert f"docker login {HOST};" in str(caught.value.hint)
-    assert list(records.every()) == []
+    assert list(build_records.every()) == []
 
 
 def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: Builder) -> None:
@@ -536,7 +536,7 @@ def test_a_tag_that_names_another_image_is_not_recorded(locked: Lock, builder: B
     engine.held = held
     with pytest.raises(EngineError, match="not the image that was just built"):
         built(locked, engine)
-    assert list(records.every()) == []
+    assert list(build_records.every()) == []
 
 
 def test_an_engine_of_another_platform_is_refused(locked: Lock, builder: Builder) -> None:
@@ -567,14 +567,14 @@ def test_a_damaged_record_is_none(locked: Lock, builder: Builder, content: str) 
     (file,) = settings.state_folder("builds").iterdir()
     file.write_text(content, encoding="utf-8")
     assert build.recorded(locked, text) == []
-    assert list(records.every()) == []
+    assert list(build_records.every()) == []
 
 
 def test_a_record_with_more_than_is_known_is_none(locked: Lock, builder: Builder) -> None:
     built(locked)
     (file,) = settings.state_folder("builds").iterdir()
     file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "more": 1}), encoding="utf-8")
-    assert list(records.every()) == []
+    assert list(build_records.every()) == []
 
 
 def test_the_disk_is_looked_at_before_with_figures(
@@ -619,7 +619,7 @@ def test_what_is_needed_grows_with_the_lock(locked: Lock) -> None:
 
 
 def test_uv_is_there() -> None:
-    assert wheels.uv_binary().is_file()
+    assert uv.uv_binary().is_file()
 
 
 def test_where_something_is_compiled_the_disk_must_take_its_tools_too(project: Path) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild import shipped
-from envbuild.errors import EnvbuildError, LockError, ProfileError
+from envbuild.fetch.locked_artifacts import LockedWheel, Overridden
 from envbuild.image import dockerfile
-from envbuild.plan import lock, profile, resolve, sources
-from envbuild.plan.lock import Lock
-from envbuild.plan.locked import LockedWheel, Overridden
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.profile import model as profile_model
+from envbuild.resolve import profile_reader, resolver
+from envbuild.util import canonical_json, package_data
+from envbuild.util.errors import EnvbuildError, LockError, ProfileError
 from unit import oracle
 from unit.oracle import Instruction
 from unit.support import PROFILE, as_yaml, deb, lock_for, plan_of, wheel
@@ -53,7 +55,7 @@ def test_there_are_golden_folders() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_golden_lock_renders_to_its_dockerfile(case: str) -> None:
     folder = GOLDEN / case
-    found = lock.read(folder / "lock.yaml")
+    found = lock_file.read(folder / "lock.yaml")
     assert found is not None
     assert dockerfile.render(found, case) == (folder / "Dockerfile").read_text(encoding="utf-8")
 
@@ -61,21 +63,21 @@ def test_a_golden_lock_renders_to_its_dockerfile(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_golden_lock_is_its_profiles(case: str, tmp_path: Path) -> None:
     folder = GOLDEN / case
-    plan = resolve.resolve(sources.load(str(folder / "profile.yaml")))
-    found = lock.read(folder / "lock.yaml")
+    plan = resolver.resolve(profile_reader.load(str(folder / "profile.yaml")))
+    found = lock_file.read(folder / "lock.yaml")
     assert found == lock_for(plan)
-    lock.write(found, tmp_path / "lock.yaml", case)
+    lock_file.write(found, tmp_path / "lock.yaml", case)
     assert (tmp_path / "lock.yaml").read_bytes() == (folder / "lock.yaml").read_bytes()
 
 
 def test_the_committed_dockerfiles_are_what_the_locks_give() -> None:
-    files = sorted(shipped.PROFILES.rglob("*.lock.yaml"))
+    files = sorted(package_data.PROFILES.rglob("*.lock.yaml"))
     assert files
     for file in files:
         name = file.name.removesuffix(".lock.yaml")
-        found = lock.read(file)
+        found = lock_file.read(file)
         assert found is not None
-        assert dockerfile.render(found, name) == (shipped.DOCKERFILES / f"{name}.Dockerfile").read_text(
+        assert dockerfile.render(found, name) == (package_data.DOCKERFILES / f"{name}.Dockerfile").read_text(
             encoding="utf-8"
         )
 
@@ -299,7 +301,7 @@ Change = Callable[[dict[str, Any], str], None]
 
 def string_fields() -> Iterator[tuple[str, Change]]:
     """Every place of a profile where its schema takes text, with what puts a value there."""
-    schema = profile.schema()
+    schema = profile_model.schema()
 
     def walk(found: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Change]]:
         if "$ref" in found:
@@ -508,7 +510,7 @@ def on(data: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def document_of(found: Lock, folder: Path) -> dict[str, Any]:
-    lock.write(found, folder / "lock.yaml", "sample")
+    lock_file.write(found, folder / "lock.yaml", "sample")
     data: dict[str, Any] = yaml.safe_load((folder / "lock.yaml").read_text(encoding="utf-8"))
     return data
 
@@ -516,11 +518,11 @@ def document_of(found: Lock, folder: Path) -> dict[str, Any]:
 def read_again(data: dict[str, Any], folder: Path) -> Lock | LockError:
     """As somebody who edits a lock and makes the id fit would have it."""
     if data["id"].startswith("sha256:"):
-        data["id"] = f"sha256:{lock.canonical_digest(data['content'])}"
+        data["id"] = f"sha256:{canonical_json.canonical_digest(data['content'])}"
     file = folder / "lock.yaml"
     file.write_text(as_yaml(data), encoding="utf-8")
     try:
-        found = lock.read(file)
+        found = lock_file.read(file)
     except LockError as error:
         return error
     assert found is not None
@@ -572,7 +574,7 @@ def lock_fields() -> list[str]:
         wanted += [f"content.{part}.0.{name}" for name in ("name", "version", "file", "sha256", "layer")]
     return [
         *wanted,
-        *(f"content.environment.{name}" for name in (*resolve.ENVIRONMENT, *FURTHER)),
+        *(f"content.environment.{name}" for name in (*resolver.ENVIRONMENT, *FURTHER)),
     ]
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from envbuild.errors import DiskError, EngineError, EnvbuildError
-from envbuild.image import client
-from envbuild.image.endpoint import endpoint
+from envbuild.image import docker_client
 from envbuild.image.engine import Engine
+from envbuild.image.engine_endpoint import endpoint
+from envbuild.util.errors import DiskError, EngineError, EnvbuildError
 from unit.served import served
 
 
@@ -343,7 +343,7 @@ def test_the_first_client_with_buildx_is_taken(tmp_path: Path, monkeypatch: pyte
     wanted = program(tmp_path / "with", 0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'without'}:{tmp_path / 'none'}:{tmp_path / 'with'}:/bin")
-    assert client.program() == wanted
+    assert docker_client.program() == wanted
 
 
 def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,12 +353,12 @@ def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{hangs.parent}:/usr/bin:/bin")
     monkeypatch.setattr("shutil.which", lambda _, path: str(hangs) if path == str(hangs.parent) else None)
     with pytest.raises(EngineError, match="hangs/docker does not answer"):
-        client.find(0.3)
+        docker_client.find(0.3)
 
 
 def test_no_client_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(program(tmp_path / "without", 1).parent))
     with pytest.raises(EngineError, match="no docker client with buildx") as caught:
-        client.program()
+        docker_client.program()
     assert "buildx" in str(caught.value.hint)

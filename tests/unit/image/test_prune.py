@@ -10,14 +10,16 @@ from typing import cast
 
 import pytest
 
-from envbuild import pipeline, settings
-from envbuild.commands import prune as command
-from envbuild.image import base, extensions, places, prune, records
+from envbuild.cli import prune as command
+from envbuild.fetch import store
+from envbuild.fetch.archive_spec import COMPAT, Archive
+from envbuild.image import build_records, built_locks, extension_wheels, prune, root_filesystem
 from envbuild.image.engine import Engine
-from envbuild.plan import lock, store
-from envbuild.plan.archive import COMPAT, Archive
-from envbuild.plan.lock import Lock
-from envbuild.proof.runners import local
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import workflows
+from envbuild.runners import docker_runner
+from envbuild.util import settings
 from unit.support import PROFILE, envbuild, lock_for, plan_of, sha
 
 
@@ -65,8 +67,8 @@ def old(engine: FakeEngine, *locks: Lock) -> list[str]:
 
 
 def record(handle: str) -> None:
-    made = records.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
-    records.write(made)
+    made = build_records.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
+    build_records.write(made)
 
 
 def test_only_what_nothing_needs_is_old(engine: FakeEngine, locked: Lock) -> None:
@@ -111,8 +113,8 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
         for name in (".incoming-x", ".incoming-now"):
             (found.folder / name).mkdir()
         os.utime(found.folder / ".incoming-x", (0, 0))
-    base.tar_file(locked).write_bytes(b"1234")
-    base.tar_file(locked).with_suffix(".sha256").touch()
+    root_filesystem.tar_file(locked).write_bytes(b"1234")
+    root_filesystem.tar_file(locked).with_suffix(".sha256").touch()
     (settings.cache_folder("bases") / "old.tar").write_bytes(b"123")
     removable = list(prune.caches([], [locked]))
     names = {(item.kind, Path(item.name).name, item.bytes) for item in removable}
@@ -125,7 +127,9 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
     assert store.wheels().holds(wheel.sha256, wheel.file)
     assert store.debs().holds(deb.sha256, deb.file)
     assert store.archives().holds(archive.sha256, archive.name)
-    assert base.tar_file(locked).is_file() and base.tar_file(locked).with_suffix(".sha256").is_file()
+    assert (
+        root_filesystem.tar_file(locked).is_file() and root_filesystem.tar_file(locked).with_suffix(".sha256").is_file()
+    )
     assert (store.wheels().folder / ".incoming-now").is_dir()
 
 
@@ -141,8 +145,8 @@ def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
     engine: FakeEngine, locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the lock of a variant, or of a project's requirements, has none."""
-    lock.write(dataclasses.replace(locked, wheels=()), project / "profiles" / "sample.lock.yaml", "sample")
-    lock.write(locked, project / "profiles" / "sample-devel.lock.yaml", "sample-devel")
+    lock_file.write(dataclasses.replace(locked, wheels=()), project / "profiles" / "sample.lock.yaml", "sample")
+    lock_file.write(locked, project / "profiles" / "sample-devel.lock.yaml", "sample-devel")
     wheel = locked.wheels[0].wheel
     store.wheels().path(wheel.sha256, wheel.file).parent.mkdir()
     engine.tagged = [
@@ -157,7 +161,7 @@ def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
         yield
 
     monkeypatch.setattr(command, "Engine", lambda: engine)
-    monkeypatch.setattr(pipeline, "alone", alone)
+    monkeypatch.setattr(workflows, "one_run_per_profile", alone)
     done = envbuild("prune", "--dry-run", "--json")
     assert [row["name"] for row in done.document["would_remove"]] == ["envbuild/sample-devel:0123456789ab"]
     assert {"sample", "sample-devel"} <= set(held)
@@ -168,10 +172,10 @@ def elsewhere(engine: FakeEngine, locked: Lock, tmp_path: Path, monkeypatch: pyt
     """The lock of a profile that was built by its path, in a folder that is not looked at."""
     file = tmp_path / "else where" / "mine.lock.yaml"
     file.parent.mkdir()
-    lock.write(locked, file, "mine")
-    places.note(file)
+    lock_file.write(locked, file, "mine")
+    built_locks.note(file)
     monkeypatch.setattr(command, "Engine", lambda: engine)
-    monkeypatch.setattr(local, "sweep", lambda engine: None)
+    monkeypatch.setattr(docker_runner, "sweep", lambda engine: None)
     engine.tagged = [(f"envbuild/mine:{tag}", handle, 1) for tag, handle in
                      ((locked.short, "h1"), ("0123456789ab", "h2"), ("ba9876543210", "another user's"))]  # fmt: skip
     for handle in ("h1", "h2"):
@@ -190,26 +194,26 @@ def pruned(*options: str) -> list[str]:
 def test_what_was_built_from_a_path_is_kept_as_long_as_its_lock_names_it(elsewhere: Path, engine: FakeEngine) -> None:
     assert pruned("--dry-run") == ["envbuild/mine:0123456789ab"]
     assert pruned() == engine.removed == ["envbuild/mine:0123456789ab"]
-    assert list(places.every()) == [elsewhere]
+    assert list(built_locks.every()) == [elsewhere]
 
 
 def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, locked: Lock) -> None:
     elsewhere.unlink()
     found = pruned("--images-only")
     assert found == [f"envbuild/mine:{locked.short}", "envbuild/mine:0123456789ab"]
-    assert list(places.every()) == [elsewhere], "an image of that name is still there"
+    assert list(built_locks.every()) == [elsewhere], "an image of that name is still there"
     engine.tagged = []
     assert [Path(name).name for name in pruned()] == [locked.wheels[0].wheel.sha256]
-    assert list(places.every()) == []
+    assert list(built_locks.every()) == []
 
 
 def test_a_note_that_another_prune_forgot_meanwhile_is_none(elsewhere: Path, locked: Lock) -> None:
     other = elsewhere.with_name("other.lock.yaml")
-    lock.write(locked, other, "other")
-    places.note(other)
-    found = places.every()
+    lock_file.write(locked, other, "other")
+    built_locks.note(other)
+    found = built_locks.every()
     first = next(found)
-    places.forget(other if first == elsewhere else elsewhere)
+    built_locks.forget(other if first == elsewhere else elsewhere)
     assert list(found) == []
 
 
@@ -224,7 +228,7 @@ def test_a_lock_elsewhere_that_cannot_be_read_stops_it(elsewhere: Path, engine: 
 def test_a_lock_seen_from_here_that_cannot_be_read_is_in_use(elsewhere: Path, project: Path) -> None:
     file = project / "profiles" / "sample.lock.yaml"
     file.write_text("format: 2\n", encoding="utf-8")
-    places.note(file)
+    built_locks.note(file)
     done = envbuild("prune")
     assert (done.code, "use a newer envbuild\n" in done.stderr) == (3, True)
 
@@ -241,14 +245,14 @@ def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_
     @contextlib.contextmanager
     def alone(name: str, say: object) -> Iterator[None]:
         if name == "mine" and not beginning.exists():
-            lock.write(locked, beginning, "beginning")
-            places.note(beginning)
+            lock_file.write(locked, beginning, "beginning")
+            built_locks.note(beginning)
         taken.append((name, len(held)))
         held.append(name)
         yield
         held.remove(name)
 
-    monkeypatch.setattr(pipeline, "alone", alone)
+    monkeypatch.setattr(workflows, "one_run_per_profile", alone)
     assert locked.wheels[0].wheel.sha256 not in {Path(name).name for name in pruned()}
     names = [name for name, _ in taken]
     before = len(names) // 2
@@ -298,7 +302,7 @@ def test_compiled_wheels_and_their_sources_stay_as_long_as_a_lock_names_them(pro
     made = lock_for(plan_of(project, card))
     assert made.builder
     used = [("sources", "c" * 40), ("archives", "e" * 64), ("wheels", made.builder.wheels[0].wheel.sha256)]
-    used += [("extensions", extensions.key(made, one)) for one in made.extensions]
+    used += [("extensions", extension_wheels.key(made, one)) for one in made.extensions]
     unused = [("sources", "d" * 40), ("archives", "f" * 64), ("wheels", "0" * 64), ("extensions", "0" * 64)]
     for kind, name in (*used, *unused):
         (settings.cache_folder(kind) / name).mkdir()

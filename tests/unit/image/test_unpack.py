@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.plan.archive import UNPACKER
+from envbuild.fetch.archive_spec import UNPACKER
 from unit.support import write_tar
 
 LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE

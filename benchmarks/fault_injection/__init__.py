@@ -1,0 +1,1 @@
+"""A statistical fault model put into the operations of the self-test's probes; run by benchmarks/injections.py."""

@@ -1,0 +1,169 @@
+"""The fault model: which values an operation's output has after a fault in the hardware. Pure functions.
+
+A fault changes values in one way (`Kind`) at one set of places (`Place`). The shares are data, each with its source:
+
+- [T] Tung et al., "The Anatomy of Silent Data Corruption: GPU Error Pattern Study and Modeling Guidance", arXiv
+  2605.04213, 2026: stuck-at faults in the gates of a data-center GPU. Its abstract says that NaN and infinity are 1.01%
+  of the outcomes, that single-bit flips are less than 40% of the bit flips, and that addresses are periodic.
+- [Q] Two figures of the same paper, known from three public repositories that quote it and not from the paper itself:
+  50.68% of the outcomes are zeros, 48.31% bit flips; and the period is 2, 4, 8 or 16 elements within a warp.
+- [N] NVBitFI (github.com/NVlabs/nvbitfi), NVIDIA's fault injector: one bit, two adjacent bits, a random value, zero.
+- [A] Assumed: no figure was found. The results are given by kind and by place, so that other shares can be applied.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+WARP = 32  # threads that compute neighbouring elements together
+
+BIT_FLIPS = 0.4831  # [Q]
+SINGLE = 0.4  # [T]: "less than 40%", of the bit flips
+MANY = BIT_FLIPS * (1 - SINGLE) / 3  # [N] for the first two, [A] for the third and for equal shares
+
+
+@dataclass(frozen=True)
+class Share:
+    """How often something is drawn, where that figure comes from, and what it does."""
+
+    name: str
+    value: float
+    source: str
+    meaning: str
+
+
+ONE_BIT, TWO_BITS, RANDOM_VALUE, OTHER_ELEMENT = "one bit", "two adjacent bits", "random value", "another element"
+ZERO, SPECIAL = "zero", "NaN or infinity"
+KINDS = (
+    Share(ZERO, 0.5068, "Q", "the value becomes 0"),
+    Share(ONE_BIT, BIT_FLIPS * SINGLE, "T, Q", "one bit is inverted"),
+    Share(TWO_BITS, MANY, "N, A", "two neighbouring bits are inverted"),
+    Share(RANDOM_VALUE, MANY, "N, A", "every bit is drawn anew"),
+    Share(OTHER_ELEMENT, MANY, "A", "a wrong address: the value of the element one step away"),
+    Share(SPECIAL, 0.0101, "T", "the value becomes NaN, infinity or -infinity"),
+)
+SINGLE_ELEMENT, LANE, PERIODIC = "one element", "stuck lane", "periodic address"
+PERIODS = (2, 4, 8, 16)  # [Q]
+_ALIKE = 1 / 3
+PLACES = (
+    Share(SINGLE_ELEMENT, _ALIKE, "A", "one element"),
+    Share(LANE, _ALIKE, "A", "every 32nd element of the output; its bits are stuck at a value, not inverted"),
+    Share(PERIODIC, _ALIKE, "T, Q, A", "every 2nd, 4th, 8th or 16th of 32 neighbouring elements"),
+)
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FRACTIONS = {
+    torch.float64: 52,
+    torch.float32: 23,
+    torch.float16: 10,
+    torch.bfloat16: 7,
+    torch.float8_e4m3fn: 3,
+    torch.float8_e5m2: 2,
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to an output of `count` elements: `kind` to the elements `start`, `start` + `step`, ... below `end`.
+
+    `mask` has the bits that are changed, `word` the bits that they take; `flip`: they are inverted instead.
+    `value` is what elements become by "NaN or infinity".
+    """
+
+    kind: str
+    place: str
+    start: int
+    end: int
+    step: int
+    mask: int = 0
+    word: int = 0
+    flip: bool = False
+    value: float = 0.0
+
+
+def draw(generator: random.Random, count: int, dtype: torch.dtype, element: int) -> Fault:
+    """A fault by the shares above, which strikes `element` of an output of `count` elements of this dtype.
+
+    Integers have no NaN, and bool only one bit: there the kinds that are left keep their ratio.
+    """
+    kinds = [share for share in KINDS if _exists(share.name, dtype)]
+    kind, place = _chosen(generator, kinds), _chosen(generator, PLACES)
+    start, end, step = _places(generator, place, count, element)
+    width = _width(dtype)
+    mask = word = 0
+    if kind == ONE_BIT:
+        mask = 1 << generator.randrange(width)
+    elif kind == TWO_BITS:
+        mask = 3 << generator.randrange(width - 1)
+    elif kind in (RANDOM_VALUE, ZERO):
+        mask = (1 << width) - 1
+    word = 0 if kind == ZERO else generator.getrandbits(width) & mask
+    # A lane that is stuck holds its bits; elsewhere they are inverted.
+    flip = kind in (ONE_BIT, TWO_BITS) and place != LANE
+    value = generator.choice((float("nan"), float("inf"), float("-inf"))) if kind == SPECIAL else 0.0
+    return Fault(kind, place, start, end, step, mask, word, flip, value)
+
+
+def apply(fault: Fault, values: torch.Tensor) -> torch.Tensor:
+    """What the values (of one dimension) are after the fault; the argument stays as it is."""
+    found = values.clone()
+    struck = found[fault.start : fault.end : fault.step]
+    if fault.kind == SPECIAL:
+        struck.fill_(fault.value)
+    elif fault.kind == OTHER_ELEMENT:
+        # What lies a step away; the first of a period takes the next one's.
+        away = torch.arange(fault.start, min(fault.end, len(values)), fault.step) - fault.step
+        away = torch.where(away < 0, (away + 2 * fault.step).clamp(max=len(values) - 1), away)
+        struck.copy_(values[away])
+    else:
+        bits = struck.view(_INTEGERS[struck.element_size()])
+        whole = (1 << 8 * bits.itemsize) - 1
+        mask, others, word = (_wrapped(number, bits.dtype) for number in (fault.mask, whole ^ fault.mask, fault.word))
+        bits.copy_(bits ^ mask if fault.flip else bits & others | word)
+    return found
+
+
+def field(fault: Fault, dtype: torch.dtype) -> str:
+    """Where in a number the bits lie that are changed, by the highest of them; "" where that says nothing."""
+    if fault.kind not in (ONE_BIT, TWO_BITS) or dtype not in _FRACTIONS:
+        return ""
+    highest, fraction = fault.mask.bit_length() - 1, _FRACTIONS[dtype]
+    if highest == _width(dtype) - 1:
+        return "sign"
+    if highest >= fraction:
+        return "exponent"
+    return "upper half of the fraction" if 2 * highest >= fraction else "lower half of the fraction"
+
+
+def _chosen(generator: random.Random, shares: Sequence[Share]) -> str:
+    return generator.choices([share.name for share in shares], [share.value for share in shares])[0]
+
+
+def _exists(kind: str, dtype: torch.dtype) -> bool:
+    if kind == SPECIAL:  # float8_e4m3fn has no infinity
+        return dtype.is_floating_point and dtype.itemsize > 1
+    return kind != TWO_BITS or dtype != torch.bool
+
+
+def _width(dtype: torch.dtype) -> int:
+    return 1 if dtype == torch.bool else 8 * dtype.itemsize
+
+
+def _places(generator: random.Random, place: str, count: int, element: int) -> tuple[int, int, int]:
+    """(start, end, step): every 32nd element of the output, or every n-th of one warp's 32 elements."""
+    if place == LANE:
+        return element % WARP, count, WARP
+    if place == PERIODIC:
+        step, first = generator.choice(PERIODS), element // WARP * WARP
+        return first + (element - first) % step, min(first + WARP, count), step
+    return element, element + 1, 1
+
+
+def _wrapped(number: int, dtype: torch.dtype) -> int:
+    """The bits as a number of this dtype, which may be signed."""
+    most = torch.iinfo(dtype).max
+    return number if number <= most else number - 2 * (most + 1)

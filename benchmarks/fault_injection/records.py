@@ -1,0 +1,109 @@
+"""The files of a campaign: a line for each injection or clean run, written as it ends, and read when one goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# What an injection comes to: no result moves by more than rounding may; some elements do; all of a result; or the probe
+# ends with an error or a signal.
+MASKED, PARTIAL, WHOLE, STOPPED = "masked", "can escape", "whole result", "stopped"
+OUTCOMES = (MASKED, PARTIAL, WHOLE, STOPPED)
+
+ROOT = Path(__file__).parents[2]
+_SOURCES = (
+    *("envbuild/selftest/**/*.py", "benchmarks/fault_injection/model.py", "benchmarks/fault_injection/injector.py"),
+    *(f"benchmarks/fault_injection/{name}.py" for name in ("runner", "units", "worker")),
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One injection: where, what, and what it came to (runner.Effect)."""
+
+    unit: str
+    operator: str
+    dtype: str
+    kind: str
+    place: str
+    bits: str
+    outcome: str
+    detected: bool
+    changed: int
+    count: int
+    units: float  # see runner.Effect
+
+
+@dataclass(frozen=True)
+class CleanRun:
+    """A run of all units of a probe without a fault, and what the probe reported all the same."""
+
+    configuration: str
+    level: str
+    threads: int
+    offset: int
+    faults: tuple[str, ...]
+
+
+class OtherSources(Exception):
+    """A file's results were made with other sources or another torch."""
+
+
+class Lines:
+    """A file of records. Its first line says what they were made with; a last line that was cut off is dropped."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def open(self) -> int:
+        """Make the file ready to go on, and return how many records it has. Raises OtherSources."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        whole = self.file.read_bytes() if self.file.exists() else b""
+        kept = whole[: whole.rfind(b"\n") + 1]
+        header = {"sources": sources(), "torch": str(torch.__version__)}
+        if not kept:
+            kept = json.dumps(header).encode() + b"\n"
+        elif json.loads(kept.split(b"\n", 1)[0]) != header:
+            raise OtherSources(f"{self.file}: made with other sources or another torch; delete it to begin anew")
+        if kept != whole:
+            self.file.write_bytes(kept)
+        return kept.count(b"\n") - 1
+
+    def add(self, record: Record | CleanRun) -> None:
+        with self.file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(list(dataclasses.astuple(record))) + "\n")
+
+    def read(self) -> Iterator[list[Any]]:
+        if self.file.exists():
+            for line in self.file.read_text(encoding="utf-8").splitlines(keepends=True)[1:]:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+
+def injections(folder: Path, name: str) -> list[Record]:
+    return [Record(*line) for line in Lines(folder / f"{name}.jsonl").read()]
+
+
+def clean_runs(folder: Path, name: str) -> list[CleanRun]:
+    found = (Lines(file) for file in sorted(folder.glob(f"clean-*-{name}.jsonl")))
+    return [
+        CleanRun(configuration, level, threads, offset, tuple(faults))
+        for lines in found
+        for configuration, level, threads, offset, faults in lines.read()
+    ]
+
+
+def sources() -> str:
+    """sha256 of what decides the results: the self-test, the fault model and what puts it in."""
+    whole = hashlib.sha256()
+    for pattern in _SOURCES:
+        for file in sorted(ROOT.glob(pattern)):
+            whole.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return whole.hexdigest()

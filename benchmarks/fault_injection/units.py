@@ -1,0 +1,202 @@
+"""The probes of level standard in units: parts that can be run by themselves, again and again.
+
+A unit runs the probe's own code, narrowed to one of its cases. What makes inputs and references is computed once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from envbuild.selftest.harness.forking import ForkEnding
+from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsupported, short_name
+from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.numerics import case_sampling, operation_case
+from envbuild.selftest.numerics.case_sampling import Operation
+from envbuild.selftest.probes.attention import attention_backward, attention_cases, attention_needle, attention_torch
+from envbuild.selftest.probes.convolution import conv_cases, conv_torch
+from envbuild.selftest.probes.gemm import gemm_cases, gemm_crash, gemm_precision, gemm_torch
+from envbuild.selftest.probes.hardware import transfer
+from envbuild.selftest.probes.normalization import norm_cases, norm_fixed_cases, norm_torch
+from envbuild.selftest.probes.operations import linear_algebra, operations
+from envbuild.selftest.probes.training import graph_replay, optim_torch, train_step
+
+Run = Callable[[Context], object]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a probe. `results`: operators whose outputs are results also where the probe compares a part of them,
+    or compares them by other means than reference.compare."""
+
+    name: str
+    run: Run
+    results: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def narrowed(module: Any, **values: Any) -> Iterator[None]:
+    """A module with these names replaced."""
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def _narrow(probe: Run, module: Any, **values: Any) -> Run:
+    def run(context: Context) -> None:
+        with narrowed(module, **values):
+            probe(context)
+
+    return run
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _cases(found: Iterable[operation_case.Case], may_refuse: Refusal = is_unsupported) -> Iterator[Unit]:
+    for case in found:
+        name = f"{short_name(case.dtype)} {case.name}"
+        yield Unit(name, functools.partial(operation_case.check, case=case, may_refuse=may_refuse))
+
+
+def _sampled(context: Context, found: Iterable[Operation]) -> Iterator[Unit]:
+    """What a run of the context's level and seed samples."""
+    level, seed = context.job.level, context.job.seed
+    for operation in found:
+        points = case_sampling.sample(operation, operation.counts.get(level, 0), seed).points
+        yield from _cases(case_sampling.cases(operation, points, seed))
+
+
+def _operations(context: Context) -> Iterator[Unit]:
+    yield from _cases(operations.cases(rounded_sums=True))
+    yield from _sampled(context, operations.sampled(rounded_sums=True))
+
+
+def _of_dtypes(probe: Run, module: Any, name: str) -> Iterator[Unit]:
+    for dtype in getattr(module, name):
+        yield Unit(short_name(dtype), _narrow(probe, module, **{name: (dtype,)}))
+
+
+def _crash(context: Context) -> Iterator[Unit]:
+    for shape in gemm_crash.cases(context):
+        yield Unit(shape.name, _narrow(gemm_crash.crash, gemm_crash, cases=lambda context, shape=shape: (shape,)))
+
+
+def _accumulator(context: Context) -> Iterator[Unit]:
+    for name, places in gemm_precision.SUMS.items():
+        yield Unit(name, _narrow(gemm_precision.accumulator, gemm_precision, SUMS={name: places}))
+
+
+def _attention(context: Context, backend: str) -> Iterator[Unit]:
+    def forward(context: Context, case: attention_torch.AttentionCase) -> None:
+        with (
+            narrowed(attention_torch, cases=lambda context: (case,), _tell=_nothing),
+            narrowed(attention_backward, check=_nothing),
+            narrowed(attention_needle, check=_nothing),
+        ):
+            attention_torch.judge(context, backend)
+
+    def backward(context: Context, case: attention_backward.GradientCase) -> None:
+        with narrowed(attention_backward, cases=lambda on_cpu: (case,)):
+            attention_backward.check(context, backend)
+
+    def needle(context: Context, case: attention_needle.NeedleCase, dtype: torch.dtype) -> None:
+        with narrowed(attention_needle, cases=lambda context, backend: ((case, dtype),)):
+            attention_needle.check(context, backend)
+
+    for one in attention_torch.cases(context):
+        yield Unit(one.name, functools.partial(forward, case=one))
+    if context.at_least("standard"):
+        for two in attention_backward.cases(context.on_cpu):
+            yield Unit(f"backward {two.name}", functools.partial(backward, case=two))
+    for three, dtype in attention_needle.cases(context, backend):
+        yield Unit(f"needle {short_name(dtype)} {three.name}", functools.partial(needle, case=three, dtype=dtype))
+
+
+def _norms(context: Context) -> Iterator[Unit]:
+    def check(context: Context, case: norm_fixed_cases.NormCase) -> None:
+        context.traits.update(needs_upcast=[], accumulates_in_half=[])
+        try:
+            norm_torch._check(context, case)
+        except RuntimeError as error:
+            if case.is_declared or not any(words in str(error) for words in norm_torch._REFUSED):
+                raise
+            raise Skip("a pair of dtypes that this norm does not take") from error
+
+    for group in norm_fixed_cases.cases(norm_fixed_cases.torch_norms(context.on_cpu)):
+        for case in group:
+            how = " autocast" if case.autocast else ""
+            yield Unit(case.name + how, functools.partial(check, case=case))
+
+
+def _conv(context: Context) -> Iterator[Unit]:
+    for dtype in conv_torch.DTYPES:
+        for case in conv_torch.SMALL:
+            run = _narrow(conv_torch.conv, conv_torch, SMALL=(case,), TRAINED=(), DTYPES=(dtype,))
+            yield Unit(f"{short_name(dtype)} {case.name}", run)
+        for case in conv_torch.TRAINED:
+            run = _narrow(conv_torch.conv, conv_torch, SMALL=(), TRAINED=(case,), DTYPES=(dtype,))
+            yield Unit(f"{short_name(dtype)} {case.name} gradients", run)
+
+
+def _transfer(context: Context) -> Iterator[Unit]:
+    blocks = _narrow(transfer.transfer, transfer, _pieces=_nothing)
+    yield Unit("blocks", blocks, ("copy_",))
+    for piece in transfer.PIECES:
+        run = _narrow(transfer.transfer, transfer, _there_and_back=_nothing, PIECES=(piece,))
+        yield Unit(f"{piece[0]} bytes", run, ("zeros", "copy_"))
+
+
+def _repeat(context: Context) -> Iterator[Unit]:
+    """One of the four runs is computed; the others, in which nothing is changed, are known."""
+    known: dict[torch.dtype | None, dict[str, str]] = {}
+
+    def run(context: Context, dtype: torch.dtype | None) -> None:
+        graph_replay.be_deterministic()
+        if dtype not in known:
+            known[dtype] = graph_replay.digests(context.device, dtype)
+        with context.step(f"steps {dtype}"):
+            first = graph_replay.digests(context.device, dtype)
+        processes = [first, known[dtype]], [known[dtype]] * 2
+        graph_replay._compare(context, "steps", [ForkEnding(told={"runs": runs}) for runs in processes])
+
+    for dtype in (None, torch.bfloat16):
+        yield Unit(f"steps {dtype}", functools.partial(run, dtype=dtype))
+
+
+# By probe: its units at the context's level, on the CPU. The others compute nothing that an operator of aten returns
+# to this process, or are skipped on the CPU.
+PROBES: dict[str, Callable[[Context], Iterable[Unit]]] = {
+    "transfer": _transfer,
+    "gemm.crash": _crash,
+    "gemm.exact": lambda context: _of_dtypes(gemm_torch.exact, gemm_torch, "DTYPES"),
+    "gemm.accuracy": lambda context: _of_dtypes(gemm_torch.accuracy, gemm_torch, "ACCURACY_DTYPES"),
+    "gemm.accumulator": _accumulator,
+    "gemm.fp8": lambda context: [Unit("all", gemm_precision.fp8)],
+    "tf32.mode": lambda context: [Unit("all", gemm_precision.tf32, ("mm", "convolution"))],
+    "attention.math": lambda context: _attention(context, "math"),
+    "attention.flash": lambda context: _attention(context, "flash"),
+    "gemm.cases": lambda context: _sampled(context, gemm_cases.OPERATIONS),
+    "attention.cases": lambda context: _sampled(context, attention_cases.OPERATIONS),
+    "norm.cases": lambda context: _sampled(context, norm_cases.OPERATIONS),
+    "conv.cases": lambda context: _sampled(context, conv_cases.OPERATIONS),
+    "operations": _operations,
+    "fft": lambda context: _cases(linear_algebra.transforms()),
+    "linalg": lambda context: _cases(linear_algebra.factorizations()),
+    "optim.torch": lambda context: _cases(optim_torch.cases(), optim_torch._may_refuse),
+    "norm.torch": _norms,
+    "conv": _conv,
+    "train.step": lambda context: [Unit("all", train_step.step, ("mse_loss",))],
+    "train.repeat": _repeat,
+}

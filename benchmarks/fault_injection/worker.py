@@ -1,0 +1,168 @@
+"""The process that runs injections, or clean runs, of one probe: python -m fault_injection.worker ..."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe_context import Context, dtype_name
+from envbuild.selftest.numerics import reference
+from envbuild.selftest.probes.catalogue import PROBES as CATALOGUE
+
+from . import model
+from .injector import Shot, Site
+from .records import STOPPED, CleanRun, Lines, Record
+from .runner import Effect, Observed, Runner, effect
+from .units import PROBES, Unit
+
+LEVEL = "standard"
+CONTROL = "control"  # operations, judged by a comparison that sees every second element
+CONTROLLED = "operations"
+OFFSETS = (0, 1, 3, 6)  # elements by which inputs are moved in memory
+SETTINGS = 2 * len(OFFSETS)  # with one thread and with two
+_right = reference.compare  # as it is before Runner replaces it
+
+
+class Campaign:
+    """The units of one probe, with their runs without a fault."""
+
+    def __init__(self, runner: Runner, probe: str) -> None:
+        self.runner, self.probe = runner, probe
+        found = ((unit, runner.clean(unit)) for unit in PROBES[probe](Context(runner.job)))
+        self.units: list[tuple[Unit, Observed]] = [(unit, clean) for unit, clean in found if clean is not None]
+
+    def inject(self, number: int) -> Record:
+        """The injection of this number, always the same: a unit, each alike; one of the elements that its operators
+        compute, each alike; and a fault by the model's shares."""
+        unit, site, fault, clean = self.drawn(number)
+        dtype = site.dtype if site.dtype.is_floating_point else torch.float64
+        found = effect(clean, self.runner.run(unit, Shot(site.number, fault)), dtype)
+        return _record(unit, site, fault, found)
+
+    def died(self, number: int) -> Record:
+        """The same where the process did not outlive it."""
+        unit, site, fault, _ = self.drawn(number)
+        return _record(unit, site, fault, Effect(STOPPED, True))
+
+    def drawn(self, number: int) -> tuple[Unit, Site, model.Fault, Observed]:
+        generator = random.Random(f"{self.probe} {number}")
+        unit, clean = generator.choice(self.units)
+        place = generator.randrange(sum(site.count for site in clean.sites))
+        for site in clean.sites:
+            if place < site.count:
+                return unit, site, model.draw(generator, site.count, site.dtype, place), clean
+            place -= site.count
+        raise AssertionError("an element beyond the last")
+
+    def check(self) -> None:
+        """Raise ValueError where a run without a fault differs from the one before: a fault was left behind."""
+        for unit, clean in self.units:
+            again = self.runner.run(unit)
+            if again.detected or effect(clean, again).changed:
+                raise ValueError(f"{self.probe}: {unit.name} differs after the injections: {again.faults}")
+
+
+def _record(unit: Unit, site: Site, fault: model.Fault, found: Effect) -> Record:
+    bits = model.field(fault, site.dtype)
+    where = (unit.name, site.operator, dtype_name(site.dtype))
+    return Record(
+        *where, fault.kind, fault.place, bits, found.outcome, found.detected, found.changed, found.count, found.units
+    )
+
+
+def every_second(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None) -> reference.Worst:
+    """A broken comparison: it leaves out every second element."""
+    limit = None if bound is None else bound.expand(got.shape).reshape(-1)[::2]
+    return _right(got.detach().reshape(-1)[::2], expected.reshape(-1)[::2], limit)
+
+
+class Displaced(TorchFunctionMode):
+    """Tensors that `to` gives lie `offset` elements behind where an allocation begins."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__()
+        self._offset = offset
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is not torch.Tensor.to or not self._offset or result.requires_grad or not result.is_contiguous():
+            return result
+        whole = torch.empty(result.numel() + self._offset, dtype=result.dtype)
+        moved = whole[self._offset :].view(result.shape)
+        return moved.copy_(result)
+
+
+def run_injections(name: str, count: int, file: Path) -> None:
+    """Go on with the injections of a probe until there are `count`."""
+    lines = Lines(file)
+    done = lines.open()
+    compare = every_second if name == CONTROL else reference.compare
+    with Runner(JobDocument(nonce="0" * 32, level=LEVEL, threads=1), compare) as runner:
+        campaign = Campaign(runner, CONTROLLED if name == CONTROL else name)
+        for number in range(done, count):
+            lines.add(campaign.inject(number))
+        campaign.check()
+
+
+def run_died(name: str, file: Path) -> None:
+    """Record the injection that ended the process."""
+    lines = Lines(file)
+    with Runner(JobDocument(nonce="0" * 32, level=LEVEL, threads=1)) as runner:
+        lines.add(Campaign(runner, CONTROLLED if name == CONTROL else name).died(lines.open()))
+
+
+def run_clean(name: str, count: int, file: Path, configuration: str) -> None:
+    """Go on with the clean runs of a probe until there are `count`: each with other threads or another alignment, at
+    the first level that has the probe, and one in eight at level standard.
+    """
+    lines = Lines(file)
+    done = lines.open()
+    first = next(probe.level for probe in CATALOGUE if probe.name == name)
+    jobs = {level: JobDocument(nonce="0" * 32, level=level, threads=1) for level in (first, LEVEL)}
+    units: dict[str, list[Unit]] = {}
+    with Runner(jobs[first]) as runner:
+        for number in range(done, count):
+            setting, turn = number % SETTINGS, number // SETTINGS % SETTINGS
+            level = LEVEL if setting == turn else first
+            runner.job = jobs[level]
+            if level not in units:
+                torch.set_num_threads(1)
+                found = PROBES[name](Context(runner.job))
+                units[level] = [unit for unit in found if runner.learned(unit) is not None]
+            threads, offset = 1 + setting % 2, OFFSETS[setting // 2]
+            torch.set_num_threads(threads)
+            with Displaced(offset):
+                wrong = [f"{unit.name}: {fault}" for unit in units[level] for fault in runner.judged(unit)]
+            lines.add(CleanRun(configuration, level, threads, offset, tuple(wrong)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("injections", "died", "clean"))
+    parser.add_argument("name", choices=(*PROBES, CONTROL))
+    parser.add_argument("count", type=int)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("configuration", nargs="?", default="")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if asked.what == "injections":
+        run_injections(asked.name, asked.count, asked.file)
+    elif asked.what == "died":
+        run_died(asked.name, asked.file)
+    else:
+        run_clean(asked.name, asked.count, asked.file, asked.configuration)
+
+
+if __name__ == "__main__":
+    main()

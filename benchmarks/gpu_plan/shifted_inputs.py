@@ -1,0 +1,27 @@
+"""The probes with other inputs: the variable INPUTS_VARIABLE chooses them, 0 those of every run."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from envbuild.selftest.numerics import inputs
+from envbuild.selftest.probes.catalogue import PROBES as PROBES
+from gpu_plan.selftests import INPUTS_VARIABLE
+
+_STRIDE = 7919  # between the seeds of inputs; a prime, so that no two of the probes' own coincide
+
+
+def _shift_inputs(seed: int) -> None:
+    hashes = inputs.hashes
+
+    def shifted(count: int, given: int) -> torch.Tensor:
+        return hashes(count, given + _STRIDE * seed)
+
+    module: Any = inputs
+    module.hashes = shifted
+
+
+_shift_inputs(int(os.environ.get(INPUTS_VARIABLE, "0")))

@@ -1,0 +1,175 @@
+"""The detection rate of the self-test: faults of a published model put into the probes' operations, and clean runs.
+
+python benchmarks/injections.py [--injections 100000] [--clean 1000]     writes benchmarks/results/injections.md
+
+Results are written to a folder as they come (--folder), and a campaign that was cut off goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from fault_injection import records, report
+from fault_injection.units import PROBES
+from fault_injection.worker import CONTROL, LEVEL
+from machine import described, write
+from options import positive, program
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parent / ".injections"
+INJECTIONS, CLEAN = 100_000, 1000
+CONTROLLED = 2000
+# Relative number of injections: fewer where a run takes longest. All others have 1.
+WEIGHTS = {"train.step": 0.2, "optim.torch": 0.6}
+SILENCE = 300.0  # seconds without a result, after which a process is ended
+_ended = threading.Event()  # the campaign, be it by its end, a failure or an interruption
+DEATHS = 100  # of a probe's processes, after which the campaign is given up
+
+
+def _limited(aten: str, onednn: str, mkl: str) -> dict[str, str]:
+    """The variables that limit the instructions of torch, oneDNN and MKL."""
+    return {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": mkl}
+
+
+# What decides the order of summation, and with it the rounding: the instructions that torch (ATen), oneDNN and MKL use.
+CONFIGURATIONS: dict[str, dict[str, str]] = {
+    "all": {},
+    "AVX-512 without extensions": _limited("avx512", "AVX512_CORE", "AVX512"),
+    "AVX2": _limited("avx2", "AVX2", "AVX2"),
+    "SSE4": _limited("default", "SSE41", "SSE4_2"),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What workers do: `count` injections, or clean runs, of a probe, written to a file."""
+
+    what: str
+    name: str
+    count: int
+    file: Path
+    configuration: str = ""
+
+    def run(self) -> None:
+        """Run workers to the end. An injection that twice ends its process is recorded, and the next one goes on."""
+        begin, dead_at = time.time(), -1
+        for _ in range(DEATHS):
+            if records.Lines(self.file).open() >= self.count:
+                print(f"{self.what} {self.file.stem}: {time.time() - begin:.0f} s", file=sys.stderr, flush=True)
+                return
+            status = self._worker(self.what)
+            if status > 0:
+                raise RuntimeError(f"{self.file.stem}: the worker ended with {status}")
+            if status < 0:
+                now = records.Lines(self.file).open()
+                print(f"{self.what} {self.file.stem}: number {now} died of {-status}", file=sys.stderr, flush=True)
+                if now == dead_at:  # for the second time, so that nobody else ended it
+                    if self.what == "clean":
+                        raise RuntimeError(f"{self.file.stem}: clean run {now} died of signal {-status}")
+                    self._worker("died")
+                dead_at = now
+        raise RuntimeError(f"{self.file.stem}: {DEATHS} workers died")
+
+    def _worker(self, what: str) -> int:
+        arguments = [what, self.name, str(self.count), str(self.file), self.configuration]
+        return _run(arguments, self.file, CONFIGURATIONS.get(self.configuration, {}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Detection rate and false alarms of the self-test.")
+    parser.add_argument("--injections", type=positive, default=INJECTIONS, help="in all, at least")
+    parser.add_argument("--clean", type=positive, default=CLEAN, help="clean runs of each probe")
+    parser.add_argument("--processes", type=positive, default=2, help="at a time")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the results as they come")
+    asked = parser.parse_args()
+    seconds = _seconds(asked.folder)
+    with ThreadPoolExecutor(asked.processes) as pool, _end_of_all():
+        list(pool.map(Work.run, (*_injections(asked.folder, asked.injections), *_clean(asked.folder, asked.clean))))
+    campaign = report.Campaign(
+        described(),
+        str(torch.__version__),
+        seconds,
+        {probe: records.injections(asked.folder, probe) for probe in PROBES},
+        records.injections(asked.folder, CONTROL),
+        {probe: records.clean_runs(asked.folder, probe) for probe in PROBES},
+    )
+    whole = asked.injections >= INJECTIONS and asked.clean >= CLEAN
+    page = report.page(campaign)
+    if whole:  # part of a campaign does not replace the page
+        write("injections", page)
+    else:
+        print("\n".join(page))
+    return 1 if any(run.faults for runs in campaign.clean.values() for run in runs) else 0
+
+
+@contextlib.contextmanager
+def _end_of_all() -> Iterator[None]:
+    """End the workers where one of them fails, or the campaign is interrupted."""
+    try:
+        yield
+    finally:
+        _ended.set()
+
+
+def _injections(folder: Path, count: int) -> Iterator[Work]:
+    whole = sum(WEIGHTS.get(probe, 1.0) for probe in PROBES)
+    for probe in PROBES:
+        share = math.ceil(count * WEIGHTS.get(probe, 1.0) / whole)
+        yield Work("injections", probe, share, folder / f"{probe}.jsonl")
+    yield Work("injections", CONTROL, min(CONTROLLED, count), folder / f"{CONTROL}.jsonl")
+
+
+def _clean(folder: Path, count: int) -> Iterator[Work]:
+    for configuration in CONFIGURATIONS:
+        for probe in PROBES:
+            file = folder / f"clean-{configuration.replace(' ', '_')}-{probe}.jsonl"
+            yield Work("clean", probe, math.ceil(count / len(CONFIGURATIONS)), file, configuration)
+
+
+def _run(arguments: Sequence[str], file: Path, variables: dict[str, str]) -> int:
+    """The exit status of a worker, negative for the signal that it died of; it is ended where it writes nothing."""
+    where = {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent)))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fault_injection.worker", *arguments], env={**os.environ, **where, **variables}
+    )
+    try:
+        begin = time.time()
+        while process.poll() is None:
+            if _ended.wait(0.2):
+                raise InterruptedError("the campaign is over")
+            if time.time() - max(begin, file.stat().st_mtime) > SILENCE:
+                process.kill()
+        return process.wait()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _seconds(folder: Path) -> dict[str, float]:
+    """How long each probe takes, in a run of the self-test; measured once."""
+    file = folder / "seconds.json"
+    if not file.exists():
+        argv = [sys.executable, "-m", "envbuild.selftest", "--json", "--level", LEVEL]
+        done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=HERE.parent)
+        found = {probe["probe"]: probe["seconds"] for probe in json.loads(done.stdout)["probes"]}
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found), encoding="utf-8")
+    measured: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+    return measured
+
+
+if __name__ == "__main__":
+    program(main)

@@ -1,0 +1,141 @@
+"""How many wrong kernels that its cases were not written for the self-test finds, and how long that takes.
+
+python benchmarks/kernel_score.py [--half known|unseen] [--level quick] [--seed 1] [--again]
+
+Writes benchmarks/results/wrong_kernels.md, and next to it a verdict on each kernel in wrong_kernels.json as it is
+reached; a run that was cut off goes on there. --again forgets the verdicts. The kernels: tests/wrong_kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import importlib
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from machine import RESULTS, described, write
+from options import positive, program
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from wrong_kernels import KERNELS, WrongKernel
+from wrong_kernels.score import LEVELS, Verdict, judge, lowest
+
+from envbuild.selftest.harness.cpu_count import processors
+
+HALVES = ("known", "unseen")
+KEPT = RESULTS / "wrong_kernels.json"
+
+Verdicts = dict[str, Verdict]
+
+
+def kernels(half: str) -> dict[str, WrongKernel]:
+    """The kernels of one author."""
+    importlib.import_module(f"wrong_kernels.{half}")
+    return {name: kernel for name, kernel in KERNELS.items() if name.startswith(f"{half}/")}
+
+
+def verdict(half: str, name: str, levels: Sequence[str], seed: int) -> Verdict:
+    """In a worker, which has imported torch and called nothing of it."""
+    importlib.import_module(f"wrong_kernels.{half}")
+    return lowest(KERNELS[name], levels, seed)
+
+
+def read_verdicts(again: bool) -> dict[str, Verdicts]:
+    found = json.loads(KEPT.read_text()) if KEPT.exists() and not again else {}
+    return {half: {name: Verdict(**said) for name, said in found.get(half, {}).items()} for half in HALVES}
+
+
+def write_verdicts(verdicts: Mapping[str, Verdicts]) -> None:
+    plain = {half: {name: asdict(said) for name, said in sorted(found.items())} for half, found in verdicts.items()}
+    partial = KEPT.with_suffix(".partial")
+    partial.write_text(json.dumps(plain, indent=1) + "\n")
+    partial.replace(KEPT)
+
+
+def share(found: int, of: int) -> str:
+    return f"{found} of {of} ({found / of:.0%})" if of else "-"
+
+
+def table(half: str, chosen: Mapping[str, WrongKernel], verdicts: Verdicts, levels: Sequence[str]) -> Iterator[str]:
+    """A row for each operation: what each level finds, of the kernels that a self-test can be asked to find."""
+    judged = {name: kernel for name, kernel in chosen.items() if name in verdicts}
+    yield from ("", f"## {half.capitalize()}", "")
+    heads = " | ".join(levels)
+    yield f"| operation | kernels | {heads} | found beyond what can be asked |"
+    yield "|---" * (len(levels) + 3) + "|"
+    operations = sorted({kernel.operation for kernel in judged.values()})
+    for operation in (*operations, None):
+        some = [k for k in judged.values() if operation in (None, k.operation)]
+        asked, beyond = [k for k in some if not k.beyond], [k for k in some if k.beyond]
+        cells = [share(_found(asked, verdicts, levels[: at + 1]), len(asked)) for at in range(len(levels))]
+        cells.append(share(_found(beyond, verdicts, levels), len(beyond)))
+        yield f"| {operation or 'all'} | {len(some)} | {' | '.join(cells)} |"
+    if half == "known":
+        missed = sorted(name for name, k in judged.items() if not k.beyond and not verdicts[name].level)
+        yield from ("", f"Not found: {', '.join(missed) or 'none'}.")
+
+
+def _found(chosen: Sequence[WrongKernel], verdicts: Verdicts, levels: Sequence[str]) -> int:
+    return sum(verdicts[kernel.name].level in levels for kernel in chosen)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Wrong kernels that the self-test finds.")
+    parser.add_argument("--half", action="append", choices=HALVES, help="default: both")
+    parser.add_argument("--level", choices=LEVELS, default="full", help="the highest that is tried; default: full")
+    parser.add_argument("--seed", type=positive, default=1)
+    parser.add_argument("--again", action="store_true", help="forget earlier verdicts")
+    options = parser.parse_args()
+    levels = LEVELS[: LEVELS.index(options.level) + 1]
+    clean = {level: judge(None, level, options.seed) for level in levels}
+    verdicts = read_verdicts(options.again)
+    chosen = {half: kernels(half) for half in HALVES}
+    os.environ["GOMP_SPINCOUNT"] = "0"  # threads that wait for a processor shall not take it from another worker
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(processors(), context) as pool:
+        waiting = [
+            (half, pool.submit(verdict, half, name, levels, options.seed))
+            for half in options.half or HALVES
+            for name in chosen[half]
+            if name not in verdicts[half]
+        ]
+        for half, future in waiting:
+            said = future.result()
+            verdicts[half][said.kernel] = said
+            write_verdicts(verdicts)
+            print(f"{half} {said.kernel}: {said.level or 'not found'} {said.probe or ''}", file=sys.stderr, flush=True)
+    alarms = [f"{level}: {said.probe}, {said.reason}" for level, said in clean.items() if said.probe]
+    seconds = [said.seconds for found in verdicts.values() for said in found.values() if said.level == "quick"]
+    write(
+        "wrong_kernels",
+        [
+            "# Wrong kernels that the self-test finds",
+            "",
+            f"Machine: {described()}. Made by `make wrong-kernels`, on the CPU: nothing of it has run on a GPU.",
+            "",
+            "Each kernel of tests/wrong_kernels takes the place of an operation, and the self-test runs with it, "
+            f"seed {options.seed}. Their two authors saw neither the probes nor each other's kernels. "
+            "The cases were developed with `known` at hand; `unseen` is the measure.",
+            "",
+            f"- A run with nothing wrong: {'; '.join(alarms) or 'no failure at any of these levels'}; "
+            + ", ".join(f"{level} {said.seconds:.0f} s" for level, said in clean.items())
+            + " (without the probes that do not look at results).",
+            f"- Until the first failure at quick: {statistics.median(seconds):.1f} s (median)." if seconds else "",
+            "- Kernels that a self-test of a minute cannot be asked to find, as their author said beforehand, count in "
+            "the last column only.",
+            *(row for half in HALVES for row in table(half, chosen[half], verdicts[half], levels)),
+        ],
+    )
+    return 1 if alarms else 0
+
+
+if __name__ == "__main__":
+    program(main)

@@ -1,0 +1,114 @@
+"""Evidence that others sent, on cards that we don't have: one signed statement a file, and what each says.
+
+In the folder, `NAME.dsse.json` is a statement, and `keys/WHO.pub` the public key of who may sign one.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.attest import policy_check, signing, trust, verify
+from envbuild.attest.policy import Policy
+from envbuild.attest.signing import PublicKey
+from envbuild.attest.trust import Trusted
+from envbuild.attest.verify import Envelope
+from envbuild.evidence import rules
+from envbuild.evidence.rules import Proof
+from envbuild.facts import database
+from envbuild.util.errors import CheckFailed, Fault
+from envbuild.util.refusal import Malformed, Reason, Refusal
+
+_CPU = "CPU"
+
+
+@dataclass(frozen=True)
+class EvidenceRow:
+    """One run of the self-test: on which card, of which profile, lock and image (ids), by whom, on which day.
+
+    `objections`: why it is no proof, or no longer one: it failed, the self-test is another by now, a fault is known.
+    """
+
+    gpu: str
+    profile: str
+    who: str
+    when: str
+    lock: str
+    image: str
+    objections: tuple[str, ...]
+
+
+def proofs(found: Iterable[EvidenceRow], profile: str, lock: str, models: Iterable[str]) -> list[Proof]:
+    """The runs that prove this lock on one of the GPU models, or on the CPU."""
+    counted = [row for row in found if (row.profile, row.lock) == (profile, lock) and not row.objections]
+    return [
+        Proof(model, "proved", None, f"proved on {'the CPU' if row.gpu == _CPU else row.gpu}, {row.when}")
+        for model in models
+        for row in counted
+        if _model(row) in rules.sharing(model)
+    ]
+
+
+def _model(row: EvidenceRow) -> str:
+    known = database.gpu_by_name(row.gpu)
+    return rules.CPU if row.gpu == _CPU else known.id if known else row.gpu
+
+
+def read(folder: Path, now: datetime.datetime) -> list[EvidenceRow]:
+    """The rows of a folder; none where it is missing. Raises CheckFailed as `rows` does."""
+    keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := signing.trusted(file))}
+    envelopes: list[tuple[str, Envelope | Refusal]] = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            envelopes.append((file.name, verify.read_file(file)))
+        except Refusal as refusal:
+            envelopes.append((file.name, refusal))
+    return rows(envelopes, keys, now)
+
+
+def rows(
+    found: Iterable[tuple[str, Envelope | Refusal]], keys: Mapping[str, PublicKey], now: datetime.datetime
+) -> list[EvidenceRow]:
+    """The table's rows, by card, profile and day; `found` are envelopes by file name, `keys` by whose they are. Pure.
+
+    Raises CheckFailed with a fault for every file that does not count as somebody's word.
+    """
+    made: list[EvidenceRow] = []
+    faults: list[Fault] = []
+    for name, envelope in found:
+        try:
+            made.append(_row(envelope, keys, now))
+        except Refusal as refusal:
+            faults.append(Fault(str(refusal.reason), name))
+    if faults:
+        hint = "CONTRIBUTING.md says what a file of evidence must be"
+        raise CheckFailed("not all that is there is evidence", hint=hint, faults=faults)
+    return sorted(made, key=lambda row: (row.gpu, row.profile, row.when, row.who))
+
+
+def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datetime.datetime) -> EvidenceRow:
+    if isinstance(envelope, Refusal):
+        raise envelope
+    who, believed = _signer(envelope, keys)
+    if not believed.records:
+        raise Malformed("there is no test result in it")
+    _, reasons = policy_check.of_records(believed.records, Policy(), now)
+    objections = tuple(reason.detail for reason in reasons)
+    ((_, record),) = believed.records
+    gpu = record["gpu"]["name"] if record["gpu"] else _CPU
+    when, image = record["finished"][:10], record["image"]["id"]
+    return EvidenceRow(gpu, record["profile"], who, when, record["lock"], image, objections)
+
+
+def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Trusted]:
+    """Who signed it, and what they say. Raises Refusal where none of them did, or it cannot be believed."""
+    refused = Reason("signature", "nobody whose key is in keys/ signed this")
+    for who, key in keys.items():
+        believed = trust.believe([envelope], [key], None)
+        if not believed.refused:
+            return who, believed
+        if believed.refused[0].id != "signature":
+            refused = believed.refused[0]
+    raise Refusal(refused.id, refused.detail)

@@ -1,0 +1,152 @@
+"""Whether what is believed of an image is enough for a policy, with the faults that are known by now. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.attest.policy import Policy
+from envbuild.attest.trust import SignedBuild
+from envbuild.evidence import profile_proofs, rules, run_record_schema
+from envbuild.evidence.rules import Proof, RequiredProof
+from envbuild.facts import database
+from envbuild.facts.advisories import Situation
+from envbuild.facts.probe_names import LEVELS
+from envbuild.profile.model import Profile
+from envbuild.resolve.torch_stack import stated
+from envbuild.util.refusal import Reason
+
+Records = Sequence[tuple[Path, dict[str, Any]]]
+_AHEAD = datetime.timedelta(hours=24)  # clocks differ, and by no more
+
+
+def of_build(
+    build: SignedBuild, records: Records, policy: Policy, now: datetime.datetime
+) -> tuple[list[Proof], list[Reason]]:
+    """(a proof for each model that it is proved on, why that is not enough) for an image and all that its profile asks
+    for."""
+    asked = _stricter(profile_proofs.wanted(build.name, build.profile, build.lock), policy)
+    named = policy.gpus or profile_proofs.models(build.profile)
+    return _each(named, asked, records, policy, now, build.profile)
+
+
+def expected(profile: str, lock: str, policy: Policy) -> Iterator[Reason]:
+    """Why this is not the profile or the lock that the policy names."""
+    if policy.profile not in (None, profile):
+        yield Reason("profile", f"wrong profile: {profile}, expected {policy.profile}")
+    if policy.lock and not lock.startswith(policy.lock):
+        yield Reason("lock", f"wrong lock: {lock}, expected {policy.lock}")
+
+
+def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[Proof], list[Reason]]:
+    """The same for run records alone: is each enough for what it was made for?"""
+    on: list[Proof] = []
+    reasons: list[Reason] = []
+    for item in records:
+        asked = _stricter(rules.as_recorded(item[1]), policy)
+        named = policy.gpus or (rules.model_of(item[1]),)
+        found, why = _each(named, asked, [item], policy, now, None)
+        on += found
+        reasons += [*expected(item[1]["profile"], item[1]["lock"], policy), *why]
+    return list(dict.fromkeys(on)), list(dict.fromkeys(reasons))
+
+
+def _stricter(wanted: RequiredProof, policy: Policy) -> RequiredProof:
+    level = max(wanted.level, policy.level or wanted.level, key=LEVELS.index)
+    return dataclasses.replace(wanted, level=level, require=tuple(dict.fromkeys((*wanted.require, *policy.probes))))
+
+
+def _each(
+    models: Sequence[str],
+    asked: RequiredProof,
+    records: Records,
+    policy: Policy,
+    now: datetime.datetime,
+    profile: Profile | None,
+) -> tuple[list[Proof], list[Reason]]:
+    on: list[Proof] = []
+    reasons: list[Reason] = []
+    by_name = dict(records)
+    for model in models:
+        proof = rules.judge(model, asked, records)
+        if proof.state != "proved" or proof.evidence is None:
+            reasons.append(Reason(_kind(proof), f"{model}: {proof.reason}"))
+            continue
+        on.append(proof)
+        record = by_name[proof.evidence]
+        reasons += [Reason(reason.id, f"{model}: {reason.detail}") for reason in _record(record, policy, now, profile)]
+    return on, reasons
+
+
+def _kind(proof: Proof) -> str:
+    return "failed" if proof.failed else "gpu" if proof.state == "missing" else "stale"
+
+
+def _record(
+    record: Mapping[str, Any], policy: Policy, now: datetime.datetime, profile: Profile | None
+) -> Iterator[Reason]:
+    finished = datetime.datetime.strptime(record["finished"], run_record_schema.FINISHED).replace(tzinfo=datetime.UTC)
+    if policy.max_age and now - finished > policy.max_age:
+        yield Reason("age", f"proved {record['finished']}, {(now - finished).days} days ago")
+    if finished - now > _AHEAD:
+        yield Reason("age", f"proved {record['finished']}, which is yet to come")
+    yield from _driver(record, policy)
+    accepted = {item.advisory for item in profile.accept} if profile else set()
+    for advisory in database.matching(situation(record, policy, profile)):
+        if advisory.severity == "refuse" and advisory.id not in accepted:
+            yield Reason("advisory", f"{advisory.id}: {advisory.title} ({', '.join(advisory.cite[:2])})")
+
+
+def _driver(record: Mapping[str, Any], policy: Policy) -> Iterator[Reason]:
+    """A driver runs what an older one ran; of a newer one nothing is known."""
+    if policy.driver is None:
+        return
+    measured = record["gpu"].get("driver") if record["gpu"] else None
+    try:
+        if measured is None:
+            yield Reason("driver", "the proof names no driver")
+        elif Version(policy.driver) < Version(str(measured)):
+            yield Reason("driver", f"proved with driver {measured}; {policy.driver} is older")
+    except InvalidVersion:
+        yield Reason("driver", f"the proof names a driver {str(measured)[:40]!r} that is no version")
+
+
+def situation(record: Mapping[str, Any], policy: Policy, profile: Profile | None) -> Situation:
+    """What was there when it was proved, for the advisories: what was loaded comes before what was installed."""
+    held = _of(record["environment"], "distributions", dict)
+    installed = {str(name): str(version) for name, version in held.items()}
+    said = stated(profile) if profile else Situation()
+    torch = installed.get("torch")
+    release = database.torch_release(torch or "")
+    cuda = release.cuda if release else said.cuda
+    gpu = database.gpus().get(rules.model_of(record))
+    return dataclasses.replace(
+        said,
+        gpus=(gpu,) if gpu else (),
+        torch=torch,
+        cuda=cuda,
+        libraries={**database.libraries_among(installed, cuda), **_loaded(record)} if record["gpu"] else {},
+        distributions=installed,
+        driver=policy.driver or (record["gpu"] or {}).get("driver"),
+    )
+
+
+def _loaded(record: Mapping[str, Any]) -> dict[str, str]:
+    """Short name -> version of the libraries that were mapped from a distribution's own files."""
+    versions: dict[str, str] = {}
+    for item in _of(record["environment"], "libraries", list):
+        name, _, version = str(item.get("owner")).partition("==") if isinstance(item, dict) else ("", "", "")
+        library = database.library_of(name)
+        if library and version and item.get("record"):
+            versions[library] = version
+    return versions
+
+
+def _of(environment: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
+    found = environment.get(key)
+    return found if isinstance(found, kind) else kind()

@@ -1,0 +1,232 @@
+"""What an environment holds, as the collector inside it says: one framed document, not trusted until it is checked."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from envbuild.testrun.output_parser import frame
+from envbuild.testrun.result import RawOutput
+from envbuild.util.errors import CheckFailed
+
+SITE, LD_PATH, LD_PRELOAD, LD_CACHE = "environment", "ld-library-path", "ld-preload", "ld-cache"
+"""The ways that lead to a copy, in the collector's words."""
+
+_LARGEST = 16 << 20  # bytes of the frame
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("holds what a terminal would not show as text")
+    return text
+
+
+Text = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_printable)]
+Word = Annotated[str, StringConstraints(max_length=200), AfterValidator(_printable)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class Copy(_Model):
+    """A library file. `library`: cublas, cublasLt, cudnn, ...; `version`: its distribution's where `record` is true
+    (the file is the one recorded), else what its name or the library itself says; `reported`: only the latter."""
+
+    library: Word
+    name: Word
+    path: Text
+    version: Word | None
+    reported: Word | None
+    sha256: Sha256 | None
+    owner: Word
+    record: bool | None
+    loaded: bool
+    ways: list[Word] = Field(max_length=10)
+    soname: Text | None = None
+    build_id: Word | None = None
+    rpath: Text | None = None
+    runpath: Text | None = None
+
+    @property
+    def folder(self) -> str:
+        return self.path.rpartition("/")[0]
+
+    @property
+    def group(self) -> str:
+        """Libraries that must be of one version and one folder: cuBLAS with cuBLASLt, cuDNN with its parts."""
+        return next((name for name in ("cublas", "cudnn") if self.library.startswith(name)), self.library)
+
+    @property
+    def distribution(self) -> str | None:
+        name = self.owner.partition("==")[0]
+        return None if name == "unowned" else name
+
+    @property
+    def in_packages(self) -> bool:
+        return "/site-packages/" in self.path or "/dist-packages/" in self.path
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.version or 'version unknown'}{', loaded' if self.loaded else ''})"
+
+
+class Distribution(_Model):
+    name: Word
+    version: Word
+    folder: Text
+    requires: list[Text] = Field(max_length=2000)
+
+
+class HeldStartupFile(_Model):
+    """A file that runs code whenever Python starts. `owner`: the distribution whose RECORD lists it."""
+
+    path: Text
+    sha256: Sha256
+    owner: Word | None
+
+    @property
+    def file(self) -> str:
+        """Its path below the package folder that it lies in."""
+        return re.split(r"/(?:site|dist)-packages/", self.path)[-1]
+
+
+class Altered(_Model):
+    """A file that is not what its distribution (`owner`, name==version) brought, as its wheel or its RECORD (`by`) has
+    it. `sha256` None: it is missing."""
+
+    path: Text
+    owner: Word
+    sha256: Sha256 | None
+    by: Word
+
+
+class Torch(_Model):
+    """`failure`: how its process ended, if not well; it may still have been imported before."""
+
+    version: Word | None
+    cuda: Word | None
+    hip: Word | None
+    path: Text | None
+    imported: bool
+    architectures: list[Word] = Field(max_length=100)
+    failure: Text | None
+
+
+class LoadOrder(_Model):
+    """Which libcublasLt (`alone`) a process has that loads `cublas` first, and then (`both`) the one `beside` it."""
+
+    cublas: Text
+    beside: Text | None
+    alone: list[Text] = Field(max_length=100)
+    both: list[Text] = Field(max_length=100)
+    failure: Text | None
+
+
+class Apex(_Model):
+    path: Text
+    parts: list[Word] = Field(max_length=20)
+    compiled: list[Word] = Field(max_length=20)
+
+
+class HeldExtension(_Model):
+    """A file of a compiled extension. `there`: RECORD lists it, and it is there; `module`: None for a library;
+    `architectures`: as "sm_90", None for host code alone; `failure`: why it could not be loaded; where it was not
+    `tried`, why not, or None where there was nothing to try."""
+
+    distribution: Word
+    version: Word
+    path: Text
+    there: bool
+    module: Text | None
+    architectures: list[Word] | None = Field(max_length=100)
+    damaged: bool
+    tried: bool
+    failure: Text | None
+
+
+class Python(_Model):
+    version: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}[A-Za-z0-9.+]*$", max_length=60)]
+    executable: Text
+    prefix: Text
+    markers: dict[Word, Word] = Field(max_length=30)
+
+
+class HeldMachine(_Model):
+    gpus: list[Word] = Field(max_length=100)
+    driver: Word | None
+
+
+class Holdings(_Model):
+    """All of it. `torch` None: not installed; `cut`: a bound kept something out."""
+
+    python: Python
+    distributions: list[Distribution] = Field(max_length=5000)
+    startup: list[HeldStartupFile] = Field(default=[], max_length=1000)
+    altered: list[Altered] = Field(default=[], max_length=1000)
+    unrecorded: list[Text] = Field(default=[], max_length=1000)
+    preferred: list[Text] = Field(default=[], max_length=1000)
+    unchecked: list[Text] = Field(default=[], max_length=1000)
+    torch: Torch | None
+    libraries: list[Copy] = Field(max_length=1000)
+    order: LoadOrder | None
+    apex: Apex | None
+    extensions: list[HeldExtension] = Field(default=[], max_length=1000)
+    variables: dict[Word, Annotated[str, StringConstraints(max_length=1 << 17), AfterValidator(_printable)]]
+    compat: list[Text] = Field(max_length=100)
+    machine: HeldMachine
+    cut: bool
+    seconds: dict[Word, float] = Field(max_length=20)
+
+    @property
+    def installed(self) -> dict[str, str]:
+        """Distribution -> version, of each the one that an import takes."""
+        return {item.name: item.version for item in reversed(self.distributions)}
+
+    @property
+    def extended(self) -> dict[tuple[str, str], list[HeldExtension]]:
+        """The files of each compiled extension, by its name and version."""
+        key = lambda file: (file.distribution, file.version)  # noqa: E731
+        return {who: list(files) for who, files in groupby(sorted(self.extensions, key=key), key=key)}
+
+    def loaded(self, library: str) -> Copy | None:
+        return next((copy for copy in self.libraries if copy.loaded and copy.library == library), None)
+
+
+def read(output: RawOutput, nonce: str, target: str) -> Holdings:
+    """The document in a collector's output. Raises CheckFailed where there is none, or not one as it should be."""
+    if output.timed_out:
+        raise CheckFailed(f"the audit of {target} was stopped after {output.seconds:.0f} s")
+    if len(output.stdout) <= _LARGEST and not output.too_long:
+        frames = [found for line in output.stdout.split(b"\n") for found in [frame(line, nonce)] if found]
+    else:
+        frames = []
+    if len(frames) != 1 or frames[0][0] != 0 or output.exit_code != 0:
+        raise CheckFailed(f"the audit of {target} brought no result{_why(output)}", hint=_last_words(output))
+    return _parsed(frames[0][1], target)
+
+
+def _parsed(document: dict[str, Any], target: str) -> Holdings:
+    try:
+        return Holdings.model_validate(document)
+    except (ValidationError, RecursionError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
+        where = ".".join(map(str, first["loc"]))[:200]
+        raise CheckFailed(
+            f"the result of the audit of {target} is not as it should be: {where}: {first['msg']}",
+            hint="its Python may have been tampered with",
+        ) from None
+
+
+def _why(output: RawOutput) -> str:
+    if output.out_of_memory:
+        return ": out of memory"
+    return f": exit code {output.exit_code}" if output.exit_code else ""
+
+
+def _last_words(output: RawOutput) -> str | None:
+    lines = [line for line in output.stderr.splitlines() if line.strip()][-3:]
+    return "\n".join(line[:300] for line in lines) or None

@@ -1,0 +1,95 @@
+"""What is wrong with the compiled extensions of an environment: apex and whatever else is built against torch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from envbuild.audit.environment_contents import HeldExtension, Holdings
+from envbuild.audit.library_findings import Finding
+from envbuild.facts import arch_lists
+from envbuild.facts.advisories import Gpu
+
+_DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
+_MOST = 8  # files of one distribution that are named
+
+
+def findings(held: Holdings, gpus: Iterable[Gpu], asked: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """`asked`: distribution -> the modules that a profile wants built; what is wrong with those is a defect."""
+    found = [*_apex(held), *_missing(held, asked)]
+    for (name, version), files in held.extended.items():
+        found += _broken(f"{name} {version}", files)
+        for gpu in gpus:
+            found += _kernels(f"{name} {version}", files, gpu, frozenset(asked.get(name, ())))
+    return found
+
+
+def _apex(held: Holdings) -> Iterator[Finding]:
+    """The index's apex is an unrelated package; NVIDIA's installs without kernels unless it is told to build them."""
+    apex, version = held.apex, held.installed.get("apex")
+    what = apex.path if apex else f"apex {version}"
+    if apex is None and version is None:
+        return
+    if apex is None or not {"normalization", "multi_tensor_apply"} & set(apex.parts):
+        text = f"{what} is not NVIDIA's apex: the package index's apex is an unrelated package"
+        yield Finding("wrong-apex", "defect", text, "uninstall apex; build NVIDIA/apex from source")
+    elif not apex.compiled:
+        text = f"{what} was built without its CUDA extensions"
+        yield Finding("apex-not-compiled", "warn", text, "build it with APEX_CPP_EXT=1 APEX_CUDA_EXT=1")
+
+
+def _missing(held: Holdings, asked: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    for name, modules in asked.items():
+        there = {file.module for file in held.extensions if file.there}
+        missing = [module for module in modules if module not in there]
+        if missing:
+            text = f"{name} lacks what its profile asks for: {', '.join(missing)}"
+            yield Finding("extension-modules", "defect", text, f"build {name} again; envbuild build does")
+    for (name, version), files in held.extended.items():
+        gone = [file.path for file in files if not file.there]
+        if gone:
+            text = f"{name} {version} brought what is no longer there: {_listed(gone)}"
+            yield Finding("extension-files", "defect", text, f"install {name} again")
+
+
+def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
+    """Only a symbol that nobody has is surely wrong: a library that is not there may be one of an optional part."""
+    for file in files:
+        if file.damaged:
+            text = f"{file.path} of {who} is no shared library, or its device code cannot be read"
+            yield Finding("extension-damaged", "warn", text, "install it again")
+        if file.failure is None:
+            continue
+        text = f"{file.path} of {who} cannot be loaded: {file.failure}"
+        if not file.tried:
+            text = f"{file.path} of {who} was not tried: {file.failure}"
+            yield Finding("extension-untried", "note", text, "")
+        elif any(driver in file.failure for driver in _DRIVERS):
+            remedy = "where there is a driver, audit again"
+            yield Finding("extension-untried", "note", f"{text}: that needs a driver", remedy)
+        elif "undefined symbol" in file.failure:
+            remedy = "build it against this torch and these CUDA libraries, or take a build for them"
+            yield Finding("extension-symbol", "defect", text, remedy)
+        else:
+            yield Finding("extension-load", "warn", text, "install what it needs, or a build for this environment")
+
+
+def _kernels(who: str, files: Sequence[HeldExtension], gpu: Gpu, asked: frozenset[str]) -> Iterator[Finding]:
+    """Files may be for different cards, so one that does not serve this one is only surely wrong if a profile asks for
+    it."""
+    card = f"{gpu.id} (compute capability {gpu.compute_capability})"
+    coded = [(file, file.architectures) for file in files if file.architectures is not None]
+    serves = [arch_lists.serves(found, gpu.compute_capability) for _, found in coded]
+    wrong = [file for (file, _), how in zip(coded, serves, strict=True) if how is None and file.module in asked]
+    if wrong:
+        text = f"{who} has no code for {card} in {_listed(file.path for file in wrong)}"
+        yield Finding("extension-kernel", "defect", text, f"build it for {gpu.compute_capability}")
+    elif coded and "compiled" not in serves:
+        has = "only PTX to compile" if "ptx" in serves else "no code"
+        every = sorted({text for _, found in coded for text in found})
+        text = f"{who} has {has} for {card}: {' '.join(every)}"
+        yield Finding("extension-kernel", "warn", text, f"a build for {gpu.compute_capability}")
+
+
+def _listed(texts: Iterable[str]) -> str:
+    every = list(texts)
+    return ", ".join(every[:_MOST]) + (f" and {len(every) - _MOST} more" if len(every) > _MOST else "")

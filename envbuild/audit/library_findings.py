@@ -1,0 +1,232 @@
+"""What is wrong with the libraries and distributions of an environment. Pure: holdings in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.audit.environment_contents import LD_PATH, LD_PRELOAD, SITE, Copy, Holdings
+from envbuild.facts import database
+
+SEVERITIES = ("defect", "refuse", "warn", "note")
+NAMES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL", "cudart": "the CUDA runtime", "nvJitLink": "nvJitLink"}
+_MOST_REQUIREMENTS = 50
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`severity`: defect, or an advisory's refuse, warn or note. Only note leaves an environment clean."""
+
+    id: str
+    severity: str
+    message: str
+    remedy: str
+
+
+def not_imported(version: str, failure: str, memory: int) -> Finding:
+    """A torch that cannot be imported. `memory`: bytes that the container may take.
+
+    The collector kills only what takes too long, and says so: another SIGKILL is the kernel's, for want of memory.
+    """
+    text = f"torch {version} cannot be imported: {failure}".replace("  ", " ")
+    if "SIGKILL" in failure:
+        more = f"the audit's container may take {memory >> 30} GB: free memory where the engine runs, or give it more"
+        return Finding("torch-import", "defect", f"{text}: out of memory, or a limit", more)
+    again = "run it again where the machine does less; if it hangs again: " if failure.startswith("not done") else ""
+    return Finding(
+        "torch-import", "defect", text, f"{again}reinstall torch and its libraries; look at the copies below"
+    )
+
+
+def libraries(held: Holdings) -> Iterator[Finding]:
+    """Everything about the copies of CUDA libraries that are found, and those that are loaded."""
+    for copy in held.libraries:
+        yield from _one(copy, held)
+    for group, name in NAMES.items():
+        copies = [copy for copy in held.libraries if copy.group == group]
+        yield from _several(name, copies)
+        yield from _mixed(name, copies)
+    yield from _bundled(held)
+    yield from _on_the_loaders_path(held)
+    yield from _cublas_first(held)
+
+
+def _one(copy: Copy, held: Holdings) -> Iterator[Finding]:
+    if copy.record is False and copy.sha256:
+        text = f"{copy.path} is not the file that {copy.owner} brought: its checksum is another"
+        yield Finding("modified-library", "defect", text, f"reinstall {copy.distribution}")
+    elif copy.record is None and copy.in_packages and "/nvidia/" in copy.path:
+        how = "and torch loads it" if copy.loaded else "an upgrade or a copy left it behind"
+        text = f"{copy} belongs to no installed distribution: {how}"
+        yield Finding("left-behind", "defect" if copy.loaded else "warn", text, "remove the file")
+    if copy.version and copy.reported and not agree(copy.version, copy.reported):
+        text = f"{copy} says of itself that it is {copy.reported}"
+        yield Finding("version-disagrees", "defect", text, "look which libraries are mixed, and reinstall them")
+    rightful = next((c for c in held.libraries if c.library == copy.library and c.record and not c.loaded), None)
+    if copy.loaded and rightful and copy.record is None and not (SITE in copy.ways and copy.in_packages):
+        text = f"{copy} is taken{_by(copy)} instead of {rightful.path} ({rightful.owner})"
+        yield Finding("shadowed", "defect", text, _remedy_of_a_shadow(copy))
+
+
+def agree(version: str, reported: str) -> bool:
+    """12.5.2.13 and 12.5.2 agree: as many numbers as both have are equal."""
+    return all(one == other for one, other in zip(version.split("."), reported.split("."), strict=False))
+
+
+def _by(copy: Copy) -> str:
+    words = {LD_PRELOAD: " by LD_PRELOAD", LD_PATH: " by LD_LIBRARY_PATH"}
+    return next((text for way, text in words.items() if way in copy.ways), "")
+
+
+def _remedy_of_a_shadow(copy: Copy) -> str:
+    variable = _by(copy).removeprefix(" by ")
+    return f"unset {variable}, or take {copy.folder} off it" if variable else f"remove {copy.path}"
+
+
+def _several(name: str, copies: list[Copy]) -> Iterator[Finding]:
+    """Copies in several folders. Only a note where nothing but the system's own folders hold the others."""
+    kinds = [copy.library for copy in copies]
+    if len(set(kinds)) == len(kinds):
+        return
+    heads = [next(group) for _, group in groupby(sorted(copies, key=_place), key=lambda copy: copy.folder)]
+    if len(heads) == 1:
+        heads = sorted(copies, key=_place)
+    near = [copy for copy in heads if copy.in_packages or {LD_PATH, LD_PRELOAD} & set(copy.ways)]
+    listed = "; ".join(str(copy) for copy in heads[:8]) + ("; ..." if len(heads) > 8 else "")
+    text = f"{name} is there {len(heads)} times: {listed}"
+    remedy = "keep one copy: the one that torch's own distributions bring"
+    yield Finding("several-copies", "warn" if len(near) > 1 else "note", text, remedy)
+
+
+def _place(copy: Copy) -> tuple[bool, str, str]:
+    return not copy.loaded, copy.folder, copy.library
+
+
+def _mixed(name: str, copies: list[Copy]) -> Iterator[Finding]:
+    loaded = [copy for copy in copies if copy.loaded]
+    listed = ", ".join(map(str, loaded))
+    if len({copy.library for copy in loaded}) < len(loaded):
+        yield Finding("loaded-twice", "defect", f"{name} is loaded more than once: {listed}", "keep one copy")
+        return
+    known = [copy.version for copy in loaded if copy.version]
+    if len({copy.folder for copy in loaded}) > 1 or not all(agree(known[0], version) for version in known[1:]):
+        ident = f"mixed-{loaded[0].group.lower()}"
+        yield Finding(ident, "defect", f"the parts of {name} do not belong together: {listed}", "keep one copy of each")
+
+
+def _bundled(held: Holdings) -> Iterator[Finding]:
+    """Libraries in a package that is not NVIDIA's own."""
+    foreign = [copy for copy in held.libraries if copy.in_packages and "/nvidia/" not in copy.path]
+    for owner, grouped in groupby(sorted(foreign, key=lambda c: (c.owner, c.path)), key=lambda c: c.owner):
+        copies = list(grouped)
+        others = [c for c in held.libraries if c not in copies and c.library in {copy.library for copy in copies}]
+        whose = "no distribution's, in a package's folder" if owner == "unowned" else f"bundled by {owner}"
+        remedy = (
+            "remove these files" if owner == "unowned" else f"a build of {copies[0].distribution} that bundles none"
+        )
+        text = f"CUDA libraries {whose}: {'; '.join(map(str, copies[:8]))}"
+        if others and any(copy.loaded for copy in copies):
+            text += "; installing another version beside them changes nothing"
+        yield Finding("bundled-copy", "warn" if others or owner == "unowned" else "note", text, remedy)
+
+
+def _on_the_loaders_path(held: Holdings) -> Iterator[Finding]:
+    """Copies that torch does not take and that other programs will."""
+    whom = {LD_PATH: "whatever has no RPATH takes them", LD_PRELOAD: "every program loads them first"}
+    for way, variable in ((LD_PATH, "LD_LIBRARY_PATH"), (LD_PRELOAD, "LD_PRELOAD")):
+        others = {copy.library for copy in held.libraries if way not in copy.ways}
+        foreign = [c for c in held.libraries if way in c.ways and not c.loaded and not c.in_packages]
+        copies = [copy for copy in foreign if copy.library in others]
+        if copies:
+            text = f"{variable} leads to {'; '.join(map(str, copies[:8]))}: {whom[way]}"
+            yield Finding(way, "warn", text, f"unset {variable}, in the image or the shell")
+
+
+def _cublas_first(held: Holdings) -> Iterator[Finding]:
+    order = held.order
+    if order is None:
+        return
+    lts = {copy.path: copy for copy in held.libraries if copy.library == "cublasLt"}
+    taken = [path for path in (*order.alone, *order.both) if path != order.beside]
+    if order.failure and not taken:
+        taken = [path for path, copy in lts.items() if {LD_PATH, LD_PRELOAD} & set(copy.ways) and path != order.beside]
+    if taken and order.beside:
+        text = (
+            f"loaded before libcublasLt, {order.cublas} takes {lts.get(taken[0], taken[0])}, not the one beside it; "
+            "torch 2.10.0 and programs without torch load in that order"
+        )
+        text += f", which ends so: {order.failure}" if order.failure else ""
+        yield Finding("cublaslt-order", "warn", text, "no other libcublasLt on LD_LIBRARY_PATH; torch 2.11 or newer")
+    elif order.failure:
+        text = f"{order.cublas} cannot be loaded on its own: {order.failure}"
+        yield Finding("cublas-alone", "warn", text, "reinstall cuBLAS, and keep one copy of it")
+
+
+def distributions(held: Holdings) -> Iterator[Finding]:
+    """One name twice, and what pip check would say."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for item in held.distributions:
+        places.setdefault(item.name, {}).setdefault(item.folder, []).append(item.version)
+    for name, folders in places.items():
+        for folder, versions in folders.items():
+            if len(set(versions)) > 1:
+                severity = "defect" if database.library_of(name) else "warn"
+                text = f"{folder} says twice what {name} is: {', '.join(versions)}; an upgrade left one behind"
+                remedy = f"remove both of its .dist-info, then install {name} again"
+                yield Finding("duplicate-distribution", severity, text, remedy)
+        first = [versions[0] for versions in folders.values()]
+        if len(set(first)) > 1:
+            text = f"{name} is in several folders, {', '.join(first)}: the first counts, in {next(iter(folders))}"
+            yield Finding("shadowed-distribution", "note", text, "keep one")
+    yield from _requirements(held)
+
+
+def _requirements(held: Holdings) -> Iterator[Finding]:
+    installed = held.installed
+    unmet = [
+        f"{name} requires {wanted}, installed is {installed.get(canonicalize_name(wanted.name), 'none')}"
+        for name, wanted in demands(held)
+        if not _met(wanted, installed)
+    ]
+    for text in list(dict.fromkeys(unmet))[:_MOST_REQUIREMENTS]:
+        yield Finding("requirement-unmet", "warn", text, "install what is required, or override the requirement")
+
+
+def demands(held: Holdings) -> Iterator[tuple[str, Requirement]]:
+    """(who, what) of every requirement that holds here, those of the extras that somebody asks for included."""
+    requires = {item.name: list(_parsed(item.requires)) for item in reversed(held.distributions)}
+    todo = [(name, "") for name in requires]
+    seen = set(todo)
+    while todo:
+        name, extra = todo.pop()
+        for wanted in requires.get(name, ()):
+            if not _holds(wanted, held.python.markers, extra) or (extra and _holds(wanted, held.python.markers, "")):
+                continue
+            yield name, wanted
+            more = [(canonicalize_name(wanted.name), canonicalize_name(part)) for part in wanted.extras]
+            todo += [item for item in more if item not in seen]
+            seen.update(more)
+
+
+def _parsed(texts: Iterable[str]) -> Iterator[Requirement]:
+    for text in texts:
+        try:
+            yield Requirement(text)
+        except (ValueError, RecursionError):
+            continue  # old metadata holds much that is no requirement
+
+
+def _holds(wanted: Requirement, markers: Mapping[str, str], extra: str) -> bool:
+    try:
+        return wanted.marker is None or wanted.marker.evaluate({**markers, "extra": extra})
+    except (ValueError, RecursionError):
+        return False
+
+
+def _met(wanted: Requirement, installed: Mapping[str, str]) -> bool:
+    version = installed.get(canonicalize_name(wanted.name))
+    return version is not None and wanted.specifier.contains(version, prereleases=True)

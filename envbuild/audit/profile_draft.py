@@ -1,0 +1,146 @@
+"""A commented profile from what an image holds. Pure: what cannot be told from outside stands in a comment.
+
+What an image says is not trusted: names and versions are held against their grammar, and text is quoted as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild.audit import library_findings
+from envbuild.audit.environment_contents import Holdings
+from envbuild.facts import database, misleading_packages
+from envbuild.facts.database import TorchRelease
+from envbuild.facts.fields import is_version
+from envbuild.util.errors import CheckFailed
+
+# They come with every environment.
+_TOOLS = {"pip", "setuptools", "wheel"}
+
+
+def draft(name: str, image: str, held: Holdings) -> str:
+    """A profile for what `image` holds. Raises CheckFailed where there is no torch in it."""
+    version = held.installed.get("torch") or (held.torch.version if held.torch else None)
+    if version is None or not is_version(version):
+        raise CheckFailed(f"{image} has no torch: there is nothing to write a profile for")
+    release = database.torch_release(version)
+    named, left = _packages(held, version)
+    lines = [
+        f"# What {image} holds.",
+        f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
+        "# Not read, for an image does not tell: the cards it is for, Debian packages, environment variables, where a",
+        "# package came from. A version with a local label (+...) is in no public index.",
+        f"description: {json.dumps(f'{name}, as {image} has it')}",
+        *_python(held, release),
+        f"torch: {json.dumps(version)}",
+        *_cuda(held),
+        "# gpus: [h20]  # the cards it is for; none: the CPU",
+        *_pins(held, release, version),
+        "packages:" if named else "packages: []",
+        *(f"  - {json.dumps(text)}" for text in named),
+        *(f"# {text}" for text in left),
+        "# apt: [git]  # Debian packages, a late layer",
+        '# env: {OMP_NUM_THREADS: "4"}',
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _python(held: Holdings, release: TorchRelease | None) -> Iterator[str]:
+    """The Debian suite that carries this Python, else the nearest that this torch has a wheel for."""
+    python = ".".join(held.python.version.split(".")[:2])
+    fits = [suite for suite in database.suites().values() if release is None or suite.python in release.pythons]
+    suite = min(fits or database.suites().values(), key=lambda suite: _distance(suite.python, python))
+    if suite.python != python:
+        yield f"# The image has Python {python}: no Debian suite has it with this torch. A base image by digest could."
+    yield f"base: {{bootstrap: {suite.name}}}  # Debian; what else the image's base holds is not read"
+    yield f'python: "{suite.python}"'
+
+
+def _distance(one: str, other: str) -> int:
+    return abs(int(one.split(".")[1]) - int(other.split(".")[1]))
+
+
+def _cuda(held: Holdings) -> Iterator[str]:
+    torch = held.torch
+    if torch and torch.cuda:
+        yield f"cuda: {json.dumps(torch.cuda)}  # a check: what this torch is built for"
+    elif torch and not torch.imported:
+        yield "# cuda: torch could not be imported, so it did not say what it is built for"
+
+
+def _pins(held: Holdings, release: TorchRelease | None, version: str) -> Iterator[str]:
+    """CUDA libraries in another version than torch asks for."""
+    found = database.libraries_among(held.installed, held.torch.cuda if held.torch else None)
+    if release is None:
+        unknown = ", ".join(f"{name} {found[name]}" for name in found if name != "torch")
+        if unknown:
+            yield f"# The facts do not know torch {version}, so these are not pinned: {unknown}"
+        return
+    asked = {**release.expands_to, **release.pins}
+    other: dict[str, tuple[str, str]] = {}
+    for name, installed in found.items():
+        wanted = asked.get(database.distribution_of(name, release.cuda) or "")
+        if wanted and is_version(installed) and not SpecifierSet(wanted).contains(installed, prereleases=True):
+            other[name] = (installed, wanted)
+    if other:
+        yield "pins:  # where the image has another version than torch asks for"
+    for name, (installed, wanted) in other.items():
+        reason = json.dumps(f"as in the image; torch {version} asks for {wanted}")
+        yield f"  {name}: {{version: {json.dumps(installed)}, reason: {reason}}}"
+    for copy in held.libraries:
+        if copy.loaded and copy.distribution is None:
+            yield f"# Loaded, and no distribution's, so not pinned: {copy}"
+
+
+def _packages(held: Holdings, torch: str) -> tuple[list[str], list[str]]:
+    """What is installed beside torch and that nobody else asks for, pinned; and what cannot be named so, with the
+    reason. What these need comes along when they are locked."""
+    installed = {canonicalize_name(name): version for name, version in held.installed.items()}
+    needs: dict[str, set[str]] = {name: set() for name in installed}
+    for who, wanted in library_findings.demands(held):
+        needs[canonicalize_name(who)].add(canonicalize_name(wanted.name))
+    needed = {name for who, names in needs.items() for name in names - {who}}
+    covered = _closure(needs, {"torch", *_TOOLS})
+    named, left = [], []
+    for name in sorted(installed, key=lambda name: (name in needed, name)):  # of a circle the first stands for all
+        if name not in covered:
+            covered |= _closure(needs, {name})
+            text = f"{name}=={installed[name]}"
+            why = _unnamable(name, installed[name], torch)
+            if why is None:
+                named.append(text)
+            else:
+                left.append(f"{text}: {why}")
+    return named, left
+
+
+def _closure(needs: Mapping[str, set[str]], roots: set[str]) -> set[str]:
+    reached, todo = set(roots), list(roots)
+    while todo:
+        more = needs.get(todo.pop(), set()) - reached
+        reached |= more
+        todo += more
+    return reached
+
+
+def _unnamable(name: str, version: str, torch: str) -> str | None:
+    """Why an installed distribution cannot be asked for in a profile, None if it can."""
+    meant = misleading_packages.refused(name)
+    if meant:
+        return meant
+    if database.library_of(name):
+        return "a CUDA library that this torch does not ask for"
+    try:
+        Requirement(f"{name}=={version}")
+        local = Version(version).local
+    except (InvalidRequirement, InvalidVersion):
+        return "not a name and a version that an index could have"
+    if local and local != Version(torch).local:
+        return f"a local build (+{local}): name the folder or page that has it in find-links, then ask for it"
+    return None

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from envbuild.audit import assessment, environment_contents
+from envbuild.audit.assessment import NOTHING, Audit, Expected
+from envbuild.cli.console import emit, json_option, table
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.lock import lock_file, wheel_contents
+from envbuild.profile import name_lookup
+from envbuild.resolve import profile_reader
+from envbuild.util.errors import EnvbuildError, FileError, UsageError
+
+if TYPE_CHECKING:  # an environment is audited without an engine, and without its client
+    from envbuild.image.engine import Image
+
+
+@click.command("audit", short_help="What an image or environment really holds.")
+@click.argument("image", required=False)
+@click.option("--python", "python", metavar="PATH", help="An interpreter, or the folder of an environment.")
+@click.option("--here", is_flag=True, help="The environment of this shell: its active one, or python3 on PATH.")
+@click.option("--profile", "name", metavar="NAME", help="Judge for this profile's GPUs, and against its lock.")
+@json_option
+def command(image: str | None, python: str | None, here: bool, name: str | None, as_json: bool) -> None:
+    """Show which CUDA libraries, torch and distributions are really there and loaded, and what is wrong with them.
+
+    Needs no GPU; --here and --python need no Docker. Exit 5 for a defect or a known fault that envbuild refuses, 3 for
+    an environment without torch. --here skips envbuild's own environment where torch is not in it.
+    Example: envbuild audit --here
+    """
+    given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]
+    if not given:
+        raise UsageError("say what to audit: IMAGE, --python PATH or --here", hint="envbuild audit --here")
+    if len(given) > 1:
+        raise UsageError(f"one thing at a time: {' and '.join(given)} are given", hint=_ONE)
+    wanted = _expected(name) if name else None
+    done = _image(image, wanted) if image is not None else _environment(python or _nearest(), wanted)
+    empty = image is None and done.held.torch is None and not done.failed
+    if as_json and not done.failed and not empty:
+        emit(done.document())
+    elif not as_json:
+        _show(done)
+    done.require()
+    if empty:
+        error = FileError(f"{done.target}: {NOTHING}", hint="name another environment: envbuild audit --python PATH")
+        error.partial = done.document()
+        raise error
+
+
+_ONE = "--here is the environment of this shell, --python PATH another one; give one of them, or an image"
+
+
+def _image(reference: str, wanted: Expected | None) -> Audit:
+    from envbuild.audit import image_collection
+    from envbuild.image.engine import Engine
+
+    engine = Engine()
+    image = engine.get(reference)
+    if wanted and wanted.lock:
+        wanted = replace(wanted, claimed=image.labels.get(LOCK_LABEL) == wanted.lock.id)
+    wanted = wanted or _labelled(image) or Expected()
+    held = image_collection.of_image(engine, image, reference, _contents(wanted))
+    return assessment.judge(reference, held, wanted)
+
+
+def _environment(python: str, wanted: Expected | None) -> Audit:
+    from envbuild.runners import host_runner
+
+    found, job = host_runner.find(python), assessment.job("", "", _contents(wanted))
+    held = environment_contents.read(host_runner.start(found, job), job.nonce, str(found))
+    return assessment.judge(str(found), held, replace(wanted, image=False) if wanted else assessment.of_machine(held))
+
+
+def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
+    return wheel_contents.hashes(wanted.lock) if wanted and wanted.lock else {}
+
+
+def _nearest() -> str:
+    """The active environment's interpreter, else the first on PATH; envbuild's own only where torch is in it."""
+    own = None if importlib.util.find_spec("torch") else Path(sys.prefix, "bin").resolve()
+    found = next((python for python in _interpreters() if python.parent.resolve() != own), None)
+    if found is None:
+        text = "nothing to audit: VIRTUAL_ENV, CONDA_PREFIX and PATH lead to no Python but envbuild's own"
+        raise FileError(text, hint="name an environment: envbuild audit --python PATH")
+    return str(found)
+
+
+def _interpreters() -> Iterator[Path]:
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        python = Path(os.environ.get(variable, ""), "bin", "python")
+        if os.environ.get(variable) and python.exists():
+            yield python
+    for name in ("python3", "python"):
+        yield from (Path(found) for folder in os.get_exec_path() if (found := shutil.which(name, path=folder)))
+
+
+def _expected(name: str) -> Expected:
+    source = profile_reader.load(name)
+    return assessment.expected(source, lock_file.read(source.known_lock))
+
+
+def _labelled(image: Image) -> Expected | None:
+    """What the profile says whose lock the image carries as a label; None where no known one has it."""
+    label = image.labels.get(LOCK_LABEL)
+    for name in name_lookup.names() if label else ():
+        try:
+            source = profile_reader.load(name)
+            locked = lock_file.read(source.known_lock)
+        except EnvbuildError:
+            continue  # another profile's fault
+        if locked and locked.id == label:
+            return assessment.expected(source, locked, claimed=True)
+    return None
+
+
+def _show(done: Audit) -> None:
+    held, torch = done.held, done.held.torch
+    judged = f"; judged for {done.wanted.profile}" if done.wanted.profile else ""
+    click.echo(f"{done.target}: Python {held.python.version}, {_torch_line(done)}{judged}")
+    rows = [(c.library, c.version or "?", "loaded" if c.loaded else "", c.path) for c in held.libraries]
+    for line in table(rows):
+        click.echo(f"  {line}")
+    if torch and not rows:
+        click.echo("  no CUDA libraries")
+    for line in table(_extensions(done)):
+        click.echo(f"  {line}")
+    for finding in done.findings:
+        click.echo(f"{finding.severity:<7} {finding.id}: {finding.message}")
+        if finding.remedy:
+            click.echo(f"        remedy: {finding.remedy}")
+    click.echo(done.summary)
+
+
+def _extensions(done: Audit) -> list[tuple[str, ...]]:
+    """What is built against torch or for a GPU: (distribution, module or file, architectures)."""
+    return [
+        (name, version, file.module or file.path, " ".join(file.architectures or ("host code",)))
+        for (name, version), files in done.held.extended.items()
+        for file in files
+        if file.there
+    ]
+
+
+def _torch_line(done: Audit) -> str:
+    torch = done.held.torch
+    if torch is None:
+        return "no torch here"
+    version = torch.version or done.held.installed.get("torch", "of unknown version")
+    built = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "no CUDA"
+    return f"torch {version} ({built if torch.imported else 'not imported'})"

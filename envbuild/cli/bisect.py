@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import click
+from packaging.version import InvalidVersion, Version
+
+from envbuild.cli.console import Console, emit, json_option, profile_argument
+from envbuild.facts import probe_names
+from envbuild.pipeline.version_search import Bisection, Hunt
+from envbuild.util.errors import CheckFailed, UsageError
+
+
+def _release(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        return str(Version(value)) if value else None
+    except InvalidVersion:
+        raise click.BadParameter(f"{value!r} is not a version") from None
+
+
+@click.command("bisect", short_help="The first version that passes a probe.")
+@profile_argument("name")
+@click.option("--pin", required=True, metavar="NAME", help="What to move: cublas, torch, a package of the profile, ...")
+@click.option("--probe", metavar="NAME", help="What decides: a probe of the self-test.")
+@click.option(
+    "--script", type=click.Path(path_type=Path), metavar="FILE",
+    help="What decides: a Python script, run as the probe own.script; it passes where it ends with 0.",
+)  # fmt: skip
+@click.option(
+    "--from", "oldest", callback=_release, metavar="VERSION", help="The oldest to try; default: all there are."
+)
+@click.option("--to", "newest", callback=_release, metavar="VERSION", help="The newest to try.")
+@click.option("--keep", is_flag=True, help="Leave the images of the tries.")
+@json_option
+def command(
+    name: str,
+    pin: str,
+    probe: str | None,
+    script: Path | None,
+    oldest: str | None,
+    newest: str | None,
+    keep: bool,
+    as_json: bool,
+) -> None:
+    """Find the first version of a pin that passes, by making and testing images; the oldest and newest are tried first.
+
+    Assumes one change in between. Changes no file, moves no tag. Exit 5 where no version passes.
+    Example: envbuild bisect h20 --pin cublas --probe gemm.crash
+    """
+    if probe and script:
+        raise UsageError("--probe and --script are two things that decide: give one of --probe and --script")
+    if oldest and newest and Version(oldest) > Version(newest):
+        raise UsageError(f"--from is newer than --to: {oldest}, {newest}")
+    if probe is None and script is None:
+        raise UsageError("say what decides: --probe NAME or --script FILE")
+    probe_names.check([probe] if probe else [])
+    from envbuild.pipeline import version_bisection  # not for --help
+
+    hunt = Hunt(pin, probe or str(script), script, oldest, newest, keep)
+    done = version_bisection.bisect(name, hunt, Console())
+    answer = done.document()
+    if answer["first"] is None:
+        error = CheckFailed(summary_sentence(done))
+        error.partial = answer
+        raise error
+    if as_json:
+        emit(answer)
+    else:
+        click.echo(summary_sentence(done))
+
+
+def summary_sentence(done: Bisection) -> str:
+    """The answer in a sentence."""
+    found, name = done.found, done.distribution
+    if found is None:
+        return f"no image could be made with any of {len(done.versions)} versions of {name}: {done.tries[-1].reason}"
+    low, high = done.versions[found.low], done.versions[found.high]
+    if not found.changes:
+        both = f"{low} and {high}" if low != high else low
+        if found.low_passes:
+            return (
+                f"{name} {low}, the oldest, passes already, and the newest does too ({both}): nothing changes between"
+            )
+        return f"no version of {name} is known to pass: the oldest and the newest fail ({both})"
+    word, other = ("passes", "fails") if found.high_passes else ("fails", "passes")
+    between = done.versions[found.low + 1 : found.high]
+    gap = f"; {', '.join(between)} between them could not be tried" if between else ""
+    return f"{name} {high} is the first that {word}; {low} before it {other}{gap}"

@@ -1,0 +1,66 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from envbuild.cli.console import emit, json_option
+from envbuild.report import fingerprint_comparison
+from envbuild.report.fingerprint_comparison import Comparison, Pass
+from envbuild.testrun import numeric_fingerprint
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_ROW = "{:<24} {:<15} {:<10} {:>9} {:>9} {:>9} {:>9}"
+
+
+@click.command("compare", short_help="Where two GPUs' numbers part, and why.")
+@click.argument("a", type=_FILE)
+@click.argument("b", type=_FILE)
+@json_option
+def command(a: Path, b: Path, as_json: bool) -> None:
+    """Find the first operation where two fingerprints part, by how much, and whether that is rounding or a fault.
+
+    The verdict is identical, rounding, precision (as if computed in fewer bits than the dtype has) or breakage; the
+    exit code is 0 for each. In the table, ratio is the largest error over its bound, drift the relative distance from
+    the golden output.
+
+    Example: envbuild compare a100.json v100.json
+    """
+    read = {"a": numeric_fingerprint.read(a), "b": numeric_fingerprint.read(b)}
+    result = fingerprint_comparison.compare(read["a"], read["b"])
+    if as_json:
+        files = {"a": a, "b": b}
+        told = {name: {"file": str(files[name]), "machine": read[name].machine.model_dump()} for name in files}
+        emit({**told, **fingerprint_comparison.document(result)})
+        return
+    for name, found in read.items():
+        click.echo(f"{name}: {fingerprint_comparison.machine(found.machine)}")
+    for line in _lines(result):
+        click.echo(line)
+
+
+def _lines(result: Comparison) -> Iterator[str]:
+    yield f"verdict: {result.verdict}"
+    if result.first:
+        yield from _told("first", result.first)
+    if result.growth:
+        yield from _told("right on golden input, wrong on what came before", result.growth)
+    yield from (f"note: {note}" for note in result.notes)
+    differing = [found for row in result.rows for found in row.passes if found.kind != fingerprint_comparison.IDENTICAL]
+    if differing:
+        yield _ROW.format("operation", "pass", "kind", "ratio a", "ratio b", "drift a", "drift b")
+        yield from map(_row, differing)
+    kinds = [row.kind for row in result.rows]
+    counts = [f"{kinds.count(kind)} {kind}" for kind in fingerprint_comparison.KINDS if kind in kinds]
+    yield ", ".join([f"{len(kinds)} operations", *counts, *([f"{kinds.count(None)} not compared"] * (None in kinds))])
+
+
+def _told(title: str, found: Pass) -> Iterator[str]:
+    yield f"{title}: {found.op}, {found.name}: {found.kind}, {found.apart:.2g} apart"
+    yield from (f"  {name}: {side.reason or 'within its bound'}" for name, side in found.sides.items() if found.off)
+
+
+def _row(found: Pass) -> str:
+    figures = (found.a.ratio, found.b.ratio, found.a.drift, found.b.drift)
+    return _ROW.format(
+        found.op, found.name, found.kind, *("" if value is None else f"{value:.2g}" for value in figures)
+    ).rstrip()

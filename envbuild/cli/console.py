@@ -1,0 +1,280 @@
+"""What commands share: the `--json` switch, results on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from envbuild.util.errors import near, printable
+from envbuild.util.runner_names import RUNNERS
+
+if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
+    from envbuild.cli.result_table import Live
+    from envbuild.pipeline.model import Step
+
+    _Choice = click.Choice[str]
+else:  # older releases of click have no such type to name
+    _Choice = click.Choice
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MOST = 64  # nodes of one job
+_EXAMPLES = {"slurm": "partition=gpu", "kubernetes": "namespace=proofs"}
+
+
+def profile_argument(argument: str, **attributes: Any) -> Callable[[F], F]:
+    """A profile's name or path; shells complete the names."""
+    return click.argument(argument, shell_complete=_profiles, **attributes)
+
+
+def _profiles(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    from envbuild.profile import name_lookup  # not for --help
+
+    paths = [CompletionItem(begun, type="file")] if "/" in begun or "." in begun else []
+    return paths or [CompletionItem(name) for name in name_lookup.names() if name.startswith(begun)]
+
+
+def json_option(function: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
+
+
+def pin_option(function: F) -> F:
+    return click.option(
+        "--pin", "pins", multiple=True, metavar="NAME=VERSION", callback=_pins,
+        help="As if the profile pinned this (cublas, nccl, torch, one of its packages, ...); may be repeated.",
+    )(function)  # fmt: skip
+
+
+def requirements_option(function: F) -> F:
+    return click.option(
+        "--requirements", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        help="A project's requirements.txt or pyproject.toml, locked under the profile's pins as NAME-<its folder>.",
+    )(function)  # fmt: skip
+
+
+def accept_old_option(function: F) -> F:
+    return click.option(
+        "--accept-old", "accept_old", multiple=True, metavar="NAME",
+        help="Lock this package also where its version is far behind the newest release; may be repeated.",
+    )(function)  # fmt: skip
+
+
+def torch_index_option(function: F) -> F:
+    return click.option(
+        "--torch-index", metavar="pytorch|ADDRESS", callback=_torch_index, expose_value=False,
+        help="Take torch's builds such as +cpu from PyTorch's own index, or from a mirror of it.",
+    )(function)  # fmt: skip
+
+
+def _torch_index(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    from envbuild.fetch import index_config  # not for --help
+
+    if value is not None:
+        if value != index_config.PYTORCH and "://" not in value:
+            raise click.BadParameter(f"{value!r} is neither {index_config.PYTORCH} nor an address")
+        os.environ[index_config.TORCH_INDEX] = value
+
+
+def builder_option(function: F) -> F:
+    return click.option(
+        "--builder", metavar="BUILDER",
+        help="A builder of buildx (docker buildx ls) instead of the engine's own; the image comes into the engine.",
+    )(function)  # fmt: skip
+
+
+def gpus_option(function: F) -> F:
+    return click.option(
+        "--gpus", default=None, metavar="LIST", callback=_gpus,
+        help="These GPUs of the engine's machine alone: 1,2,3 or UUIDs (nvidia-smi -L). Default: all.",
+    )(function)  # fmt: skip
+
+
+class _Named(_Choice):
+    """Asks whether another was meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            if meant := near(str(value), self.choices):
+                raise click.BadParameter(f"{error.message.rstrip('.')} ({meant})", ctx, param) from None
+            raise
+
+
+def on_options(function: F) -> F:
+    """`on` (a runner's name or None), `given`, `resume`, `gpu`, `nodes` and `dry_run`."""
+    for option in (
+        click.option(
+            "--dry-run", is_flag=True,
+            help="Only show the script or objects that a cluster would be given; with --json the self-test too.",
+        ),
+        click.option("--resume", metavar="JOB", help="Wait for a job that was submitted before: its id, or its name."),
+        click.option(
+            "--nodes", default="1", metavar="N", callback=_nodes,
+            help=f"Ranks on N nodes (1 to {_MOST}) together too, in a job of their own (dist.nodes; --on slurm).",
+        ),
+        click.option("--gpu", metavar="MODEL", help="On this one of the profile's GPUs, as in h20."),
+        click.option(
+            "--kubernetes", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
+            help="context, namespace, registry, nodes.LABEL, queue, ... over the site settings; may be repeated.",
+        ),
+        click.option(
+            "--slurm", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
+            help="partition, account, constraint, time, container, ... over the site settings; may be repeated.",
+        ),
+        click.option("--on", type=_Named(RUNNERS), help="Where it runs (default: the site's)."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _nodes(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    if value not in map(str, range(1, _MOST + 1)):
+        raise click.BadParameter(f"{value!r} is no number of nodes; write one from 1 to {_MOST}")
+    return int(value)
+
+
+def _given(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
+    found = _pairs(values, "KEY=VALUE", _EXAMPLES[str(parameter.name)])
+    if found and parameter.name:
+        context.params.setdefault("given", {})[parameter.name] = found
+
+
+# By index, or as nvidia-smi -L prints it; of MIG slices the older drivers print the last form.
+_GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9a-f-]{36}|MIG-GPU-[0-9a-f-]{36}/[0-9]{1,3}/[0-9]{1,3}", re.IGNORECASE)
+
+
+def _gpus(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(",")) if value is not None else ()
+    for part in found:
+        if not _GPU.fullmatch(part):
+            raise click.BadParameter(f"{part!r} is no GPU; write indices or UUIDs, as in 0,1 or GPU-<uuid>")
+    if len(set(found)) < len(found):
+        raise click.BadParameter("a GPU is named twice")
+    return found
+
+
+def _pins(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    return _pairs(values, "NAME=VERSION", "cublas=12.4.5.8")
+
+
+def _pairs(values: tuple[str, ...], form: str, example: str) -> dict[str, str]:
+    """Raises BadParameter naming all that have another form."""
+    found = [value.partition("=") for value in values]
+    if wrong := [repr("".join(parts)) for parts in found if not (parts[0] and parts[2])]:
+        raise click.BadParameter(f"{', '.join(wrong)}: write {form}, as in {example}")
+    return {key: value for key, _, value in found}
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def emit(document: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(document, indent=2))
+
+
+class Console:
+    """Steps, and the probes of a self-test, as lines on stderr; in a terminal the running one shows what it is at.
+
+    `results`: the probes are what was asked for. Each is then a line on stdout as soon as it has ended, and on stderr
+    only a table that a terminal takes away again: a log that has both streams has each probe once.
+    """
+
+    def __init__(self, results: bool = False, verbose: bool = False) -> None:
+        self._results, self._verbose = results, verbose
+        self._told = 0
+        self._planned: list[str] = []
+        self._ended: list[Mapping[str, Any]] = []
+        self._live: Any = None
+        self._probes: Live | None = None
+        self._kept = not (results and sys.stdout.isatty())
+        self._name = ""
+        if sys.stderr.isatty():
+            from rich.console import Console as Rich
+
+            self._rich = Rich(stderr=True, highlight=False)
+            self._live = self._rich.status("")
+
+    def begin(self, step: str) -> None:
+        self._name = step
+        if self._live:
+            self._live.update(step)
+            self._live.start()
+
+    def line(self, text: str) -> None:
+        if self._live:
+            from rich.markup import escape
+
+            self._live.update(f"{self._name}: {escape(printable(text[:150]))}")
+
+    def say(self, text: str) -> None:
+        click.echo(f"  {'':<13} {printable(text)}", err=True)
+
+    def probe(self, told: Mapping[str, Any]) -> None:
+        """The probes that will run ("probes"), or the result of one."""
+        from envbuild.cli import result_table  # not for --help
+
+        if "probes" in told:
+            self._planned = list(told["probes"])
+        else:
+            self._ended.append(told)
+        if self._live:
+            self._live.stop()
+            self._probes = self._probes or result_table.Live(self._rich, self._kept)
+            self._probes.take(told)
+        elif "probe" in told and self._results:
+            self._result(told)
+        elif "probe" in told:
+            self.say(result_table.line(told))
+
+    def results(self, judged: Sequence[Mapping[str, Any]]) -> None:
+        """Every result of the run on stdout, of which those that came as lines are there already."""
+        for result in judged[self._told :]:
+            self._result(result)
+
+    def _result(self, result: Mapping[str, Any]) -> None:
+        from envbuild.cli.result_table import whole
+
+        self._told += 1
+        for text in whole(result, self._verbose):
+            click.echo(printable(text))
+
+    def end(self, step: Step) -> None:
+        self._give_back()
+        self._planned, self._ended = [], []
+        done = "up to date" if step.cached else f"{step.seconds:6.2f} s"
+        click.echo(f"  {step.name:<13} {done:>10}  {printable(step.note)}", err=True)
+
+    def abort(self) -> None:
+        """The step did not end: before an error is printed, what has ended of it is kept, and what ran is named."""
+        self._give_back()
+        if self._results:
+            self.results(self._ended)
+        running = self._planned[len(self._ended) :][:1]
+        self._planned, self._ended = [], []
+        for name in running:
+            self.say(f"interrupted in {name}")
+
+    def _give_back(self) -> None:
+        """The terminal; then what failed scripts printed, for which a table has no room."""
+        if self._live:
+            self._live.stop()
+        if self._probes:
+            self._probes.stop()
+            self._probes = None
+        for told in () if self._results else self._ended:
+            from envbuild.cli.result_table import printed
+
+            for text in printed(told) if told["status"] == "failed" else ():
+                self.say(text)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from envbuild.cli.console import Console, emit, json_option, table
+from envbuild.lock import lock_file
+from envbuild.profile import name_lookup
+from envbuild.report import diff
+from envbuild.report.diff import ChangedValue, Diff, DiffSide, Pair
+from envbuild.resolve import profile_reader, resolver
+from envbuild.util.errors import LockError, UsageError, printable, some
+
+_LOCK = ".lock.yaml"
+
+
+@click.command("diff", short_help="What changes from one profile, lock or image to another.")
+@click.argument("a")
+@click.argument("b")
+@click.option("--files", is_flag=True, help="Of two images: which file of a layer is another, or only their order.")
+@json_option
+def command(a: str, b: str, files: bool, as_json: bool) -> None:
+    """Show what changes from A to B: versions, environment, advisories, layers and the bytes to fetch for them.
+
+    Each is a profile (h20, path/to/mine.yaml), a lock (old.lock.yaml) or an image of the engine (anything with a
+    colon, such as name:tag or sha256:...). Images are looked into, in a container.
+
+    Example: envbuild diff a100 h20
+    """
+    if files and not (_is_image(a) and _is_image(b)):
+        raise UsageError("--files compares two images of the engine", hint="envbuild diff --files name:tag sha256:...")
+    found = diff.compare(_side(a), _side(b))
+    if files:
+        found = replace(found, files=_pairs(a, b))
+    if as_json:
+        emit(found.document())
+        return
+    for line in _lines(found):
+        click.echo(printable(line))
+
+
+def _side(name: str) -> DiffSide:
+    if name.endswith(_LOCK):
+        return diff.of_lock(name, lock_file.parse(_read(name), name))
+    if _is_image(name):
+        return _image(name)
+    source = profile_reader.load(name)
+    plan = resolver.resolve(source)
+    locked = lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
+    return diff.of_lock(source.name, locked, resolver.as_locked(plan, locked.versions))
+
+
+def _is_image(name: str) -> bool:
+    return ":" in name and not name.endswith(_LOCK) and name not in name_lookup.names()
+
+
+def _pairs(a: str, b: str) -> tuple[Pair, ...]:
+    from envbuild.image.engine import Engine
+    from envbuild.report import layer_diff
+
+    engine = Engine()
+    return layer_diff.pairs(engine, engine.get(a), engine.get(b), Console().say)
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else "is not UTF-8 text"
+        raise LockError(f"{name}: {why}") from None
+
+
+def _image(reference: str) -> DiffSide:
+    from envbuild.audit import assessment, image_collection
+    from envbuild.audit.assessment import Expected
+    from envbuild.image.engine import Engine
+
+    engine = Engine()
+    image = engine.get(reference)
+    held = image_collection.of_image(engine, image, reference)
+    return diff.of_image(reference, image, engine.layer_sizes(image), assessment.judge(reference, held, Expected()))
+
+
+def _lines(found: Diff) -> Iterator[str]:
+    a, b = found.a, found.b
+    if found.same:
+        yield f"{a.name} and {b.name} are the same"
+    yield from _group("", found.basics)
+    yield from _group("packages", found.versions)
+    yield from _group("environment", found.environment)
+    yield from _group("advisories", found.advisories or ())
+    if found.layers:
+        yield f"layers of {b.name} that {a.name} does not have: {len(found.layers)} of {len(b.layers)}"
+        yield from (f"  {layer.title:<40} {_megabytes(layer.bytes):>10}".rstrip() for layer in found.layers)
+    for pair in found.files or ():
+        yield f"layer {pair.layer}: {pair.difference or 'the same files in another order'}"
+    for side in (a, b):
+        yield f"{side.name}: {some(len(side.layers), 'layer')}, {_megabytes(side.bytes) or 'unknown size'} {side.unit}"
+    if found.only_configuration:
+        yield "the layers are the same: they differ only in configuration"
+    elif found.new_bytes is not None and not found.same:
+        yield f"new in {b.name}: {_megabytes(found.new_bytes)} {b.unit}"
+
+
+def _group(title: str, changes: Sequence[ChangedValue]) -> Iterator[str]:
+    if changes and title:
+        yield title
+    if changes:
+        yield from table([(f"  {change.name}", change.a or "-", "->", change.b or "-") for change in changes])
+
+
+def _megabytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 1e6:.0f} MB"

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from envbuild.attest import community_evidence
+from envbuild.cli.console import emit, json_option
+from envbuild.evidence import profile_proofs
+from envbuild.image import build_records
+from envbuild.image.build_records import Record
+from envbuild.lock import lock_file, requirements_export
+from envbuild.profile.source import Source
+from envbuild.report import markdown_blocks, profile_tables
+from envbuild.report.markdown_blocks import Block
+from envbuild.resolve import profile_reader, resolver
+from envbuild.util.atomic_files import write_atomically
+from envbuild.util.errors import Fault, FileError, OutOfDate, some
+from envbuild.util.yamldoc import display
+
+
+@click.command("docs", short_help="Locked versions in your own documents.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--check", is_flag=True, help="Write nothing; exit 8 where a block is not what it would be.")
+@json_option
+def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
+    """Fill the blocks of Markdown files: what stands between two comments, each alone on its line.
+
+    \b
+    <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, and the proof:
+                                         evidence of this machine, and of evidence/ next to
+                                         the document
+    <!-- envbuild:minimum h20 -->        what known faults ask for on these GPUs, and where
+    <!-- envbuild:requirements h20 -->   every version and hash; constraints: versions alone
+    <!-- envbuild:evidence FOLDER -->    who proved what: the signed statements in a folder
+                                         next to the document
+    <!-- envbuild:end -->
+
+    All files are read before one is written.
+    Example: envbuild docs --check README.md
+    """
+    documents = [_read(file) for file in dict.fromkeys(files)]
+    faults = [fault for document in documents for fault in document.faults]
+    if faults:
+        raise FileError("blocks cannot be read", faults=faults)
+    filled = [(document, *_filled(document)) for document in documents]
+    drifted = [fault for document, _, changed in filled for fault in _drift(document, changed)]
+    if check and drifted:
+        raise OutOfDate("documents are out of date", hint="run: envbuild docs FILE...", faults=drifted)
+    for document, text, changed in filled:
+        if changed:
+            write_atomically(document.file, text)
+    if as_json:
+        rows = [(display(document.file), len(document.blocks), len(changed)) for document, _, changed in filled]
+        emit({"files": [{"file": file, "blocks": blocks, "changed": changed} for file, blocks, changed in rows]})
+        return
+    for document, _, changed in filled:
+        blocks = some(len(document.blocks), "block")
+        click.echo(f"{display(document.file)}: {blocks}, {len(changed) or 'none'} changed")
+
+
+@dataclass(frozen=True)
+class _Document:
+    file: Path
+    text: str
+    blocks: list[Block]
+    faults: list[Fault]
+
+
+def _read(file: Path) -> _Document:
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            text = opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = "there is no such file" if missing else getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise FileError(f"{display(file)}: {why}") from None
+    return _Document(file, text, *markdown_blocks.blocks(text, display(file)))
+
+
+def _filled(document: _Document) -> tuple[str, list[Block]]:
+    return markdown_blocks.fill(document.text, document.blocks, lambda block: _content(block, document.file.parent))
+
+
+def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
+    for block in changed:
+        said = f"envbuild:{block.kind} {','.join(block.names)} is not what the profiles and locks give"
+        yield Fault(said, display(document.file), block.first + 1)
+
+
+def _content(block: Block, folder: Path) -> str:
+    if block.kind == "evidence":
+        return profile_tables.proofs([row for name in block.names for row in _evidence(folder / name)])
+    if block.kind == "table":
+        published, built = _evidence(folder / _EVIDENCE), list(build_records.every())
+        return profile_tables.versions(_row(name, built, published) for name in block.names)
+    if block.kind == "minimum":
+        return profile_tables.minimum(
+            [resolver.resolve(profile_reader.load(name)).choice.situation for name in block.names]
+        )
+    listed = requirements_export.requirements if block.kind == "requirements" else requirements_export.constraints
+    texts = [listed(_locked(name)[2], name) for name in block.names]
+    return "\n".join(f"```\n{text}```" for text in texts)
+
+
+_EVIDENCE = "evidence"  # the folder next to a document that a reader can check
+
+
+def _evidence(folder: Path) -> list[community_evidence.EvidenceRow]:
+    return community_evidence.read(folder, datetime.datetime.now(datetime.UTC))
+
+
+def _row(name: str, built: list[Record], published: list[community_evidence.EvidenceRow]) -> profile_tables.ProfileRow:
+    source, plan, locked = _locked(name)
+    signed = community_evidence.proofs(published, source.name, locked.id, profile_proofs.models(source.profile))
+    proofs = profile_proofs.on_disk(source.name, source.profile, locked, built, signed)
+    return profile_tables.ProfileRow(source.name, resolver.as_locked(plan, locked.versions), locked, proofs)
+
+
+def _locked(name: str) -> tuple[Source, resolver.Plan, lock_file.Lock]:
+    """Raises OutOfDate where the lock is missing or no longer fits: a document must not say what is not so."""
+    source = profile_reader.load(name)
+    plan = resolver.resolve(source)
+    return source, plan, lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.console import emit, json_option, torch_index_option
+from envbuild.cli.output_files import FILE, STDOUT, prepare, write
+from envbuild.util.errors import CheckFailed, UsageError, printable
+
+if TYPE_CHECKING:
+    from envbuild.doctor.check_result import Check
+
+
+@click.command("doctor", short_help="What is wrong with this machine, or with a cluster's nodes.")
+@click.option("--for", "name", metavar="NAME", help="Does it suit this profile? Yes, or no with the reasons.")
+@click.option(
+    "--cluster", metavar="HOSTS",
+    help="Compare nodes: a YAML file with hosts: [...], a folder of what -o wrote, or slurm.",
+)  # fmt: skip
+@click.option("-o", "output", type=FILE, metavar="FILE", help="The description as JSON too; - is stdout, and it alone.")
+@click.option(
+    "--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path("/"), metavar="FOLDER",
+    help="In a container: where the host's /proc, /sys and /dev are mounted.",
+)  # fmt: skip
+@torch_index_option
+@json_option
+def command(name: str | None, cluster: str | None, output: Path | None, root: Path, as_json: bool) -> None:
+    """Check engine, driver, cards, memory, disks, network and clock, in seconds; change nothing.
+
+    Each check is ok, warn, fail or skipped, with a remedy. Exit 5 if one fails; with --for, if the answer is no. Only
+    hosts that pip, uv and docker are configured with are asked; with --for, the indexes for every locked wheel.
+    Example: envbuild doctor --for h20
+    """
+    if cluster is not None and (name is not None or root != Path("/")):
+        raise UsageError("--cluster goes with neither --for nor --root", hint="envbuild doctor --cluster hosts.yaml")
+    prepare(output, as_json=as_json)
+    begin = time.monotonic()
+    checks, document = _cluster(cluster) if cluster is not None else _machine(name, root)
+    if output is not None:
+        write(output, json.dumps(document, indent=1) + "\n")
+    failed = _failed(checks, name)
+    if as_json and not failed:
+        emit(document)
+    elif not as_json and output != STDOUT:
+        _show(checks, time.monotonic() - begin)
+    if failed:
+        remedies = dict.fromkeys(f"{check.id}: {check.remedy}" for check in failed if check.remedy)
+        hint = "\n".join(remedies) if as_json or output == STDOUT else None  # else each stands below its check
+        error = CheckFailed(f"doctor: {', '.join(check.id for check in failed)}", hint=hint or None)
+        error.partial = document
+        raise error
+
+
+def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]:
+    from envbuild.doctor import machine_reader, machine_verdict, profile_needs, wheel_availability
+    from envbuild.resolve import profile_reader
+
+    source = profile_reader.load(name) if name else None  # its faults first: nothing else could be said
+    asked = profile_needs.needs_of(source) if source else None
+    host = machine_reader.read(root)
+    checks = machine_verdict.judge(host, [asked] if asked else list(profile_needs.every()))
+    if source and asked:
+        checks.append(wheel_availability.wheels(source, checks))
+        checks.append(machine_verdict.suits(host, asked, checks))
+    return checks, machine_verdict.document(host, checks)
+
+
+def _cluster(source: str) -> tuple[list[Check], dict[str, Any]]:
+    from envbuild.doctor import node_comparison, remote_nodes
+
+    found = remote_nodes.gather(source)
+    checks = node_comparison.compare(found)
+    return checks, node_comparison.document(found, checks)
+
+
+def _failed(checks: Sequence[Check], name: str | None) -> list[Check]:
+    """With --for, its answer alone: a card at fault is nothing to a profile of the CPU."""
+    return [check for check in checks if check.status == "fail" and (name is None or check.id == "profile")]
+
+
+def _show(checks: Sequence[Check], seconds: float) -> None:
+    width = max(len(check.id) for check in checks)
+    for check in _folded(checks):
+        click.echo(printable(f"{check.status:<7}  {check.id:<{width}}  {check.detail}"))
+        if check.remedy:
+            click.echo(printable(f"{'':<7}  {'':<{width}}  remedy: {check.remedy}"))
+    counts = Counter(check.status for check in checks)
+    told = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warn", "fail", "skipped") if counts[status])
+    click.echo(f"{told}; {seconds:.1f} s")
+
+
+_FEW = 2
+
+
+def _folded(checks: Sequence[Check]) -> Iterator[Check]:
+    """Checks of one kind that are skipped for one reason, as gpu.* where there is no GPU, in a line at the first's
+    place."""
+    reasons = Counter(map(_kind, checks))
+    told: set[tuple[str, str]] = set()
+    for check in checks:
+        kind = _kind(check)
+        if check.status != "skipped" or not kind[0] or reasons[kind] <= _FEW:
+            yield check
+        elif kind not in told:
+            told.add(kind)
+            yield replace(check, id=f"{kind[0]}.*", detail=f"{check.detail} ({reasons[kind]} checks)")
+
+
+def _kind(check: Check) -> tuple[str, str]:
+    return check.id.rpartition(".")[0], f"{check.status} {check.detail}"

@@ -1,0 +1,179 @@
+"""The command line: groups of commands, loaded only when called; errors caught once, here."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from envbuild.util.errors import (
+    EnvbuildError,
+    HungUp,
+    Interrupted,
+    SettingsError,
+    SystemFault,
+    UsageError,
+    near,
+    printable,
+)
+
+# Short help stands here so that `--help` imports nothing else; a test holds it against each command's own.
+COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "Everyday": {
+        "make": "From a profile to a verified image.",
+        "build": "Build the image, without proof.",
+        "test": "Run the self-test in an image and report.",
+        "prove": "Self-test, evidence and the tag, for a built image.",
+        "status": "Verified or why not, recomputed.",
+        "prune": "Remove old images and caches.",
+    },
+    "Plan": {
+        "show": "Pins and the reason for each.",
+        "lock": "Pin every file by version and hash.",
+        "render": "Write the Dockerfile of a lock.",
+        "new": "Write a commented profile to start from.",
+        "schema": "The JSON Schema of profiles.",
+        "facts": "What is known of GPUs, CUDA, torch and faults.",
+    },
+    "Publish": {
+        "push": "A verified image to a registry, with its evidence.",
+        "verify": "Whether an image in a registry may be used.",
+        "bundle": "A verified image with its evidence as one file, for closed sites.",
+        "ci": "A CI job that verifies an image, then uses it by digest.",
+        "pin": "Digests for verified images in Dockerfiles and CI files.",
+        "keygen": "A key pair to sign evidence with.",
+        "export": "Files for machines that have no envbuild.",
+        "docs": "Locked versions in your own documents.",
+    },
+    "Understand": {
+        "doctor": "What is wrong with this machine, or with a cluster's nodes.",
+        "audit": "What an image or environment really holds.",
+        "explain": "The cause of a crash, from its log.",
+        "bisect": "The first version that passes a probe.",
+        "diff": "What changes from one profile, lock or image to another.",
+        "compare": "Where two GPUs' numbers part, and why.",
+        "report": "One page of all that is known of a profile.",
+    },
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [name for group in COMMANDS.values() for name in group]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(context):
+            return None
+        command = importlib.import_module(f"envbuild.cli.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, args)
+        except click.UsageError as error:
+            meant = near(args[0], self.list_commands(context))
+            said = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
+            raise click.UsageError(said, context) from None
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, group in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(group.items()))
+
+
+# True of every command: files get their names last, and a step that has ended is found again.
+_INTERRUPTED = "interrupted: nothing is half-written, and steps that had ended are kept; run the same command again"
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="envbuild")
+def cli() -> None:
+    """From a GPU's name to a container image that is proved on that GPU.
+
+    \b
+    Exit codes: 0 done; 2 usage; 3 profile, lock or a file that is read; 4 built, not proved here; 5 a check failed;
+    6 engine, disk, build or scheduler; 7 index, mirror or registry; 8 out of date; 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Run the command line; the process' only exit."""
+    gc.set_threshold(100_000, 50, 50)  # what start-up makes stays: to look through it often takes a tenth of the time
+    signal.signal(signal.SIGTERM, _interrupted)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; under nohup it is ignored
+        signal.signal(signal.SIGHUP, _hung_up)
+    wants_json = "--json" in sys.argv[1:]
+    try:
+        cli.main(standalone_mode=False)
+        code = 0
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        code = UsageError.code
+    except click.ClickException as error:
+        code = _report(UsageError(error.format_message(), hint=_usage_hint(error)), wants_json)
+    except (KeyboardInterrupt, click.Abort):
+        code = _report(Interrupted(_INTERRUPTED), wants_json)
+    except SettingsError as error:
+        from envbuild.doctor import site_settings  # not for --help
+
+        site_settings.complete(error)
+        code = _report(error, wants_json)
+    except EnvbuildError as error:
+        code = _report(error, wants_json)
+    except OSError as error:
+        code = _report(_system_error(error), wants_json)
+    sys.exit(code)
+
+
+def _system_error(error: OSError) -> EnvbuildError:
+    """A full disk, a folder that may not be written: no traceback for what a machine can do to us."""
+    from envbuild.util import disk_space  # not for --help
+
+    if disk_space.lacks(error):
+        named = Path(error.filename).parent if isinstance(error.filename, str) else None
+        return disk_space.full([named])
+    where = f"{error.filename}: " if error.filename else ""
+    return SystemFault(f"{where}{error.strerror or error}")
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _hung_up(number: int, frame: FrameType | None) -> None:
+    raise HungUp
+
+
+def _usage_hint(error: click.ClickException) -> str | None:
+    context = getattr(error, "ctx", None)
+    return f"see: {context.command_path} --help" if context else None
+
+
+def _report(error: EnvbuildError, wants_json: bool) -> int:
+    if wants_json:
+        document: dict[str, Any] = {**error.partial, "error": error.document()}
+        with contextlib.suppress(OSError):  # stdout may be what cannot be written: it is said below then
+            print(json.dumps(document, indent=2), flush=True)
+            return error.code
+    lines = [f"error: {error.message}", *(f"  {fault}" for fault in error.faults)]
+    if error.hint:
+        lines += [
+            f"  {'hint: ' if index == 0 else '      '}{line}" for index, line in enumerate(error.hint.split("\n"))
+        ]
+    with contextlib.suppress(OSError):  # nobody can be told; the exit code is still the one
+        print(printable("\n".join(lines)), file=sys.stderr)
+    return error.code

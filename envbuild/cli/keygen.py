@@ -1,0 +1,62 @@
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from envbuild.attest import signing
+from envbuild.cli import output_files
+from envbuild.cli.console import emit, json_option
+from envbuild.util.errors import UsageError
+
+
+@click.command("keygen", short_help="A key pair to sign evidence with.")
+@click.option(
+    "-o",
+    "--output",
+    "name",
+    default="envbuild",
+    metavar="NAME",
+    help="Writes NAME.key and NAME.pub; default: envbuild.",
+)
+@json_option
+def command(name: str, as_json: bool) -> None:
+    """Make an ECDSA P-256 key pair: NAME.key, under a passphrase, to keep, and NAME.pub, to give away.
+
+    The passphrase comes from ENVBUILD_KEY_PASSPHRASE_FILE, ENVBUILD_KEY_PASSPHRASE or the terminal.
+    Example: envbuild keygen -o team
+    """
+    private, public = Path(f"{name}.key"), Path(f"{name}.pub")
+    for file in (private, public):
+        if file.exists():
+            raise UsageError(
+                f"{file} is there already", hint="choose another name: a key that was used is not replaced"
+            )
+    output_files.prepare(Path(name), text=False)
+    secret = signing.passphrase("passphrase for the new key: ", confirm=True)
+    if not secret:
+        raise UsageError("the passphrase is empty", hint="a private key is only kept encrypted")
+    pems = signing.generate(secret)
+    _write({private: (pems[0], 0o600), public: (pems[1], 0o644)})
+    fingerprint = signing.public(pems[1], str(public)).fingerprint
+    if as_json:
+        emit({"private": str(private), "public": str(public), "fingerprint": fingerprint})
+    else:
+        click.echo(f"{private} {public}")
+        click.echo(f"sign with it: signing_key in config.yaml, or {signing.KEY}={private}", err=True)
+
+
+def _write(files: Mapping[Path, tuple[bytes, int]]) -> None:
+    """All of them, with their permissions, or none; one that is there is not replaced. Raises OSError."""
+    made: list[Path] = []
+    try:
+        for file, (raw, mode) in files.items():
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+                made.append(file)
+                stream.write(raw)
+                stream.flush()
+                os.fsync(stream.fileno())
+    except BaseException:
+        for file in made:
+            file.unlink()
+        raise

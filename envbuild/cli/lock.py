@@ -1,0 +1,175 @@
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from envbuild.cli.console import (
+    accept_old_option,
+    emit,
+    json_option,
+    pin_option,
+    profile_argument,
+    requirements_option,
+    torch_index_option,
+)
+from envbuild.lock import lock_file, update
+from envbuild.lock.lock_file import Lock
+from envbuild.profile import name_lookup
+from envbuild.profile.source import Source
+from envbuild.resolve import profile_reader, resolver
+from envbuild.resolve.resolver import Plan
+from envbuild.util import process
+from envbuild.util.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, printable, some
+from envbuild.util.yamldoc import display
+
+PARALLEL = 16  # mostly it is uv, apt and an index that are waited for
+
+
+class _Wanted(NamedTuple):
+    source: Source
+    plan: Plan
+    before: Lock | None
+
+
+@click.command("lock", short_help="Pin every file by version and hash.")
+@profile_argument("names", nargs=-1)
+@click.option("--check", is_flag=True, help="Only say whether the locks fit their profiles; offline; exit 8 if not.")
+@click.option(
+    "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=update.EVERYTHING, metavar="[NAME]",
+    help="Move this package to the newest version that fits (may be repeated); 'base' the Debian packages; "
+    "without NAME everything.",
+)  # fmt: skip
+@requirements_option
+@pin_option
+@click.option("--write", is_flag=True, help="With --pin: change the lock; without it the lock is only computed.")
+@accept_old_option
+@torch_index_option
+@json_option
+def command(
+    names: tuple[str, ...],
+    check: bool,
+    upgrades: tuple[str, ...],
+    requirements: Path | None,
+    pins: dict[str, str],
+    write: bool,
+    accept_old: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Make the locks of profiles, changing only what must change; without a name, of all.
+
+    Example: envbuild lock cpu --upgrade numpy
+    """
+    if check and upgrades:
+        raise UsageError("--check changes nothing, --upgrade does: give one of them")
+    if requirements and not names:
+        raise UsageError(
+            "--requirements needs a profile whose pins hold", hint="envbuild lock NAME --requirements FILE"
+        )
+    load = partial(_load, pins=pins, requirements=requirements)
+    every = names or name_lookup.own_names()
+    notes: list[str] = []
+    if check:
+        found = _checked(every, load)
+    else:
+        wanted = list(map(load, every))
+        found, notes = _locked(wanted, frozenset(upgrades), frozenset(accept_old), keep=write or not pins)
+    if as_json:
+        emit({"locks": found, "notes": notes})
+        return
+    for note in notes:
+        click.echo(printable(f"note: {note}"), err=True)
+    for row in found:
+        click.echo(
+            f"{row['profile']}: {row['lock']} {'fits' if check else '' if row['changes'] else '(unchanged)'}".rstrip()
+        )
+        for change in row["changes"]:
+            click.echo(f"  {change}")
+
+
+def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:
+    source = profile_reader.load(name, pins, requirements)
+    return _Wanted(source, resolver.resolve(source), lock_file.read(source.known_lock))
+
+
+def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[str, Any]]:
+    """The rows of locks that fit their profiles.
+
+    Raises ProfileError with the faults of every profile and lock that cannot be read, OutOfDate with those that do not
+    fit.
+    """
+    found: list[dict[str, Any]] = []
+    stale: list[OutOfDate] = []
+    refused: list[EnvbuildError] = []
+    for name in names:
+        try:
+            source, plan, before = load(name)
+        except (ProfileError, LockError) as error:
+            refused.append(error)
+            continue
+        try:
+            found.append(_row(source, lock_file.current(before, plan, source.lock_file), []))
+        except OutOfDate as error:
+            stale.append(error)
+    old = [Fault(error.message) for error in stale]
+    if refused:
+        faults = [fault for error in refused for fault in error.faults or [Fault(error.message)]]
+        count = len(refused) + len(stale) + len(found)
+        raise ProfileError(
+            f"at fault: {len(refused)} of {some(count, 'profile')}" + (f"; out of date: {len(stale)}" if stale else ""),
+            hint=f"correct what is named{'; then envbuild lock' if stale else ''}",
+            faults=[*faults, *old],
+        )
+    if stale:
+        raise OutOfDate(
+            f"not what the profile asks for: {len(stale)} of {len(stale) + len(found)} locks",
+            hint=stale[0].hint,
+            faults=old,
+        )
+    return found
+
+
+def _locked(
+    wanted: Sequence[_Wanted], upgrades: frozenset[str], accept_old: frozenset[str], keep: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of the locks, and what is to be known of them. `keep`: changed locks are written."""
+    found: list[dict[str, Any]] = []
+    notes = profile_reader.ignored(one.source for one in wanted)
+    notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
+    for (source, _, before), after in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
+        changes = list(update.differences(before, after)) if after is not before else []
+        here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
+        if keep and (after is not before or not here):
+            lock_file.write(after, source.lock_file, source.name, source.origin)
+        found.append(_row(source, after, changes))
+    return found, notes
+
+
+def _made(
+    wanted: Sequence[_Wanted], upgrade: frozenset[str], accept_old: frozenset[str], notes: list[str]
+) -> Iterator[Lock]:
+    """The locks, in the order that they are asked for, several being made at a time. One that fails ends all. `notes`
+    takes what is to be known of each."""
+
+    def made(one: _Wanted) -> Lock:
+        def say(text: str) -> None:
+            notes.append(f"{one.source.name}: {text}")
+
+        return update.make(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
+
+    try:
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            try:
+                yield from pool.map(made, wanted)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                process.stop_all()
+                raise
+    finally:
+        process.stop_all.lift()
+
+
+def _row(source: Source, made: Lock, changes: list[str]) -> dict[str, Any]:
+    return {"profile": source.name, "lock": made.id, "file": display(source.known_lock), "changes": changes}

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from envbuild.cli.console import (
+    Console,
+    accept_old_option,
+    builder_option,
+    emit,
+    gpus_option,
+    json_option,
+    pin_option,
+    profile_argument,
+    requirements_option,
+    table,
+    torch_index_option,
+)
+from envbuild.util.errors import Fault, NotProved, SomeFailed, UsageError, printable
+
+if TYPE_CHECKING:
+    from envbuild.pipeline.batch import BatchItem, BatchOutcome
+    from envbuild.pipeline.model import Options
+
+
+@click.command("make", short_help="From a profile to a verified image.")
+@profile_argument("names", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every profile of the working folder; all there are if it has none.")
+@click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
+@requirements_option
+@pin_option
+@click.option("--write", is_flag=True, help="With --pin: change the profile's lock and Dockerfile for good.")
+@click.option("--no-cache", is_flag=True, help="Build every layer again.")
+@builder_option
+@click.option("--allow-unproved", is_flag=True, help="Exit 0 where the image is built and no card here can prove it.")
+@gpus_option
+@accept_old_option
+@torch_index_option
+@json_option
+def command(
+    names: tuple[str, ...],
+    every: bool,
+    requirements: Path | None,
+    locked: bool,
+    pins: dict[str, str],
+    write: bool,
+    no_cache: bool,
+    builder: str | None,
+    allow_unproved: bool,
+    gpus: tuple[str, ...],
+    accept_old: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
+
+    NAME is a profile's name or a path to a YAML file. Several are built in turns at the engine beside self-tests: as
+    processors and memory allow, those of GPUs one at a time, or each on its share of --gpus. One that fails, is not
+    valid or not there stops no other; the exit code is the worst: 130, then 5, 6, 7, 3, 8, 2, 4.
+    Example: envbuild make cpu
+    """
+    if every == bool(names):
+        raise UsageError("name profiles, or give --all" if every else "which profile?", hint="envbuild show lists them")
+    if every or len(names) > 1:
+        if pins or write:
+            raise UsageError("--pin and --write are for one profile")
+        from envbuild.pipeline.batch import BatchItem
+        from envbuild.profile import name_lookup  # not for --help
+
+        wanted = BatchItem(locked, no_cache, allow_unproved, requirements, builder, gpus, accept_old)
+        _several(names or tuple(name_lookup.own_names()), wanted, as_json)
+        return
+    from envbuild.pipeline.model import Options  # not for --help
+    from envbuild.testrun.job import RunRequest
+
+    asked = RunRequest(gpus=gpus)
+    options = Options(
+        locked, no_cache, pins, write, requirements, asked,
+        builder=builder, unproved=allow_unproved, accept_old=accept_old,
+    )  # fmt: skip
+    _one(names[0], options, as_json)
+
+
+def _one(name: str, options: Options, as_json: bool) -> None:
+    from envbuild.pipeline import workflows  # not for --help
+
+    try:
+        made = workflows.make(name, options, Console())
+    except NotProved as unproved:
+        if not options.unproved:
+            raise
+        if as_json:
+            emit(unproved.partial)
+        else:
+            click.echo(f"{unproved.message}\n  {unproved.hint}", err=True)
+            click.echo(f"built {unproved.partial['image']['id']}")
+        return
+    if as_json:
+        emit(made.document())
+    elif made.image:
+        click.echo(f"{made.status} {made.image.id}")
+
+
+def _several(names: tuple[str, ...], wanted: BatchItem, as_json: bool) -> None:
+    from envbuild.pipeline import batch  # not for --help
+
+    width = max(map(len, names))
+
+    def say(name: str, line: str) -> None:
+        click.echo(f"{name:<{width}}{printable(line)}", err=True)
+
+    def done(outcome: BatchOutcome) -> None:
+        for line in _reasons(outcome):
+            say(outcome.name, f"  {line}")
+
+    outcomes = batch.make(names, wanted, say, done)
+    code = batch.worst([outcome.code for outcome in outcomes])
+    error = SomeFailed(_told(outcomes), code) if code else None
+    document = {
+        "profiles": [
+            {"profile": o.name, "status": o.status, "code": o.code, "seconds": round(o.seconds, 3), **o.document}
+            for o in outcomes
+        ]
+    }
+    if not as_json:
+        rows = [_row(outcome) for outcome in outcomes]
+        with contextlib.suppress(BrokenPipeError) if error else contextlib.nullcontext():  # the exit code still tells
+            for line in table([("PROFILE", "STATUS", "IMAGE", "SELF-TEST", "SECONDS", "EXIT", "WHY"), *rows]):
+                click.echo(printable(line))
+    elif not error:
+        emit(document)
+    if error:
+        error.partial = document
+        raise error
+
+
+def _told(outcomes: Sequence[BatchOutcome]) -> str:
+    """How many are not made, and how many are built and not proved; each by name."""
+    unproved = [o.name for o in outcomes if o.code == NotProved.code and o.document.get("image")]
+    failed = [o.name for o in outcomes if o.code and o.name not in unproved]
+    parts = {"not made": failed, "built, and not proved": unproved}
+    said = [f"{len(names)} {what}: {', '.join(names)}" for what, names in parts.items() if names]
+    return f"of {len(outcomes)} profiles {'; '.join(said)}"
+
+
+def _row(outcome: BatchOutcome) -> tuple[str, ...]:
+    found, ran = outcome.document.get("image"), outcome.document.get("selftest")
+    counts = ", ".join(f"{ran[kind]} {kind}" for kind in ("passed", "failed", "skipped") if ran[kind]) if ran else "-"
+    return (
+        outcome.name,
+        outcome.status,
+        found["id"][:19] if found else "-",
+        counts,
+        f"{outcome.seconds:.1f}",
+        str(outcome.code),
+        _why(outcome),
+    )
+
+
+def _why(outcome: BatchOutcome) -> str:
+    """What is wrong, and the first line of what to do; all of it was told on stderr when it came."""
+    error = outcome.error
+    if not error:
+        return "-"
+    faults = [str(Fault(**fault)) for fault in error["faults"]]
+    more = [f"{len(faults) - 1} more: envbuild show {outcome.asked}"] if len(faults) > 1 else []
+    hint = (error["hint"] or "").splitlines()[:1]
+    return " ".join("; ".join([error["message"], *faults[:1], *more, *hint]).split())
+
+
+def _reasons(outcome: BatchOutcome) -> list[str]:
+    """An error as the command line tells it."""
+    error = outcome.error
+    if not error:
+        return []
+    faults = (str(Fault(**fault)) for fault in error["faults"])
+    return [f"error: {error['message']}", *faults, *(error["hint"] or "").splitlines()]

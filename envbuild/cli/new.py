@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import click
+
+from envbuild.cli.console import emit, json_option
+from envbuild.profile import name_lookup, starter_profile
+from envbuild.resolve import profile_reader
+from envbuild.util.atomic_files import write_within
+from envbuild.util.errors import UsageError
+from envbuild.util.yamldoc import display
+
+
+@click.command("new", short_help="Write a commented profile to start from.")
+@click.argument("name")
+@click.option("--from", "parent", metavar="PROFILE", help="The profile that the new one builds on.")
+@click.option("--from-image", "image", metavar="IMAGE", help="An image of the engine: write down what it holds.")
+@json_option
+def command(name: str, parent: str | None, image: str | None, as_json: bool) -> None:
+    """Write profiles/NAME.yaml, a commented profile that builds on another, or on what an image holds.
+
+    Never over an existing file. Example: envbuild new myproject --from h20
+    """
+    if (parent is None) == (image is None):
+        raise UsageError("give one of --from PROFILE or --from-image IMAGE", hint="envbuild new myproject --from h20")
+    if not name_lookup.NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name images: use lower case letters, digits and dashes")
+    file = Path.cwd() / "profiles" / f"{name}.yaml"
+    if file.exists():
+        raise UsageError(f"{display(file)} is there already", hint="choose another name, or edit it")
+    text = _held_by(name, image) if image else starter_profile.draft(name, profile_reader.load(str(parent)))
+    write_within(Path.cwd(), file, text)
+    if as_json:
+        emit({"profile": name, "file": display(file)})
+    else:
+        click.echo(f"{display(file)}; next: envbuild show {name}")
+
+
+def _held_by(name: str, reference: str) -> str:
+    """The engine and its client are only loaded for this."""
+    from envbuild.audit import image_collection, profile_draft
+    from envbuild.image.engine import Engine
+
+    engine = Engine()
+    return profile_draft.draft(name, reference, image_collection.of_image(engine, engine.get(reference), reference))

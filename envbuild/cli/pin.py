@@ -1,0 +1,66 @@
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import click
+
+from envbuild.attest import digest_pinning
+from envbuild.cli.console import emit, json_option
+from envbuild.registry.client import Repository
+from envbuild.registry.oci import Reference
+from envbuild.util.atomic_files import write_atomically
+from envbuild.util.errors import Fault, FileError, NetworkError, OutOfDate, UsageError
+
+
+@click.command("pin", short_help="Digests for verified images in Dockerfiles and CI files.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE...")
+@click.option("--check", is_flag=True, help="Change nothing; exit 8 where a digest is missing or out of date.")
+@json_option
+def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
+    """Write the digest behind every REGISTRY/NAME:verified in files: what `verified` means now, for good.
+
+    It asks the registry for the digest alone; `envbuild verify` says whether to trust it.
+    Example: envbuild pin Dockerfile .gitlab-ci.yml
+    """
+    done = [(file, *digest_pinning.pinned(_text(file), _digest)) for file in files]
+    if not any(found for _, _, found in done):
+        raise UsageError(
+            "no file names an image as REGISTRY/NAME:verified", hint="as in FROM registry.example/h20:verified"
+        )
+    rows = [{"file": str(file), **asdict(pin)} for file, _, found in done for pin in found]
+    stale = [
+        Fault(f"{pin.image} is {pin.after}", str(file), pin.line)
+        for file, _, found in done
+        for pin in found
+        if not pin.current
+    ]
+    if check and stale:
+        error = OutOfDate("digests are missing or out of date", hint="run: envbuild pin FILE...", faults=stale)
+        error.partial = {"pins": rows}
+        raise error
+    for file, text, found in done:
+        if not check and not all(pin.current for pin in found):
+            mode = file.stat().st_mode
+            write_atomically(file, text)
+            file.chmod(mode)
+    if as_json:
+        emit({"pins": rows})
+        return
+    for fault in stale:
+        click.echo(str(fault))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+
+
+@cache
+def _digest(image: str) -> str:
+    reference = Reference.parse(image)
+    found = Repository(reference).manifest(reference.target)
+    if found is None:
+        raise NetworkError(f"there is no {image}", hint="envbuild push NAME REGISTRY/NAME puts it there")
+    return found.digest

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from envbuild.cli.console import emit, json_option, profile_argument
+from envbuild.cli.output_files import FILE, STDOUT, prepare, write
+from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.evidence.rules import Proof, digest_of
+from envbuild.image import build_records
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.profile import name_lookup
+from envbuild.report import html_renderer, measurement_reader, measurements, profile_page
+from envbuild.report.profile_page import Page
+from envbuild.resolve import profile_reader, resolver
+from envbuild.testrun import numeric_fingerprint
+from envbuild.util.errors import LockError
+from envbuild.util.yamldoc import display
+
+
+@click.command("report", short_help="One page of all that is known of a profile.")
+@profile_argument("name")
+@click.option("-o", "output", type=FILE, required=True, metavar="FILE", help="Where the page goes; - is stdout.")
+@click.option(
+    "--compare", "prints", type=FILE, nargs=2, metavar="A B",
+    help="Also where the numbers of two GPUs part: files of `envbuild test --fingerprint`.",
+)  # fmt: skip
+@json_option
+def command(name: str, output: Path, prints: tuple[Path, Path] | None, as_json: bool) -> None:
+    """Write one HTML page that needs no network: proof, errors beside their bounds, layers, speed, ranks, advisories.
+
+    It is told from the profile, its lock and the evidence on disk; no engine is asked. The same evidence gives the
+    same page. Exit 0 whatever the page says; the status is for `envbuild status`.
+
+    Example: envbuild report h20 -o h20.html --compare a100.json h20.json
+    """
+    prepare(output, as_json=as_json)
+    page = _page(name, prints)
+    write(output, html_renderer.html(page))
+    if as_json:
+        emit({"file": display(output), **page.document()})
+    else:
+        click.echo(f"{display(output)}: {page.name}, {page.status.state}", err=output == STDOUT)
+
+
+def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
+    source = profile_reader.load(name)
+    plan = resolver.resolve(source)
+    locked = lock_file.read(source.known_lock)
+    fits = locked is not None and not locked.stale(plan)
+    built = [record for record in build_records.every() if locked and record.lock == locked.id]
+    proofs = profile_proofs.on_disk(source.name, source.profile, locked, built)
+    compared = profile_page.comparison(*map(numeric_fingerprint.read, prints)) if prints else None
+    return profile_page.page(
+        source,
+        plan,
+        resolver.as_locked(plan, locked.versions) if locked and fits else plan.choice,
+        locked,
+        proofs,
+        [record.image for record in built],
+        map(_run, _with_evidence(proofs)),
+        _others(source.name),
+        compared,
+    )
+
+
+def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:
+    """Models of one family share a proof."""
+    return list(dict.fromkeys(proof.evidence for proof in proofs if proof.evidence))
+
+
+def _run(statement: Path) -> measurements.Run:
+    record = evidence_store.record_of(statement)
+    return measurement_reader.run(record, digest_of(statement))
+
+
+def _others(name: str) -> dict[str, Lock]:
+    """The locks of all other profiles; one that cannot be read shares nothing."""
+    found: dict[str, Lock] = {}
+    for other, file in name_lookup.locks().items():
+        try:
+            read = lock_file.read(file) if other != name else None
+        except LockError:
+            continue
+        if read:
+            found[other] = read
+    return found

@@ -1,0 +1,88 @@
+"""How a self-test's results are shown: a line each, and in a terminal a table that lives while the probes run."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from envbuild.selftest.harness.probe_outcome import note
+
+if TYPE_CHECKING:  # loaded where there is a terminal
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+_MOST_LINES = 20  # of what a script printed, where a person did not ask for all
+_COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow", "running": "cyan"}
+
+
+def line(result: Mapping[str, Any]) -> str:
+    """One probe for a reader: its worst figure, or why it failed or was skipped."""
+    return f"{result['status']:<8} {result['probe']:<20} {result['seconds']:6.2f} s  {note(result)}".rstrip()
+
+
+def whole(result: Mapping[str, Any], verbose: bool) -> list[str]:
+    """The line of a probe; where it failed also the details and what its script printed. `verbose`: that always."""
+    failed = result["status"] == "failed"
+    detail = textwrap.indent(result["detail"].rstrip(), "    ").splitlines() if failed and result["detail"] else []
+    return [line(result), *detail, *(printed(result, verbose) if failed or verbose else ())]
+
+
+def printed(result: Mapping[str, Any], verbose: bool = False) -> list[str]:
+    """What a script of the profile's own printed, as lines of their own; the last ones, if there are many."""
+    lines = textwrap.indent(result.get("output") or "", "      ", lambda line: True).splitlines()
+    if not lines:
+        return []
+    which = "its last 8 kB" if result.get("output_cut") else ""
+    if len(lines) > _MOST_LINES and not verbose:
+        of = f" of {which}" if which else ""
+        which = f"the last {_MOST_LINES} of {len(lines)} lines{of}; all: envbuild test --verbose, or --json"
+        lines = lines[-_MOST_LINES:]
+    return [f"    {result['probe']} printed{f' ({which})' if which else ''}:", *lines]
+
+
+class Live:
+    """The probes that have run and the one that is running, as rows on stderr. `kept`: they stay when it stops."""
+
+    def __init__(self, rich: Rich, kept: bool) -> None:
+        from rich.live import Live as RichLive
+
+        self._planned: list[str] = []
+        self._done: list[Mapping[str, Any]] = []
+        self._since = time.monotonic()
+        self._rows = max(4, rich.size.height - 2)
+        self._live = RichLive(console=rich, get_renderable=self._table, refresh_per_second=8, transient=not kept)
+        self._live.start()
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """The names of the probes that will run, or the result of one."""
+        if "probes" in told:
+            self._planned = list(told["probes"])
+        else:
+            self._done.append(told)
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        """Give the terminal back; what is left of the table, if any, is all of what has ended."""
+        self._planned, self._rows = [], len(self._done)
+        self._live.stop()
+
+    def _table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        rows: list[Mapping[str, Any]] = list(self._done)
+        if len(rows) < len(self._planned):
+            seconds = time.monotonic() - self._since
+            name = self._planned[len(rows)]
+            rows.append({"status": "running", "probe": name, "seconds": seconds, "reason": "", "figures": []})
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, justify="right")
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        for row in rows[-self._rows :] if self._rows else []:
+            state = Text(f"  {row['status']}", style=_COLOURS[row["status"]])
+            table.add_row(state, Text(row["probe"]), Text(f"{row['seconds']:.2f} s"), Text(note(row)))
+        return table

@@ -1,0 +1,155 @@
+import re
+from dataclasses import asdict
+from typing import Any
+
+import click
+from packaging.utils import canonicalize_name
+
+from envbuild.cli.console import emit, json_option, pin_option, profile_argument, table
+from envbuild.evidence import profile_proofs
+from envbuild.facts import database
+from envbuild.fetch.archive_spec import COMPAT
+from envbuild.image import build_records
+from envbuild.image.build_records import Record
+from envbuild.lock import lock_file
+from envbuild.profile import name_lookup
+from envbuild.report import pin_reasons
+from envbuild.resolve import profile_reader, resolver
+from envbuild.util import settings
+from envbuild.util.errors import EnvbuildError, SettingsError, printable
+
+
+@click.command("show", short_help="Pins and the reason for each.")
+@profile_argument("name", required=False)
+@pin_option
+@json_option
+def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
+    """Show every pin of a profile and where it comes from; without a name, all profiles and their state.
+
+    Example: envbuild show h20 --pin cublas=12.1.3.1
+    """
+    _settings()
+    if name is None:
+        _all(as_json)
+        return
+    document = _document(name, pins)
+    if as_json:
+        emit(document)
+        return
+    click.echo(f"{document['profile']}: {document['description']}")
+    if document["gpus"]:
+        compat = " (forward-compatibility libraries: where it is older than theirs)" if document["compat"] else ""
+        click.echo(f"  for {', '.join(document['gpus'])}; driver {document['driver']} or newer{compat}")
+    if document["nvcc"]:
+        click.echo(f"  {document['variant']}: nvcc of CUDA {document['nvcc']['release']}, {document['nvcc']['home']}")
+    for pin, version in document["pins"].items():
+        click.echo(f"  {pin:<20} {_short(version or '-'):<24} {document['reasons'][pin] or ''}".rstrip())
+    for item in document["fleet"]:
+        click.echo(f"  {item['variable']}={item['value']}: {item['reason']}")
+    for item in document["advisories"]:
+        click.echo(f"  {item['state']}: {item['id']}: {item['reason']}")
+        if item["state"] == "warned":
+            click.echo(f"    way out: {item['remedy']}")
+    click.echo(f"  lock: {document['lock']['state']}")
+    click.echo(f"  {document['proof']}")
+
+
+def _settings() -> None:
+    """Nothing here needs them, and what comes next does: their faults are a warning."""
+    try:
+        settings.names()
+    except SettingsError as error:
+        from envbuild.doctor import site_settings  # only here
+
+        site_settings.complete(error)
+        for text in (error.message, *(f"  {fault}" for fault in error.faults)):
+            click.echo(printable(f"warning: {text}"), err=True)
+
+
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def _short(version: str) -> str:
+    """A commit or a sha256 by its first 12 digits, as everywhere; any version in full."""
+    return version[:12] if _HASH.fullmatch(version) else version
+
+
+def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
+    source = profile_reader.load(name, pins)
+    plan = resolver.resolve(source)
+    locked = lock_file.read(source.known_lock)
+    fits = locked is not None and not locked.stale(plan)  # what was locked for other wishes is no pin of these
+    versions = locked.versions if locked and fits else {}
+    choice = resolver.as_locked(plan, versions) if fits else plan.choice
+    proofs = profile_proofs.on_disk(source.name, source.profile, locked, build_records.every())
+    found = pin_reasons.versions(plan, choice, versions)
+    reasons = pin_reasons.reasons(plan, choice, versions)
+    for name, version in pins.items():
+        if name == "cuda":  # torch's own; a pin of it only checks that
+            continue
+        known = database.known_versions(database.distribution_of(name, choice.situation.cuda or "") or name)
+        key = name if name in reasons else str(canonicalize_name(name))
+        found.setdefault(key, version)
+        if version not in known:
+            reasons[key] = f"{reasons.get(key, '--pin')}; not checked: whether an index has it"
+    return {
+        "profile": source.name,
+        "description": source.profile.description,
+        "gpus": [gpu.id for gpu in choice.situation.gpus],
+        "driver": choice.driver,
+        "compat": next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),
+        "variant": source.profile.variant,
+        "nvcc": {"release": plan.toolchain.release, "home": plan.toolchain.home} if plan.toolchain else None,
+        "pins": found,
+        "reasons": {
+            pin: reasons.get(pin) if version or pin in plan.reasons else None for pin, version in found.items()
+        },
+        "fleet": [asdict(setting) for setting in pin_reasons.fleet_settings(plan, choice)],
+        "advisories": choice.states,
+        "lock": {"id": locked.id if locked and fits else None, "state": _lock_state(locked, plan)},
+        "proof": profile_proofs.sentence(source.name, proofs),
+        "proofs": profile_proofs.document(proofs),
+    }
+
+
+def _lock_state(locked: lock_file.Lock | None, plan: resolver.Plan) -> str:
+    if locked is None:
+        return "missing"
+    stale = locked.stale(plan)
+    return f"out of date ({', '.join(stale)})" if stale else f"current {locked.short}"
+
+
+def _all(as_json: bool) -> None:
+    built = list(build_records.every())
+    rows = [_row(name, built) for name in name_lookup.names()]
+    if as_json:
+        emit({"profiles": rows})
+        return
+    lines = [("PROFILE", "GPUS", "TORCH", "CUDA", "PYTHON", "LOCK", "PROOF")]
+    for row in rows:
+        cells = (", ".join(row["gpus"]) or "-", *(row[key] or "-" for key in ("torch", "cuda", "python")))
+        lines.append((row["profile"], *cells, row["lock"] or "-", row["error"] or row["proof"]))
+    for line in table(lines):
+        click.echo(line)
+
+
+def _row(name: str, built: list[Record]) -> dict[str, Any]:
+    """What is known of a profile; `error` instead where the profile or its lock is at fault."""
+    row: dict[str, Any] = dict.fromkeys(("torch", "cuda", "python", "lock", "proof", "error"))
+    try:
+        source = profile_reader.load(name)
+        plan = resolver.resolve(source)
+        locked = lock_file.read(source.known_lock)
+    except EnvbuildError as error:
+        return {"profile": name, "gpus": [], **row, "error": error.message}
+    known = plan.choice.situation
+    return {
+        "profile": name,
+        "gpus": [gpu.id for gpu in known.gpus],
+        **row,
+        "torch": known.torch,
+        "cuda": known.cuda,
+        "python": plan.python,
+        "lock": _lock_state(locked, plan),
+        "proof": profile_proofs.sentence(source.name, profile_proofs.on_disk(name, source.profile, locked, built)),
+    }

@@ -1,0 +1,89 @@
+import datetime
+from pathlib import Path
+
+import click
+
+from envbuild.attest import policy, verify
+from envbuild.attest.verify import Verdict
+from envbuild.cli.console import Console, emit, json_option
+from envbuild.facts import probe_names
+from envbuild.registry.oci import Reference
+from envbuild.util.errors import UsageError, printable
+from envbuild.util.refusal import Refusal
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("verify", short_help="Whether an image in a registry may be used.")
+@click.argument("ref", required=False)
+@click.option("--key", type=_FILE, metavar="PUB", help="The public key that must have signed the evidence.")
+@click.option("--gpu", "gpus", multiple=True, metavar="MODEL", help='As "NVIDIA H20" or h20; may be repeated.')
+@click.option("--driver", metavar="VERSION", help="The driver that it will run with.")
+@click.option("--max-age", metavar="AGE", help="How old the proof may be: 90d, 12h.")
+@click.option("--level", type=click.Choice(probe_names.LEVELS), help="Proved at this level at least.")
+@click.option("--profile", metavar="NAME", help="The profile that the image must be of.")
+@click.option("--lock", metavar="ID", help="The id of its lock, at least the first 12 digits.")
+@click.option(
+    "--from",
+    "copies",
+    multiple=True,
+    metavar="REGISTRY/NAME",
+    help="Accept a copy of an image pushed to this repository; may be repeated.",
+)
+@click.option("--base", metavar="REGISTRY/NAME", help="For a child image: the proved image that it is built on.")
+@click.option("--policy", "policy_file", type=_FILE, metavar="FILE", help="All of this as a file; options come first.")
+@click.option("--evidence", "files", multiple=True, type=_FILE, metavar="FILE", help="A signed statement as a file.")
+@click.option("--rebuild", is_flag=True, help="Also build it again from its lock, and compare; needs an engine.")
+@json_option
+def command(
+    ref: str | None,
+    key: Path | None,
+    gpus: tuple[str, ...],
+    driver: str | None,
+    max_age: str | None,
+    level: str | None,
+    profile: str | None,
+    lock: str | None,
+    copies: tuple[str, ...],
+    base: str | None,
+    policy_file: Path | None,
+    files: tuple[Path, ...],
+    rebuild: bool,
+    as_json: bool,
+) -> None:
+    """Check an image's evidence before it is used: signature, digest, repository, profile, lock, probes, GPU, driver,
+    age, known faults.
+
+    Asks the registry alone; needs no Docker Engine. Exit 0 with the digest on stdout, 5 with every reason. Without
+    REF the files of --evidence are checked by themselves.
+    Example: envbuild verify registry.example/h20:verified --key team.pub
+    """
+    if ref is None and not files:
+        raise UsageError("name an image, or files with --evidence", hint="envbuild verify REF --key PUB")
+    if rebuild and ref is None:
+        raise UsageError("--rebuild compares with an image", hint="envbuild verify REF --key PUB --rebuild")
+    given = {"gpus": list(gpus), "driver": driver, "max_age": max_age, "level": level, "base": base,
+             "profile": profile, "lock": lock, "from": list(copies)}  # fmt: skip
+    asked = policy.read(policy_file, given, key)
+    reference = Reference.parse(ref) if ref else None
+    now = datetime.datetime.now(datetime.UTC)
+    try:
+        envelopes = [verify.read_file(file) for file in files]
+    except Refusal as refusal:
+        Verdict(ref, reasons=[refusal.reason]).require()
+        raise
+    done = verify.image(reference, asked, envelopes, now) if reference else verify.statement(envelopes, asked, now)
+    if rebuild and done.build:  # whatever else is wrong with it: every reason is told
+        from envbuild.pipeline.rebuild import objections
+
+        done.reasons += objections(done, Console())
+    done.require()
+    if as_json:
+        emit(done.document())
+    else:
+        click.echo(done.digest)
+        click.echo(printable(done.summary), err=True)
+        if done.unconfined:
+            click.echo(
+                printable(f"less confined than in an engine's container: {'; '.join(done.unconfined)}"), err=True
+            )

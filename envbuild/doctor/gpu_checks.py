@@ -1,0 +1,252 @@
+"""The checks of driver and cards. Pure: what was read, and what profiles need, in; results out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from envbuild.doctor.check_result import LATE, Check, Status, counted, gib, ok, skipped, worst
+from envbuild.doctor.model import GpuReading, Host, Xid
+from envbuild.doctor.profile_needs import Need
+from envbuild.facts import database, mixed_gpu_settings
+from envbuild.facts.advisories import Gpu
+from envbuild.facts.fields import is_version
+
+FREE = 0.9
+"""Of a card's memory: the self-test's init.alloc and memory fill as much, and a proof needs it free."""
+DRAIN = "drain the card and reset it (nvidia-smi --gpu-reset)"
+
+
+def judge(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
+    """All of them; skipped where there is no GPU at all."""
+    checks: dict[str, Callable[[], Check]] = {
+        "gpu.driver": lambda: driver(host, needs),
+        "gpu.answers": lambda: answers(host),
+        "gpu.runtime": lambda: runtime(host),
+        "gpu.models": lambda: models(host.driver.cards),
+        "gpu.equal": lambda: equal(host.driver.cards),
+        "gpu.mig": lambda: mig(host.driver.cards),
+        "gpu.ecc": lambda: ecc(host.driver.cards),
+        "gpu.compute-mode": lambda: compute_mode(host.driver.cards),
+        "gpu.memory": lambda: memory(host.driver.cards),
+        "gpu.fabric": lambda: fabric(host),
+        "gpu.xid": lambda: xid(host),
+    }
+    about_cards = tuple(checks)[2:-1]  # a card that fell off the bus may be known from the log alone
+    for name, check in checks.items():
+        if "NVML" in host.late and name != "gpu.xid":
+            detail = "NVML does not answer: the driver hangs"
+            remedy = "see the kernel's log; reboot if it stays so"
+            yield Check(name, "fail", detail, remedy) if name == "gpu.driver" else skipped(name, detail)
+        elif not host.driver.cards and name in about_cards:
+            yield skipped(name, "NVML tells of no GPU")
+        else:
+            yield check()
+
+
+def driver(host: Host, needs: Sequence[Need]) -> Check:
+    """New enough for a profile of each card that is here, and for which others it is not."""
+    name, found = "gpu.driver", host.driver
+    if found.fault and not host.pci:
+        return skipped(name, f"no NVIDIA GPU: {found.fault}")
+    if found.fault:
+        remedy = (
+            "install NVIDIA's driver, load it (modprobe nvidia), or reboot after an update; in a container: --gpus all"
+        )
+        return Check(name, "fail", f"there are NVIDIA cards on the PCI bus ({host.pci}), but: {found.fault}", remedy)
+    if not found.cards and not found.lost:
+        return skipped(name, "NVML tells of no GPU")
+    if found.version is None or not is_version(found.version):
+        return Check(name, "warn", "NVML does not tell the driver's version", "update the driver")
+    here = {gpu.id for gpu in _known(found.cards)}
+    mine = [need for need in needs if here & set(need.gpus)]
+    runs = [need for need in mine if need.runs_on(found.version)]
+    old = [need for need in mine if need not in runs]
+    served = {gpu for need in runs for gpu in need.gpus}
+    wanting = {gpu for need in old for gpu in need.gpus} & here - served
+    asked = ", ".join(f"{need.profile} ({need.driver} or newer)" for need in old)
+    none = "no profile is for these cards" if len(needs) != 1 else f"{needs[0].profile} is not for these cards"
+    words = [
+        f"{found.version}{f' (CUDA up to {found.cuda})' if found.cuda else ''}",
+        f"new enough for {', '.join(need.profile for need in runs)}" if runs else "",
+        f"too old for {asked}" if old else "" if runs else none,
+    ]
+    detail = "; ".join(filter(None, words))
+    if not wanting:
+        return ok(name, detail)
+    serves = all(database.gpus()[gpu].datacentre for gpu in wanting)  # on others CUDA ends with 804
+    libraries = ", or bring compatibility libraries (driver.compat in the profile)" if serves else ""
+    return Check(name, "fail", detail, f"update the driver{libraries}")
+
+
+def answers(host: Host) -> Check:
+    """Every card on the bus answers."""
+    cards, name = host.driver.cards, "gpu.answers"
+    if host.driver.lost:
+        remedy = f"see gpu.xid and the kernel's log; {DRAIN}, or reboot"
+        return Check(name, "fail", "; ".join(host.driver.lost), remedy)
+    if not cards:
+        return skipped(name, "NVML tells of no GPU")
+    if host.pci is not None and host.pci > len(cards):
+        remedy = "see the kernel's log; where a container or a job was given these alone, nothing is wrong"
+        return Check(name, "warn", f"{host.pci} NVIDIA GPUs on the PCI bus, {len(cards)} of them in NVML", remedy)
+    return ok(name, f"{len(cards)} of {len(cards)}")
+
+
+def runtime(host: Host) -> Check:
+    """Whether the engine can give a container the cards, as `docker run --gpus` asks for them."""
+    name, engine = "gpu.runtime", host.engine
+    if engine.version is None:
+        return skipped(name, "no engine to ask")
+    if "nvidia" in engine.runtimes or "nvidia-container-runtime-hook" in engine.hooks:
+        return ok(name, "NVIDIA's container toolkit")
+    setup = (
+        "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker, and restart the engine"
+    )
+    if engine.cdi or "nvidia-cdi-hook" in engine.hooks:
+        said = "only as CDI devices; --gpus takes those in engines that have moby/moby#50228"
+        return Check(name, "warn", said, f"if a self-test finds no GPU: {setup}")
+    return Check(name, "fail", "the engine has neither NVIDIA's runtime nor CDI devices for its GPUs", setup)
+
+
+def models(cards: Sequence[GpuReading]) -> Check:
+    unknown = [card.name for card in cards if database.gpu_by_name(card.name) is None]
+    if unknown:
+        remedy = "give facts.d/ a row for it (see envbuild facts gpus), or update envbuild"
+        return Check("gpu.models", "warn", f"the facts do not know {counted(unknown)}", remedy)
+    return ok("gpu.models", counted(card.name for card in cards))
+
+
+def equal(cards: Sequence[GpuReading]) -> Check:
+    """One model and one size of memory."""
+    found: list[tuple[Status, str, str]] = []
+    if len({card.name for card in cards}) > 1:
+        gpus = list(dict.fromkeys(_known(cards)))
+        together = ", ".join(f"{item.variable}={item.value}" for item in mixed_gpu_settings.settings(gpus))
+        remedy = f"a profile with gpus: [{', '.join(gpu.id for gpu in gpus)}] sets what they need together"
+        remedy += f" ({together})" if together else ""
+        found.append(("warn", f"unequal cards: {counted(card.name for card in cards)}", f"{remedy}; or --gpus"))
+    for name in dict.fromkeys(card.name for card in cards):
+        sizes = [gib(card.memory_total) for card in cards if card.name == name and card.memory_total is not None]
+        if len(set(sizes)) > 1:
+            remedy = "count with the smaller ones, or choose cards with --gpus"
+            found.append(("warn", f"unequal memory: {name} with {counted(sizes)}", remedy))
+    return worst("gpu.equal", found, "one model, one size of memory" if len(cards) > 1 else "one card")
+
+
+def mig(cards: Sequence[GpuReading]) -> Check:
+    found: list[tuple[Status, str, str]] = []
+    for card in cards:
+        if card.mig and card.mig.enabled != card.mig.pending:
+            change = "on" if card.mig.pending else "off"
+            found.append(("warn", f"GPU {card.index}: MIG will be {change} after a reset", "nvidia-smi --gpu-reset"))
+        if card.mig and card.mig.enabled and not card.mig.slices:
+            remedy = "make instances (nvidia-smi mig -cgi ... -C), or turn MIG off (nvidia-smi -mig 0)"
+            found.append(("fail", f"GPU {card.index}: MIG is on and has no instance: CUDA sees no device", remedy))
+        elif card.mig and card.mig.enabled:
+            remedy = "for whole cards or several GPUs, and to prove a profile of such cards: nvidia-smi -mig 0"
+            found.append(("warn", f"GPU {card.index}: MIG is on, {card.mig.slices} instances", remedy))
+    return worst("gpu.mig", found, "off" if any(card.mig for card in cards) else "these cards have none")
+
+
+def ecc(cards: Sequence[GpuReading]) -> Check:
+    found: list[tuple[Status, str, str]] = []
+    for card in cards:
+        who, known = f"GPU {card.index}", database.gpu_by_name(card.name)
+        if card.ecc.uncorrected:
+            text = f"{who}: {card.ecc.uncorrected} uncorrected memory errors since the driver was loaded"
+            found.append(("fail", text, DRAIN))
+        if card.ecc.pending:
+            found.append(("fail", f"{who}: memory that went bad waits to be replaced", DRAIN))
+        if card.ecc.failed:
+            found.append(("fail", f"{who}: memory that went bad could not be replaced", "drain the card for good"))
+        if card.ecc.enabled is False and known and known.datacentre:
+            found.append(("warn", f"{who}: ECC is off", "nvidia-smi -e 1, then reset the card"))
+    told = [card for card in cards if card.ecc.enabled is not None]
+    return worst("gpu.ecc", found, "no uncorrected errors" if told else "these cards have none")
+
+
+_MODES: dict[str, tuple[Status, str]] = {
+    "default": ("ok", ""),
+    "exclusive process": ("warn", "one process at a time can use it: a second rank, probe or worker on the card fails"),
+    "exclusive thread": ("warn", "one thread at a time can use it"),
+    "prohibited": ("fail", "no process may use it"),
+}
+
+
+def compute_mode(cards: Sequence[GpuReading]) -> Check:
+    found: list[tuple[Status, str, str]] = []
+    for card in cards:
+        status, means = _MODES.get(card.compute_mode or "default", ("warn", "unknown to envbuild"))
+        if status != "ok":
+            found.append((status, f"GPU {card.index}: {card.compute_mode}: {means}", "nvidia-smi -c DEFAULT"))
+    return worst("gpu.compute-mode", found, "default")
+
+
+def memory(cards: Sequence[GpuReading]) -> Check:
+    """Free on every card, or who holds it."""
+    found: list[tuple[Status, str, str]] = []
+    for card in cards:
+        if card.memory_total and card.memory_free is not None and card.memory_free < FREE * card.memory_total:
+            held = f"GPU {card.index}: {gib(card.memory_free)} of {gib(card.memory_total)} free"
+            found.append(
+                ("warn", f"{held}, held by {_holders(card)}", "end what holds it, or choose others with --gpus")
+            )
+    sizes = counted(gib(card.memory_total) for card in cards if card.memory_total)
+    return worst("gpu.memory", found, f"free: {sizes}")
+
+
+def _holders(card: GpuReading) -> str:
+    if not card.holders:
+        return "a process that is not seen from here (another container's, or one that hangs)"
+    named = []
+    for holder in card.holders[:5]:
+        size = f", {gib(holder.memory)}" if holder.memory else ""
+        named.append(f"{holder.name or 'a process not seen from here'} (pid {holder.pid}{size})")
+    return ", ".join(named) + (f" and {len(card.holders) - 5} more" if len(card.holders) > 5 else "")
+
+
+def fabric(host: Host) -> Check:
+    """Where there are NVSwitches: CUDA starts (no error 802) once the fabric manager has joined every card to them."""
+    name, states = "gpu.fabric", {card.index: card.fabric for card in host.driver.cards}
+    remedy = "systemctl start nvidia-fabricmanager; its version must be the driver's"
+    bad = {index: state for index, state in states.items() if state not in (None, "none", "completed")}
+    if bad:
+        return Check(name, "fail", "; ".join(f"GPU {index}: fabric {state}" for index, state in bad.items()), remedy)
+    if host.switches is None and "completed" not in states.values():
+        return skipped(name, LATE)
+    if host.switches and host.fabric_manager is False:
+        return Check(name, "fail", "this machine has NVSwitches, and no fabric manager runs: CUDA says 802", remedy)
+    if host.switches and host.fabric_manager is None and "completed" not in states.values():
+        return skipped(name, "there are NVSwitches; whether the fabric manager runs is not seen from here")
+    if host.switches or "completed" in states.values():
+        return ok(name, "every card has joined the NVSwitch fabric" if "completed" in states.values() else "it runs")
+    return skipped(name, "no NVSwitch")
+
+
+def xid(host: Host) -> Check:
+    """Errors that the driver wrote to the kernel's log since this boot."""
+    if host.log is None:
+        return skipped("gpu.xid", LATE)
+    if host.log.fault:
+        return skipped(
+            "gpu.xid", f"the kernel's log cannot be read ({host.log.fault}): sudo envbuild doctor, or dmesg | grep Xid"
+        )
+    if not host.log.xids and not host.driver.cards:
+        return skipped("gpu.xid", "NVML tells of no GPU")
+    known = database.xids()
+    groups: dict[tuple[str, int], list[Xid]] = {}
+    for item in host.log.xids:
+        groups.setdefault((item.card, item.number), []).append(item)
+    found: list[tuple[Status, str, str]] = []
+    for (card, number), items in groups.items():
+        fact = known.get(number)
+        text = f"{card}: Xid {number}{f', {fact.title}' if fact else ''}, {len(items)} times, last: {items[-1].text}"
+        if fact and fact.application:
+            found.append(("warn", text, "a program's doing (see which in the kernel's log); the card stays fit"))
+        else:
+            found.append(("fail", text, f"{DRAIN}, or reboot; the log keeps what was before a reset"))
+    return worst("gpu.xid", found, "none since this boot")
+
+
+def _known(cards: Sequence[GpuReading]) -> list[Gpu]:
+    return [gpu for card in cards if (gpu := database.gpu_by_name(card.name))]

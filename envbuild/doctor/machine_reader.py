@@ -1,0 +1,71 @@
+"""A machine, read: everything at once, within a few seconds, whatever hangs."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from envbuild.doctor import engine_reader, machine, network_services, nvml, site_settings, system_reader
+from envbuild.doctor.model import Host, clean
+from envbuild.doctor.parallel_reads import run_in_parallel
+
+SECONDS = 3.5
+"""What answers later counts as silent. The parts that ask others have shorter limits of their own."""
+MARGIN = 0.2
+"""Seconds that a part is ready before, where it asks one after another."""
+
+
+def read(root: Path = Path("/")) -> Host:
+    """`root`: where the machine's own /proc, /sys, /dev and /usr are, "/" unless this is a container.
+
+    Never raises for what a machine lacks; FactsError for a site's own facts.
+    """
+    end = time.monotonic() + SECONDS - MARGIN
+
+    def engine() -> dict[str, Any]:
+        found = engine_reader.read()
+        disks = tuple(system_reader.disks(found.data))
+        return {"engine": found, "disks": disks, "mirrors": network_services.mirrors(found, end)}
+
+    def packages() -> dict[str, Any]:
+        trusted = tuple(network_services.authorities())  # first: what pip is configured with is asked of it once
+        return {"authorities": trusted, "indexes": network_services.indexes(end)}
+
+    def kernel() -> dict[str, Any]:
+        return {
+            "machine": machine.read(root),
+            "pci": system_reader.pci(root),
+            "switches": system_reader.switches(root),
+            "fabric_manager": system_reader.fabric_manager(root),
+            "log": system_reader.log(root),
+            "shm": system_reader.shm(root),
+            "rdma": tuple(system_reader.rdma(root)),
+            "memlock": system_reader.memlock(),
+            "software": system_reader.software(root),
+        }
+
+    tasks: dict[str, Callable[[], dict[str, Any]]] = {
+        "NVML": lambda: {"driver": nvml.read(root)},
+        "the engine": engine,
+        "the registries": lambda: {"registries": network_services.registries()},
+        "the package indexes": packages,
+        "the proxies": lambda: {"proxies": network_services.proxies()},
+        "the settings": lambda: {"site": site_settings.read()},
+        "the kernel": kernel,
+    }
+    found = run_in_parallel(list(tasks.values()), SECONDS)
+    parts: dict[str, Any] = {}
+    for part in found:
+        parts |= part or {}
+    if "machine" not in parts:  # "the kernel" is late: what Python itself knows
+        parts["machine"] = machine.unread()
+    return Host(
+        name=clean(platform.node(), 100),
+        time=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        late=tuple(name for name, part in zip(tasks, found, strict=True) if part is None),
+        **parts,
+    )

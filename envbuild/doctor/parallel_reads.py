@@ -1,0 +1,34 @@
+"""Readings at the same time, each of which may hang: a wedged driver, a name server that does not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def run_in_parallel(tasks: Sequence[Callable[[], T]], seconds: float) -> list[T | None]:
+    """The results in order; None of a task that takes longer: its thread is left alone, and ends with the process at
+    the latest. What a task raises is raised here.
+    """
+    results: list[T | None] = [None] * len(tasks)
+    raised: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            results[index] = tasks[index]()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    if raised:
+        raise raised[0]
+    return list(results)

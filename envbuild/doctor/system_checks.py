@@ -1,0 +1,210 @@
+"""The checks of what is around the cards: engine, memory, disks, network, clock. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from envbuild.doctor.check_result import LATE, Check, Status, gib, ok, skipped, worst
+from envbuild.doctor.model import Answer, Disk, Host
+from envbuild.doctor.profile_needs import Need
+from envbuild.testrun.job import Limits
+
+SHM = Limits.shm
+"""As much as the self-test's container asks for; Docker's own default of 64 MiB ends DataLoader's workers and NCCL."""
+SKEW = 60.0
+"""Seconds: the leeway that registries give a token (distribution/distribution, registry/auth/token)."""
+DRIFT = 5.0
+"""Seconds: more than an answer's whole seconds and its way explain."""
+
+
+def judge(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
+    """`needs`: of one profile or of all."""
+    yield engine(host)
+    yield buildx(host)
+    yield shm(host)
+    yield rdma(host)
+    yield disk(host, needs)
+    yield reached("index", host.indexes, "the package indexes" in host.late, _INDEX)
+    yield reached(
+        "registry", (*host.mirrors, *host.registries), "the registries" in host.late, "docker login; is the network up?"
+    )
+    yield proxy(host)
+    yield ca(host)
+    yield clock(host)
+    yield settings(host)
+
+
+_INDEX = "is the network up, and what `pip config list` and uv are told right?"
+_START = "start a Docker Engine (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
+
+
+def engine(host: Host) -> Check:
+    found = host.engine
+    if found.version is None:
+        return Check("engine", "fail", found.fault or "the engine does not answer in time", _START)
+    return ok("engine", f"Docker {found.version} at {found.host}")
+
+
+def buildx(host: Host) -> Check:
+    if host.engine.buildx is None:
+        remedy = "install docker-buildx (or docker-buildx-plugin); in a checkout: make engine"
+        return Check("buildx", "fail", host.engine.buildx_fault or "the client does not answer in time", remedy)
+    return ok("buildx", host.engine.buildx)
+
+
+def shm(host: Host) -> Check:
+    if host.shm is None:
+        return skipped("shm", LATE)
+    if host.shm == 0:
+        return Check("shm", "warn", "there is no /dev/shm", "mount a tmpfs there")
+    if host.shm < SHM:
+        remedy = "mount -o remount,size=50% /dev/shm; of a container: --shm-size or --ipc=host"
+        return Check("shm", "warn", f"/dev/shm has {gib(host.shm)}: too small for data loaders and NCCL", remedy)
+    return ok("shm", f"/dev/shm has {gib(host.shm)}")
+
+
+def rdma(host: Host) -> Check:
+    """Ports that are up, and memory that may be locked for them."""
+    if host.rdma is None:
+        return skipped("rdma", LATE)
+    if not host.rdma:
+        return skipped("rdma", "no RDMA device")
+    up = [port for port in host.rdma if port.state == "ACTIVE"]
+    found: list[tuple[Status, str, str]] = []
+    if not up:
+        states = ", ".join(f"{port.name} {port.state or '?'}" for port in host.rdma)
+        found.append(("warn", f"no port is active: {states}", "check cable, switch and subnet manager (ibstat)"))
+    elif host.memlock is not None:
+        text = f"a process may lock {gib(host.memlock)} of memory only: NCCL's RDMA transport fails"
+        found.append(("warn", text, "ulimit -l unlimited; of a container: --ulimit memlock=-1"))
+    return worst("rdma", found, ", ".join(f"{port.name} {port.link} {port.rate}".strip() for port in up))
+
+
+def disk(host: Host, needs: Sequence[Need]) -> Check:
+    """Room to build: the one profile that is asked for, else the smallest (fail) and the largest (warn) of all."""
+    if not host.disks:
+        return skipped("disk", "neither the cache nor the engine's folder can be asked")
+    for item in host.disks:
+        if item.fault:
+            remedy = "make it writable, or set XDG_CACHE_HOME to a folder that is"
+            return Check("disk", "fail", f"{item.folder}: {item.fault}", remedy)
+    said = "; ".join(f"{item.folder}: {gib(item.free)} free" for item in _distinct(host.disks))
+    locked = sorted((need for need in needs if need.built is not None), key=_size)
+    judged: list[tuple[Status, str, Need]] = []
+    if locked:
+        judged = [("fail", "smallest", locked[0]), ("warn", "largest", locked[-1])]
+    for status, which, need in judged:
+        full = _short(host.disks, need)
+        if full:
+            name = need.profile if len(locked) == 1 else f"{need.profile}, the {which},"
+            text = f"{said}; to build {name} takes {gib(_size(need))}"
+            return Check("disk", status, text, f"free some on {full.folder}: envbuild prune, docker system df")
+    return ok("disk", said)
+
+
+def _size(need: Need) -> int:
+    return (need.fetched or 0) + (need.built or 0)
+
+
+def _short(disks: Sequence[Disk], need: Need) -> Disk | None:
+    """The first that cannot take its share, or all where cache and engine are on one."""
+    shares = {"cache": need.fetched or 0, "engine": need.built or 0}
+    for item in disks:
+        if item.free < sum(shares[other.role] for other in disks if other.device == item.device):
+            return item
+    return None
+
+
+def _distinct(disks: Sequence[Disk]) -> list[Disk]:
+    return list({item.device: item for item in reversed(disks)}.values())[::-1]
+
+
+def reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Check:
+    """Each place that is configured answers, and lets us in."""
+    if late:
+        who = "pip did not tell in time which indexes it uses" if name == "index" else "no answer in time"
+        return Check(name, "fail", who, remedy)
+    if not answers:
+        return skipped(name, "none is configured" if name == "registry" else "pip and uv know no place to ask")
+    found: list[tuple[Status, str, str]] = []
+    for item in answers:
+        if item.fault:
+            found.append(("fail", f"{item.address}: {item.fault}", remedy))
+        elif item.status == 407:
+            found.append(
+                ("fail", f"{item.address}: the proxy asks who we are", "put user and password into the proxy's address")
+            )
+        elif item.status in (401, 403) and name == "index":
+            found.append(
+                (
+                    "fail",
+                    f"{item.address}: it refuses us ({item.status})",
+                    "give its address or ~/.netrc a user and password",
+                )
+            )
+        elif item.status is not None and 400 <= item.status < 500 and name == "index":
+            found.append(("warn", f"{item.address}: it answers {item.status}, as for a mistyped path", remedy))
+        elif item.status is not None and item.status >= 500:
+            found.append(("fail", f"{item.address}: it fails ({item.status})", remedy))
+    if found and len(found) < len(answers):
+        status, text, cure = found[-1]
+        found[-1] = (status, f"{text} (the other {len(answers) - len(found)} are well)", cure)
+    return worst(name, found, ", ".join(item.address for item in answers))
+
+
+def proxy(host: Host) -> Check:
+    bad = [item for item in host.proxies if item.fault]
+    found: list[tuple[Status, str, str]] = [
+        ("fail", f"{item.address} ({', '.join(item.variables)}): {item.fault}", "correct or unset the variable")
+        for item in bad
+    ]
+    spelled: dict[str, set[str]] = {}
+    for item in host.proxies:
+        for variable in item.variables:
+            spelled.setdefault(variable.lower(), set()).add(item.address)
+    for variable in (name for name, addresses in spelled.items() if len(addresses) > 1):
+        found.append(
+            ("warn", f"{variable} and {variable.upper()} differ: programs take one or the other", "set both alike")
+        )
+    if "the proxies" in host.late:
+        found.append(("fail", "a proxy does not answer in time", "correct or unset the variable"))
+    return worst("proxy", found, ", ".join(item.address for item in host.proxies) or "none is set")
+
+
+def ca(host: Host) -> Check:
+    if host.authorities is None:
+        return skipped("ca", LATE)
+    found: list[tuple[Status, str, str]] = []
+    for item in host.authorities:
+        if item.fault:
+            found.append(("fail", f"{item.variable}: {item.path} {item.fault}", "correct or unset it"))
+        elif item.certificates and item.expired == item.certificates:
+            found.append(("fail", f"{item.variable}: every certificate in {item.path} has expired", "get the new ones"))
+    paths = dict.fromkeys(item.path for item in host.authorities)
+    return worst("ca", found, ", ".join(paths) or "the system's own")
+
+
+def clock(host: Host) -> Check:
+    """Against the time that indexes and registries answer with."""
+    aheads = [item.ahead for item in (*host.indexes, *host.mirrors, *host.registries) if item.ahead is not None]
+    if not aheads:
+        return skipped("clock", "nobody answered who tells the time")
+    ahead = statistics.median(aheads)
+    said = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} what servers say"
+    if abs(ahead) > DRIFT:
+        status: Status = "fail" if abs(ahead) > SKEW else "warn"
+        remedy = "set it, and keep it set: timedatectl set-ntp true"
+        return Check("clock", status, f"{said}: certificates, tokens and signatures come out invalid", remedy)
+    return ok("clock", f"as servers say, within {DRIFT:.0f} s")
+
+
+def settings(host: Host) -> Check:
+    """Of the site, every fault at once."""
+    site = host.site
+    if site is None:
+        return skipped("settings", LATE)
+    if site.faults:
+        remedy = f"correct the lines named{f'; {site.hint}' if site.hint else ''}"
+        return Check("settings", "fail", "; ".join(site.faults), remedy)
+    return ok("settings", f"{site.file}: {', '.join(site.names)}" if site.names else f"none ({site.file})")

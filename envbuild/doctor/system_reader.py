@@ -1,0 +1,149 @@
+"""What the kernel tells of a machine: log, PCI bus, RDMA, memory, disks, installed libraries. Never raises for what is
+not there or may not be read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from envbuild.doctor.model import Disk, KernelLog, Port, Role, Xid, clean
+from envbuild.util import settings
+
+MAX_LOG = 16 << 20  # bytes; the kernel's own ring is smaller unless it was told otherwise
+MAX_XIDS = 200
+_XID = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{4,20})\): ([0-9]{1,4})(?![0-9])(?:,\s*([^\n]{0,400}))?")
+_NVIDIA, _DISPLAY, _3D = "0x10de", "0x0300", "0x0302"  # PCI vendor, and the two classes of its GPUs
+_FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts names after 15 letters
+
+
+def log(root: Path) -> KernelLog:
+    """The newest Xid errors since this boot, from /dev/kmsg."""
+    try:
+        handle = os.open(root / "dev" / "kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return KernelLog(fault=f"/dev/kmsg: {error.strerror}")
+    try:
+        return KernelLog(tuple(xids(_records(handle))))
+    finally:
+        os.close(handle)
+
+
+def _records(handle: int) -> bytes:
+    """One read gives one record; a plain file is read whole."""
+    found = bytearray()
+    while len(found) < MAX_LOG:
+        try:
+            record = os.read(handle, 64 << 10)
+        except BlockingIOError:  # the end, for now
+            break
+        except BrokenPipeError:  # overwritten while we read: the next read goes on behind it
+            continue
+        except OSError:
+            break
+        if not record:
+            break
+        found += record
+    return bytes(found)
+
+
+def xids(text: bytes) -> list[Xid]:
+    """Those in a kernel log of any form, oldest first, the newest 200."""
+    found = [
+        Xid(int(number), card.decode(), clean(words.decode("utf-8", "replace")))
+        for card, number, words in _XID.findall(text)
+    ]
+    return found[-MAX_XIDS:]
+
+
+def pci(root: Path) -> int | None:
+    """How many of NVIDIA's GPUs are on the bus; None where the kernel does not tell."""
+    folder = root / "sys" / "bus" / "pci" / "devices"
+    if not folder.is_dir():
+        return None
+    kinds = ((_word(device / "vendor"), _word(device / "class")[:6]) for device in folder.iterdir())
+    return sum(vendor == _NVIDIA and kind in (_DISPLAY, _3D) for vendor, kind in kinds)
+
+
+def switches(root: Path) -> bool:
+    """Whether the driver serves NVSwitches."""
+    return any(root.glob("dev/nvidia-nvswitch[0-9]*")) or any(root.glob("proc/driver/nvidia-nvswitch/devices/*"))
+
+
+def fabric_manager(root: Path) -> bool | None:
+    """Whether it runs; None where the host's processes are not seen, as in a container."""
+    if _word(root / "proc" / "2" / "comm") != "kthreadd":
+        return None
+    return any(_word(file) == _FABRIC_MANAGER for file in root.glob("proc/[0-9]*/comm"))
+
+
+def rdma(root: Path) -> Iterator[Port]:
+    """The ports of RDMA devices; state "ACTIVE", link "InfiniBand" or "Ethernet"."""
+    for port in sorted(root.glob("sys/class/infiniband/*/ports/*"))[:64]:
+        state = _word(port / "state").rpartition(": ")[2]
+        name = clean(f"{port.parents[1].name}/{port.name}")
+        yield Port(name, clean(state), clean(_word(port / "link_layer")), clean(_word(port / "rate")))
+
+
+def memlock() -> int | None:
+    """How many bytes a process may lock, as RDMA must; None: any."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def shm(root: Path) -> int:
+    """Size of /dev/shm; 0 without one."""
+    try:
+        found = os.statvfs(root / "dev" / "shm")
+    except OSError:
+        return 0
+    return found.f_blocks * found.f_frsize
+
+
+def disks(engine: str | None) -> Iterator[Disk]:
+    """The cache folder's and, where it is on this machine, the engine's."""
+    try:
+        yield _disk("cache", settings.cache_folder("wheels"))
+    except OSError as error:
+        yield Disk("cache", clean(str(error.filename)), fault=clean(error.strerror or "unusable"))
+    if engine:
+        with contextlib.suppress(OSError):
+            yield _disk("engine", Path(engine))
+
+
+def _disk(role: Role, folder: Path) -> Disk:
+    found = os.statvfs(folder)
+    return Disk(role, str(folder), found.f_bavail * found.f_frsize, folder.stat().st_dev)
+
+
+def software(root: Path) -> dict[str, str]:
+    """Versions by short name, as far as files tell: the CUDA toolkit in /usr/local, NCCL of the system, and torch and
+    NCCL of the active environment (else the one that runs envbuild)."""
+    found: dict[str, str] = {}
+    toolkit = re.search(r'"cuda"\s*:\s*{[^}]*"version"\s*:\s*"([0-9.]+)"', _text(root / "usr/local/cuda/version.json"))
+    if toolkit:
+        found["toolkit"] = toolkit[1]
+    for pattern in ("usr/lib/*/libnccl.so.2.*", "usr/lib64/libnccl.so.2.*", "usr/local/lib/libnccl.so.2.*"):
+        for file in sorted(root.glob(pattern)):
+            found["nccl-system"] = clean(file.name.removeprefix("libnccl.so."), 40)
+    folder = Path(os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or sys.prefix)
+    for name, pattern in (("torch", "torch-*"), ("nccl", "nvidia_nccl_cu*-*")):
+        for info in sorted(folder.glob(f"lib/python*/site-packages/{pattern}.dist-info")):
+            found[name] = clean(info.name.removesuffix(".dist-info").partition("-")[2], 40)
+    return found
+
+
+def _word(file: Path) -> str:
+    return _text(file).strip()
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(64 << 10).decode("utf-8", "replace")
+    except OSError:
+        return ""

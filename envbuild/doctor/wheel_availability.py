@@ -1,0 +1,53 @@
+"""Whether the configured indexes have every file of a lock, read from their pages: nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from envbuild.doctor.check_result import Check, ok, skipped
+from envbuild.doctor.model import clean
+from envbuild.fetch import index_config, index_pages, store, uv_errors
+from envbuild.fetch.locked_artifacts import Wheel
+from envbuild.lock import lock_file
+from envbuild.profile.source import Source
+from envbuild.util.errors import NetworkError, some
+
+WHEELS = "wheels"
+"""The id of the check."""
+_MOST = 5  # files that are named
+
+
+def wheels(source: Source, checks: Sequence[Check]) -> Check:
+    """The check of a profile's lock. `checks`: those of the machine; where an index does not answer, none is read."""
+    locked = lock_file.read(source.known_lock)
+    if locked is None:
+        return skipped(WHEELS, "nothing is locked yet")
+    every = {one.wheel for one in (*locked.wheels, *(locked.builder.wheels if locked.builder else ()))}
+    cached = store.wheels()
+    wanted = sorted((one for one in every if not cached.holds(one.sha256, one.file)), key=lambda one: one.file)
+    if not wanted:
+        return ok(WHEELS, f"{some(len(every), 'locked wheel')}: in the cache")
+    if any(check.id == "index" and check.status == "fail" for check in checks):
+        return skipped(WHEELS, "an index does not answer")
+    try:
+        with ThreadPoolExecutor(index_config.PARALLEL) as pool:
+            missing = [one for one, there in zip(wanted, pool.map(_is_there, wanted), strict=True) if not there]
+    except NetworkError as error:
+        return Check(WHEELS, "fail", clean(error.message), "is the network up?")
+    if not missing:
+        return ok(WHEELS, f"{some(len(wanted), 'locked wheel')} to fetch: the configured indexes have them")
+    more = f" and {len(missing) - _MOST} more" if len(missing) > _MOST else ""
+    named = f"{', '.join(one.file for one in missing[:_MOST])}{more}"
+    local = next((f"{one.name}=={one.version}" for one in missing if "+" in one.version), None)
+    remedy = (
+        uv_errors.local_build(local) if local else f"configure an index that has them, or envbuild lock {source.asked}"
+    )
+    return Check(WHEELS, "fail", f"no configured index has {named}", remedy)
+
+
+def _is_there(wheel: Wheel) -> bool:
+    files = [*index_pages.listed(wheel.name)]
+    for page in index_config.torch_pages([f"{wheel.name}=={wheel.version}"]):
+        files += index_pages.listed_at(page, wheel.name)
+    return any(wheel.sha256 == one.sha256 if one.sha256 else wheel.file == one.file for one in files)

@@ -1,0 +1,239 @@
+"""Evidence: an in-toto statement about one image on one GPU model, and the run record that it points at.
+
+On disk under the user's state folder, by image id; the statement is written last, so one that is there is whole.
+`verified` is computed from it every time, never stored.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envbuild.evidence.rules import CPU, Proof, RequiredProof, digest_of, failures, judge, model_of
+from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, checked
+from envbuild.facts import database
+from envbuild.image.image_naming import repository
+from envbuild.testrun.job import selftest_id
+from envbuild.testrun.result import TestRun
+from envbuild.util import settings
+from envbuild.util.atomic_files import write_atomically
+
+if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its client
+    from envbuild.image.engine import Image
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
+
+
+_PUBLISHED = ("runner", "engine", "unconfined")
+
+
+def run_record(
+    image: Image,
+    wanted: RequiredProof,
+    run: TestRun,
+    engine: str,
+    finished: datetime.datetime,
+    machine: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything that was measured, in one document; named by the sha256 of its bytes.
+
+    `before`: the records of this image that were there already. A later pass outweighs a failure that it names there;
+    no clock decides. `machine`: the engine's (processor, cores, memory, system), where it is this one. `where`: which
+    runner had it in another place, by what engine, and how less confined; empty here. What else the runner says (node,
+    job, ...) names a site's machines: `save` keeps it beside the record, which is published.
+    """
+    return {
+        "version": VERSION,
+        "profile": wanted.profile,
+        "image": {"id": image.id, "layers": list(image.layers)},
+        "lock": wanted.lock,
+        "selftest": {
+            "id": selftest_id(),
+            "level": wanted.level,
+            "require": list(wanted.require),
+            "settings": dict(wanted.settings),
+            "gpu_count": wanted.gpu_count,
+            "transport": wanted.transport,
+            "own": dict(wanted.own),
+            "demands": dict(wanted.demands),
+        },
+        "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
+        "gpu": gpu_of(run),
+        "engine": engine,
+        "machine": dict(machine) if machine else None,
+        "where": {key: run.where[key] for key in _PUBLISHED if key in run.where},
+        "finished": finished.strftime(FINISHED),
+        "seconds": round(run.seconds, 3),
+        "start": dict(run.start),
+        "environment": dict(run.environment),
+        # what a script printed is shown, and kept out of what is published
+        "results": [{key: value for key, value in result.items() if key != "output"} for result in run.results],
+        "errors": list(run.errors),
+    }
+
+
+def gpu_of(run: TestRun) -> dict[str, Any] | None:
+    """The card as env.identity measured it: {"model", "name", "count", "uuids", "driver", ...}; None for the CPU.
+
+    `model` is its id in the facts, or its name where they do not know it; `uuids` are the sha256 of each card's.
+    """
+    traits: Mapping[str, Any] = next((r["traits"] for r in run.results if r["probe"] == "env.identity"), {})
+    cards = traits.get("gpus")
+    if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards) or not cards:
+        return None
+    name = str(cards[0].get("name"))
+    known = database.gpu_by_name(name)
+    return {
+        **{key: value for key, value in cards[0].items() if key != "uuid_sha256"},
+        "model": known.id if known else name,
+        "name": name,
+        "count": len(cards),
+        "uuids": [card.get("uuid_sha256") for card in cards],
+        "driver": traits.get("driver"),
+    }
+
+
+def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
+    """In-toto Statement v1 with test-result v0.1, as its schema has it; a probe that did not run is in no list."""
+    model, own = model_of(record), record["selftest"]["own"]
+    named = {
+        status: [f"{model}/{result['probe']}" for result in record["results"] if result["status"] == status]
+        for status in ("passed", "failed")
+    }
+    missing = [name for name in record["selftest"]["require"] if f"{model}/{name}" not in named["passed"]]
+    result = "FAILED" if failures(record) else "WARNED" if missing else "PASSED"
+    return {
+        "_type": STATEMENT,
+        "subject": [{"name": repository(record["profile"]), "digest": {"sha256": _hex(record["image"]["id"])}}],
+        "predicateType": TEST_RESULT,
+        "predicate": {
+            "result": result,
+            "configuration": [
+                {"name": "lock", "digest": {"sha256": _hex(record["lock"])}},
+                {"name": "selftest", "digest": {"sha256": _hex(record["selftest"]["id"])}},
+                {"name": "run-record", "digest": {"sha256": record_digest}, "mediaType": "application/json"},
+                *({"name": part, "digest": {"sha256": own[part]}} for part in sorted(own)),
+            ],
+            "passedTests": [] if record["errors"] else named["passed"],
+            "failedTests": named["failed"],
+        },
+    }
+
+
+def save(record: Mapping[str, Any], where: Mapping[str, Any] | None = None) -> Path:
+    """Write the record, then the statement that points at it; returns the statement's path. `where`: all that the
+    runner says of another place; it is kept beside them, and nothing is computed from it."""
+    text = json.dumps(record, indent=1, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    folder = _folder(record["image"]["id"])
+    write_atomically(folder / f"{digest}.record.json", text)
+    if where:
+        write_atomically(folder / f"{digest}.where.json", json.dumps(dict(where), indent=1, sort_keys=True))
+    made = statement(record, digest)
+    path = folder / f"{digest}.statement.json"
+    write_atomically(path, json.dumps(made, indent=1, sort_keys=True))
+    return path
+
+
+def save_envelope(statement_file: Path, envelope: Mapping[str, Any]) -> Path:
+    """Write the signed form of a statement beside it: one file that can be given to others."""
+    file = statement_file.with_name(f"{digest_of(statement_file)}.dsse.json")
+    write_atomically(file, json.dumps(envelope, sort_keys=True))
+    return file
+
+
+def run_of(statement_file: Path, image_id: str) -> TestRun:
+    """The run that a proof's statement points at. Raises FileNotFoundError if it went away meanwhile."""
+    record = record_of(statement_file, image_id)
+    return TestRun(
+        tuple(record["results"]), record["environment"], record["start"], tuple(record["errors"]), record["seconds"]
+    )
+
+
+def record_of(statement_file: Path, image_id: str | None = None) -> dict[str, Any]:
+    """The record that a statement points at; the image is the one that its folder is named after, where none is given.
+
+    Raises FileNotFoundError if it went away meanwhile, or is no longer whole.
+    """
+    record = _read(statement_file, image_id or f"sha256:{statement_file.parent.name}")
+    if record is None:
+        raise FileNotFoundError(errno.ENOENT, "is not there, or not whole", str(statement_file))
+    return record
+
+
+def record_text(statement_file: Path) -> bytes:
+    """The record that a statement points at, as it was written. Raises OSError."""
+    return statement_file.with_name(statement_file.name.replace(".statement.", ".record.")).read_bytes()
+
+
+def _folder(image_id: str) -> Path:
+    return settings.state_folder("evidence") / _hex(image_id)
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
+
+
+def prove(image_id: str, wanted: RequiredProof, models: Sequence[str] = (CPU,)) -> list[Proof]:
+    """For each model the newest evidence that counts, else the newest with the reason why it does not.
+
+    Beside evidence of a later format none counts: it may say that the self-test failed since.
+    """
+    found = stored(image_id)
+    known = {path for path, _ in found}
+    for path in sorted(_folder(image_id).glob("*.statement.json")):
+        if path not in known and (why := _newer(path)):
+            return [Proof(model, "stale", path, why) for model in models]
+    return [judge(model, wanted, found) for model in models]
+
+
+def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
+    """Whether this image was once proved as profile `name`, for one of `locks`, by whatever self-test."""
+    return any(
+        record["profile"] == name and record["lock"] in locks and _result(record) == "PASSED"
+        for _, record in stored(image_id)
+    )
+
+
+def stored(image_id: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Every whole piece of evidence on an image, the newest first."""
+    paths = _folder(image_id).glob("*.statement.json")
+    return newest_first((path, record) for path in paths if (record := _read(path, image_id)))
+
+
+def newest_first(found: Iterable[tuple[Path, dict[str, Any]]]) -> list[tuple[Path, dict[str, Any]]]:
+    return sorted(found, key=lambda item: str(item[1]["finished"]), reverse=True)
+
+
+def _result(record: Mapping[str, Any]) -> str:
+    return str(statement(record, "")["predicate"]["result"])
+
+
+def _newer(path: Path) -> str | None:
+    """Why a statement's record is not read, where it is of a later format."""
+    try:
+        checked(json.loads(record_text(path)))
+    except Newer as newer:
+        return str(newer)
+    except (OSError, ValueError, RecursionError):
+        pass
+    return None
+
+
+def _read(path: Path, image_id: str) -> dict[str, Any] | None:
+    """The record behind a statement; None unless the two, their names and the image fit together to the byte."""
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))
+        text = record_text(path)
+        record = checked(json.loads(text))
+        digest = hashlib.sha256(text).hexdigest()
+        whole = stated == statement(record, digest) and path.name == f"{digest}.statement.json"
+        return record if whole and record["image"]["id"] == image_id else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

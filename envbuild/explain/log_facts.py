@@ -1,0 +1,296 @@
+"""What a log says of where it comes from: versions, GPUs, driver, and which rank failed first. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.explain import log_versions, rank_failures, stack_frames
+from envbuild.explain.log_lines import TRIED, Line, Log, compiled
+from envbuild.explain.log_versions import LogVersions
+from envbuild.explain.rank_failures import Failure, Works
+from envbuild.facts import database, log_signatures
+from envbuild.facts.advisories import UNLISTED, Gpu, Situation
+
+_CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"
+_ARCHES = r"install supports cuda capabilities sm_"
+_RANGE = r"^\s{0,8}\((\d\.\d)\) - \(\d{1,2}\.\d\)"
+_WORLD = r"\b(?:world[_ -]?size|nranks|n_ranks|num_processes)[ =:'\"]{1,4}(\d{1,5})\b"
+_RANKS = (
+    (r"\bnproc[-_]per[-_]node[ =:'\"]{1,4}(\d{1,5})\b", 0),
+    (r"\bgpu (\d{1,2}): nvidia", 1),
+    (r"\[rank ?(\d{1,5})\]", 1),
+)
+_PARTS = r"tried to allocate (?P<tried>[0-9.]{1,8} [kmg]i?b)"
+_UNUSED = r"(?P<unused>[0-9.]{1,8} [kmg]i?b) is reserved by pytorch but unallocated"
+_OLD = r"(?P<allocated>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<reserved>[0-9.]{1,8} [kmg]i?b) reserved"
+_FREE = r"(?P<free>[0-9.]{1,8} [kmg]i?b|0 bytes) (?:is )?free"
+_HELD = r"(?P<held>[0-9.]{1,8} [kmg]i?b) is allocated by pytorch"
+_TOTAL = r"(?:total capacity of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
+_OWN = r"this process has (?P<own>[0-9.]{1,8} [kmg]i?b) memory in use"
+TORCHES = 3
+"""Versions of torch that one log may be of."""
+_UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`states`: each log_signatures.State that holds; `first`: who failed first, None where nobody is named; `works`:
+    how far the ranks came; `error`: what Python ended with, None where no exception is in the log; `more_gpus`: there
+    may be more than those that are seen; `stated`: the libraries whose versions the log names itself, and not its
+    torch.
+
+    `situations`: one for each combination of the versions that may be meant; `situation`: what they agree on;
+    `candidates`: the versions on which they do not, of torch and of libraries. `loaded`: the libraries whose loaded
+    version the log shows. `crashed_in`: the components whose frames are innermost in the stack of a crash."""
+
+    situation: Situation
+    situations: tuple[Situation, ...]
+    candidates: Mapping[str, tuple[str, ...]]
+    states: frozenset[str]
+    first: Failure | None
+    works: Works
+    error: Line | None
+    more_gpus: bool
+    stated: frozenset[str]
+    loaded: frozenset[str]
+    crashed_in: frozenset[str]
+
+
+def read(log: Log) -> Reading:
+    first, said = rank_failures.first(log), log_versions.read(log)
+    situations = tuple(_situations(log, said))
+    situation = _common(situations)
+    stack = stack_frames.read(log)
+    states = {*_memory(log), *_supported(log, situation)}
+    states |= {state for state, holds in (
+        ("rank-failed-first", first and rank_failures.by_itself(log, first)),
+        ("crash-in-cpu-math", "cpu-math" in stack.crashed_in),
+        ("hang-stack", stack.hang),
+        ("copy-differs", _copy_differs(log)),
+        ("memory-grows", _memory_grows(log)),
+    ) if holds}  # fmt: skip
+    return Reading(
+        situation, situations, _candidates(situations, situation), frozenset(states), first,
+        rank_failures.works(log, situation.gpu_count), _error(log), _count(log)[1],
+        frozenset(said.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(said.loaded),
+        stack.crashed_in,
+    )  # fmt: skip
+
+
+def _situations(log: Log, said: LogVersions) -> Iterator[Situation]:
+    """With the libraries that each torch brings, where the log has no other version of them."""
+    words: dict[str, set[str]] = {"environment": set(), "features": set(), "extensions": set()}
+    for word in log_signatures.words():
+        if log.has(word.lines) and not log.has(word.unless):
+            words[word.kind].add(word.word)
+    bare = Situation(
+        gpus=_gpus(log),
+        driver=said.driver,
+        gpu_count=_count(log)[0],
+        environment=frozenset(words["environment"]),
+        features=frozenset(words["features"]),
+        extensions=frozenset(words["extensions"]),
+    )
+    torches = dict.fromkeys(_torch(version, said.cuda) for version in said.torch or (None,))
+    labelled = {torch.partition("+")[0] for torch, _ in torches if torch and "+" in torch}
+    for torch, cuda in [found for found in torches if found[0] not in labelled][:TORCHES]:
+        release = database.torch_release(torch) if torch else None
+        brought = database.libraries_of(release) if release else {}
+        built = replace(bare, torch=torch, cuda=cuda or (release.cuda if release else None))
+        for libraries in log_versions.combinations(said.libraries(cuda)):
+            for others in log_versions.combinations(said.others):
+                yield replace(built, libraries=brought | libraries, distributions=others)
+
+
+def _common(situations: Sequence[Situation]) -> Situation:
+    first = situations[0]
+    return replace(
+        first,
+        torch=_agreed([found.torch for found in situations]),
+        cuda=_agreed([found.cuda for found in situations]),
+        libraries=dict(
+            item for item in first.libraries.items() if all(item in o.libraries.items() for o in situations)
+        ),
+        distributions=dict(
+            item for item in first.distributions.items() if all(item in o.distributions.items() for o in situations)
+        ),
+    )
+
+
+def _agreed(values: Sequence[str | None]) -> str | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _candidates(situations: Sequence[Situation], common: Situation) -> dict[str, tuple[str, ...]]:
+    known = [{**({"torch": found.torch} if found.torch else {}), **found.libraries} for found in situations]
+    agreed = {*common.libraries, *(["torch"] if common.torch else [])}
+    names = dict.fromkeys(name for versions in known for name in versions if name not in agreed)
+    return {name: tuple(dict.fromkeys(found[name] for found in known if name in found)) for name in names}
+
+
+def _torch(said: str | None, cuda: str | None) -> tuple[str | None, str | None]:
+    """The distribution's version and its CUDA: what imports as 2.3.1+cu121 is the index's 2.3.1 where that has 12.1."""
+    try:
+        version = Version((said or "").rstrip(".+"))
+    except InvalidVersion:
+        return None, cuda
+    local = re.fullmatch(r"cu(\d{2})(\d)", version.local or "")
+    cuda = cuda or (f"{local[1]}.{local[2]}" if local else None)
+    release = database.torch_release(version.public)
+    plain = release is not None and cuda in (None, release.cuda) and (version.local is None or local is not None)
+    if plain or version.local is not None:
+        return (version.public if plain else str(version)), cuda
+    label = "" if cuda is None or release is None else f"+cu{cuda.replace('.', '')}"
+    return f"{version.public}{label}", cuda
+
+
+def _gpus(log: Log) -> tuple[Gpu, ...]:
+    """Those that the log is of: not one on which it says that all went well."""
+    names = {name.lower(): gpu for gpu in database.gpus().values() for name in _called(gpu)}
+    found: dict[str, Gpu] = {}
+    lines = log.find(_models(), 50)
+    for line, _ in lines:
+        for match in _models().finditer(line.text):
+            if not log_signatures.elsewhere(line.text[: match.start()], line.text[match.end() :]):
+                gpu = names[re.sub(r"\s+", " ", match[1].lower())]
+                found[gpu.id] = gpu
+    if not lines:
+        named = [f"{match[1]}.{match[2]}" for _, match in log.find(compiled(_CAPABILITY), 20)]
+        named += [card.compute_capability for card in log_signatures.cards() if log.has([card.pattern])]
+        found = {capability: _unlisted(capability) for capability in named}
+    return tuple(found.values())
+
+
+def _supported(log: Log, situation: Situation) -> Iterator[str]:
+    """Which of these hold for a GPU that torch has no code for: torch has code for newer GPUs (card-below-torch, by
+    what torch printed or by its release); the list that torch printed lacks the GPU (card-not-in-torch)."""
+    cards = [Version(gpu.compute_capability) for gpu in situation.gpus]
+    for _, match in log.find(compiled(_RANGE), 1):
+        if any(card < Version(match[1]) for card in cards):
+            yield "card-below-torch"
+        return
+    release = database.torch_release(situation.torch) if situation.torch else None
+    arches, printed = [Version(arch) for arch in (release.arch_list if release else ())], False
+    for line, _ in log.find(compiled(_ARCHES), 1):
+        arches = [Version(f"{arch[:-1]}.{arch[-1]}") for arch in re.findall(r"sm_(\d{2,3})", line.text)]
+        printed = bool(arches)
+    without = [card for card in cards if not any(a.major == card.major and a.minor <= card.minor for a in arches)]
+    if any(card < max(arches, default=card) for card in without):
+        yield "card-below-torch"
+    if printed and without:
+        yield "card-not-in-torch"
+
+
+def _called(gpu: Gpu) -> Iterator[str]:
+    """As drivers print it, and as people write it: H20, RTX 4090. Two characters (T4, L4) mean anything else too."""
+    yield from gpu.all_names
+    short = re.sub(r"^(rtx)(pro)?", lambda m: "rtx pro " if m[2] else "rtx ", gpu.id)
+    if len(short) > 2:
+        yield short
+        yield short.replace(" ", "")
+    yield f"nvidia {short}"
+    yield f"tesla {short}"
+
+
+@cache
+def _models() -> re.Pattern[str]:
+    names = sorted({name for gpu in database.gpus().values() for name in _called(gpu)}, key=len, reverse=True)
+    return compiled("(?<![a-z0-9_-])(" + "|".join(map(re.escape, names)) + ")(?![a-z0-9])")
+
+
+def _unlisted(capability: str) -> Gpu:
+    return Gpu(
+        id=UNLISTED, names=(UNLISTED,), family=UNLISTED, compute_capability=capability, memory_gb=(),
+        features=frozenset(), first_cuda="11.0", datacentre=False, source=(UNLISTED,), status="unconfirmed",
+        as_of="2026-11",
+    )  # fmt: skip
+
+
+def _count(log: Log) -> tuple[int | None, bool]:
+    """GPUs that work together, where the log says or shows that there are several, and whether there may be more."""
+    said = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
+    seen = [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
+    # the highest rank that has a line is not the last one
+    return max((count for count in said or seen if count > 1), default=None), not said
+
+
+_RAISED = (
+    r"^(?:\[rank ?\d{1,5}\]:? ?)?(?:[a-z_][\w.]{0,120}\.)?[a-z_]\w{0,60}(?:error|exception|interrupt|exit)"
+    r"(?:: .{0,2000})?$"
+)
+_LAUNCHER = r"childfailederror|calledprocesserror"
+
+
+def _error(log: Log) -> Line | None:
+    """What Python ended with: the last line that an exception's name begins."""
+    lines = [line for line, _ in log.find(compiled(_RAISED), TRIED, [compiled(_LAUNCHER)])]
+    return lines[-1] if lines else None
+
+
+def _memory(log: Log) -> Iterator[str]:
+    """Whether what torch holds unused would have been enough, and whether others hold more than torch does."""
+    for line, match in log.find(compiled(_PARTS), 20):
+        sizes = {"tried": _gib(match["tried"])}
+        for pattern in (_UNUSED, _OLD, _TOTAL, _FREE, _HELD, _OWN):
+            found = compiled(pattern).search(line.text)
+            sizes |= {name: _gib(text) for name, text in found.groupdict().items()} if found else {}
+        unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))
+        own = sizes.get("own", sizes.get("reserved", sizes.get("held", 0.0) + unused))
+        if unused >= sizes["tried"]:
+            yield "fragmented"
+        if own and "total" in sizes and sizes["total"] - sizes.get("free", 0.0) - own > max(own, sizes["tried"]):
+            yield "memory-of-others"
+
+
+_TENSOR = r"tensor\((\[[-0-9.,e+ \[\]]{1,400}\]), device='cuda:(\d{1,2})'"
+
+
+def _copy_differs(log: Log) -> bool:
+    """Whether the log prints a tensor on one GPU, and one of its size on another GPU where all values are zero."""
+    printed = [(match[2], re.findall(r"-?\d[\d.e+-]{0,20}", match[1])) for _, match in log.find(compiled(_TENSOR), 20)]
+    zeros = [(gpu, len(values)) for gpu, values in printed if values and not any(_number(value) for value in values)]
+    return any(
+        gpu != other and size == len(values) and any(_number(value) for value in values)
+        for gpu, size in zeros
+        for other, values in printed
+    )
+
+
+_USED = (
+    r"\b(?:rss|vms|uss|(?:cpu|host|ram|system|resident|virtual)[ _-]?(?:mem(?:ory)?|ram)?|mem(?:ory)?)"
+    r"(?:[ _-]?(?:usage|used|consumption|allocated))?[ :=]{1,4}(\d{1,12}(?:\.\d{1,6})?) ?([kmgt]?)i?b?\b"
+)
+_SERIES, _GROWN, _SHARE = 4, 1.25, 0.9
+"""Values of memory that make a series, how much more the last one is than the first, and how many of the steps grow."""
+
+
+def _memory_grows(log: Log) -> bool:
+    """Whether the amounts of memory that the log prints grow from line to line."""
+    found = [(match[2].lower(), _number(match[1])) for _, match in log.find(compiled(_USED), TRIED)]
+    for unit in {unit for unit, _ in found}:
+        values = [value for other, value in found if other == unit]
+        grown = sum(after >= before for before, after in pairwise(values))
+        if len(values) >= _SERIES and values[-1] >= _GROWN * values[0] > 0 and grown >= _SHARE * (len(values) - 1):
+            return True
+    return False
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _gib(text: str) -> float:
+    number, unit = text.split()
+    try:
+        return float(number) * _UNITS.get(unit[0].lower(), 0.0)
+    except ValueError:
+        return 0.0

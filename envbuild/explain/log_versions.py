@@ -1,0 +1,215 @@
+"""The versions in a log: loaded, installed, or only stated. Pure.
+
+A version that a log recommends, requires or downloads is none of these; the table `mentions` of signatures.yaml has the
+patterns of such texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from packaging.utils import canonicalize_name
+
+from envbuild.explain.log_lines import Line, Log, compiled
+from envbuild.facts import database, log_signatures
+
+Found = Mapping[str, tuple[str, ...]]
+"""Name -> the distinct versions in the log, in its order."""
+Options = Mapping[str, tuple[str | None, ...]]
+
+# Patterns are tried in order; the first one with a match that is not a mention decides.
+_TORCH_LOADED = (
+    r"\b(?:py)?torch version(?: \(gpu\?\))?(?::| \.{2,60}) {0,4}v?(\d{1,2}\.\d{1,3}\.\d{1,3}[a-z0-9.+]{0,40})"
+)
+_TORCH_STATED = (
+    r"\b(?:py)?torch(?:[ _.-]{0,2}(?:_?_?version_?_?|版本|バージョン|버전|versi[oó]ne?))?"
+    r"[ =:'\",(]{0,24}v?([12]\.\d{1,2}\.\d{1,2}[a-z0-9.+]{0,40})"
+)
+_CUDA = (
+    r"cuda used to build pytorch: {0,4}(\d{1,2}\.\d{1,2})",
+    r"torch\.version\.cuda[ =:'\"]{0,4}(\d{1,2}\.\d{1,2})",
+    r"torch cuda version \.{2,60} {0,4}(\d{1,2}\.\d{1,2})",
+    r"\btorch[ =v]{1,3}[12]\.\d{1,2}\.\d{1,2} {0,2}(?:with|and|[,/+(&]){0,1} {0,2}cuda[ -]{0,2}(1[0-3]\.\d)\b",
+    r"nccl version 2[0-9.]{1,8}\+cuda(\d{1,2}\.\d{1,2})",
+)
+_DRIVER = (
+    r"nvidia driver version: {0,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)",
+    r"driver version: {0,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)",
+    r"nvrm version: .{0,80} (\d{3}\.\d{1,3}(?:\.\d{1,3})?) ",
+    r"\b(?:nvidia[ -])?driver(?: version)?[ :=v]{1,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
+)
+_FULL = r"(1[1-3]\.\d{1,2}\.\d{1,2}\.\d{1,4})"
+# NCCL prints its version. For cuBLAS: a file that is mapped or on a stack, or a line of `envbuild audit`.
+_LOADED = {
+    "nccl": (r"nccl version:? {0,2}(2\.\d{1,2}\.\d{1,2})",),
+    "cublas": (
+        rf"libcublas(?:lt)?\.so\.{_FULL}(?:\[[0-9a-f]{{4,16}}\+|\(\w{{0,200}}\+0x|\+0x)",
+        rf"^[0-9a-f]{{6,16}}-[0-9a-f]{{6,16}} [rwxsp-]{{4}} .{{0,200}}/libcublas(?:lt)?\.so\.{_FULL}\s{{0,4}}$",
+        rf"^#\d{{1,3}} .{{0,300}} from \S{{0,200}}libcublas(?:lt)?\.so\.{_FULL}\b",
+        rf"^\s{{0,8}}cublas(?:lt)? {{1,40}}{_FULL} {{1,40}}loaded\b",
+    ),
+}
+_CUBLAS_STATED = rf"\b(?:lib)?cublas(?:lt)?(?:\.so\.| version| |=)[ :=]{{0,3}}{_FULL}\b"
+_VERSION = r"(\d{1,4}\.\d{1,3}[a-z0-9.+]{0,40})"
+_DISTRIBUTION = rf"\b(?:%s)(?:==| {{1,60}}|[ :=]{{1,3}}(?:version[ :=]{{1,3}})?)v?{_VERSION}"
+# A line of pip list, pip freeze, uv pip install or collect_env; of conda list, with a build and a channel.
+_BUILD = r" {1,60}(?=\S{0,60}\d)\S{1,60}(?: {1,60}\S{1,80})?"
+_BY_PIP = rf"^\s{{0,8}}(?:\[pip3?\] {{1,8}}|[+~] )?(?:%s)(?:==| {{1,60}}){_VERSION}(?:{_BUILD})?\s{{0,8}}$"
+_BY_CONDA = rf"^\s{{0,8}}(?:\[conda\] {{1,8}})?(?:%s) {{1,60}}{_VERSION}{_BUILD}\s{{0,8}}$"
+_CONDA = {"libcublas": "cublas", "cudnn": "cudnn", "nccl": "nccl"}
+"""conda's packages of CUDA libraries."""
+# Lines of pip about a distribution that it found or installed: how the line begins, then name and version.
+_NAME = r"([a-z0-9][\w.-]{0,60}?)"
+_REPORTED = (
+    ("successfully installed ", rf"(?<= ){_NAME}-(\d[\w.+!]{{0,40}})(?= |$)"),
+    (r"\byou(?:'ll)? have ", rf"\bhave {_NAME}(?:==| )v?{_VERSION}"),
+    ("requirement already satisfied: ", rf"satisfied: {_NAME}(?:\[|[<>=!~]| ).{{0,400}} \({_VERSION}\)\s{{0,4}}$"),
+)
+# A requirements file within a log: the line before names the file, or it has a line that pip freeze never prints.
+_REQUIREMENTS_HEAD = r"\b(?:requirements|constraints)[\w-]{0,30}\.(?:txt|in)\b[`'\"*:) ]{0,6}$"
+_REQUIREMENT_ONLY = (
+    r"^\s{0,8}[a-z0-9][\w.-]{0,60}(?:\[[\w,-]{0,60}\])?\s{0,4}(?:[<>~!]=|<|>)\s{0,4}\d\S{0,60}\s{0,8}$",
+    r"^\s{0,8}(?:-r |-c |--hash|--extra-index-url|--index-url)",
+)
+_REQUIREMENTS = r"^\s{0,8}(?:[#-].{0,2000}|[a-z0-9][\w.-]{0,60}(?:\[[\w,-]{0,60}\])?\s{0,4}(?:[<>=~!@;].{0,300})?)$"
+_READ, _SEVERAL, _EACH = 50, 4, 3
+"""Lines that are read for one name; names that may have several versions at once, and how many of each."""
+
+
+@dataclass(frozen=True)
+class LogVersions:
+    """Versions by distribution; those of a library that conda installed, that is loaded, or that prose names, by its
+    short name. `torch`: the versions that torch may have, by the best evidence in the log."""
+
+    torch: tuple[str, ...]
+    cuda: str | None
+    driver: str | None
+    loaded: Found
+    installed: Found
+    stated: Found
+
+    def libraries(self, cuda: str | None) -> Options:
+        """By short name, the versions that may be loaded; None: the one that torch brings. A version that is only
+        stated does not exclude that one, nor does conda's exclude pip's."""
+        found: dict[str, tuple[str | None, ...]] = {}
+        for row in database.libraries().values():
+            names = [name for major, name in row.distributions.items() if cuda is None or major == cuda.split(".")[0]]
+            by_pip = [version for name in names for version in self.installed.get(name, ())]
+            by_conda = self.installed.get(row.name, ())
+            stated = [version for name in (*names, row.name) for version in self.stated.get(name, ())]
+            if row.name in self.loaded:
+                found[row.name] = self.loaded[row.name]
+            elif by_pip:
+                found[row.name] = tuple(dict.fromkeys((*by_pip, *by_conda)))
+            elif by_conda or stated:
+                found[row.name] = (*dict.fromkeys((*by_conda, *stated)), None)
+        return found
+
+    @property
+    def others(self) -> Options:
+        """The same for distributions without a CUDA library; None: unknown."""
+        names = [name for name in {**self.stated, **self.installed} if database.library_of(name) is None]
+        return {
+            name: self.installed.get(name) or (*self.stated[name], None)
+            for name in names
+            if name not in database.libraries()
+        }
+
+
+def combinations(options: Options) -> Iterator[dict[str, str]]:
+    """Combinations of one version of each, without those that are None. Only the first few names with several versions
+    are varied; of the others the last one is taken."""
+    several = [name for name, found in options.items() if len(found) > 1][:_SEVERAL]
+    choices = [found[:_EACH] if name in several else found[-1:] for name, found in options.items()]
+    for chosen in product(*choices):
+        yield {name: version for name, version in zip(options, chosen, strict=True) if version is not None}
+
+
+def read(log: Log) -> LogVersions:
+    required = _requirements(log)
+
+    def said(*patterns: str) -> tuple[str, ...]:
+        found = (_stated(_lines(log, pattern, required), pattern) for pattern in patterns)
+        return next(filter(None, found), ())
+
+    installed, stated = _distributions(log, required)
+    torch = installed.pop("torch", ())
+    return LogVersions(
+        torch=said(_TORCH_LOADED) or torch or said(_TORCH_STATED),
+        cuda=next(iter(said(*_CUDA)), None),
+        driver=next(iter(said(*_DRIVER)), None),
+        loaded={name: found for name, patterns in _LOADED.items() if (found := said(*patterns))},
+        installed=installed,
+        stated=stated | {name: found for name, found in [("cublas", said(_CUBLAS_STATED))] if found},
+    )
+
+
+Places = Container[tuple[str, int]]
+"""Lines by their files and numbers."""
+
+
+def _lines(log: Log, pattern: str, required: Places) -> list[Line]:
+    found = log.find(compiled(pattern), _READ)
+    return [line for line, _ in found if (line.file, line.number) not in required]
+
+
+def _stated(lines: Iterable[Line], pattern: str) -> tuple[str, ...]:
+    """The versions in these lines that are not only mentioned."""
+    matches = ((line.text, match) for line in lines for match in compiled(pattern).finditer(line.text))
+    kept = (
+        m[1].rstrip(".+") for text, m in matches if not log_signatures.mentioned(text[: m.start()], text[m.end() :])
+    )
+    return tuple(dict.fromkeys(kept))
+
+
+def _distributions(log: Log, required: Places) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """The installed and the stated versions of CUDA's libraries, of torch, and of what advisories name."""
+    asked = {name for advisory in database.advisories() for match in advisory.match for name in match.distributions}
+    carried = {name for row in database.libraries().values() for name in row.distributions.values()}
+    reported = _reported(log)
+    installed: dict[str, list[str]] = {}
+    stated: dict[str, tuple[str, ...]] = {}
+    for name in sorted({*asked, *carried, *_CONDA, "torch", "pytorch"}):
+        written = re.escape(name).replace(r"\-", "[-_.]")
+        lines = _lines(log, _DISTRIBUTION % written, required)
+        ours = _CONDA.get(name, "torch" if name == "pytorch" else name)
+        forms = [_BY_CONDA] if name in (*_CONDA, "pytorch") else [_BY_PIP, _BY_CONDA]
+        listed = {
+            line: match[1] for line in lines for form in forms if (match := compiled(form % written).search(line.text))
+        }
+        installed.setdefault(ours, []).extend((*listed.values(), *reported.get(name, ())))
+        prose = _stated((line for line in lines if line not in listed), _DISTRIBUTION % written)
+        if prose and ours == name and name != "torch":
+            stated[name] = prose
+    return {name: tuple(dict.fromkeys(found)) for name, found in installed.items() if found}, stated
+
+
+def _reported(log: Log) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for begin, pattern in _REPORTED:
+        for line, match in log.find(compiled(begin), _READ):
+            for named in compiled(pattern).finditer(line.text, max(0, match.start() - 1)):
+                found.setdefault(canonicalize_name(named[1]), []).append(named[2].rstrip("."))
+    return found
+
+
+def _requirements(log: Log) -> set[tuple[str, int]]:
+    """The lines of requirements files that stand in the log."""
+    marks = [
+        (line.file, line.number) for pattern in _REQUIREMENT_ONLY for line, _ in log.find(compiled(pattern), _READ)
+    ]
+    marks += [(line.file, line.number + 1) for line, _ in log.find(compiled(_REQUIREMENTS_HEAD), _READ)]
+    places = {(line.file, line.number): line.text for line in log.lines} if marks else {}
+    found: set[tuple[str, int]] = set()
+    for file, number in marks:
+        for step in (1, -1):
+            at = number
+            while (file, at) in places and (at == number or (file, at) not in found):
+                if not compiled(_REQUIREMENTS).search(places[file, at]):
+                    break
+                found.add((file, at))
+                at += step
+    return found

@@ -1,0 +1,62 @@
+"""Rewrites exit statuses and localized messages of the loader and the kernel to one form. Pure.
+
+"浮点数例外" becomes "Floating point exception",
+and "Exit Code:    136" is followed by "[ended by SIGFPE]": each pattern of signatures.yaml is written once.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from envbuild.facts import log_signatures
+
+_SIGNALS: dict[int, str] = {
+    number: f"SIG{name}"
+    for name, number in (
+        ("ILL", signal.SIGILL), ("ABRT", signal.SIGABRT), ("BUS", signal.SIGBUS),
+        ("FPE", signal.SIGFPE), ("KILL", signal.SIGKILL), ("SEGV", signal.SIGSEGV),
+    )
+}  # fmt: skip
+_STATUS = 128
+"""What a shell adds to the number of the signal that ended a program."""
+_BETWEEN = r"['\"]?[ \t]{0,12}(?:[:=(]|is|was|of|with)?[ \t'\"(]{0,12}"
+_EXITS = tuple(
+    re.compile(pattern, re.IGNORECASE | re.ASCII)
+    for pattern in (
+        rf"(?:exit|return|error|termination)(?:ed|ing)?[ _-]?(?:with )?(?:exit[ _-]?)?(?:code|status|value){_BETWEEN}"
+        r"(?P<status>-?\d{1,3})(?![\d.:])",
+        r"\bexited(?: with)?(?: an?)?(?: code| status| error)?[ :=(]{1,4}(?P<status>-?\d{1,3})\b(?![.:])",
+        r"\bexitcode[ :=]{1,4}(?P<code>\d{1,3}):(?P<signal>\d{1,2})\b",
+        r"\bfailed {1,40}(?P<code>\d{1,3}):(?P<signal>\d{1,2})\b",
+        r"\b(?:killed|terminated|interrupted|died|caught|got|received|fatal|term(?:ination)?) (?:by |with |from |on )?"
+        r"signal[ :=#(]{1,4}(?P<signal>\d{1,2})\b",
+    )
+)
+"""The status of a shell or of Python, and of Slurm, which writes the program's own and the signal: 0:8."""
+
+
+def patterns() -> tuple[re.Pattern[str], ...]:
+    """What a line that is rewritten has one of."""
+    return (*_EXITS, *(form for row in log_signatures.system_messages() for form in row.forms))
+
+
+def rewritten(text: str) -> str:
+    """A line with the English message in the place of a localized one, and with the signal after an exit status."""
+    for row in log_signatures.system_messages():
+        for form in row.forms:
+            text = form.sub(row.english, text)
+    for pattern in _EXITS:
+        text = pattern.sub(_with_signal, text)
+    return text
+
+
+def _with_signal(match: re.Match[str]) -> str:
+    found = match.groupdict()
+    number = int(found.get("signal") or 0) or _number(int(found.get("status") or found.get("code") or 0))
+    return f"{match[0]} [ended by {_SIGNALS[number]}]" if number in _SIGNALS else match[0]
+
+
+def _number(status: int) -> int:
+    """The signal that a status stands for: Python's is negative, a shell's is larger by 128."""
+    return -status if status < 0 else status - _STATUS

@@ -1,0 +1,103 @@
+"""What extensions are compiled with, as facts: where nvcc comes from, what compilers read, and what they say.
+
+Every function raises FactsError as those of database.py do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from envbuild.facts import fact_files
+from envbuild.facts.fields import STRICT, FactRow, Name, Pattern, Release, Text
+
+Folder = Annotated[str, Field(pattern=r"^(/[a-z0-9]+)+$")]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9+_.-]+$")]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Wheels(FactRow):
+    """nvcc as wheels, for a major version of CUDA: extras of the distribution cuda-toolkit, and the folder below
+    site-packages that is CUDA_HOME then. `lacks` says why there is none."""
+
+    major: int
+    extras: tuple[Name, ...] = ()
+    folder: Annotated[str, Field(pattern=r"^[a-z0-9/]+$")] = ""
+    lacks: Text | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Debian(FactRow):
+    """nvcc of a CUDA release as packages of a Debian suite, in components of its archive; `home` is CUDA_HOME then, and
+    `environment` names the host compiler that goes with it."""
+
+    cuda: Release
+    suite: Name
+    packages: tuple[Word, ...]
+    components: tuple[Name, ...]
+    home: Folder
+    environment: Mapping[Word, Word] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HostCompiler(FactRow):
+    """The first major version of gcc that torch's cpp_extension refuses to use with a CUDA release."""
+
+    cuda: Release
+    gcc_below: int
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Complaint(FactRow):
+    """What is said where something cannot be compiled. `say`: what to do, with the pattern's groups in braces."""
+
+    pattern: Pattern
+    say: Text = ""
+
+
+@cache
+def wheels() -> Mapping[int, Wheels]:
+    """By CUDA's major version."""
+    return {row.major: row for row in fact_files.rows("compilers", "wheels", Wheels)}
+
+
+def debians() -> tuple[Debian, ...]:
+    """Every CUDA release that Debian has."""
+    return fact_files.rows("compilers", "debian", Debian)
+
+
+def debian(cuda: str) -> tuple[Debian, ...]:
+    """Of a CUDA release, as in "12.4"."""
+    return tuple(row for row in debians() if row.cuda == cuda)
+
+
+@cache
+def hosts() -> Mapping[str, HostCompiler]:
+    """By CUDA release, as in "12.4"."""
+    return {row.cuda: row for row in fact_files.rows("compilers", "host_compilers", HostCompiler)}
+
+
+@cache
+def variables() -> frozenset[str]:
+    """Those that compilers and torch read themselves, so that a source need not mention them."""
+    return frozenset(fact_files.read("compilers").data["variables"])
+
+
+@cache
+def debian_packages() -> str:
+    """A pattern for the names of Debian packages that decide what a host compiler makes."""
+    pattern: str = fact_files.read("compilers").data["debian_packages"]
+    return pattern
+
+
+def complaints() -> tuple[Complaint, ...]:
+    """The first that is found counts."""
+    return fact_files.rows("compilers", "complaints", Complaint)
+
+
+def out_of_memory() -> tuple[Complaint, ...]:
+    return fact_files.rows("compilers", "out_of_memory", Complaint)

@@ -1,0 +1,114 @@
+"""The kinds of field that facts have: words, versions and patterns of bounded form, and what every row says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Annotated, Any, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator
+from pydantic.dataclasses import dataclass
+
+# Built when first used: a profile for the CPU asks for none of these rows.
+STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)
+
+# verified: shown by a command or read in a primary source; reported: said by those who met it; inferred: follows from
+# verified facts by a step of our own; unconfirmed: one weak source.
+Status = Literal["verified", "reported", "inferred", "unconfirmed"]
+Sources = Annotated[tuple[str, ...], Field(min_length=1)]
+Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[01][0-9](-[0-3][0-9])?$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
+Text = Annotated[str, Field(min_length=1, max_length=600)]
+
+
+def is_version(text: str) -> bool:
+    """Whether it is one as Python packages have them, which a driver's is too."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _parsed(text: str) -> str:
+    Version(text)
+    return text
+
+
+def _specifier(text: str) -> str:
+    SpecifierSet(text)
+    return text
+
+
+Release = Annotated[str, AfterValidator(_parsed)]
+Specifier = Annotated[str, AfterValidator(_specifier)]
+Capability = Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class FactRow:
+    """What every fact says of itself: where it is from, how sure it is, and of when."""
+
+    source: Sources
+    status: Status
+    as_of: Date
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionRange:
+    """One or several PEP 440 specifiers: holds the versions that any of them takes, pre-releases too."""
+
+    any_of: tuple[SpecifierSet, ...]
+
+    def __contains__(self, version: object) -> bool:
+        try:
+            known = Version(str(version))
+        except InvalidVersion:
+            return False
+        return any(specifier.contains(known, prereleases=True) for specifier in self.any_of)
+
+    def __str__(self) -> str:
+        return " or ".join(str(specifier) for specifier in self.any_of)
+
+
+def _versions(value: Any) -> VersionRange:
+    if isinstance(value, VersionRange):
+        return value
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("must be a specifier in quotes, as in '>=12.4', or a list of them")
+    try:
+        return VersionRange(tuple(SpecifierSet(text) for text in texts))
+    except InvalidSpecifier as error:
+        raise ValueError(str(error)) from None
+
+
+# An unbounded repeat of a group or of the dot is what makes a regular expression slow on a hostile log.
+_SLOW = re.compile(r"(?<!\\)(?:\)[*+{]|\.[*+])|\\[1-9]")
+
+
+def _pattern(value: Any) -> re.Pattern[str]:
+    if isinstance(value, re.Pattern):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a regular expression in quotes")
+    if _SLOW.search(value):
+        raise ValueError("no repeated group, .* or .+: write a bounded gap, as in .{0,80}")
+    try:
+        return re.compile(value, re.IGNORECASE | re.ASCII)  # so that a word ends where another script begins
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+
+
+def _any_pattern(value: Any) -> re.Pattern[str]:
+    """One, or a list of which any."""
+    if not isinstance(value, list):
+        return _pattern(value)
+    return _pattern("|".join(_pattern(item).pattern for item in value))
+
+
+Spec = Annotated[VersionRange, PlainValidator(_versions)]
+Pattern = Annotated[re.Pattern[str], PlainValidator(_pattern)]
+AnyPattern = Annotated[re.Pattern[str], PlainValidator(_any_pattern)]

@@ -1,0 +1,223 @@
+"""How causes show in logs, read from facts/data/signatures.yaml; its head says what each key means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from envbuild.facts import database, fact_files
+from envbuild.facts.advisories import Change
+from envbuild.facts.fields import STRICT, Capability, FactRow, Name, Pattern, Text
+from envbuild.util.errors import FactsError, near
+
+Patterns = tuple[Pattern, ...]
+State = Literal[
+    "card-below-torch", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented", "hang-stack",
+    "memory-grows", "memory-of-others", "rank-failed-first",
+]  # fmt: skip
+ANY = "*"
+NEUTRAL = "neutral"
+"""The component of libraries in which many different faults show."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Signature(FactRow):
+    """The looks of an advisory, or of a cause that no version is to blame for; that one has `title` and `remedy`."""
+
+    id: Name
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    lines: Patterns = ()
+    never: Patterns = ()
+    needs: Patterns = ()
+    states: frozenset[State] = frozenset()
+    shown_by: Mapping[State, Patterns] = Field(default_factory=dict)
+    raised_by: Patterns = ()
+    lowered_by: Patterns = ()
+    unless: Patterns = ()
+    loaded: frozenset[str] = frozenset()
+    stack: frozenset[str] = frozenset()
+    yields_to: frozenset[str] = frozenset()
+    title: Text | None = None
+    remedy: Text | None = None
+    prove: Text | None = None
+    change: Change = Field(default_factory=Change)
+    cite: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GpuPattern(FactRow):
+    """The compute capability of cards that the facts do not have, by their names."""
+
+    pattern: Pattern
+    compute_capability: Capability
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Word(FactRow):
+    """Lines that say something of the surroundings which an advisory asks for."""
+
+    kind: Literal["environment", "features", "extensions"]
+    word: Name
+    lines: Patterns
+    unless: Patterns = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SignatureAdvice(FactRow):
+    """What to turn on before the next run."""
+
+    say: Text
+    lines: Patterns
+    unless: Patterns = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Possible(FactRow):
+    """What a crash or NaN may come from that no line names: advisories by id, and how sure that is where they hold."""
+
+    lines: Patterns
+    unless: Patterns = ()
+    advisories: Mapping[Name, Annotated[float, Field(gt=0, lt=0.5)]]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Component(FactRow):
+    """Libraries (or Python files) and functions of stacks that belong together."""
+
+    component: Name
+    libraries: Patterns = ()
+    functions: Patterns = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SystemMessage(FactRow):
+    """A message of the C library, the loader or the shell in other languages."""
+
+    english: Text
+    forms: Patterns
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Hearsay(FactRow):
+    """What stands before words that this run did not say: of another run, or in a text about errors."""
+
+    before: Patterns
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Around(FactRow):
+    """What stands before or after a name which says that the name is not of what failed; with any of `not_before` or
+    `not_after` it is."""
+
+    before: Patterns = ()
+    after: Patterns = ()
+    not_before: Patterns = ()
+    not_after: Patterns = ()
+
+
+@cache
+def _rows() -> Mapping[str, Signature]:
+    return {row.id: row for row in fact_files.rows("signatures", "signatures", Signature)}
+
+
+def signatures() -> Mapping[str, Signature]:
+    """By id, one for every advisory (a site's own too) and every other cause. Raises FactsError where one is named that
+    is not there."""
+    return _signatures(fact_files.site_files())
+
+
+@cache
+def _signatures(site: tuple[Path, ...]) -> Mapping[str, Signature]:
+    """`site`: the files whose advisories are among the facts'."""
+    advisories, rows = {advisory.id: advisory for advisory in database.advisories()}, _rows()
+    known = {*advisories, *rows}
+    for row in rows.values():
+        for other in sorted(row.yields_to - known - {ANY}):
+            raise FactsError(f"signature {row.id!r} yields to {other!r}, which is not known", hint=near(other, known))
+        if row.id not in advisories and not (row.title and row.remedy and (row.lines or row.shown_by)):
+            raise FactsError(f"{row.id!r} is no advisory, and as a cause needs title, lines and remedy")
+    return {
+        **{
+            advisory.id: Signature(id=advisory.id, source=advisory.source, status=advisory.status, as_of=advisory.as_of)
+            for advisory in advisories.values()
+        },
+        **rows,
+    }
+
+
+@cache
+def cards() -> tuple[GpuPattern, ...]:
+    return fact_files.rows("signatures", "cards", GpuPattern)
+
+
+@cache
+def words() -> tuple[Word, ...]:
+    return fact_files.rows("signatures", "words", Word)
+
+
+@cache
+def advice() -> tuple[SignatureAdvice, ...]:
+    return fact_files.rows("signatures", "advice", SignatureAdvice)
+
+
+@cache
+def components() -> tuple[Component, ...]:
+    return fact_files.rows("signatures", "components", Component)
+
+
+@cache
+def system_messages() -> tuple[SystemMessage, ...]:
+    return fact_files.rows("signatures", "system_messages", SystemMessage)
+
+
+def possible() -> tuple[Possible, ...]:
+    """Raises FactsError where an advisory is named that is not there."""
+    rows, known = (
+        fact_files.rows("signatures", "possible", Possible),
+        {advisory.id for advisory in database.advisories()},
+    )
+    for name in sorted({name for row in rows for name in row.advisories} - known):
+        raise FactsError(f"{name!r} is possible, and no advisory", hint=near(name, known))
+    return rows
+
+
+@cache
+def hearsay() -> Patterns:
+    return tuple(pattern for row in fact_files.rows("signatures", "hearsay", Hearsay) for pattern in row.before)
+
+
+@cache
+def _around(table: Literal["elsewhere", "mentions"]) -> tuple[Around, ...]:
+    return fact_files.rows("signatures", table, Around)
+
+
+def elsewhere(before: str, after: str) -> bool:
+    """Whether a name between these words is of a GPU or a version with which it went well, not of what failed."""
+    return _stands("elsewhere", before[-_NEAR:], after[:_NEAR])
+
+
+def mentioned(before: str, after: str) -> bool:
+    """Whether a version between these words is recommended, required or of another run: not evidence of what is
+    installed."""
+    return _stands("mentions", before[-_COMMAND:], after[:_NEAR]) or elsewhere(before, after)
+
+
+_NEAR, _COMMAND = 120, 400
+"""Characters that are searched around a name: a sentence, and a command with its arguments."""
+
+
+def _stands(table: Literal["elsewhere", "mentions"], near: str, rest: str) -> bool:
+    return any(
+        (_any(row.before, near) and not _any(row.not_before, near))
+        or (_any(row.after, rest) and not _any(row.not_after, rest))
+        for row in _around(table)
+    )
+
+
+def _any(patterns: Patterns, text: str) -> bool:
+    return any(pattern.search(text) for pattern in patterns)

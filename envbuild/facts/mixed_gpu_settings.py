@@ -1,0 +1,79 @@
+"""What cards of unequal kinds need to work together: a common type, and settings of the libraries. Pure.
+
+Which settings there are and why stands in facts/data/fleet.yaml.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from envbuild.facts import fact_files
+from envbuild.facts.advisories import Gpu
+from envbuild.facts.fields import STRICT, FactRow, Spec, Text
+
+DTYPE = "ENVBUILD_DTYPE"
+"""The variable that names the common half type as torch does: `getattr(torch, os.environ["ENVBUILD_DTYPE"])`."""
+
+Feature = Literal["tf32", "bf16", "fp8"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """An environment variable of the image, and why it has its value."""
+
+    variable: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Some:
+    """What a card may have: a feature, or a compute capability within a range."""
+
+    feature: Feature | None = None
+    compute_capability: Spec | None = None
+
+    def has(self, gpu: Gpu) -> bool:
+        return (self.feature is None or self.feature in gpu.features) and (
+            self.compute_capability is None or gpu.compute_capability in self.compute_capability
+        )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _Rule(FactRow):
+    variable: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+    value: Text
+    some: _Some
+    reason: Text
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _Dtype(FactRow):
+    name: Literal["bfloat16", "float16"]
+    feature: Feature | None = None
+
+
+def settings(gpus: Sequence[Gpu]) -> Iterator[Setting]:
+    """Nothing for cards of one model. Raises FactsError where the facts are malformed."""
+    if len(gpus) < 2:
+        return
+    yield _common_dtype(gpus)
+    for rule in fact_files.rows("fleet", "settings", _Rule):
+        if 0 < sum(map(rule.some.has, gpus)) < len(gpus):
+            yield Setting(rule.variable, rule.value, rule.reason)
+
+
+def _common_dtype(gpus: Sequence[Gpu]) -> Setting:
+    better: list[str] = []
+    for row in fact_files.rows("fleet", "dtypes", _Dtype):
+        lacking = [gpu.id for gpu in gpus if row.feature and row.feature not in gpu.features]
+        if not lacking:
+            why = "; ".join([f"all of {', '.join(gpu.id for gpu in gpus)} have it", *better])
+            return Setting(DTYPE, row.name, f"the common half type: {why}")
+        better.append(f"{row.name} is missing on {', '.join(lacking)}")
+    raise AssertionError("the last of dtypes in facts/data/fleet.yaml asks for no feature")

@@ -1,0 +1,208 @@
+"""The package index as this machine is configured for it: what pip and uv already know is never asked for again."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import requests
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from urllib3.util.retry import Retry
+
+from envbuild.facts import database
+from envbuild.fetch import uv_config
+from envbuild.util import settings
+from envbuild.util.errors import SettingsError
+from envbuild.util.http_limits import Adapter, Network
+from envbuild.util.memo import once
+from envbuild.util.process import run
+from envbuild.util.urls import host
+
+PARALLEL = 8
+PIP_SECONDS = 30.0
+
+
+@once
+def _pip() -> Mapping[str, str]:
+    """pip's own settings for installing, as `pip config list` names them: environment over [install] over [global].
+
+    Raises ProcessTimeout where pip does not start.
+    """
+    done = run([sys.executable, "-P", "-m", "pip", "config", "list"], timeout=PIP_SECONDS)
+    ranks = {"global": 0, "install": 1, ":env:": 2}
+    found: dict[str, tuple[int, str]] = {}
+    for line in done.stdout.splitlines() if done.code == 0 else ():
+        key, separator, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if separator and section in ranks:
+            found[name] = max(found.get(name, (-1, "")), (ranks[section], str(ast.literal_eval(value))))
+    return {name: value for name, (_, value) in found.items()}
+
+
+@once
+def uv_environment() -> dict[str, str]:
+    """pip's indexes, find-links and certificate as uv's variables; what uv itself is configured with stays in force.
+
+    Variables and not options: an address may hold credentials, and every user can read a command line.
+    """
+    pip = _pip()
+    own = os.environ
+    found: dict[str, str] = {}
+    if "index-url" in pip and not (own.get("UV_DEFAULT_INDEX") or own.get("UV_INDEX_URL")):
+        found["UV_DEFAULT_INDEX"] = pip["index-url"]
+    if "extra-index-url" in pip:
+        found["UV_INDEX"] = " ".join([*own.get("UV_INDEX", "").split(), *pip["extra-index-url"].split()])
+        # pip takes the best version of all its indexes; uv would stop at the first that has the name.
+        found.setdefault("UV_INDEX_STRATEGY", own.get("UV_INDEX_STRATEGY", "unsafe-best-match"))
+    if "find-links" in pip:
+        found["UV_FIND_LINKS"] = ",".join(
+            [*filter(None, own.get("UV_FIND_LINKS", "").split(",")), *pip["find-links"].split()]
+        )
+    if "trusted-host" in pip:
+        found["UV_INSECURE_HOST"] = " ".join([*own.get("UV_INSECURE_HOST", "").split(), *pip["trusted-host"].split()])
+    if "cert" in pip and "SSL_CERT_FILE" not in own:
+        found["SSL_CERT_FILE"] = pip["cert"]
+    return found
+
+
+def uv_variables(requirements: Iterable[str]) -> dict[str, str | None]:
+    """All changes to the environment for a run of uv on these requirements; None removes a variable."""
+    found = uv_environment()
+    pages = torch_pages(requirements)
+    if pages:
+        links = found.get("UV_FIND_LINKS") or os.environ.get("UV_FIND_LINKS", "")
+        found = {**found, "UV_FIND_LINKS": ",".join([*filter(None, [links]), *pages])}
+    return uv_config.environment(found)
+
+
+def uv_options() -> list[str]:
+    """What of pip's configuration uv has no variable for."""
+    return ["--no-index"] if _pip().get("no-index", "").lower() in ("1", "true", "yes", "on") else []
+
+
+@once
+def credentials() -> dict[str, tuple[str, str]]:
+    """User and password by host and port, from the configured indexes' own addresses."""
+    found: dict[str, tuple[str, str]] = {}
+    for address in addresses():
+        parts = urllib.parse.urlsplit(address)
+        if parts.username:
+            known = (urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or ""))
+            found[host(parts.netloc)] = known
+    return found
+
+
+def certificate() -> str | None:
+    """The file of authorities that pip is configured with."""
+    return _pip().get("cert")
+
+
+def addresses() -> list[str]:
+    """The indexes, pages and folders that packages are taken from, credentials included: those of pip and of uv, and
+    pip's own default where none replaces it. Nothing where pip may ask no index and knows no page or folder."""
+    default, others, links = _places()
+    return list(dict.fromkeys([*default, *others, *links]))
+
+
+def indexes() -> list[str]:
+    """The indexes alone, in the order in which uv asks them: the default one is the last."""
+    default, others, _ = _places()
+    return [*others, *default]
+
+
+def links() -> list[str]:
+    """The pages and folders of find-links."""
+    return _places()[2]
+
+
+TORCH_INDEX = "ENVBUILD_TORCH_INDEX"
+"""The variable that comes before the setting torch_index; --torch-index sets it, for the processes of `make` too."""
+PYTORCH = "pytorch"
+
+
+def torch_pages(requirements: Iterable[str]) -> list[str]:
+    """The pages of PyTorch's own index, or of a mirror of it, for requirements of a build with a local label, as in
+    torch==2.13.0+cpu; none unless the user asked for it. No other package is taken from there.
+
+    Raises SettingsError where the setting is neither `pytorch` nor an address.
+    """
+    place = os.environ.get(TORCH_INDEX) or settings.setting("torch_index")
+    if not place:
+        return []
+    known = database.torch_index()
+    address = known.address if place == PYTORCH else place
+    if "://" not in address:
+        raise SettingsError(f"torch_index: {place!r} is invalid", hint=f"{PYTORCH}, or the address of a mirror")
+    asked = [r for r in map(Requirement, requirements) if canonicalize_name(r.name) in known.packages]
+    builds = {(r.name, s.version.partition("+")[2]) for r in asked for s in r.specifier if "+" in s.version}
+    return [f"{address.replace('{build}', build).rstrip('/')}/{name}/" for name, build in sorted(builds)]
+
+
+def first_only() -> bool:
+    """Whether the first index that has a package answers for it, as uv does unless it is configured to search all."""
+    variables = {**os.environ, **uv_environment()}
+    return str(variables.get("UV_INDEX_STRATEGY") or _uv_file().get("index-strategy") or "first-index") == "first-index"
+
+
+def _places() -> tuple[list[str], list[str], list[str]]:
+    """The default index, the others, and the pages and folders of find-links."""
+    variables = {**os.environ, **uv_environment()}
+    file = _uv_file()
+    named = [index for index in _listed(file.get("index")) if isinstance(index, dict) and not index.get("explicit")]
+    default = variables.get("UV_DEFAULT_INDEX") or variables.get("UV_INDEX_URL") or file.get("index-url")
+    own_default = [index.get("url") for index in named if index.get("default")]
+    links = [*variables.get("UV_FIND_LINKS", "").split(","), *_listed(file.get("find-links"))]
+    if uv_options() or file.get("no-index"):
+        return [], [], _texts(links)
+    others = [
+        *variables.get("UV_INDEX", "").split(), *variables.get("UV_EXTRA_INDEX_URL", "").split(),
+        *(index.get("url") for index in named if not index.get("default")), *_listed(file.get("extra-index-url")),
+    ]  # fmt: skip
+    return _texts([default] if default else own_default or _pip_default()), _texts(others), _texts(links)
+
+
+def _texts(values: list[Any]) -> list[str]:
+    """uv takes name=address as well."""
+    found = (re.sub(r"^[A-Za-z0-9_.-]+=(?=[a-z]+://)", "", text) for text in values if isinstance(text, str) and text)
+    return list(dict.fromkeys(found))
+
+
+def _uv_file() -> dict[str, Any]:
+    """The site's part of uv's own files; what is wrong with one is reported by what runs uv."""
+    try:
+        return uv_config.site()
+    except SettingsError:
+        return {}
+
+
+def _pip_default() -> list[str]:
+    """What pip asks where nobody tells it otherwise, in pip's own words."""
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        return []
+    return [PyPI.simple_url]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def session(tries: int = 5, limits: Network | None = None) -> requests.Session:
+    """Proxies, netrc and certificates as requests finds them in the environment, as pip does.
+
+    `limits`: None: as they are configured."""
+    made = requests.Session()
+    authorities = certificate()
+    if authorities:
+        made.verify = authorities
+    again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
+    for scheme in ("http://", "https://"):
+        made.mount(scheme, Adapter(limits, max_retries=again if tries > 1 else 0, pool_maxsize=PARALLEL))
+    return made

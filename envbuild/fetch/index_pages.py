@@ -1,0 +1,151 @@
+"""What the configured indexes and find-links list of a package: the simple API as HTML (PEP 503) and JSON (PEP 691).
+
+Indexes are read as uv reads them: the first one that has a package answers for it, unless uv searches all.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import requests
+from packaging.utils import (
+    InvalidName,
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import Version
+
+from envbuild.fetch import index_config
+from envbuild.util import http_limits, urls
+from envbuild.util.errors import NetworkError
+from envbuild.util.memo import once
+
+MAX_BYTES = 64 << 20  # the largest page of a single package is a few MB
+_ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A file that an index lists. `sha256`, `uploaded`: None where the index does not give them."""
+
+    file: str
+    sha256: str | None = None
+    requires_python: str = ""
+    uploaded: datetime.datetime | None = None
+    yanked: bool = False
+
+    @property
+    def parsed(self) -> tuple[str, Version] | None:
+        """Name and version; None for a file that is neither a wheel nor an sdist."""
+        try:
+            found = (parse_wheel_filename if self.file.endswith(".whl") else parse_sdist_filename)(self.file)
+        except (InvalidWheelFilename, InvalidSdistFilename, InvalidName):
+            return None
+        return found[0], found[1]
+
+
+@once
+def listed(name: str) -> tuple[Listed, ...]:
+    """The files of a package (its normal name), yanked ones included. Raises NetworkError where an index does not
+    answer."""
+    found: list[Listed] = []
+    for address in index_config.indexes():
+        page = _page(f"{address.rstrip('/')}/{name}/", name)
+        found += page
+        if page and index_config.first_only():
+            break
+    for place in index_config.links():
+        found += _links(place, name)
+    return tuple(item for item in found if item.parsed and item.parsed[0] == name)
+
+
+def listed_at(address: str, name: str) -> tuple[Listed, ...]:
+    """The files of a package on one page of links. Raises NetworkError where it does not answer."""
+    return tuple(item for item in _links(address, name) if item.parsed and item.parsed[0] == name)
+
+
+def _links(place: str, name: str) -> Iterable[Listed]:
+    folder = _local(place)
+    if folder and folder.is_dir():
+        return [Listed(file.name) for file in folder.iterdir()]
+    return _page(place, name)
+
+
+def _local(place: str) -> Path | None:
+    parts = urllib.parse.urlsplit(place)
+    if parts.scheme in ("", "file"):
+        return Path(urllib.request.url2pathname(parts.path) if parts.scheme else place).expanduser()
+    return None
+
+
+def _page(address: str, name: str) -> list[Listed]:
+    local = _local(address)
+    if local:
+        file = local / "index.html" if local.is_dir() else local
+        return list(_html(file.read_text(encoding="utf-8", errors="replace"))) if file.is_file() else []
+    shown = urls.host(urllib.parse.urlsplit(address).netloc)
+    try:
+        with index_config.session() as session:
+            answer = session.get(address, headers={"Accept": _ACCEPT}, timeout=60, stream=True)
+            if 400 <= answer.status_code < 500:  # it has no such package, or none for us
+                return []
+            answer.raise_for_status()
+            raw = http_limits.body(answer, MAX_BYTES)
+    except (requests.RequestException, OSError) as error:
+        raise NetworkError(f"the package index {shown} did not answer for {name}: {type(error).__name__}") from error
+    if len(raw) > MAX_BYTES:
+        raise NetworkError(f"the package index {shown} has a page of more than {MAX_BYTES} bytes for {name}")
+    text = raw.decode("utf-8", "replace")
+    if "json" not in answer.headers.get("Content-Type", ""):
+        return list(_html(text))
+    try:
+        return list(_json(json.loads(text)))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NetworkError(f"invalid JSON for {name} from the package index {shown}") from error
+
+
+def _json(page: dict[str, Any]) -> Iterator[Listed]:
+    for item in page["files"]:
+        sha256 = item.get("hashes", {}).get("sha256")
+        yield Listed(
+            str(item["filename"]), sha256, str(item.get("requires-python") or ""),
+            _date(item.get("upload-time")), bool(item.get("yanked")),
+        )  # fmt: skip
+
+
+def _date(text: Any) -> datetime.datetime | None:
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+
+
+class _Anchors(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[dict[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.found.append(dict(attrs))
+
+
+def _html(text: str) -> Iterator[Listed]:
+    parser = _Anchors()
+    parser.feed(text)
+    for anchor in parser.found:
+        address, _, fragment = (anchor.get("href") or "").partition("#")
+        file = urllib.parse.unquote(urllib.parse.urlsplit(address).path).rpartition("/")[2]
+        sha256 = urllib.parse.parse_qs(fragment).get("sha256", [None])[0]
+        yield Listed(file, sha256, anchor.get("data-requires-python") or "", None, "data-yanked" in anchor)

@@ -1,0 +1,156 @@
+"""How far a resolved version is behind the newest release, and why. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from envbuild.fetch.index_pages import Listed
+from envbuild.util.errors import Fault, ProfileError, some
+
+MOST_DAYS = 548
+"""18 months: a torch release and what was made for it stay usable together for about that long."""
+MOST_RELEASES = 78
+"""A project that releases weekly has as many in 18 months. Counted as well, since an index may have no dates."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version that is not yanked. `fits`: a file of it supports this Python; `usable`: one of these is a wheel for
+    this platform. `uploaded`: when its first file was; None where the index does not say."""
+
+    version: Version
+    uploaded: datetime.datetime | None
+    fits: bool
+    usable: bool
+
+
+@dataclass(frozen=True)
+class Lag:
+    """A resolved version and the newest release in the required range. `reason`: why that was not chosen: no wheel, it
+    requires another Python, or it contradicts another requirement. `rival`: the newest release that has a wheel."""
+
+    name: str
+    chosen: str
+    newest: str
+    rival: str | None
+    releases: int
+    days: int | None
+    reason: Literal["no wheel", "python", "incompatible"]
+    far: bool
+
+    @property
+    def refused(self) -> bool:
+        """Releases that the profile's Python excludes are only reported."""
+        return self.far and self.reason != "python"
+
+    @property
+    def distance(self) -> str:
+        months = f", {some(round(self.days / 30.4), 'month')}" if self.days is not None else ""
+        return f"{some(self.releases, 'release')}{months} behind {self.newest}"
+
+
+def releases(files: Iterable[Listed], python: str, tags: Collection[Tag]) -> list[Release]:
+    """The versions of a package that are not yanked, oldest first, for a Python and the wheel tags of a platform."""
+    grouped: dict[Version, list[Listed]] = {}
+    for file in files:
+        if file.parsed and not file.yanked:
+            grouped.setdefault(file.parsed[1], []).append(file)
+    found = []
+    for version, group in sorted(grouped.items()):
+        fitting = [file for file in group if _takes(file.requires_python, python)]
+        dates = [file.uploaded for file in group if file.uploaded]
+        usable = any(_tagged(file.file, tags) for file in fitting)
+        found.append(Release(version, min(dates, default=None), bool(fitting), usable))
+    return found
+
+
+def _takes(requires: str, python: str) -> bool:
+    try:
+        return SpecifierSet(requires).contains(python)
+    except InvalidSpecifier:
+        return True
+
+
+def _tagged(file: str, tags: Collection[Tag]) -> bool:
+    try:
+        return file.endswith(".whl") and any(tag in tags for tag in parse_wheel_filename(file)[3])
+    except InvalidWheelFilename:
+        return False
+
+
+def specifier(name: str, requirements: Iterable[str], python: str) -> SpecifierSet:
+    """What all requirements together allow of a package, where their markers hold for this Python on Linux."""
+    here = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux",
+            "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix", "extra": ""}  # fmt: skip
+    found = SpecifierSet()
+    for text in requirements:
+        requirement = Requirement(text)
+        holds = requirement.marker is None or requirement.marker.evaluate(here)
+        if canonicalize_name(requirement.name) == name and holds:
+            found &= requirement.specifier
+    return found
+
+
+def is_pinned(specifiers: SpecifierSet) -> bool:
+    return any(one.operator in ("==", "===") and not one.version.endswith(".*") for one in specifiers)
+
+
+def lag(name: str, chosen: str, wanted: SpecifierSet, known: Sequence[Release]) -> Lag | None:
+    """Compare a resolved version with the newest release that `wanted` allows; None: nothing to report."""
+    own = Version(chosen)
+    newer = [r for r in known if r.version > own and not r.version.is_prerelease and wanted.contains(r.version)]
+    if not newer:
+        return None
+    uploaded = next((release.uploaded for release in known if release.version == own), None)
+
+    def judged(later: list[Release], reason: Literal["no wheel", "python", "incompatible"]) -> Lag:
+        newest = later[-1]
+        days = (newest.uploaded - uploaded).days if newest.uploaded and uploaded else None
+        far = len(later) > MOST_RELEASES or (days is not None and days > MOST_DAYS)
+        rivals = [str(release.version) for release in later if release.usable]
+        rival = rivals[-1] if rivals else None
+        return Lag(name, chosen, str(newest.version), rival, len(later), days, reason, far)
+
+    fitting = [release for release in newer if release.fits]
+    if not fitting:
+        found = judged(newer, "python")
+        return found if found.far else None
+    usable = any(release.usable for release in fitting)
+    found = judged(fitting, "incompatible" if usable else "no wheel")
+    return found if found.far or not fitting[-1].usable else None
+
+
+def sentence(found: Lag, target: str) -> str:
+    """The version, the newest release, and why that was not chosen. `target`: what a wheel must fit."""
+    why = {
+        "no wheel": f"{found.newest} has no wheel for {target}",
+        "python": f"{found.newest} needs another Python",
+        "incompatible": f"{found.rival} has a wheel, but does not fit what else is asked for",
+    }
+    return f"{found.name} {found.chosen} is {found.distance}: {why[found.reason]}"
+
+
+def refusal(found: Sequence[Lag], target: str, reasons: Mapping[str, str]) -> ProfileError:
+    """The error for versions that are far behind and not pinned. `reasons`: name and version of a newer release -> why
+    it does not fit, in uv's words."""
+    ways = [COMPILE] if any(one.reason == "no wheel" for one in found) else []
+    accepting = " ".join(f"--accept-old {one.name}" for one in found)
+    pins = ", ".join(f"{one.name}=={one.chosen}" for one in found)
+    ways.append(f"to take the old version: {accepting} (recorded in the lock), or require it: {pins}")
+    return ProfileError(
+        f"far behind the newest release, and not asked for: {', '.join(f'{one.name} {one.chosen}' for one in found)}",
+        hint="\n".join([*ways, *(f"why not {name}: {text[:600]}" for name, text in reasons.items())]),
+        faults=[Fault(sentence(one, target)) for one in found],
+    )
+
+
+COMPILE = "to compile a package from source: extensions: in the profile (docs/profiles.md)"

@@ -1,0 +1,109 @@
+"""Build records: which lock gave which image.
+
+A record is what allows an image to be proved: the self-test's output can be forged by an image that controls its own
+Python, so only an image that this envbuild made from a lock may be called verified.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from envbuild.util import settings
+from envbuild.util.atomic_files import write_atomically
+from envbuild.util.errors import some
+
+
+@dataclass(frozen=True)
+class CompiledRecord:
+    """An extension's wheel as it went into an image: `key` is that of the cache, `roots` what it fills below
+    site-packages."""
+
+    name: str
+    key: str
+    file: str
+    sha256: str
+    roots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One build: this lock gave this image. `recipe` is the hash of all else that decides what is in it, but for what
+    was compiled from source: `extensions`."""
+
+    image: str
+    handle: str
+    lock: str
+    recipe: str
+    layers: tuple[str, ...]
+    builder: str
+    extensions: tuple[CompiledRecord, ...] = ()
+
+
+def write(record: Record) -> None:
+    write_atomically(_file(record), json.dumps(asdict(record), indent=1))
+
+
+def remove(record: Record) -> None:
+    _file(record).unlink(missing_ok=True)
+
+
+def every(image_id: str | None = None) -> Iterator[Record]:
+    """All of them, or those of one image."""
+    for file in sorted(settings.state_folder("builds", make=False).glob("*.json")):
+        record = _read(file)
+        if record and image_id in (None, record.image):
+            yield record
+
+
+def _file(record: Record) -> Path:
+    return settings.state_folder("builds") / f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
+
+
+def _read(file: Path) -> Record | None:
+    try:
+        data = {"extensions": (), **json.loads(file.read_text(encoding="utf-8"))}
+        compiled = tuple(CompiledRecord(**{**one, "roots": tuple(one["roots"])}) for one in data["extensions"])
+        return Record(**{**data, "layers": tuple(data["layers"]), "extensions": compiled})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # a damaged record proves nothing: the image is built again
+
+
+def another(before: Sequence[Record], now: Record, titles: Sequence[str]) -> str | None:
+    """What to tell where one recipe gave another image before; of several the one most like this. None where it did
+    not. `titles`: of the last layers; what is below them is the base."""
+    others = [record for record in before if record.image != now.image]
+    if not others:
+        return None
+    then = min(others, key=lambda record: len(_differing(record, now)))
+    what = [_layers(then, now, titles)]
+    wheels = {one.name: one.sha256 for one in then.extensions}
+    anew = [one.name for one in now.extensions if wheels.get(one.name) != one.sha256]
+    what += [f"compiled anew, to another wheel: {', '.join(anew)}"] if anew else []
+    what += [f"made by {then.builder} then, by {now.builder} now"] if then.builder != now.builder else []
+    return (
+        f"another image than before: this lock gave {then.image}, and now {now.image}; {'; '.join(what)}. Each needs a "
+        "proof of its own. What differs: envbuild diff --files of the two, while the engine has both"
+    )
+
+
+def _differing(a: Record, b: Record) -> list[int]:
+    """The numbers of layers, from 1, that are not in both at that place."""
+    most = max(len(a.layers), len(b.layers))
+    return [index + 1 for index in range(most) if a.layers[index : index + 1] != b.layers[index : index + 1]]
+
+
+def _layers(then: Record, now: Record, titles: Sequence[str]) -> str:
+    count = len(now.layers)
+    if len(then.layers) != count:
+        return f"it had {some(len(then.layers), 'layer')}, and has {count}"
+    differing = _differing(then, now)
+    if not differing:
+        return "its layers are the same, its labels or other settings are not"
+    known = dict(enumerate(titles, 1 + count - len(titles)))
+    named = ", ".join(f"{number} ({known.get(number, 'base')})" for number in differing)
+    return f"layer{'s' if len(differing) > 1 else ''} {named} of {count} differ{'' if len(differing) > 1 else 's'}"

@@ -1,0 +1,46 @@
+"""Where docker's own client would find the engine; and why it does not answer there."""
+
+from __future__ import annotations
+
+import os
+
+import docker
+import docker.context
+import docker.tls
+import docker.utils
+import requests
+
+from envbuild.util.errors import EngineError
+
+_DEEPEST = 20  # errors wrapped in one another that are looked into
+
+
+def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
+    """DOCKER_HOST, else the current docker context, else the default socket."""
+    if os.environ.get("DOCKER_HOST"):
+        parameters = docker.utils.kwargs_from_env()
+        return parameters.get("base_url") or os.environ["DOCKER_HOST"], parameters.get("tls") or None
+    try:
+        chosen = os.environ.get("DOCKER_CONTEXT")
+        api = docker.context.ContextAPI
+        context = api.get_context(chosen) if chosen else api.get_current_context()
+    except Exception as error:  # the library raises bare Exception for a damaged context
+        raise EngineError(f"the current docker context cannot be read: {error}", hint="docker context use") from error
+    if context is None:
+        raise EngineError("the current docker context does not exist", hint="docker context ls; docker context use")
+    return context.Host or "unix:///var/run/docker.sock", context.TLSConfig
+
+
+def why(error: BaseException) -> str:
+    """What the machine itself said, out of what libraries wrapped around it; else their first line."""
+    told, left = str(error), [error]
+    for depth in range(_DEEPEST):
+        if depth == len(left):
+            break
+        inner = left[depth]
+        if isinstance(inner, OSError) and inner.errno is not None and inner.strerror:
+            return inner.strerror.lower()
+        left += [one for one in (inner.__cause__, inner.__context__, *inner.args) if isinstance(one, BaseException)]
+    if any(isinstance(one, TimeoutError | requests.Timeout) for one in left):
+        return "no answer in time"
+    return told.partition("\n")[0]

@@ -1,0 +1,128 @@
+"""An OCI image layout in a folder: an image that the engine saves, with unpacked layers; written as one tar."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from envbuild.image import engine_archive
+from envbuild.image.engine import Engine, Image
+from envbuild.registry import oci
+from envbuild.registry.layer_compression import Unpacked
+from envbuild.registry.oci import Manifest
+from envbuild.util import strict_json, tempdirs
+from envbuild.util.errors import EngineError
+
+LAYOUT, INDEX = "oci-layout", "index.json"
+REF = "org.opencontainers.image.ref.name"
+_BLOCK = 1 << 20
+_LAYER = "application/vnd.oci.image.layer.v1.tar"
+
+
+class Folder:
+    """A layout being made, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tags: dict[str, str] = {}
+        (folder / "blobs" / "sha256").mkdir(parents=True)
+
+    def _path(self, digest: str) -> Path:
+        return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def manifest(self, target: str) -> Manifest | None:
+        digest = self._tags.get(target, target)
+        if not oci.DIGEST.fullmatch(digest) or not self._path(digest).is_file():
+            return None
+        raw = self._path(digest).read_bytes()
+        return Manifest(raw, json.loads(raw)["mediaType"])
+
+    def blob(self, digest: str, limit: int = strict_json.MAX_BYTES) -> bytes:
+        return self._path(digest).read_bytes()
+
+    def blocks(self, digest: str) -> Iterator[bytes]:
+        with self._path(digest).open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                yield block
+
+    def referrers(self, digest: str) -> list[dict[str, Any]]:
+        index = self.manifest(oci.fallback_tag(digest))
+        return oci.listed(index.document, "manifests") if index else []
+
+    def put_blob(self, raw: bytes) -> None:
+        self._path(oci.digest_of(raw)).write_bytes(raw)
+
+    def put_manifest(self, target: str, manifest: Manifest) -> bool:
+        self.put_blob(manifest.raw)
+        self._tags[target] = manifest.digest
+        return False
+
+    def take(self, engine: Engine, image: Image) -> Manifest:
+        """An image that the engine saves, its layers as blobs, unpacked. Raises EngineError, also if it saves
+        another."""
+        wanted = {image.id, *image.layers}
+        with engine_archive.files(engine, image) as contents:
+            taken = {self._take(content) for content in contents}
+        if not wanted <= taken:
+            raise EngineError(f"the engine saves another image than {image.id}")
+        for digest in taken - wanted:
+            self._path(digest).unlink()
+        sizes = {digest: self._path(digest).stat().st_size for digest in wanted}
+        document = {
+            "schemaVersion": 2,
+            "mediaType": oci.MANIFEST,
+            "config": {"mediaType": oci.CONFIG, "digest": image.id, "size": sizes[image.id]},
+            "layers": [{"mediaType": _LAYER, "digest": digest, "size": sizes[digest]} for digest in image.layers],
+        }
+        return Manifest(oci.encoded(document), oci.MANIFEST)
+
+    def _take(self, content: Unpacked) -> str:
+        partial = self.folder / "incoming"
+        with partial.open("wb") as file:
+            shutil.copyfileobj(content, file, _BLOCK)
+        partial.replace(self._path(content.digest))
+        return content.digest
+
+    def write(self, file: Path, files: Mapping[str, bytes]) -> Path:
+        """The whole as one tar, the same for the same content."""
+        tagged = [(tag, self.manifest(tag)) for tag in sorted(self._tags) if not oci.DIGEST.fullmatch(tag)]
+        manifests = [{**found.descriptor, "annotations": {REF: tag}} for tag, found in tagged if found]
+        own = {
+            LAYOUT: b'{"imageLayoutVersion":"1.0.0"}',
+            INDEX: oci.encoded({"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": manifests}),
+            **files,
+        }
+        with tarfile.open(file, "w", format=tarfile.GNU_FORMAT) as tar:
+            for path in sorted((self.folder / "blobs" / "sha256").iterdir()):
+                with path.open("rb") as stream:
+                    tar.addfile(tar_member(blob_path(path.name), path.stat().st_size), stream)
+            for inner, raw in sorted(own.items()):
+                tar.addfile(tar_member(inner, len(raw)), io.BytesIO(raw))
+        return file
+
+
+@contextlib.contextmanager
+def saved(engine: Engine, image: Image) -> Iterator[Folder]:
+    """An image of the engine as a layout, for as long as it is looked into. Raises EngineError."""
+    with tempdirs.folder("saved") as folder:
+        local = Folder(folder / "layout")
+        local.take(engine, image)
+        yield local
+
+
+def blob_path(digest: str) -> str:
+    """Where a layout has the blob of this digest."""
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def tar_member(name: str, size: int) -> tarfile.TarInfo:
+    """A plain file of `size` bytes, without a time or an owner."""
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member

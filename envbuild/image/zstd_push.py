@@ -1,0 +1,111 @@
+"""An image's layers packed with zstd, and brought into a registry by us: the engine packs them with gzip alone.
+
+What in the engine's archive is a layer, and what the configuration, is told by its digest, not by its name there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from envbuild.image import engine_archive
+from envbuild.image.engine import Engine, Image
+from envbuild.registry import image_reader, oci
+from envbuild.registry.client import Repository
+from envbuild.registry.layer_compression import Unpacked
+from envbuild.registry.oci import Manifest
+from envbuild.util import disk_space, tempdirs
+from envbuild.util.errors import DiskError, EngineError
+
+LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
+_LEVEL = 3  # zstd's own choice; another gives other digests
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A file that the engine saves. `digest` and `size` are of its content, unpacked. A layer has `packed`, the
+    descriptor of its packed form; what is small and none has `raw`, the content itself."""
+
+    digest: str
+    size: int
+    raw: bytes = b""
+    packed: dict[str, Any] = field(default_factory=dict)
+
+
+def push(engine: Engine, place: Repository, image: Image, tag: str, on_line: Callable[[str], None]) -> None:
+    """The image under a tag. What the registry has of it is not sent again; the manifest comes last, and is the same
+    for the same image and release of zstd. Raises DiskError without room for the largest layer, EngineError if the
+    engine saves something else, NetworkError."""
+    found: dict[str, dict[str, Any]] = {}
+    raw = b""
+    with tempdirs.folder("push") as folder:
+        _require_room(engine, image, folder)
+        file = folder / "layer"
+        for part in _parts(engine, image, file):
+            if part.digest == image.id:
+                raw = part.raw
+            elif part.digest in image.layers:
+                place.put_file(part.packed["digest"], file)
+                found[part.digest] = part.packed
+                sizes = f"{part.packed['size'] / 1e6:.0f} of {part.size / 1e6:.0f} MB"
+                on_line(f"layer {len(found)} of {len(image.layers)}: {sizes}")
+    lacking = [layer for layer in image.layers if layer not in found]
+    if lacking or not raw or image_reader.parsed(image.id, raw).layers != image.layers:
+        text = f"the engine saves another image than {image.id}"
+        detail = f": nothing in it is {lacking[0]}" if lacking else ""
+        raise EngineError(text + detail, hint="is its disk sound? docker image rm, then envbuild make, builds it anew")
+    place.put_blob(raw)
+    document = {
+        "schemaVersion": 2,
+        "mediaType": oci.MANIFEST,
+        "config": oci.descriptor(oci.CONFIG, raw),
+        "layers": [found[layer] for layer in image.layers],
+    }
+    place.put_manifest(tag, Manifest(oci.encoded(document), oci.MANIFEST))
+
+
+def _require_room(engine: Engine, image: Image, folder: Path) -> None:
+    """Packed, a layer is hardly ever larger than it was."""
+    largest = max(engine.layer_sizes(image) or (0,))
+    if shutil.disk_usage(folder).free < largest:
+        text = (
+            f"a layer of {largest / 1e9:.1f} GB may find no room to be packed in: {disk_space.figures(folder.parent)}"
+        )
+        raise DiskError(text, hint="free some, or name a folder that has more: TMPDIR=FOLDER")
+
+
+def _parts(engine: Engine, image: Image, file: Path) -> Iterator[_Part]:
+    """Each file that the engine saves; a packed form is in `file` until the next one is asked for."""
+    with engine_archive.files(engine, image) as contents:
+        for content in contents:
+            begin = content.read(image_reader.CONFIG_BYTES)
+            if len(begin) < image_reader.CONFIG_BYTES and content.digest not in image.layers:  # read to its end
+                yield _Part(content.digest, len(begin), begin)
+            else:
+                yield _packed(begin, content, file)
+
+
+def _packed(begin: bytes, content: Unpacked, file: Path) -> _Part:
+    import zstandard  # here and in unpacking alone: few commands need it
+
+    # All that the bytes depend on beside the content: the level, one thread, a checksum, and no size at the begin.
+    packer = zstandard.ZstdCompressor(level=_LEVEL, threads=0, write_checksum=True, write_content_size=False)
+    compressor, seen, before = packer.compressobj(), hashlib.sha256(), 0
+    with file.open("wb") as target:
+        for block in itertools.chain([begin], iter(partial(content.read, engine_archive.BLOCK), b"")):
+            before += len(block)
+            piece = compressor.compress(block)
+            seen.update(piece)
+            target.write(piece)
+        last = compressor.flush()
+        seen.update(last)
+        target.write(last)
+        after = target.tell()
+    packed = {"mediaType": LAYER, "digest": f"sha256:{seen.hexdigest()}", "size": after}
+    return _Part(content.digest, before, packed=packed)

@@ -1,0 +1,255 @@
+"""The lock: every file an image is made of, by name, version and sha256; no address, so any mirror serves it.
+
+The lock id is the sha256 of the canonical `content` alone. `inputs` says which wishes each part was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from envbuild.fetch.apt import Deb
+from envbuild.fetch.archive_spec import Archive
+from envbuild.fetch.locked_artifacts import (
+    AcceptedOld,
+    Builder,
+    LockedExtension,
+    LockedWheel,
+    Nvcc,
+    Overridden,
+    StartupFile,
+    Wheel,
+)
+from envbuild.lock import schema
+from envbuild.profile import name_lookup
+from envbuild.profile.source import Source
+from envbuild.resolve.resolver import Plan, as_locked
+from envbuild.util import yamldoc
+from envbuild.util.atomic_files import write_within
+from envbuild.util.canonical_json import canonical_digest
+from envbuild.util.errors import Fault, LockError, OutOfDate
+
+FORMAT = 1
+# Layers that several wheels share: the small ones of torch's, of nvcc's, and those of the profile's own packages.
+SMALL, TOOLCHAIN, PACKAGES = "python", "toolchain", "packages"
+# The layer of what extensions alone are compiled with, in a stage of its own.
+BUILDER = "builder"
+PARTS = ("base", "apt", "wheels", "startup", "environment", "archives", "extensions")
+
+
+@dataclass(frozen=True)
+class Lock:
+    """`made` (UTC, 20261121T000000Z) only tells a snapshot archive where to look; it is not part of the id."""
+
+    made: str
+    inputs: Mapping[str, str]
+    platform: str
+    python: str
+    suite: str | None
+    image: str | None
+    base: tuple[Deb, ...]
+    apt: tuple[Deb, ...]
+    wheels: tuple[LockedWheel, ...]
+    environment: Mapping[str, str]
+    overrides: tuple[Overridden, ...] = ()
+    startup: tuple[StartupFile, ...] = ()
+    archives: tuple[Archive, ...] = ()
+    nvcc: Nvcc | None = None
+    extensions: tuple[LockedExtension, ...] = ()
+    builder: Builder | None = None
+    accepted_old: tuple[AcceptedOld, ...] = ()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        base: dict[str, Any] = {"image": self.image}
+        if self.suite:
+            base = {"bootstrap": self.suite, "packages": [dict(vars(deb)) for deb in self.base]}
+        return {
+            "platform": self.platform,
+            "python": self.python,
+            "base": base,
+            "apt": [dict(vars(deb)) for deb in self.apt],
+            "wheels": [wheel.content for wheel in self.wheels],
+            **({"overrides": [dict(vars(o)) for o in self.overrides]} if self.overrides else {}),
+            **({"startup": [dict(vars(s)) for s in self.startup]} if self.startup else {}),
+            **({"accepted_old": [dict(vars(o)) for o in self.accepted_old]} if self.accepted_old else {}),
+            **({"archives": [dict(vars(a)) for a in self.archives]} if self.archives else {}),
+            **({"nvcc": dict(vars(self.nvcc))} if self.nvcc else {}),
+            **({"extensions": [one.content for one in self.extensions]} if self.extensions else {}),
+            **({"builder": self.builder.content} if self.builder else {}),
+            "environment": dict(self.environment),
+        }
+
+    @cached_property
+    def id(self) -> str:
+        return f"sha256:{canonical_digest(self.content)}"
+
+    @property
+    def short(self) -> str:
+        """12 hex digits, as in the tag of the image."""
+        return self.id.removeprefix("sha256:")[:12]
+
+    @property
+    def compiled_with(self) -> tuple[LockedWheel, ...]:
+        """The wheels of the stage in which extensions are compiled: it is made before the profile's own packages."""
+        shared = tuple(item for item in self.wheels if item.layer != PACKAGES)
+        return (*shared, *(self.builder.wheels if self.builder else ()))
+
+    @property
+    def debs(self) -> tuple[Deb, ...]:
+        """Every Debian package, those of the builder too."""
+        return (*self.base, *self.apt, *(self.builder.debs if self.builder else ()))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {locked.wheel.name: locked.wheel.version for locked in self.wheels}
+
+    def stale(self, plan: Plan) -> list[str]:
+        """The parts whose wishes are no longer those it was made from."""
+        now = inputs(plan)
+        return [part for part in PARTS if self.inputs.get(part) != now.get(part)]
+
+
+def inputs(plan: Plan) -> dict[str, str]:
+    wishes = plan.wishes
+    return {part: f"sha256:{canonical_digest(wishes[part])}" for part in PARTS if part in wishes}
+
+
+def read(file: Path) -> Lock | None:
+    """The lock in `file`, None if there is none.
+
+    Raises LockError if it is damaged, was edited by hand, is of a later format, or is a link out of its project.
+    """
+    if not file.exists():
+        return None
+    name_lookup.refuse_link(file.parent.resolve() / file.name, LockError)
+    return _checked(yamldoc.read(file, LockError))
+
+
+def parse(text: str, name: str) -> Lock:
+    """The lock that `text` holds, from wherever it came. Raises LockError as `read` does."""
+    return _checked(yamldoc.parse(text, name, LockError))
+
+
+def _checked(doc: yamldoc.Document) -> Lock:
+    if doc.data.get("format") not in (None, FORMAT):
+        raise LockError(
+            f"{doc.file} has format {doc.data['format']}, this envbuild reads {FORMAT}", hint="use a newer envbuild"
+        )
+    try:
+        parsed = schema.LockDocument.model_validate(doc.data)
+    except ValidationError as error:
+        faults = [doc.fault(tuple(item["loc"]), item["msg"]) for item in error.errors()]
+        raise LockError(f"{doc.file} is damaged", hint=_AGAIN, faults=faults) from None
+    lock = _lock(parsed)
+    if not lock.id == parsed.id == f"sha256:{canonical_digest(doc.data['content'])}":
+        fault = Fault("the id does not fit the content: edited by hand, or merged", doc.file, doc.place(("id",)).line)
+        raise LockError(f"{doc.file} is damaged", hint=_AGAIN, faults=[fault])
+    return lock
+
+
+_AGAIN = "bring back the committed file (git checkout), or remove it to pin everything anew: envbuild lock NAME"
+
+
+def _lock(parsed: schema.LockDocument) -> Lock:
+    content, base = parsed.content, parsed.content.base
+    return Lock(
+        made=parsed.made,
+        inputs=parsed.inputs,
+        platform=content.platform,
+        python=content.python,
+        suite=base.bootstrap if isinstance(base, schema.Bootstrap) else None,
+        image=base.image if isinstance(base, schema.ImageEntry) else None,
+        base=tuple(Deb(**deb.model_dump()) for deb in base.packages) if isinstance(base, schema.Bootstrap) else (),
+        apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
+        wheels=_wheels(content.wheels),
+        overrides=tuple(Overridden(**o.model_dump()) for o in content.overrides),
+        startup=tuple(StartupFile(**s.model_dump()) for s in content.startup),
+        accepted_old=tuple(AcceptedOld(**o.model_dump()) for o in content.accepted_old),
+        archives=tuple(Archive(**a.model_dump()) for a in content.archives),
+        nvcc=Nvcc(**content.nvcc.model_dump()) if content.nvcc else None,
+        environment=content.environment,
+        extensions=tuple(map(_extension, content.extensions)),
+        builder=_builder(content.builder) if content.builder else None,
+    )
+
+
+def _wheels(parsed: Iterable[schema.WheelEntry]) -> tuple[LockedWheel, ...]:
+    dumped = [one.model_dump() for one in parsed]
+    return tuple(LockedWheel(bytes=w.pop("bytes"), layer=w.pop("layer"), wheel=Wheel(**w)) for w in dumped)
+
+
+def _extension(parsed: schema.ExtensionEntry) -> LockedExtension:
+    kind = "git" if parsed.git else "sdist"
+    return LockedExtension(
+        parsed.name, kind, str(parsed.git or parsed.sdist), parsed.modules, parsed.tree, parsed.env, parsed.settings
+    )
+
+
+def _builder(parsed: schema.BuilderEntry) -> Builder:
+    archives = tuple(Archive(**a.model_dump()) for a in parsed.archives)
+    debs = tuple(Deb(**deb.model_dump()) for deb in parsed.debs)
+    nvcc = Nvcc(**parsed.nvcc.model_dump())
+    return Builder(parsed.arch, nvcc, _wheels(parsed.wheels), archives, debs, parsed.environment)
+
+
+class _OneLine(dict[str, Any]):
+    """A mapping that is written on one line: a moved pin is then a one-line diff."""
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_Dumper.add_representer(
+    _OneLine, lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=True)
+)
+
+
+_LISTED = {"apt", "wheels", "startup", "archives", "debs", "packages"}
+
+
+def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = None) -> None:
+    """`origin`: what it was made for, where no profile is called `name`."""
+    content = lock.content
+    for holder in (content, content["base"], content.get("builder", {})):
+        for key in _LISTED & set(holder):
+            holder[key] = [_OneLine(item) for item in holder[key]]
+    data: dict[str, Any] = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs)}
+    data |= {"of": dict(origin)} if origin else {}
+    data["content"] = content
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False)
+    write_within(yamldoc.home(file), file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
+
+
+def required(source: Source) -> Lock:
+    """The lock of a profile, whether it still fits or not. Raises OutOfDate where there is none, and what read does."""
+    lock = read(source.known_lock)
+    if lock is None:
+        raise _missing(source.lock_file, source.asked)
+    return lock
+
+
+def _missing(file: Path, asked: str) -> OutOfDate:
+    return OutOfDate(f"{yamldoc.display(file)} is missing", hint=f"run: envbuild lock {asked}")
+
+
+def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
+    """The lock, if it is what the plan asks for.
+
+    Raises OutOfDate otherwise, ProfileError where an advisory refuses what it holds.
+    """
+    if lock is None:
+        raise _missing(file, plan.asked)
+    stale = lock.stale(plan)
+    if stale:
+        said = f"{yamldoc.display(file)} is out of date: {', '.join(stale)} changed in the profile"
+        raise OutOfDate(said, hint=f"run: envbuild lock {plan.asked}")
+    as_locked(plan, lock.versions)
+    return lock

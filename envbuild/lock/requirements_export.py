@@ -1,0 +1,46 @@
+"""A lock as files that pip and uv read, for those who install into an environment of their own. Pure."""
+
+from __future__ import annotations
+
+from envbuild.lock.lock_file import Lock
+from envbuild.resolve.resolver import computing
+
+_SPLIT = " \\\n    "
+
+
+def requirements(lock: Lock, name: str) -> str:
+    """Every wheel by version and hash, but for pip itself.
+
+    All that is needed is listed, so no resolver is asked: it would hold an override against torch's own pins.
+    """
+    lines = [
+        f"# {name}, lock {lock.short}, Python {lock.python}; made by: envbuild export requirements {name}",
+        "# pip install --no-deps --require-hashes -r FILE    (uv pip install takes the same)",
+        *_local(lock),
+    ]
+    wheels = {locked.wheel.name: locked.wheel for locked in lock.wheels}
+    for package in sorted(computing(lock.versions)):
+        wheel = wheels[package]
+        lines.append(f"{package}=={wheel.version}{_SPLIT}--hash=sha256:{wheel.sha256}")
+    return "\n".join(lines) + "\n"
+
+
+def constraints(lock: Lock, name: str) -> str:
+    """Every version, to be held while other packages are installed."""
+    lines = [
+        f"# {name}, lock {lock.short}, Python {lock.python}; made by: envbuild export constraints {name}",
+        "# pip install -c FILE PACKAGE",
+        *_local(lock),
+    ]
+    if lock.overrides:
+        names = ", ".join(f"{one.name} ({one.replaces})" for one in lock.overrides)
+        lines.append(f"# torch's metadata asks for another {names}: uv pip install --override FILE PACKAGE")
+    lines += sorted(f"{name}=={version}" for name, version in computing(lock.versions).items())
+    return "\n".join(lines) + "\n"
+
+
+def _local(lock: Lock) -> list[str]:
+    """No public index serves a version with a local label, and none what is compiled from source."""
+    names = sorted(f"{name}=={version}" for name, version in lock.versions.items() if "+" in version)
+    lines = [f"# no public index has {', '.join(names)}: --find-links where it is"] if names else []
+    return lines + [f"# left out: {one.name}, compiled from {one.kind} {one.digest}" for one in lock.extensions]

@@ -1,0 +1,133 @@
+"""The shape that a lock file must have before anything of it is believed: each name, version and path bounded."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from envbuild.profile.extension_spec import Commit, ExtensionName, ModuleName, Setting
+from envbuild.profile.value_types import ImageReference, Model, Platform, Sha256, SitePath, Text, VariableName
+
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$", max_length=200)]
+
+
+class DebEntry(Model):
+    name: Word
+    version: Word
+    sha256: Sha256
+    bytes: int
+    path: Annotated[
+        str, StringConstraints(pattern=r"^pool(/[A-Za-z0-9_+~:-][A-Za-z0-9._+~:-]*)+\.deb$", max_length=400)
+    ]
+
+
+class WheelEntry(Model):
+    name: Word
+    version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$", max_length=100)]
+    file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$", max_length=250)]
+    sha256: Sha256
+    bytes: int
+    layer: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=60)]
+
+
+class Bootstrap(Model):
+    bootstrap: Word
+    packages: list[DebEntry]
+
+
+class ImageEntry(Model):
+    image: ImageReference
+
+
+class OverrideEntry(Model):
+    name: Word
+    version: Word
+    replaces: Text
+
+
+class StartupEntry(Model):
+    file: SitePath
+    sha256: Sha256
+
+
+class AcceptedOldEntry(Model):
+    name: Word
+    version: Word
+    newest: Word
+
+
+class ArchiveEntry(Model):
+    name: Literal["cuda-toolkit", "cuda-compat"]
+    version: Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)+$", max_length=60)]
+    sha256: Sha256
+    bytes: int
+
+
+class NvccEntry(Model):
+    home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$", max_length=200)]
+    release: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}$")]
+
+
+class ExtensionEntry(Model):
+    name: ExtensionName
+    git: Commit | None = None
+    sdist: Sha256 | None = None
+    tree: Commit | None = None
+    env: dict[VariableName, Text] = Field(default_factory=dict)
+    settings: tuple[Setting, ...] = Field((), strict=False)
+    modules: tuple[ModuleName, ...] = Field(strict=False, min_length=1)
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> ExtensionEntry:
+        if (self.git is None) == (self.sdist is None) or (self.tree is None) != (self.git is None):
+            raise ValueError("an extension has git and tree, or sdist")
+        return self
+
+
+class BuilderEntry(Model):
+    arch: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9](;[0-9]{1,2}\.[0-9])*$", max_length=200)]
+    nvcc: NvccEntry
+    wheels: list[WheelEntry]
+    archives: list[ArchiveEntry] = Field(default_factory=list)
+    debs: list[DebEntry] = Field(default_factory=list)
+    environment: dict[VariableName, Text] = Field(default_factory=dict)
+
+
+class Content(Model):
+    platform: Platform
+    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
+    base: Bootstrap | ImageEntry
+    apt: list[DebEntry]
+    wheels: list[WheelEntry]
+    overrides: list[OverrideEntry] = Field(default_factory=list)
+    startup: list[StartupEntry] = Field(default_factory=list)
+    accepted_old: list[AcceptedOldEntry] = Field(default_factory=list)
+    archives: list[ArchiveEntry] = Field(default_factory=list)
+    nvcc: NvccEntry | None = None
+    extensions: list[ExtensionEntry] = Field(default_factory=list)
+    builder: BuilderEntry | None = None
+    environment: dict[VariableName, Text]
+
+    @model_validator(mode="after")
+    def _has_a_builder(self) -> Content:
+        if bool(self.extensions) != (self.builder is not None):
+            raise ValueError("extensions and their builder go together")
+        return self
+
+
+class Origin(Model):
+    """What a lock was made for that no profile has the name of; paths relative to the lock's folder."""
+
+    profile: Annotated[str, StringConstraints(max_length=1000)]
+    requirements: Annotated[str, StringConstraints(max_length=1000)]
+
+
+class LockDocument(Model):
+    format: int
+    made: Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}Z$")]
+    id: Digest
+    inputs: dict[str, Digest]
+    of: Origin | None = None
+    content: Content

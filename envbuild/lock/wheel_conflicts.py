@@ -1,0 +1,152 @@
+"""Refuses wheels that must not be installed together, and those that run code at every start of Python.
+
+When a lock is made, the paths that wheels install are read from the store, from the cache, or from the index by ranges.
+Without ranges nothing is fetched, and the wheels are checked once they are. An index is not believed: what it said of a
+wheel never replaces reading the fetched file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from envbuild.facts import database
+from envbuild.fetch import download, index_config, store, wheel_paths
+from envbuild.fetch.download import Head
+from envbuild.fetch.locked_artifacts import LockedWheel, StartupFile, Wheel
+from envbuild.fetch.wheel_paths import SITE, Clash, Listing, clashes, module
+from envbuild.lock import wheel_contents
+from envbuild.selftest.inventory import startup_files
+from envbuild.util import atomic_files, settings
+from envbuild.util.errors import Fault, LockError, ProfileError
+from envbuild.util.memo import once
+
+_MOST = 20
+_HINT = "leave one of the packages out, or lock another version of it"
+
+
+def refuse_offered(addresses: Mapping[Wheel, str], heads: Mapping[Wheel, Head]) -> None:
+    """Check wheels that are about to be locked, as far as their listings are known without fetching them.
+
+    Raises ProfileError; NetworkError where an index does not answer; HashMismatch for a file damaged in the store.
+    """
+    with ThreadPoolExecutor(index_config.PARALLEL) as pool:
+        found = pool.map(lambda wheel: (_name(wheel), _offered(wheel, addresses[wheel], heads[wheel])), addresses)
+        listings = {name: listing for name, listing in found if listing}
+    faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _may_be_alike(clash, listings))]
+    if faults:
+        raise ProfileError("; ".join(faults[:_MOST]), hint=_HINT)
+
+
+def refuse_stored(
+    locked: Iterable[LockedWheel], accepted: Collection[StartupFile] = (), built: Mapping[str, Path] | None = None
+) -> None:
+    """Check locked wheels, of which the store has all, and wheels that were `built`, by name.
+
+    `accepted`: files that may run code at Python's start. Raises LockError; HashMismatch for a file that was damaged in
+    the store.
+    """
+    files = {_name(w): store.wheels().path(w.sha256, w.file) for w in (item.wheel for item in locked)}
+    files |= built or {}
+    listings = {name: wheel_contents.listing(path) for name, path in files.items()}
+    # of a wheel that is refused anyway no content is read: its names may be ambiguous, its packing unsupported
+    sound = {name: path for name, path in files.items() if not listings[name].faults}
+    faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _alike(clash, sound))]
+    run = [text for name, path in sound.items() for text in _startup(name, path, listings[name], accepted)]
+    if faults or run:
+        hint = (
+            _HINT if faults else "if you trust it, accept it in the profile, under startup: file, sha256 and a reason"
+        )
+        found = [Fault(text) for text in (*faults, *run)]
+        raise LockError("refused packages", hint=hint, faults=found[:_MOST])
+
+
+def _name(wheel: Wheel) -> str:
+    return f"{wheel.name} {wheel.version}"
+
+
+def _own(listings: Mapping[str, Listing]) -> list[str]:
+    return [f"{name}: {fault}" for name, listing in listings.items() for fault in listing.faults]
+
+
+def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
+    """What a wheel installs; None where that is not known without fetching it. Raises ProfileError for an invalid wheel
+    of the index, else what wheel_contents.listing raises."""
+    held = store.wheels().path(wheel.sha256, wheel.file)
+    if held.is_file():
+        return wheel_contents.listing(held)
+    noted = settings.cache_folder("listings") / f"{wheel.sha256}.json"
+    known = store.noted(noted, Listing)
+    if known is not None or not head.ranges:
+        return known
+    try:
+        with download.opened(_session(), address, wheel.file, head.bytes) as stream:
+            found = wheel_paths.read(stream, wheel.file)
+    except download.RangeIgnored:
+        return None
+    except ValueError as error:
+        raise ProfileError(
+            f"{wheel.file} is not a readable wheel: {error}", hint="lock another version of it"
+        ) from None
+    atomic_files.write_atomically(noted, json.dumps(asdict(found)))
+    return found
+
+
+_session = once(index_config.session)
+
+
+# two wheels
+
+
+def _may_be_alike(clash: Clash, listings: Mapping[str, Listing]) -> bool:
+    """By CRC and size: only the bytes can say that it is so."""
+    said = {listings[name].files.get(clash.path) for name in (clash.first, clash.second)}
+    known = {f"{zlib.crc32(text):08x} {len(text)}" for text in database.namespace_texts()}
+    return clash.alike or (_is_namespace(clash) and said <= known)
+
+
+def _alike(clash: Clash, files: Mapping[str, Path]) -> bool:
+    names = (clash.first, clash.second)
+    if clash.path != clash.other or not files.keys() >= set(names):
+        return False
+    found = {wheel_contents.sha256(files[name], clash.path) for name in names}
+    known = {hashlib.sha256(text).hexdigest() for text in database.namespace_texts()}
+    return len(found) == 1 or (_is_namespace(clash) and found <= known)
+
+
+def _is_namespace(clash: Clash) -> bool:
+    return clash.path == clash.other and clash.path.endswith("/__init__.py")
+
+
+# what runs at Python's start
+
+
+def _startup(name: str, wheel: Path, listing: Listing, accepted: Collection[StartupFile]) -> Iterator[str]:
+    """A `.pth` file counts with every line: the folder that it adds may hold a sitecustomize. Of the metadata only the
+    entry points of torch.backends count."""
+    known = {row.sha256 for row in database.startup_files() if row.distribution == wheel_contents.distribution(wheel)}
+    for path in listing.files:
+        below = path.removeprefix(f"{SITE}/")
+        is_pth = "/" not in below and below.endswith(".pth")
+        is_entry_points = startup_files.ENTRY_POINTS.fullmatch(below) is not None
+        is_module = (module(path) or "").split("/")[0] in startup_files.MODULES
+        if path == below or not (is_pth or is_entry_points or is_module):
+            continue
+        content, sha256 = wheel_contents.read(wheel, path), wheel_contents.sha256(wheel, path)
+        takes_effect = (is_pth and startup_files.lines(content)) or (
+            is_entry_points and startup_files.loads_backend(content)
+        )
+        if (is_pth or is_entry_points) and len(content) <= wheel_contents.LARGEST_TEXT and not takes_effect:
+            continue
+        if sha256 not in known | _accepted(below, accepted):
+            when = "torch is imported" if is_entry_points else "Python starts"
+            yield f"{name} installs {below} (sha256 {sha256}), which takes effect whenever {when}"
+
+
+def _accepted(file: str, accepted: Iterable[StartupFile]) -> set[str]:
+    return {item.sha256 for item in accepted if item.file == file}

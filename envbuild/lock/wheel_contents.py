@@ -1,0 +1,143 @@
+"""What wheels on this machine hold: the paths they install, the bytes of these, and the folders that are their own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+from packaging.utils import parse_wheel_filename
+
+from envbuild.fetch import store, wheel_paths
+from envbuild.fetch.locked_artifacts import Wheel
+from envbuild.fetch.wheel_paths import BROKEN, SITE, Listing, installed
+from envbuild.lock.lock_file import Lock
+from envbuild.util import atomic_files, settings
+from envbuild.util.errors import EnvbuildError, LockError, printable
+from envbuild.util.memo import once
+
+LARGEST_TEXT = 1 << 20
+"""Bytes of a file that are read to be judged by its text."""
+_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
+# Namespaces that many wheels share: the folder below is the wheel's own.
+_SHARED = frozenset({"nvidia", "google"})
+_BLOCK = 1 << 20
+
+
+def distribution(wheel: Path) -> str:
+    """The normal name of a wheel's distribution, by the name of its file."""
+    return parse_wheel_filename(wheel.name)[0]
+
+
+@once
+def listing(wheel: Path) -> Listing:
+    """What a wheel installs. Raises HashMismatch for a file that was damaged in the store, LockError for any other that
+    is not a readable wheel."""
+    with _readable(wheel), wheel.open("rb") as stream:
+        return wheel_paths.read(stream, wheel.name)
+
+
+def roots(wheel: Path) -> tuple[str, ...]:
+    """The wheel's own folders and modules, below site-packages, as ("torch", "torch-2.3.1.dist-info"): who writes there
+    changes the package. Raises what `listing` raises."""
+    site = f"{SITE}/"
+    return tuple(sorted({_root(path.removeprefix(site)) for path in listing(wheel).files if path.startswith(site)}))
+
+
+def _root(path: str) -> str:
+    parts = path.split("/")
+    return "/".join(parts[: 2 if parts[0] in _SHARED else 1])
+
+
+# the bytes of one file
+
+
+def read(wheel: Path, path: str) -> bytes:
+    """The first LARGEST_TEXT + 1 bytes of what a wheel installs as `path`. Raises what `listing` raises."""
+    with _opened(wheel, path) as stream:
+        return stream.read(LARGEST_TEXT + 1)
+
+
+@once
+def sha256(wheel: Path, path: str) -> str:
+    """Of what a wheel installs as `path`; of a generated script, of the function that it calls. Raises what `listing`
+    raises."""
+    with _opened(wheel, path) as stream:
+        return _sha256(stream)
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    found = hashlib.sha256()
+    while block := stream.read(_BLOCK):
+        found.update(block)
+    return found.hexdigest()
+
+
+@contextlib.contextmanager
+def _opened(wheel: Path, path: str) -> Iterator[IO[bytes]]:
+    name = distribution(wheel)
+    with _readable(wheel), zipfile.ZipFile(wheel) as archive:
+        member = next((i for i in archive.infolist() if installed(i.filename, name) == path), None)
+        if member is None:
+            yield io.BytesIO(listing(wheel).files[path].encode())
+        else:
+            with archive.open(member) as stream:
+                yield stream
+
+
+@contextlib.contextmanager
+def _readable(wheel: Path) -> Iterator[None]:
+    """Raises HashMismatch and LockError as `listing` does, where the body cannot read the wheel."""
+    try:
+        yield
+    except BROKEN as error:
+        raise _unreadable(wheel, error) from None
+
+
+def _unreadable(wheel: Path, error: Exception) -> EnvbuildError:
+    held = store.wheels()
+    if wheel.parent.parent == held.folder:
+        held.check(wheel.parent.name, wheel.name)
+    why = printable(str(error))[:200] or type(error).__name__
+    return LockError(f"{wheel.name} cannot be read: {why}", hint="lock another version of it")
+
+
+# the bytes of all files
+
+
+def hashes(lock: Lock) -> dict[str, dict[str, str]]:
+    """By "name==version" of each locked wheel that the store has: sha256 by path below site-packages. Raises what
+    `listing` raises."""
+    paths = {item.wheel: store.wheels().path(item.wheel.sha256, item.wheel.file) for item in lock.wheels}
+    held = {wheel: path for wheel, path in paths.items() if path.is_file()}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        names = [f"{wheel.name}=={wheel.version}" for wheel in held]
+        found = dict(zip(names, pool.map(_hashes, held, held.values()), strict=True))
+    if lock.overrides:  # the image's METADATA is rewritten to require the override
+        return {name: {p: h for p, h in files.items() if not _METADATA.fullmatch(p)} for name, files in found.items()}
+    return found
+
+
+def _hashes(wheel: Wheel, file: Path) -> dict[str, str]:
+    """Read once for each wheel: it takes as long as to unpack it."""
+    noted = settings.cache_folder("contents") / f"{wheel.sha256}.json"
+    known = store.noted(noted, dict[str, str])
+    if known is not None:
+        return known
+    found: dict[str, str] = {}
+    with _readable(file), zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            site, _, path = installed(info.filename, wheel.name).partition("/")
+            if site == SITE and not info.is_dir() and not path.endswith(".dist-info/RECORD"):
+                with archive.open(info) as stream:
+                    found[path] = _sha256(stream)
+    atomic_files.write_atomically(noted, json.dumps(found))
+    return found

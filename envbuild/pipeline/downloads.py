@@ -1,0 +1,96 @@
+"""What a build needs is brought to the stores, and shown as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from envbuild.fetch import apt, archives, store, uv
+from envbuild.fetch.locked_artifacts import LockedExtension
+from envbuild.image import root_filesystem
+from envbuild.lock import extension_sources, wheel_conflicts
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline.model import Progress
+from envbuild.resolve.resolver import Plan
+from envbuild.util import process, process_locks
+from envbuild.util.errors import EnvbuildError, HashMismatch
+
+
+def shown(progress: Progress) -> Callable[[str, int], None]:
+    """Shows how much has come, and the file under way."""
+    came: dict[str, int] = {}
+
+    def show(file: str, count: int) -> None:
+        came[file] = came.get(file, 0) + count
+        progress.line(f"fetching {sum(came.values()) / 1e6:.0f} MB: {file}")
+
+    return show
+
+
+def one_fetch_at_a_time(progress: Progress) -> contextlib.AbstractContextManager[None]:
+    """One process at a time fetches: what two profiles share comes once."""
+    return process_locks.exclusive("_fetch", "fetches what an image is made of", progress.say)
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """`work` runs in a thread meanwhile; it is only done ahead: what it fails with shows where it is done for good.
+    HashMismatch alone is raised here: its file is removed, and would only be missed there."""
+    damaged: list[HashMismatch] = []
+
+    def ahead() -> None:
+        try:
+            work()
+        except HashMismatch as error:
+            damaged.append(error)
+        except (EnvbuildError, OSError):
+            pass
+
+    thread = threading.Thread(target=ahead)
+    thread.start()
+    try:
+        yield
+        thread.join()
+        for error in damaged:
+            raise error
+    except BaseException:
+        process.stop_all()
+        thread.join()
+        raise
+    finally:
+        process.stop_all.lift()
+
+
+def image(plan: Plan, locked: Lock, progress: Progress, meanwhile: Callable[[], None] | None = None) -> None:
+    """All that an image is made of, but for its extensions; its base is made, first. `meanwhile`: what can be done once
+    it is, while the rest is fetched."""
+    show = shown(progress)
+    with one_fetch_at_a_time(progress):
+        if locked.suite:
+            root_filesystem.make(locked, store.debs(), progress.line)
+    ahead = beside(meanwhile) if meanwhile else contextlib.nullcontext()
+    with ahead, one_fetch_at_a_time(progress):
+        uv.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
+        wheel_conflicts.refuse_stored(locked.wheels, locked.startup)
+        archives.fetch(plan.archives, show)
+
+
+def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
+    """What an extension is compiled with and from, as far as it is not in the image."""
+    assert locked.builder and plan.workshop
+    show = shown(progress)
+    with one_fetch_at_a_time(progress):
+        uv.fetch(locked.builder.wheels, plan.python, plan.glibc, store.wheels(), show)
+        wheel_conflicts.refuse_stored(locked.compiled_with, locked.startup)
+        if locked.builder.archives and plan.workshop.toolchain.archive:
+            archives.fetch([plan.workshop.toolchain.archive], show)
+        wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)
+        extension_sources.fetch(wanted, show)
+        if locked.suite:
+            try:
+                apt.fetch(locked.builder.debs, locked.suite, store.debs(), locked.made)
+            except apt.AptUnavailable as gone:
+                again = f"envbuild lock {plan.asked} --upgrade base"
+                gone.hint = f"set debian_snapshot in config.yaml, or lock others: {again}"
+                raise

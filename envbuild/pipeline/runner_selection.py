@@ -1,0 +1,129 @@
+"""Which runner takes a self-test, and by what name it knows the image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from envbuild.facts import database
+from envbuild.image import registry_push
+from envbuild.image.engine import Engine, Image
+from envbuild.pipeline.model import Options
+from envbuild.profile.model import Profile
+from envbuild.profile.source import Source
+from envbuild.registry.client import Repository
+from envbuild.runners.base import Runner
+from envbuild.runners.docker_runner import Local
+from envbuild.runners.kubernetes import kubernetes_settings
+from envbuild.runners.kubernetes.kubernetes_runner import ALONE, Kubernetes
+from envbuild.runners.slurm import multi_node_script, slurm_settings
+from envbuild.runners.slurm.slurm_runner import Slurm
+from envbuild.util import settings
+from envbuild.util.errors import NetworkError, NotProved, UsageError
+
+# By what a site says under which name its scheduler knows a card.
+_CALLED = {"slurm": "slurm: {gres: ...}", "kubernetes": "kubernetes: {products: ...}"}
+
+
+def runner(
+    options: Options,
+    engine: Engine,
+    image: Image,
+    name: str,
+    on_line: Callable[[str], None],
+    *,
+    dry: bool = False,
+    tried: Callable[[Runner], None] = lambda runner: None,
+) -> Runner:
+    """The one that is asked for, else the site's (setting `on`), else the engine's own: one of RUNNERS.
+
+    Pushes the image where the runner fetches it from a registry, unless `dry`: its script is only shown then, and where
+    the registry lacks the image, with a digest of zeros, which `on_line` is told. `tried`: before a push it gets a
+    runner of such an image, to raise what the true one would raise after it. Raises UsageError for what does not go
+    together, SettingsError for what is at fault in the site's settings.
+    """
+    on = options.on
+    chosen = on.runner or settings.setting("on") or "local"
+    for other in on.given:
+        if other != chosen:
+            raise UsageError(f"--{other} is for --on {other}")
+    if on.resume and chosen == "local":
+        raise UsageError("--resume is for --on slurm and --on kubernetes")
+    if on.nodes > 1 and chosen != "slurm":
+        raise UsageError("--nodes is for --on slurm", hint="it starts ranks on several nodes by srun")
+    if on.nodes > 1 and on.resume:
+        raise UsageError("--resume takes up one job, and --nodes makes two", hint="leave --nodes out, or run anew")
+    if chosen == "local":
+        return Local(engine, image)
+    if options.asked.gpus:
+        raise UsageError(
+            "--gpus names GPUs of the engine's machine; a scheduler hands out its own",
+            hint=f"--gpu MODEL says which card, gpu_count in the profile how many, {_CALLED[chosen]} what it is called",
+        )
+    given, known = on.given.get(chosen, {}), database.gpus().__contains__
+    made: Callable[[str | None], Runner]
+    if chosen == "slurm":
+        cluster = settings.read("slurm", partial(slurm_settings.parse, knows=known), given)
+        if on.nodes > 1:  # told now, and not after the self-test on one
+            multi_node_script.network(cluster)
+        registry, origins = cluster.registry, settings.origins("slurm", given)
+        made = partial(Slurm, cluster, image, profile=name, resume=on.resume, origins=origins)
+    else:
+        place = settings.read("kubernetes", partial(kubernetes_settings.parse, knows=known), given)
+        if dry and not place.registry:  # a run says so itself
+            on_line(ALONE)
+        registry, made = place.registry, partial(Kubernetes, place, image, profile=name, resume=on.resume)
+    if dry:
+        return made(_known(registry, engine, image, on_line))
+    tried(made(f"{_repository(registry).reference.repository}@{_ZEROS}" if registry else None))
+    return made(_fetched(registry, engine, image, on_line))
+
+
+_ZEROS = f"sha256:{0:064}"  # for the digest of what is not pushed yet
+
+
+def _repository(registry: str) -> Repository:
+    return Repository(registry_push.repository(registry))
+
+
+def _fetched(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
+    """By which name a node gets the image from a registry, where it is now; None without one."""
+    if not registry:
+        return None
+    place = _repository(registry)
+    return f"{place.reference.repository}@{registry_push.pushed(engine, place, image, on_line)[0].digest}"
+
+
+def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
+    """The same name where the registry has the image already; nothing is pushed."""
+    if not registry:
+        return None
+    place = _repository(registry)
+    name = place.reference.repository
+    try:
+        found = registry_push.there(place, image)
+    except NetworkError as error:
+        on_line(f"{name} could not be asked: {error.message}")
+        found = None
+    if found is None:
+        on_line(f"the image is not in {name}, where a run puts it first: zeros stand for its digest")
+    return f"{name}@{found.digest if found else _ZEROS}"
+
+
+def require_cards(source: Source, gpus: Sequence[str]) -> None:
+    """Before anything is built for it. Raises NotProved where fewer are named than work together in the profile."""
+    wanted = source.profile.gpu_count
+    if gpus and source.profile.gpus and len(gpus) < wanted:
+        raise NotProved(
+            f"{source.name} cannot be proved: it is for {wanted} GPUs that work together, and --gpus names {len(gpus)}",
+            hint="name more of them, or build it all the same: --allow-unproved",
+        )
+
+
+def models(profile: Profile, gpu: str | None) -> tuple[str, ...]:
+    """The GPUs on one of which the self-test is to run. Raises UsageError if `gpu` is none of the profile's."""
+    if gpu is None:
+        return tuple(profile.gpus)
+    if gpu not in profile.gpus:
+        raise UsageError(f"the profile is not for {gpu}", hint=f"its GPUs: {', '.join(profile.gpus) or 'none'}")
+    return (gpu,)

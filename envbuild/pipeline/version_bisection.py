@@ -1,0 +1,138 @@
+"""`bisect`: a trial image for one version after the other, each made, tested and removed by the pipeline's steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from packaging.version import Version
+
+from envbuild.facts import probe_names
+from envbuild.fetch import uv
+from envbuild.pipeline import workflows
+from envbuild.pipeline.model import Options, Progress, Step
+from envbuild.pipeline.session import Session
+from envbuild.pipeline.version_search import Bisection, Hunt, Try, most_tries, search
+from envbuild.profile import project_tests
+from envbuild.resolve import resolver
+from envbuild.resolve.resolver import Plan
+from envbuild.testrun.job import RunRequest
+from envbuild.util.errors import CheckFailed, NotProved, ProfileError, UsageError, some
+
+
+def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
+    """Make trial images of one version after the other and test each, until it is known where the outcome changes.
+
+    Changes no file of the project, moves no tag, writes no evidence. Raises NotProved where the probe cannot run here.
+    """
+    session = Session(name, Options(), progress)
+    done = Bisection(name, hunt)
+    with workflows.working(session, done.document):
+        plan = session.resolve(session.load())
+        done.profile = session.made.name
+        gpus = plan.choice.situation.gpus
+        if probe_names.known()[hunt.probe].needs == "cuda" and not gpus:
+            raise UsageError(f"{hunt.probe} needs a GPU; {session.made.name} is for the CPU")
+        trial = Options(
+            tolerant=True,
+            asked=RunRequest(probes=tuple(dict.fromkeys((*([_CARD] if gpus else []), hunt.probe)))),
+            script=project_tests.given(hunt.script, plan.python) if hunt.script else None,
+        )
+        distribution = done.distribution = resolver.distribution(plan, hunt.pin)
+        if gpus:
+            session.look_for_card()
+        versions = done.versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
+
+        def passes(index: int) -> bool | None:
+            version = versions[index]
+            options = replace(trial, pins={hunt.pin: version})
+            done.tries.append(session.step(version, lambda: _try(name, version, options, hunt, progress)))
+            return done.tries[-1].passed
+
+        done.found = search(len(versions), passes)
+    return done
+
+
+def _versions(plan: Plan, distribution: str, hunt: Hunt) -> tuple[list[str], bool, str]:
+    found = releases(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
+    if not found:
+        raise UsageError(f"no release of {distribution} lies within these bounds", hint="--from and --to are versions")
+    tries = f"at most {some(most_tries(len(found)), 'try', 'tries')} if each can be made"
+    return found, False, f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}"
+
+
+_CARD = "env.identity"  # of another card than the profile's, an outcome would say nothing
+
+
+def _try(name: str, version: str, options: Options, hunt: Hunt, progress: Progress) -> tuple[Try, bool, str]:
+    """One version: whether the probe passes in an image that has it, which is gone afterwards."""
+    session = Session(name, options, _Within(progress, version))
+    begin = time.monotonic()
+    try:
+        passed, reason = _outcome(session, hunt)
+    finally:
+        session.discard(image=not hunt.keep)
+    word = {True: "passed", False: "failed", None: "cannot be tried"}[passed]
+    return Try(version, passed, reason, time.monotonic() - begin), False, f"{word}: {reason}" if reason else word
+
+
+def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
+    try:
+        source, locked, image = workflows.image(session)
+    except (ProfileError, CheckFailed) as error:
+        return None, error.message
+    session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
+    for failure in session.made.run.failures() if session.made.run and hunt.probe != _CARD else ():
+        if failure["probe"] == _CARD:
+            raise NotProved(f"the card here is none of {source.name}'s", hint=failure["detail"])
+    try:
+        workflows.require_passed(session.made)
+    except CheckFailed as error:
+        return False, (error.hint or error.message).partition("\n")[0]
+    return True, ""
+
+
+class _Within:
+    """The progress of a try: its own steps are only what the try is at, those that take long a line as they begin."""
+
+    def __init__(self, progress: Progress, version: str) -> None:
+        self.line = progress.line
+        self._progress, self._version = progress, version
+
+    def begin(self, step: str) -> None:
+        self.line(step)
+        if step in ("lock", "build", "self-test"):
+            self._progress.say(f"{self._version}: {step}")
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def probe(self, told: Mapping[str, Any]) -> None:
+        """Nothing: the try tells its outcome."""
+
+    def end(self, step: Step) -> None:
+        """Nothing."""
+
+    def abort(self) -> None:
+        """Nothing: the try ends as a step of its own."""
+
+
+def releases(name: str, python: str, glibc: str, oldest: str | None = None, newest: str | None = None) -> list[str]:
+    """Those with a wheel that fits, oldest first, the bounds included; no pre-releases where there are others.
+
+    The newest below the last one is asked for until there is none: so they are what a lock would take, from the same
+    indexes. Raises NetworkError if an index does not answer.
+    """
+    found: list[str] = []
+    wanted = f"{name}<={Version(newest).public}" if newest else name
+    while True:
+        try:
+            (version,) = uv.offered([wanted], python, glibc).values()
+        except ProfileError:
+            return found
+        if oldest and Version(version) < Version(oldest):
+            return found
+        found.insert(0, version)
+        wanted = f"{name}<{Version(version).public}"

@@ -1,0 +1,198 @@
+"""`make` as a list of steps, each handing its value to the next; build, prove and test are parts of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from envbuild.attest import signing
+from envbuild.image import build, build_records, dockerfile
+from envbuild.image.engine import Image
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import runner_selection
+from envbuild.pipeline.model import HERE, Made, On, Options, Progress
+from envbuild.pipeline.session import Session
+from envbuild.profile import name_lookup
+from envbuild.profile.source import Source
+from envbuild.resolve import resolver
+from envbuild.runners.base import Scheduled
+from envbuild.runners.host_runner import Here
+from envbuild.testrun.job import ALL, RunRequest
+from envbuild.util import process_locks
+from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, NotProved, UsageError
+
+
+def make(name: str, options: Options, progress: Progress) -> Made:
+    """From a profile to a verified image. Raises what the steps raise; CheckFailed if the self-test fails."""
+    signing.receive()
+    session = Session(name, options, progress)
+    with working(session, session.made.document):
+        source = session.load()
+        if not options.unproved:
+            runner_selection.require_cards(source, options.asked.gpus)
+        plan = session.resolve(source)
+        locked = session.lock(source, plan)
+        text = session.render(source, locked)
+        image = session.build(source, plan, locked, text)
+        if not session.proved_already(source, image, locked):
+            signer = signing.configured()  # before the long part: it may ask for a passphrase
+            run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
+            session.evidence(source, image, locked, run, signer)
+            _passed(session, source, image)
+        session.tag(source, image)
+    return session.made
+
+
+def build_only(name: str, options: Options, progress: Progress) -> Made:
+    """Layers and tags, no proof."""
+    session = Session(name, options, progress)
+    with working(session, session.made.document):
+        image(session)
+    return session.made
+
+
+def image(session: Session) -> tuple[Source, Lock, Image]:
+    """From the profile to an image that is built, by whatever the session's options say."""
+    source = session.load()
+    plan = session.resolve(source)
+    locked = session.lock(source, plan)
+    return source, locked, session.build(source, plan, locked, session.render(source, locked))
+
+
+def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = (), on: On = HERE) -> Made:
+    """Test, evidence and the tag, for an image that was built from this lock. Raises CheckFailed for any other."""
+    session = Session(name, Options(locked=True, asked=RunRequest(gpus=gpus), on=on), progress)
+    with working(session, session.made.document):
+        source, locked, image = existing(session, reference)
+        recipe = build.recipe(locked, dockerfile.render(locked, source.name))
+        if not any(record.recipe == recipe for record in build_records.every(image.id)):
+            raise CheckFailed(
+                f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
+                hint=f"its self-test output could be forged; build it: envbuild build {source.known}, "
+                f"or only look: envbuild test {source.known}",
+            )
+        session.there(source, image, locked)
+        signer = signing.configured()
+        run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
+        session.evidence(source, image, locked, run, signer)
+        _passed(session, source, image)
+        session.tag(source, image)
+    return session.made
+
+
+def test(name: str, reference: str | None, progress: Progress, asked: RunRequest = ALL, on: On = HERE) -> Made:
+    """Run the self-test, or what is asked for of it, and report; no evidence, no tag."""
+    session = Session(name, Options(locked=True, asked=asked, on=on), progress)
+    source, locked, image = existing(session, reference)
+    session.made.image, session.made.lock = image, locked
+    session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
+    return session.made
+
+
+def script(
+    name: str, reference: str | None, progress: Progress, on: On, asked: RunRequest = ALL, *, brief: bool = False
+) -> str:
+    """What `test` or `prove` would hand to a cluster, `brief` as Scheduled.script has it; of an image that is only
+    locked, with a digest of zeros. Raises UsageError where the runner is none."""
+    session = Session(name, Options(locked=True, asked=asked, on=on), progress)
+    source, locked, found = _known(session, reference)
+    if found is None:
+        progress.say(f"{source.name} is not built: zeros stand for its image's digest")
+    image = found or Image(f"sha256:{0:064}", f"sha256:{0:064}", (), {}, {}, 0)
+    runner = session.runner(source, image, locked, dry=True)
+    if not isinstance(runner, Scheduled):
+        raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
+    shown = [runner.script(job, brief=brief) for job in session.jobs(source, runner, locked)]
+    if len(shown) == 1:
+        return shown[0]
+    what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
+    # Nothing runs of all at once: sbatch takes no script whose first line is another remark.
+    said = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
+    return "\n".join(f"{remark}\n{text}" for remark, text in zip(said, shown, strict=True))
+
+
+def test_environment(name: str, python: str, progress: Progress, asked: RunRequest = ALL) -> Made:
+    """The same by an interpreter of this machine, or that of an environment's folder; needs no engine."""
+    session = Session(name, Options(locked=True, asked=asked), progress)
+    source, locked = _locked(session)
+    runner = Here(python)
+    session.made.lock, session.made.interpreter = locked, runner.python
+    session.selftest(source, runner, resolver.computing(locked.versions), locked.python)
+    return session.made
+
+
+def _locked(session: Session) -> tuple[Source, Lock]:
+    """The profile and its lock, which must fit."""
+    source = session.load()
+    plan = session.resolve(source)
+    return source, lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
+
+
+def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
+    """A profile, its current lock, and an image in the engine: `reference`, else the one built from the lock."""
+    source, locked, image = _known(session, reference)
+    if image is None:
+        raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.known}")
+    return source, locked, image
+
+
+def _known(session: Session, reference: str | None) -> tuple[Source, Lock, Image | None]:
+    """The same; no image where nothing was built from the lock."""
+    source, locked = _locked(session)
+    engine = session.connected()
+    if reference is None:
+        return source, locked, build.built(engine, locked, dockerfile.render(locked, source.name))
+    return source, locked, engine.get(reference)
+
+
+def _passed(session: Session, source: Source, image: Image) -> None:
+    try:
+        require_passed(session.made)
+    except CheckFailed:
+        session.withdraw(source, image)
+        raise
+
+
+def require_passed(made: Made) -> None:
+    """Raises CheckFailed, naming every failure, unless the self-test passed; NotProved where a required probe, or all
+    of them, could not run."""
+    if made.run is None:
+        return
+    failures = made.run.failures()
+    if failures:
+        named = [f["probe"] for f in failures if f["probe"]]
+        told = [f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures]
+        hints = told if named or len(failures) > 1 else []
+        if made.run.out_of_memory and made.memory_gb:
+            hints.append(f"its container may take {made.memory_gb:g} GB: selftest: memory_gb in the profile")
+        raise CheckFailed(
+            f"the self-test of {made.name} failed: {', '.join(named) or failures[0]['detail']}",
+            hint="\n".join(hints) or None,
+        )
+    lacking = made.run.skipped_required or (() if made.run.passed else made.run.by_status("skipped"))
+    if lacking or not made.run.passed:
+        reasons = {result["probe"]: result["reason"] for result in made.run.results}
+        built = "built, and " if made.image else ""
+        raise NotProved(
+            f"{made.name} is {built}not proved: a required probe was skipped",
+            hint="\n".join(f"{name}: {reasons[name]}" for name in lacking),
+        )
+
+
+@contextlib.contextmanager
+def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator[None]:
+    """The profile is this process' own meanwhile. A failure carries what the command has come to so far."""
+    name = name_lookup.meant(session.made.name, session.options.requirements).name
+    with one_run_per_profile(name, session.progress.say):
+        try:
+            yield
+        except EnvbuildError as error:
+            error.partial = {**partial(), **error.partial}
+            raise
+
+
+def one_run_per_profile(name: str, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    """One process at a time works on a profile, and has its build context."""
+    return process_locks.exclusive(name, f"is making {name}", say)

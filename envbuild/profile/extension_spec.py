@@ -1,0 +1,122 @@
+"""An extension that is compiled from source: what a profile says of one.
+
+apex, flash-attn or a project's own: all they differ in is data. How a source takes its flags is one of them: variables
+of the environment, or pip's --config-settings, where an older commit knows no variables.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from envbuild.profile.value_types import ArchiveFile, Model, PackageSpec, Text, VariableName, shaped
+from envbuild.util import urls
+
+# What compiles a wheel with setuptools and torch's cpp_extension, where a source names nothing else.
+BUILD_TOOLS = ("ninja", "setuptools", "wheel")
+
+ExtensionName = Annotated[
+    str, shaped(r"^[a-z0-9]+(-[a-z0-9]+)*$", "lower case letters and digits, with single dashes between them", 50)
+]
+GitAddress = Annotated[
+    str,
+    shaped(r"^(https?|ssh|file)://[A-Za-z0-9/][!-~]*$", "an address of https, http, ssh or file, without spaces", 1000),
+    AfterValidator(urls.checked),
+]
+Commit = Annotated[
+    str,
+    shaped(r"^([0-9a-f]{40}|[0-9a-f]{64})$", "give it in full, 40 hex digits, as `git rev-parse` shows it", 64),
+]
+ModuleName = Annotated[
+    str,
+    shaped(
+        r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+        "a module as Python imports it, as in kernels.norms",
+        200,
+    ),
+]
+Setting = Annotated[
+    str,
+    shaped(
+        r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*=[A-Za-z0-9_.,:/=+@ -]*$", "give NAME=VALUE, as in --build-option=--cpp_ext", 300
+    ),
+]
+
+# Another value would give another wheel than the cache's key says, or one that is not for the profile's cards.
+_OURS = frozenset(
+    {"CUDA_HOME", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "MAX_JOBS", "PATH", "PYTHONHASHSEED", "PYTHONHOME",
+     "PYTHONPATH", "SOURCE_DATE_EPOCH", "TMPDIR", "TORCH_CUDA_ARCH_LIST", "VIRTUAL_ENV"}
+)  # fmt: skip
+
+
+# What `show` and reports know by a short name.
+_TAKEN = frozenset({"cublas", "cuda", "cudnn", "nccl", "python", "torch"})
+
+
+def _reason(value: object) -> object:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError('give the reason in words: none: "why this profile does without it"')
+    return value
+
+
+class Build(Model):
+    """How a source is told what to build, and what it needs for that beside torch."""
+
+    env: dict[VariableName, Text] = Field(
+        default_factory=dict, description="variables of the build; the source must mention each"
+    )
+    settings: tuple[Setting, ...] = Field(
+        (), strict=False, max_length=50, description="pip's --config-settings, as in --build-option=--cpp_ext"
+    )
+    requires: tuple[PackageSpec, ...] = Field(
+        (), strict=False, max_length=50, description=f"beside {', '.join(BUILD_TOOLS)}; none of it stays in the image"
+    )
+
+    @field_validator("env")
+    @classmethod
+    def _leaves_ours_alone(cls, env: dict[str, str]) -> dict[str, str]:
+        taken = sorted(_OURS & set(env))
+        if taken:
+            raise ValueError(f"set by envbuild itself: {', '.join(taken)}")
+        return env
+
+
+class Extension(Model):
+    """One extension: from a git commit or an sdist, or `none`, with the reason why there is none."""
+
+    name: ExtensionName = Field(description="of the distribution that is built")
+    git: GitAddress | None = Field(None, description="repository; a site's git_mirror comes before it")
+    commit: Commit | None = Field(None, description="in full; a tag may be moved")
+    submodules: Literal["omit"] | None = Field(None, description="omit: the commit has some, and the build needs none")
+    sdist: ArchiveFile | None = Field(None, description="source as a tar, by its sha256")
+    build: Build = Build()
+    modules: tuple[ModuleName, ...] = Field(
+        (), strict=False, max_length=200, description="compiled modules that the wheel must hold"
+    )
+    none: Annotated[Text | None, BeforeValidator(_reason)] = Field(None, description="why this profile does without it")
+
+    @field_validator("name")
+    @classmethod
+    def _has_a_name_of_its_own(cls, name: str) -> str:
+        if name in _TAKEN:
+            raise ValueError(f"{name} is no extension: a profile has its own key for it")
+        return name
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> Extension:
+        if sum(value is not None for value in (self.git, self.sdist, self.none)) != 1:
+            raise ValueError("give one of git, sdist, or none (a reason)")
+        besides = sorted(self.model_fields_set - {"name", "none"})
+        if self.none is not None and besides:
+            raise ValueError(f"none says that there is none, and {', '.join(besides)} what it is: keep one of the two")
+        if (self.git is None) != (self.commit is None):
+            raise ValueError("git and commit (40 hex digits) go together")
+        if self.none is None and not self.modules:
+            raise ValueError("modules: name those that it must hold: a source may build none, and say nothing")
+        return self
+
+    @property
+    def source(self) -> str | None:
+        """What its source is known by: a commit, or an sdist's sha256; None where it is left out."""
+        return self.commit or (self.sdist.sha256 if self.sdist else None)

@@ -1,0 +1,350 @@
+"""What a person writes in `profiles/<name>.yaml`: the model, and every fault at once with file and line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
+
+from packaging.version import Version
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from envbuild.facts.probe_names import Level
+from envbuild.profile import project_tests
+from envbuild.profile.extension_spec import Extension
+from envbuild.profile.value_types import (
+    ALLOWED,
+    PLATFORM,
+    ArchiveFile,
+    DebianPackage,
+    GpuId,
+    Id,
+    ImageReference,
+    LibraryName,
+    Model,
+    PackageSpec,
+    Platform,
+    ProbeName,
+    Release,
+    Sha256,
+    SitePath,
+    Text,
+    VariableName,
+    line,
+    shaped,
+)
+from envbuild.util.errors import Fault, ProfileError, near
+from envbuild.util.yamldoc import Document, Path
+
+
+def _torch(text: str) -> str:
+    """torch's releases have three numbers: 2.7 is 2.7.0."""
+    base = Version(text).base_version
+    return text.replace(base, f"{base}.0", 1) if base.count(".") == 1 else text
+
+
+class Base(Model):
+    """The root file system: a Debian suite made by mmdebstrap, or an image by digest."""
+
+    bootstrap: Literal["bullseye", "bookworm", "trixie"] | None = Field(
+        None, description="Debian suite; its Python: bullseye 3.9, bookworm 3.11, trixie 3.13"
+    )
+    image: ImageReference | None = Field(None, description="image by digest: registry/name@sha256:...")
+
+    @model_validator(mode="after")
+    def _one(self) -> Base:
+        if (self.bootstrap is None) == (self.image is None):
+            raise ValueError("give one of bootstrap or image")
+        return self
+
+
+class Pin(Model):
+    """A library's version where it is not the one that torch asks for, with the reason."""
+
+    version: Release
+    reason: Text = ""
+
+
+def _pin(value: Any) -> Any:
+    """`cublas: 12.4.5.8` is short for `cublas: {version: 12.4.5.8}`."""
+    return {"version": value} if isinstance(value, str) else value
+
+
+# Where nvcc comes from. The tags are left out of the names of faulty fields.
+ToolchainSource = Annotated[
+    Annotated[Literal["wheels", "base", "debian"], Tag("[word]")] | Annotated[ArchiveFile, Tag("[archive]")],
+    Discriminator(lambda value: "[archive]" if isinstance(value, dict | ArchiveFile) else "[word]"),
+]
+
+
+# As NVIDIA writes it, and kept so: 580.65.06 has a leading zero.
+DriverRelease = Annotated[str, shaped(r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$", "a driver's version, as in 580.65.06", 23)]
+
+
+class Driver(Model):
+    """What the profile counts on at run time."""
+
+    minimum: DriverRelease | None = Field(None, description="the oldest driver of the fleet; default: what CUDA needs")
+    compat: ArchiveFile | None = Field(
+        None, description="NVIDIA's forward-compatibility libraries, used where the driver is older; datacentre cards"
+    )
+
+
+class Accept(Model):
+    """A refusal that this profile takes on itself."""
+
+    advisory: Id
+    reason: Annotated[str, line(600, shortest=1)]
+
+
+class Startup(Model):
+    """A file in site-packages that may run code whenever Python starts (a .pth file, sitecustomize, usercustomize) or
+    torch is imported (entry_points.txt with the group torch.backends)."""
+
+    file: SitePath = Field(description="path below site-packages, as in my.pth")
+    sha256: Sha256
+    reason: Annotated[str, line(600, shortest=1)]
+
+
+class Floor(Model):
+    """Fractions of the datasheet's figures, below which a card is not what it should be. None: the figures are told."""
+
+    gemm: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(None, description="TFLOP/s of products")
+    memory: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(None, description="GB/s of a copy")
+
+
+class SelfTest(Model):
+    """What the image must pass in its container before it is called verified."""
+
+    level: Level = "standard"
+    require: tuple[ProbeName, ...] = Field((), strict=False, description="probes that must pass; a skip is not a pass")
+    allow_tf32: bool = Field(False, description="torch's allow_tf32 flags while the probes run")
+    transport: Literal["p2p", "nvls", "shm", "ib", "net", "socket"] | None = Field(
+        None, description="how NCCL must reach one GPU from another; dist.staged measures it"
+    )
+    timeout: int = Field(900, ge=1, le=86400, description="seconds for the whole self-test")
+    memory_gb: float = Field(
+        8, gt=0, le=100_000, strict=False, allow_inf_nan=False, description="memory limit of the container, GiB"
+    )
+    shapes: tuple[project_tests.AnyShape, ...] = Field(
+        (),
+        strict=False,
+        max_length=project_tests.MOST_SHAPES,
+        description="products and attention that gemm.crash and attention.* try before their own",
+    )
+    script: project_tests.ScriptFile | None = Field(
+        None, description="the project's own smoke test, relative to this file; the probe own.script runs it"
+    )
+    floor: Floor = Floor()
+    burn_seconds: int = Field(60, ge=1, le=86400, description="seconds of products under check at level full")
+
+    @model_validator(mode="after")
+    def _has_time_to_burn(self) -> SelfTest:
+        if "burn_seconds" in self.model_fields_set and self.burn_seconds >= self.timeout:
+            raise ValueError(f"burn_seconds ({self.burn_seconds}) leaves nothing of timeout ({self.timeout})")
+        return self
+
+
+class Profile(Model):
+    """A profile, after `extends` has been followed."""
+
+    description: Text = ""
+    platform: Platform = PLATFORM
+    base: Base
+    python: Annotated[str, shaped(r"^3\.[0-9]{1,2}$", 'two numbers in quotes, as in "3.11"', 4)]
+    torch: Annotated[Release, AfterValidator(_torch)]
+    gpus: tuple[GpuId, ...] = Field((), strict=False, description="GPU models, by id; none: the CPU")
+    gpu_count: int = Field(1, ge=1, le=100000, description="most GPUs that work together in one job")
+    cuda: Annotated[str, shaped(r"^[0-9]{2}\.[0-9]{1,2}$", 'a release of two numbers, as in "12.4"', 5)] | None = Field(
+        None, description="as a check: must be what this torch is built for"
+    )
+    pins: dict[LibraryName, Annotated[Pin, BeforeValidator(_pin)]] = Field(
+        default_factory=dict, description="versions that differ from torch's own: cublas, cudnn, nccl, ..."
+    )
+    variant: Literal["runtime", "devel"] = Field("runtime", description="devel: with nvcc, of torch's CUDA release")
+    toolchain: ToolchainSource | None = Field(
+        None,
+        description="where nvcc comes from: wheels (CUDA 13; the default), base (a devel image), debian, or an archive",
+    )
+    extensions: tuple[Extension, ...] = Field(
+        (), strict=False, max_length=20, description="compiled from source for these cards, or said to be left out"
+    )
+    driver: Driver = Driver()
+    features: tuple[Literal["fp8", "bf16", "tf32"], ...] = Field((), strict=False, description="what the project uses")
+    accept: tuple[Accept, ...] = Field((), strict=False, description="refusals taken on, each with a reason")
+    packages: tuple[PackageSpec, ...] = Field((), strict=False, description="further packages, as in requirements.txt")
+    startup: tuple[Startup, ...] = Field(
+        (), strict=False, max_length=20, description="files of packages that may run code whenever Python starts"
+    )
+    apt: tuple[DebianPackage, ...] = Field((), strict=False, description="Debian packages, a late layer")
+    env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
+    selftest: SelfTest = SelfTest()
+
+    @property
+    def compiled(self) -> tuple[Extension, ...]:
+        """Without those that are only said to be left out."""
+        return tuple(one for one in self.extensions if one.none is None)
+
+    @field_validator("extensions")
+    @classmethod
+    def _named_once(cls, extensions: tuple[Extension, ...]) -> tuple[Extension, ...]:
+        names = [extension.name for extension in extensions]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"named twice: {', '.join(twice)}")
+        return extensions
+
+    @field_validator("selftest")
+    @classmethod
+    def _transport_is_between_gpus(cls, selftest: SelfTest, info: ValidationInfo) -> SelfTest:
+        if selftest.transport and info.data.get("gpus") == ():
+            raise ValueError("transport is between GPUs, and gpus names none")
+        return selftest
+
+
+def checked(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile:
+    """The model of a profile as written, where no fault is `known`.
+
+    Raises ProfileError with all faults, each with its file and line.
+    """
+    found = tried(merged)
+    if known or not isinstance(found, Profile):
+        malformed = [] if isinstance(found, Profile) else found
+        raise refused(name, [*known, *(fault for _, fault in malformed)])
+    return found
+
+
+def refused(name: str, faults: Iterable[Fault], hint: str | None = None) -> ProfileError:
+    """Faults in the order of the file."""
+    ordered = sorted(faults, key=lambda fault: (fault.file or "", fault.line or 0))
+    return ProfileError(f"profile {name} is not valid", faults=ordered, hint=hint)
+
+
+Malformed = tuple[Path, Fault]
+"""Where a value is none, and what is wrong with it."""
+
+
+def tried(merged: Document) -> Profile | list[Malformed]:
+    """The model, or all that is malformed."""
+    try:
+        return Profile.model_validate(merged.data)
+    except ValidationError as error:
+        return list(_malformed(error, merged))
+
+
+def _malformed(error: ValidationError, merged: Document) -> Iterator[Malformed]:
+    for item in error.errors():
+        # pydantic's "[key]" and our tags are left out; an unknown key, the last part, may be written so itself
+        own = item["loc"][-1:] if item["type"] == "extra_forbidden" else ()
+        outer = item["loc"][: len(item["loc"]) - len(own)]
+        path = (*(part for part in outer if not str(part).startswith("[")), *own)
+        yield path, merged.fault(path, _message(item, path))
+
+
+def _message(item: Any, path: tuple[str | int, ...]) -> str:
+    if item["type"] != "extra_forbidden":
+        return validation_message(item, path)
+    known = _keys(item["loc"][:-1])
+    hint = near(str(path[-1]), known) or f"known: {', '.join(known)}"
+    return f"unknown key ({hint})"
+
+
+def _keys(path: tuple[str | int, ...]) -> list[str]:
+    """The known keys of the mapping at `path`."""
+    model: type[BaseModel] = Profile
+    options: list[type[BaseModel]] = []
+    for part in map(str, path):
+        field = model.model_fields.get(part)  # none: a list's index, a mapping's key, or which of several models
+        options = list(_models(field.annotation)) if field else options
+        named = [option for option in options if part == f"[{option.__name__.lower()}]"]
+        model = next(iter(named or (options if field else ())), model)
+    return sorted([*model.model_fields, *(["extends"] if model is Profile else [])])
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models within a type such as tuple[Accept, ...] or dict[str, Pin]."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a profile as written: `extends` allowed, and nothing required beside it."""
+    result = Profile.model_json_schema()
+    result |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "envbuild profile"}
+    result["properties"]["extends"] = {"type": "string", "description": "the profile that this one builds on"}
+    required = result.pop("required")
+    result["properties"]["env"]["additionalProperties"] = False
+    result["anyOf"] = [{"required": ["extends"]}, {"required": required}]
+    return result
+
+
+# By the type of pydantic's error; the braces are filled from its context.
+_WORDS = {
+    "missing": "missing",
+    "string_type": "must be text: write it in quotes",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping of keys to values",
+    "dict_type": "must be a mapping of keys to values",
+    "bool_type": "must be true or false",
+    "is_instance_of": "must be a path",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than_equal": "must be {le} or less",
+    "too_long": "must have {max_length} entries at most",
+    "string_too_long": "must have {max_length} characters at most",
+    "string_too_short": "must not be empty",
+}
+# What torch and others call the dtypes of a profile.
+_DTYPES = {
+    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16",
+    "bfloat16": "bf16",
+}  # fmt: skip
+_LONGEST = 100  # characters of a value that are repeated
+
+
+def validation_message(item: Mapping[str, Any], path: tuple[str | int, ...]) -> str:
+    """One sentence for one of pydantic's errors; `path`: of the value in the profile."""
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "string_pattern_mismatch":
+        instead = _instead(str(item["input"]), path) or ALLOWED[context["pattern"]]
+        return f"{item['input']!r} is not allowed here: {instead}"
+    if kind == "literal_error":
+        return _none_of(item["input"], re.findall("'([^']*)'", context["expected"]))
+    return _WORDS[kind].format(**context) if kind in _WORDS else str(item["msg"])
+
+
+def _none_of(value: object, known: list[str]) -> str:
+    word = str(value).removeprefix("torch.").lower()
+    meant = next((name for name in (word, _DTYPES.get(word)) if name in known), None)
+    hint = f"did you mean {meant}?" if meant else near(word, known)
+    choice = f"must be one of {', '.join(known)}" if len(known) > 1 else f"must be {known[0]}"
+    return f"{choice}, not {repr(value)[:_LONGEST]}" + (f" ({hint})" if hint else "")
+
+
+def _instead(text: str, path: tuple[str | int, ...]) -> str:
+    """What to write where something else is often written; else nothing."""
+    name, pinned, _ = text.partition("=")
+    if path[:1] == ("apt",) and pinned and re.fullmatch(r"[a-z0-9+.-]+", name):
+        return f"the lock keeps the version that the mirror has; write {name}"
+    if path == ("base", "image") and re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*", text):
+        digest = f"`docker buildx imagetools inspect {text}` shows it"
+        return f"give the digest, {text}@sha256:...; {digest}"
+    return ""

@@ -1,0 +1,102 @@
+"""The kinds of value that profiles and locks have: each bounded, for either may be hostile."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+
+from envbuild.facts import misleading_packages
+from envbuild.util import urls
+
+PLATFORM = "linux/amd64"
+PRINTABLE = r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$"
+
+
+def _version(text: str) -> str:
+    try:
+        return str(Version(text))
+    except InvalidVersion:
+        raise ValueError(f"{text!r} is not a version (write it in full, as in 2.13.0)") from None
+
+
+def _requirement(text: str) -> str:
+    meant = misleading_packages.refused(text)
+    if meant:
+        raise ValueError(meant)
+    try:
+        requirement = Requirement(text)
+    except (InvalidRequirement, RecursionError):  # brackets of a marker, thousands deep
+        raise ValueError(f"{text!r} is not a requirement (as in numpy>=2 or numpy==2.4.6)") from None
+    if requirement.url:
+        raise ValueError("an address cannot be locked: name a package that the index has")
+    return str(requirement)
+
+
+def _platform(text: str) -> str:
+    if text != PLATFORM:
+        raise ValueError(f"platform {text!r} is not supported: {PLATFORM} is")
+    return text
+
+
+# Pattern -> what it allows, in words.
+ALLOWED: dict[str, str] = {}
+
+
+def shaped(pattern: str, allowed: str, longest: int, shortest: int | None = None) -> StringConstraints:
+    """Text of a form, and within a length in characters; `allowed` says it to those who wrote something else."""
+    ALLOWED[pattern] = allowed
+    return StringConstraints(min_length=shortest, max_length=longest, pattern=pattern)
+
+
+def line(longest: int, shortest: int | None = None) -> StringConstraints:
+    return shaped(PRINTABLE, "text on one line, without control characters", longest, shortest)
+
+
+_ID = r"^[a-z0-9][a-z0-9.-]*$", "lower case letters, digits, dots and dashes, as in rtx4090 or cublas-hopper-fpe"
+Platform = Annotated[str, AfterValidator(_platform)]
+Text = Annotated[str, line(2000)]
+Release = Annotated[str, line(60), AfterValidator(_version)]
+PackageSpec = Annotated[str, line(300), AfterValidator(_requirement)]
+# Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters.
+DebianPackage = Annotated[
+    str, shaped(r"^[a-z0-9][a-z0-9+.-]+$", "a package's name: lower case letters, digits and + - . alone", 100)
+]
+# The distribution's reference grammar, with a digest.
+ImageReference = Annotated[
+    str, shaped(r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}$", "registry/name@sha256:<64 hex digits>", 400)
+]
+VariableName = Annotated[
+    str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "a variable's name: letters, digits and _, no digit first", 100)
+]
+Id = Annotated[str, shaped(*_ID, 60)]
+GpuId: TypeAlias = Id
+LibraryName: TypeAlias = Id
+ProbeName = Annotated[
+    str, shaped(r"^[a-z0-9]+(\.[a-z0-9_]+)?$", "a probe's name, as in gemm.exact (envbuild test --list)", 60)
+]
+SitePath = Annotated[
+    str,
+    shaped(r"^[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_][A-Za-z0-9._+-]*)*$", "a path below site-packages", 200),
+]
+Sha256 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "64 hex digits, as sha256sum shows them", 64)]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ArchiveFile(Model):
+    """A tar or Debian package by its sha256. Where it lies is not locked: `url`, or the site's place for archives."""
+
+    sha256: Sha256
+    url: (
+        Annotated[
+            str,
+            shaped(r"^(https?|file)://[!-~]+$", "an address of http, https or file, without spaces", 1000),
+            AfterValidator(urls.checked),
+        ]
+        | None
+    ) = None

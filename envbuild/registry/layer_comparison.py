@@ -1,0 +1,163 @@
+"""Two archives of a layer held against each other: what differs in them, or is it only their order?
+
+An engine lists a layer's files in more than one order (docs/decisions/0019), and its digest is of that list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+
+from envbuild.registry import image_reader
+from envbuild.registry.oci import ImageSource
+
+Where = tuple[ImageSource, str, str]  # a layer: its place, its digest there, its diff id
+Facts = tuple[object, ...]
+
+_KINDS = ("kind", "mode", "owner", "group", "time", "link", "size", "device", "attributes", "content")
+_BLOCK = 512
+_FILES, _WITHOUT_CONTENT, _BEFORE_ANOTHER = b"\x000", b"123456", b"xLK"  # kinds of heads
+_NOTHING = bytes(_BLOCK)
+_OTHER = "the same files in other archives"
+
+
+def difference(there: Where, here: Where, names: tuple[str, str]) -> str | None:
+    """How the layer `there` differs from ours; None where it is ours, or the same entries in another order and no order
+    counts. `names`: what the two are called.
+
+    What is kept in memory is of ours: the other may be anybody's. Raises Refusal for one that cannot be read.
+    """
+    if there[2] == here[2]:
+        return None
+    ours: dict[tuple[str, int], Facts] = {}
+    pieces: Counter[bytes] = Counter()
+    above: set[str] = set()
+    counts: str | None = None
+
+    def taken(piece: bytes) -> None:
+        pieces[piece if pieces[piece] else b""] -= 1  # one that ours has not makes it less than nothing
+
+    own, other = Pieces(lambda piece: pieces.update([piece])), Pieces(taken)
+    for path, before, facts, fixed in _entries(here, own):
+        ours[path, before] = facts
+        fixed = fixed or ("stands behind what is in it" if path in above else None)
+        counts = counts or (fixed and f"{path} {fixed}")
+        above.update(_above(path))
+    whole = own.plain and pieces.total() == len(ours)
+    for path, before, facts, _ in _entries(there, other):
+        wanted = ours.pop((path, before), None)
+        if wanted is None:
+            return f"{path} is only in {names[0]}"
+        if facts != wanted:
+            return f"{path} has another {', '.join(k for k, a, b in zip(_KINDS, facts, wanted, strict=True) if a != b)}"
+        if not counts and any((folder, 0) in ours for folder in _above(path)):  # what is below may be a link elsewhere
+            counts = f"{path} stands before its folder"
+    if ours:
+        return f"{next(iter(ours))[0]} is only in {names[1]}"
+    if any(pieces.values()) or own.end != other.end or not whole:
+        return _OTHER
+    return f"the same files in another order, which counts: {counts}" if counts else None
+
+
+def _above(path: str) -> Iterator[str]:
+    return map(str, PurePosixPath(path).parents)
+
+
+class Pieces:
+    """Cuts a tar into its entries, each all of its bytes with the heads before it, and tells their digests.
+
+    Of two tars with the same pieces and the same end, every reader makes the same entries: what tarfile alone takes for
+    the same, another reader might not. `plain`: no piece says anything of others.
+    """
+
+    def __init__(self, tell: Callable[[bytes], object]) -> None:
+        self.plain = True
+        self._tell = tell
+        self._head = bytearray()
+        self._left = 0  # bytes of content
+        self._more = False  # the next head belongs to this piece
+        self._piece = hashlib.sha256()
+        self._tail: hashlib._Hash | None = None
+
+    @property
+    def end(self) -> tuple[object, ...]:
+        """All behind the last piece."""
+        return bytes(self._head), self._left, self._more, self._tail and self._tail.hexdigest()
+
+    def feed(self, block: bytes) -> None:
+        """Raises ValueError for what is no tar."""
+        rest = memoryview(block)
+        while rest:
+            if self._tail:
+                self._tail.update(rest)
+                return
+            if self._left:
+                part, rest = rest[: self._left], rest[self._left :]
+                self._left -= len(part)
+                self._piece.update(part)
+            else:
+                lacking = _BLOCK - len(self._head)
+                self._head += rest[:lacking]
+                rest = rest[lacking:]
+                if len(self._head) < _BLOCK:
+                    return
+                self._begin(bytes(self._head))
+                self._head.clear()
+            if not self._left and not self._more and not self._tail:
+                self._tell(self._piece.digest())
+                self._piece = hashlib.sha256()
+
+    def _begin(self, head: bytes) -> None:
+        if head == _NOTHING:
+            self._tail = hashlib.sha256(head)
+            return
+        self._piece.update(head)
+        kind = head[156:157]
+        self._more = kind in _BEFORE_ANOTHER
+        self.plain &= kind in _FILES + _WITHOUT_CONTENT + _BEFORE_ANOTHER
+        if kind not in _WITHOUT_CONTENT:
+            try:
+                size = tarfile.nti(head[124:136])  # type: ignore[attr-defined]
+            except tarfile.TarError as error:
+                raise ValueError(str(error)) from None
+            self._left = -(-max(size, 0) // _BLOCK) * _BLOCK
+
+
+def _entries(where: Where, pieces: Pieces) -> Iterator[tuple[str, int, Facts, str | None]]:
+    """(path, how often it came before, what is compared, why its place counts) of each entry, as they come."""
+    before: Counter[str] = Counter()
+    for member, archive in image_reader.entries(*where, pieces.feed):
+        path = posixpath.normpath(f"/{member.name.lstrip('/')}")
+        facts = (
+            member.type, member.mode, member.uid, member.gid, member.mtime, member.linkname, member.size,
+            (member.devmajor, member.devminor), _attributes(member), _content(member, archive),
+        )  # fmt: skip
+        yield path, before[path], facts, _fixed(member, path, before[path])
+        before[path] += 1
+
+
+def _attributes(member: tarfile.TarInfo) -> Facts:
+    return tuple(sorted(item for item in member.pax_headers.items() if ".xattr." in item[0]))
+
+
+def _fixed(member: tarfile.TarInfo, path: str, before: int) -> str | None:
+    """Why it matters what stands before an entry, or behind it; None where it does not."""
+    if before:
+        return "stands in it more than once"
+    if member.islnk():
+        return "is a hard link"
+    if posixpath.basename(path).startswith(".wh."):
+        return "says what is removed"
+    # larger than a head can say: Pieces goes by the head
+    return "has its size before its head" if "size" in member.pax_headers else None
+
+
+def _content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> str:
+    seen = hashlib.sha256()
+    for block in image_reader.content(member, archive):
+        seen.update(block)
+    return seen.hexdigest()

@@ -1,0 +1,23 @@
+"""The grammar of image references: hosts, repositories, and images that are named by their digest. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from envbuild.util.errors import UsageError
+
+_WORD = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+NAME = rf"{_WORD}(?:/{_WORD})*"
+HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
+# A first part without any of .:[ is no host, as docker has it; what comes after the name, a tag say, is refused.
+REGISTRY = (
+    rf"(?=.{{1,300}}\Z)(?:(?:localhost|(?=[^/]*[.:\[]){HOST})/)?{NAME}",
+    "HOST/REPOSITORY, without http:// or https:// and without a tag",
+)
+_IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
+
+
+def require_digest(image: str) -> None:
+    """Raises UsageError for an image that is not named by its digest: any other name may move under the proof."""
+    if not _IMAGE.fullmatch(image):
+        raise UsageError(f"{image[:200]!r} names no image by its digest")

@@ -1,0 +1,253 @@
+"""Two fingerprints, operation by operation: where they first part, by how much, and whether that is rounding. Pure.
+
+Outputs are never compared by hash, but for operations that are exact: each is judged by its own float64 reference and
+bound, so that it is known which of the two is off. What is out of its bound is `precision` where many elements are off
+by little, as computing in fewer bits leaves them, and `breakage` where it is anything else.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from envbuild.testrun.numeric_fingerprint import Fingerprint, FingerprintMachine, FingerprintOp, Observed
+from envbuild.util.errors import UsageError
+
+KINDS = IDENTICAL, ROUNDING, PRECISION, BREAKAGE = ("identical", "rounding", "precision", "breakage")
+TEACHER, FREE = "teacher-forced", "free-running"
+
+# Fewer bits leave many elements out of their bound, or, where it is just passed, all at much the same part of it: among
+# 10^5 normal errors the largest is 7 times the middle one. What is computed in bfloat16 keeps 2^-8; 2^-6 leaves room
+# for a few roundings in a row.
+_MANY, _ALIKE, _LOWEST = 1 / 16, 32, 2.0**-6
+_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+_HINT = "compare what one version of envbuild recorded of the same operations, or of one model on the same inputs"
+
+
+@dataclass(frozen=True)
+class FingerprintSide:
+    """What one fingerprint says of an operation in one pass: the largest error over its bound (None without a
+    reference), the relative error, the drift from the golden output; `reason` where it is worse than rounding."""
+
+    kind: str
+    ratio: float | None
+    relative: float | None
+    drift: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """An operation in one pass. `apart`: how far the two outputs are from each other by what was kept, relative."""
+
+    op: str
+    name: str
+    kind: str
+    a: FingerprintSide
+    b: FingerprintSide
+    apart: float
+
+    @property
+    def sides(self) -> Mapping[str, FingerprintSide]:
+        return {"a": self.a, "b": self.b}
+
+    @property
+    def off(self) -> frozenset[str]:
+        """Those that are worse than rounding by themselves."""
+        return frozenset(name for name, side in self.sides.items() if side.reason)
+
+
+@dataclass(frozen=True)
+class ComparedOperation:
+    """An operation, and the passes that both recorded."""
+
+    op: str
+    passes: tuple[Pass, ...]
+
+    @property
+    def kind(self) -> str | None:
+        """The worst of its passes; None if nothing can be compared."""
+        return max((found.kind for found in self.passes), key=KINDS.index, default=None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`verdict`: the worst kind. `first`: where the two first part, beyond rounding if anywhere. `growth`: the first
+    operation that is right on golden input and wrong on what the free-running pass gave it; if none, all
+    growth of errors is explained by the roundings of single operations."""
+
+    verdict: str
+    first: Pass | None
+    growth: Pass | None
+    rows: tuple[ComparedOperation, ...]
+    notes: tuple[str, ...]
+
+
+def compare(a: Fingerprint, b: Fingerprint) -> Comparison:
+    """Raises UsageError where the two were not recorded of the same operations on the same inputs."""
+    _comparable(a, b)
+    rows = tuple(_row(*ops) for ops in zip(a.ops, b.ops, strict=True))
+    passes = [found for row in rows for found in row.passes]
+    if not passes:
+        raise UsageError("no operation ran on both sides", hint=_HINT)
+    differing = [found for found in passes if found.kind != IDENTICAL]
+    first = next((found for found in differing if found.kind != ROUNDING), next(iter(differing), None))
+    verdict = max((found.kind for found in passes), key=KINDS.index)
+    return Comparison(verdict, first, _growth(rows), rows, tuple(_notes(a, b)))
+
+
+def _comparable(a: Fingerprint, b: Fingerprint) -> None:
+    if a.subject != b.subject:
+        raise UsageError(f"one is of {a.subject}, the other of {b.subject}", hint=_HINT)
+    if a.subject == "model" and len(a.ops) != len(b.ops):
+        what = f"{len(a.ops)} and {len(b.ops)} outputs of modules"
+        raise UsageError(f"these are two different models: {what}", hint=_HINT)
+    for index, (one, other) in enumerate(zip(a.ops, b.ops, strict=False)):
+        if one.id != other.id:
+            raise UsageError(f"operation {index} is {one.id} in one and {other.id} in the other", hint=_HINT)
+        if (one.shape, one.exact) != (other.shape, other.exact):
+            raise UsageError(f"{one.id} gives {one.shape} in one and {other.shape} in the other", hint=_HINT)
+    if len(a.ops) != len(b.ops):
+        raise UsageError(f"one has {len(a.ops)} operations, the other {len(b.ops)}", hint=_HINT)
+    if a.subject == "operations" and a.inputs != b.inputs:
+        raise UsageError("the two were recorded on other inputs", hint=_HINT)
+
+
+def _row(a: FingerprintOp, b: FingerprintOp) -> ComparedOperation:
+    pairs = ((TEACHER, a.teacher, b.teacher), (FREE, a.free, b.free))
+    return ComparedOperation(a.id, tuple(_pass(name, a, b, one, other) for name, one, other in pairs if one and other))
+
+
+def _pass(name: str, op_a: FingerprintOp, op_b: FingerprintOp, a: Observed, b: Observed) -> Pass:
+    side_a, side_b, apart = _side(op_a, a), _side(op_b, b), _apart(a, b)
+    kind = max(side_a.kind, side_b.kind, key=KINDS.index)
+    if kind == ROUNDING:
+        kind = IDENTICAL if a.sha256 == b.sha256 else _together(op_a, a, b, apart)
+    return Pass(op_a.id, name, kind, side_a, side_b, apart)
+
+
+def _together(op: FingerprintOp, a: Observed, b: Observed, apart: float) -> str:
+    """Neither is off by itself. Where one has no reference, half of the bits of the coarser dtype must agree, and fewer
+    bits show in the middle one of the samples."""
+    if op.exact:
+        return BREAKAGE
+    if (a.against and b.against) or a.fed or b.fed:
+        return ROUNDING
+    bits = min(_BITS.get(seen.dtype, 8) for seen in (a, b))
+    if apart <= 2.0 ** (-bits / 2):
+        return ROUNDING
+    if apart > _LOWEST or not a.samples:
+        return BREAKAGE
+    middle = statistics.median(abs(x - y) for x, y in zip(a.samples, b.samples, strict=True))
+    return PRECISION if _ALIKE * middle >= apart * max(a.rms, b.rms) else BREAKAGE
+
+
+def _side(op: FingerprintOp, seen: Observed) -> FingerprintSide:
+    kind, reason = _judged(op, seen)
+    ratio, relative = (seen.against.ratio, seen.against.relative) if seen.against else (None, None)
+    return FingerprintSide(kind, ratio, relative, seen.drift, reason)
+
+
+def _judged(op: FingerprintOp, seen: Observed) -> tuple[str, str | None]:
+    """The kind of one output by its own reference, and why it is worse than rounding."""
+    if (seen.dtype, seen.shape) != (op.dtype, op.shape):
+        return BREAKAGE, f"the output is {seen.dtype} {seen.shape}, should be {op.dtype} {op.shape}"
+    found = seen.against
+    if found is None and seen.nonfinite and not seen.fed:
+        return BREAKAGE, f"{seen.nonfinite} values are not finite, the inputs are"
+    if found and not found.wrong and found.nonfinite and not seen.fed:
+        words = "values are not finite, nor are they in float64; the inputs are: look at the weights"
+        return BREAKAGE, f"{found.nonfinite} {words}"
+    if found is None or not found.wrong:
+        return ROUNDING, None
+    text = (
+        f"element {found.where} is {found.got:g}, should be {found.expected:g} within {found.bound:g} "
+        f"({found.wrong} of {found.count} wrong)"
+    )
+    spread = found.wrong >= _MANY * found.count or found.ratio <= _ALIKE * found.median
+    if op.exact or not (spread and math.isfinite(found.ratio) and 0 < found.relative <= _LOWEST):
+        return BREAKAGE, text
+    # rounding to p bits leaves a root mean square of about 2^-(p + 1.2)
+    bits = round(-math.log2(found.relative) - 1.2)
+    return PRECISION, f"many are off by little, as if about {bits} bits were kept: {text}"
+
+
+def _not_finite(op: FingerprintOp) -> bool:
+    """In some pass it gives what is not finite, and no mask, from what is."""
+    passes = [seen for seen in (op.teacher, op.free) if seen and not seen.fed]
+    return any(seen.against.nonfinite if seen.against else seen.nonfinite for seen in passes)
+
+
+def _apart(a: Observed, b: Observed) -> float:
+    """The largest of three relative distances: of the samples, of the root mean squares, of the largest values."""
+    if list(map(math.isfinite, a.samples)) != list(map(math.isfinite, b.samples)):
+        return math.inf
+    pairs = [(x, y) for x, y in zip(a.samples, b.samples, strict=True) if math.isfinite(x)]
+    samples = math.dist(*zip(*pairs, strict=True)) / math.sqrt(len(pairs)) if pairs else 0.0
+    size, peak = max(a.rms, b.rms), max(a.peak, b.peak)
+    found = ((samples, size), (abs(a.rms - b.rms), size), (abs(a.peak - b.peak), peak))
+    return max(distance / whole if whole else math.inf if distance else 0.0 for distance, whole in found)
+
+
+def _growth(rows: Sequence[ComparedOperation]) -> Pass | None:
+    for row in rows:
+        passes = {found.name: found for found in row.passes}
+        if len(passes) == 2 and passes[FREE].off - passes[TEACHER].off:
+            return passes[FREE]
+    return None
+
+
+def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
+    """What a reader must know to judge the rest."""
+    if a.inputs != b.inputs:
+        yield "the inputs are not the same to the bit, as they cannot be in another dtype"
+    for name, one, other in (("a", a, b), ("b", b, a)):
+        flags = {flag for op in one.ops for flag in op.flags} - {flag for op in other.ops for flag in op.flags}
+        if flags:
+            yield f"on in {name} only: {', '.join(sorted(flags))}"
+        noted = [f"{op.id}: {op.note}" for op in one.ops if op.note]
+        if noted:
+            yield f"{name}: {len(noted)} operations were not run or not judged, the first is {noted[0]}"
+    pairs = list(zip(a.ops, b.ops, strict=True))
+    dtypes = {f"{one.dtype} in a is {other.dtype} in b" for one, other in pairs if one.dtype != other.dtype}
+    if dtypes:
+        yield f"other dtypes: {', '.join(sorted(dtypes))}"
+    unsound = [one.id for one, other in pairs if _not_finite(one) and _not_finite(other)]
+    if unsound:
+        yield f"not finite in both, from finite inputs: {unsound[0]} is the first; what they share is at fault"
+    golden = [one.id for one, other in pairs if one.golden != other.golden]
+    if golden:
+        yield f"the hosts' own float64 differs in the last place from {golden[0]} on; each is judged by its own"
+    if any(seen and not seen.against for op in (*a.ops, *b.ops) for seen in (op.teacher, op.free)):
+        yield "without a reference, samples and sizes are compared: half of the bits must agree"
+
+
+def machine(found: FingerprintMachine) -> str:
+    """What a fingerprint was recorded on, in one line: `NVIDIA H20, torch 2.7.1, cublas 12.6.4, cudnn 9.5.1`."""
+    device = found.gpu.name if found.gpu else " ".join(filter(None, (found.cpu, found.cpu_capability)))
+    libraries = (f"{name} {found.libraries[name]}" for name in ("cublas", "cudnn") if name in found.libraries)
+    return ", ".join([device or "a CPU", f"torch {found.torch}", *libraries])
+
+
+def document(found: Comparison) -> dict[str, Any]:
+    """For `--json`: {"verdict", "first", "growth", "ops", "notes"}."""
+    return {
+        "verdict": found.verdict,
+        "first": _plain(found.first) if found.first else None,
+        "growth": _plain(found.growth) if found.growth else None,
+        "ops": [{"op": row.op, "kind": row.kind, "passes": list(map(_plain, row.passes))} for row in found.rows],
+        "notes": list(found.notes),
+    }
+
+
+def _plain(found: Pass) -> dict[str, Any]:
+    sides = {name: {key: _json(value) for key, value in asdict(side).items()} for name, side in found.sides.items()}
+    return {"op": found.op, "pass": found.name, "kind": found.kind, "apart": _json(found.apart), **sides}
+
+
+def _json(value: float | str | None) -> float | str | None:
+    """JSON has no NaN and no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

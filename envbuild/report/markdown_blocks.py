@@ -1,0 +1,112 @@
+"""Blocks of a Markdown file that are filled from data, between two comments. Pure.
+
+    <!-- envbuild:table h20,a100 -->
+    ... what stands here is replaced ...
+    <!-- envbuild:end -->
+
+A marker stands alone on its line; one inside a code fence is text about markers, and stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from envbuild.util.errors import Fault, near
+
+KINDS = ("table", "minimum", "requirements", "constraints", "evidence")
+_MARKER = re.compile(r"[ \t]*<!--[ \t]*envbuild:([^\s>]*)((?:\s[^>]*)?)-->[ \t]*")
+# What follows backticks that open a fence holds none (CommonMark): else they are code within a line.
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})([^\n]*)")
+_END = "end"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines `first` to `last` of a file, both markers included, counted from 0; `names`: the profiles it is about,
+    or of evidence the folders."""
+
+    kind: str
+    names: tuple[str, ...]
+    first: int
+    last: int
+
+
+def blocks(text: str, file: str) -> tuple[list[Block], list[Fault]]:
+    """The blocks of a file, and all that is wrong with its markers."""
+    found: list[Block] = []
+    faults: list[Fault] = []
+    begun: tuple[int, str, tuple[str, ...]] | None = None
+    markers, unclosed = _markers(text)
+    for number, kind, names in markers:
+        if kind == _END and begun is None:
+            faults.append(Fault("ends a block that no marker begins", file, number + 1))
+        elif kind == _END and begun:
+            found.append(Block(begun[1], begun[2], begun[0], number))
+            begun = None
+        elif kind not in KINDS:
+            hint = near(kind, KINDS) or f"known: {', '.join(KINDS)}"
+            faults.append(Fault(f"there is no block {kind!r} ({hint})", file, number + 1))
+        else:
+            if begun:
+                faults.append(Fault(_UNENDED, file, begun[0] + 1))
+            begun = (number, kind, names)
+            if not names:
+                faults.append(Fault(f"names no profile, as in: envbuild:{kind} h20,a100", file, number + 1))
+    if begun:
+        faults.append(Fault(_UNENDED, file, begun[0] + 1))
+    if unclosed is not None:
+        faults.append(Fault("this code fence is not closed, and hides the markers below it", file, unclosed + 1))
+    return found, faults
+
+
+_UNENDED = "this block is not ended: <!-- envbuild:end -->"
+
+
+def _markers(text: str) -> tuple[list[tuple[int, str, tuple[str, ...]]], int | None]:
+    """Line, kind and names of every marker outside a code fence; and the line of a fence that is never closed, where
+    markers stand in it."""
+    found: list[tuple[int, str, tuple[str, ...]]] = []
+    fence: str | None = None
+    since, hidden = 0, False
+    for number, line in enumerate(text.splitlines()):
+        opened = _FENCE.match(line)
+        if fence is not None:
+            if opened and opened[1].startswith(fence) and not opened[2].strip():
+                fence = None
+            hidden = hidden or _MARKER.fullmatch(line) is not None
+        elif opened:
+            fence, since, hidden = opened[1], number, False
+        elif marker := _MARKER.fullmatch(line):
+            found.append((number, marker[1], tuple(name for name in re.split(r"[\s,]+", marker[2]) if name)))
+    return found, since if fence is not None and hidden else None
+
+
+def fill(text: str, found: list[Block], content: Callable[[Block], str]) -> tuple[str, list[Block]]:
+    """The text with the content of its blocks made anew, and those that changed. Line ends stay as they are."""
+    lines = text.splitlines(keepends=True)
+    changed = []
+    for block in reversed(found):
+        end = "\r\n" if lines[block.first].endswith("\r\n") else "\n"
+        made = [f"{line}{end}" for line in content(block).splitlines()]
+        if lines[block.first + 1 : block.last] != made:
+            lines[block.first + 1 : block.last] = made
+            changed.append(block)
+    return "".join(lines), changed[::-1]
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """A table; the first row is its head. What the cells hold is shown as text, whoever wrote it."""
+    head, *body = [[cell_text(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+
+
+# What would end the cell or the line, open a tag, an address, a link, a picture or code, or be taken for a marker of
+# ours. A `<` that opens nothing, as in <2.11, stays.
+_SPECIAL = re.compile(r"[\\`*\[\]|~!&]|<(?=[A-Za-z/!?]|[^\s<>]*@)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+
+
+def cell_text(text: str) -> str:
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};" if match[0] in "<|&" else f"\\{match[0]}", line) or "-"

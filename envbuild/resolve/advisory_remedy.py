@@ -1,0 +1,93 @@
+"""An advisory's change as a profile takes it: one version each, of those that the index is known to have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import yaml
+from packaging.version import Version
+
+from envbuild.facts import database
+from envbuild.facts.advisories import Change, Situation
+from envbuild.facts.fields import VersionRange, is_version
+
+
+def written(change: Change, known: Situation, there: Situation | None = None) -> dict[str, Any]:
+    """Keys of a profile and their values: {"pins": {"cublas": "12.4.5.8"}}; what is as it should be already, or what no
+    version known for this CUDA satisfies, is left out. `known`: the nearest version to what it has is taken, but none
+    older than what is `there` without what is asked for, where that will do."""
+    found: dict[str, Any] = {}
+    torch = _torch(change.torch, known, there.torch if there else None) if change.torch else None
+    release = database.torch_release(torch) if torch else None
+    if release:
+        found |= {"torch": release.version, "cuda": release.cuda}
+    cuda = release.cuda if release else known.cuda
+    libraries = {name: versions for name, versions in change.pins.items() if name in database.libraries()}
+    before = there.libraries if there and there.cuda == cuda else {}
+    pins = {
+        name: _version(name, cuda, wanted, known.libraries.get(name), before.get(name))
+        for name, wanted in libraries.items()
+    }
+    if any(pins.values()):
+        found["pins"] = {name: version for name, version in pins.items() if version}
+    packages = [f"{name}{wanted.any_of[-1]}" for name, wanted in change.pins.items() if name not in libraries]
+    if packages:
+        found["packages"] = packages
+    minimum = next(_floors(change.driver), None) if change.driver else None
+    if minimum:
+        found["driver"] = {"minimum": minimum}
+    return found | ({"env": dict(change.env)} if change.env else {})
+
+
+def lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Each key as a line of YAML: `pins: {cublas: 12.4.5.8}`."""
+    for key, value in document.items():
+        inline = yaml.safe_dump([value], default_flow_style=True, width=10_000).strip()
+        yield f"{key}: {inline[1:-1]}"
+
+
+def _torch(wanted: VersionRange, known: Situation, there: str | None) -> str | None:
+    """A release that has code for the cards."""
+    fits = [
+        release.version
+        for release in database.torch_releases().values()
+        if all(release.kernels(gpu.compute_capability) for gpu in known.gpus)
+    ]
+    return _nearest(fits, wanted, known.torch, there)
+
+
+def _version(library: str, cuda: str | None, wanted: VersionRange, now: str | None, there: str | None) -> str | None:
+    """Of those for this CUDA; where it is not known, of CUDA 12's, else of another's."""
+    distributions = database.libraries()[library].distributions
+    majors = [cuda.partition(".")[0]] if cuda else sorted(distributions, key=lambda major: (major != "12", major))
+    found = (_nearest(_versions(distributions.get(major, "")), wanted, now, there) for major in majors)
+    return next(filter(None, found), None)
+
+
+def _versions(distribution: str) -> list[str]:
+    asked = [release.pins.get(distribution, "") for release in database.torch_releases().values()]
+    return [*database.known_versions(distribution), *(text.removeprefix("==") for text in asked)]
+
+
+def _nearest(versions: Iterable[str], wanted: VersionRange, now: str | None, there: str | None) -> str | None:
+    """The next one up, else the next one down; where `now` is unknown, the oldest above a floor, else the newest. Not
+    older than `there`, where that fits."""
+    if now is not None and now in wanted:
+        return None
+    found = _next(versions, wanted, now)
+    if found and there and is_version(there) and there in wanted and Version(found) < Version(there):
+        return there
+    return found
+
+
+def _next(versions: Iterable[str], wanted: VersionRange, now: str | None) -> str | None:
+    fits = sorted({text for text in versions if text and is_version(text) and text in wanted}, key=Version)
+    if now is None or not is_version(now):
+        return (fits[0] if any(_floors(wanted)) else fits[-1]) if fits else None
+    return next((text for text in fits if Version(text) > Version(now)), fits[-1] if fits else None)
+
+
+def _floors(wanted: VersionRange) -> Iterator[str]:
+    for specifiers in wanted.any_of:
+        yield from (item.version for item in specifiers if item.operator in (">=", ">", "=="))

@@ -1,0 +1,293 @@
+"""Runs a job in a container of the engine: no network, no capabilities, read-only, bounded, and always removed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+import requests
+from docker.types import DeviceRequest, LogConfig
+
+from envbuild.image.engine import Engine, Image, asking
+from envbuild.image.engine_endpoint import why
+from envbuild.runners.base import Watch
+from envbuild.testrun.job import Job, Limits
+from envbuild.testrun.result import MAX_STDOUT, RawOutput
+from envbuild.util.errors import EngineError, EnvbuildError, Fault, NotProved, UsageError
+
+OWNER = "io.envbuild.owner"
+MAX_STDERR = 64 << 10
+_LOOK = "envbuild-look-"
+# Nobody: what must run for any uid is tested as one that owns nothing.
+_USER = "65534:65534"
+
+
+class Local:
+    """The runner of the engine that envbuild talks to."""
+
+    nonce: str | None = None
+
+    def __init__(self, engine: Engine, image: Image) -> None:
+        self._engine = engine
+        self.image = image.handle
+
+    def run(self, job: Job, watch: Watch) -> RawOutput:
+        return run(self._engine, job, watch.line)
+
+
+def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
+    """Run the job to its end. `on_line` gets each whole line of its stdout as it comes.
+
+    Raises EngineError if the container cannot be started. The container is gone afterwards, also after an
+    interruption; one that a killed envbuild, or an engine that went away, left behind is removed first.
+    """
+    sweep(engine)
+    name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
+    api: Any = engine.client.api
+    with _cleared(f"container {name}", lambda: _remove(api, name)), asking(engine), _card_asked(job):
+        _create(api, name, job)
+        output = api.attach(name, stdout=True, stderr=True, stream=True, demux=True)
+        stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
+        begin = time.monotonic()
+        api.start(name)
+        return _follow(api, name, job, output, stdin, begin, on_line)
+
+
+@contextlib.contextmanager
+def _cleared(what: str, clear: Callable[[], None]) -> Iterator[None]:
+    """`clear` is done afterwards. Where that fails as well, the error is still what went wrong first, and `what` is
+    named below it: an engine that went away explains both. An interruption stays one."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            clear()
+        except EngineError:
+            if isinstance(error, EnvbuildError):
+                error.faults += (Fault(f"left in the engine: {what}; the next self-test removes it"),)
+        raise
+    clear()
+
+
+@contextlib.contextmanager
+def _card_asked(job: Job) -> Iterator[None]:
+    """An engine without a GPU, or without that one, says so when the container starts: no fault of the engine."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        text = str(error.explanation or error)
+        if job.devices and "unknown device" in text:
+            raise UsageError(
+                f"the engine's machine has not all of the GPUs {', '.join(job.devices)}",
+                hint=f"nvidia-smi -L lists those it has ({text})",
+            ) from error
+        if _NO_DRIVER in text or "nvidia" in text.lower():
+            raise _no_gpu(text) from error
+        raise
+
+
+_NO_DRIVER = "could not select device driver"
+
+
+def _no_gpu(text: str) -> NotProved:
+    return NotProved(
+        "the engine has no GPU to prove this on", hint=f"run the same command where the card is ({text.strip()})"
+    )
+
+
+def look_for_gpu(engine: Engine) -> None:
+    """Ask the engine for a GPU before anything is built: starts a container of an empty image, which cannot run.
+
+    Raises NotProved where the engine has none to give. Which card it has, only the self-test in an image can say.
+    """
+    api: Any = engine.client.api
+    name, tag = f"{_LOOK}{uuid.uuid4().hex[:12]}", "0"
+    job = Job(f"{name}:{tag}", ("/nothing",), b"", "", Limits(64 << 20, 1, shm=1 << 20, tmp=1 << 20), gpus=True)
+    with (
+        _cleared(f"image {job.image}", lambda: engine.remove(job.image)),
+        _cleared(f"container {name}", lambda: _remove(api, name)),
+        asking(engine),
+    ):
+        api.import_image_from_data(  # a tar without members
+            bytes(1024), repository=name, tag=tag, changes=[f"LABEL {OWNER}={json.dumps(_owner())}"]
+        )
+        _create(api, name, job)
+        try:
+            api.start(name)
+        except docker.errors.APIError as error:  # there is nothing to start: only why, matters
+            text = str(error.explanation or error)
+            if _NO_DRIVER in text or "nvidia-container-cli: initialization error" in text:
+                raise _no_gpu(text) from error
+
+
+def _create(api: Any, name: str, job: Job) -> None:
+    limits = job.limits
+    host = api.create_host_config(
+        init=True,  # without it PID 1 survives its own SIGFPE
+        read_only=True,
+        network_mode="none",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        mem_limit=limits.memory,
+        memswap_limit=limits.memory,
+        shm_size=limits.shm,
+        pids_limit=limits.pids,
+        # Docker's tmpfs is noexec by default, which breaks dlopen of what torch compiles
+        tmpfs={"/tmp": f"exec,mode=1777,size={limits.tmp}"},
+        device_requests=_devices(job),
+        log_config=LogConfig(type="none"),  # nothing of an untrusted output stays on the engine's disk
+    )
+    api.create_container(
+        job.image,
+        command=list(job.argv[1:]),
+        entrypoint=[job.argv[0]],
+        user=_USER,
+        working_dir="/tmp",
+        stdin_open=True,
+        name=name,
+        network_disabled=True,
+        labels={OWNER: _owner()},
+        host_config=host,
+    )
+
+
+def _devices(job: Job) -> list[DeviceRequest]:
+    if not job.gpus:
+        return []
+    which: Any = {"device_ids": list(job.devices)} if job.devices else {"count": -1}
+    return [DeviceRequest(**which, capabilities=[["gpu"]])]
+
+
+def _follow(
+    api: Any, name: str, job: Job, output: Iterator[tuple[bytes | None, bytes | None]], stdin: Any, begin: float,
+    on_line: Callable[[bytes], None],
+) -> RawOutput:  # fmt: skip
+    feeder = threading.Thread(target=_feed, args=(stdin, job.stdin), daemon=True)
+    feeder.start()
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        _kill(api, name)
+
+    alarm = threading.Timer(job.limits.timeout, expire)
+    alarm.daemon = True
+    alarm.start()
+    stdout, stderr, seen, too_long = bytearray(), bytearray(), 0, False
+    try:
+        for out, err in output:
+            stdout += out or b""
+            stderr = (stderr + (err or b""))[-MAX_STDERR:]
+            while (end := stdout.find(b"\n", seen)) >= 0:
+                on_line(bytes(stdout[seen:end]))
+                seen = end + 1
+            if len(stdout) > MAX_STDOUT:
+                too_long = True
+                _kill(api, name)
+                break
+        code = api.wait(name)["StatusCode"]
+        state = api.inspect_container(name)["State"]
+    finally:
+        alarm.cancel()
+    return RawOutput(
+        stdout=bytes(stdout),
+        stderr=stderr.decode(errors="replace"),
+        exit_code=None if expired.is_set() else code,
+        seconds=time.monotonic() - begin,
+        out_of_memory=bool(state.get("OOMKilled")),
+        timed_out=expired.is_set(),
+        too_long=too_long,
+    )
+
+
+def _feed(stdin: Any, payload: bytes) -> None:
+    """In a thread of its own: an image that never reads its stdin must not stop us."""
+    connection = getattr(stdin, "_sock", stdin)
+    with contextlib.suppress(OSError):
+        connection.sendall(payload)
+        connection.shutdown(socket.SHUT_WR)  # an image that reads to the end of its input must see one
+
+
+def _kill(api: Any, name: str) -> None:
+    with contextlib.suppress(docker.errors.DockerException, requests.RequestException):
+        api.kill(name)
+
+
+def _remove(api: Any, name: str) -> None:
+    try:
+        api.remove_container(name, force=True, v=True)
+    except docker.errors.NotFound:
+        pass  # it was never created
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise EngineError(
+            f"container {name} could not be removed: {why(error)}", hint=f"docker rm -f {name}"
+        ) from error
+
+
+def sweep(engine: Engine) -> int:
+    """Remove containers and images of look_for_gpu whose envbuild process is gone (killed, or the machine restarted);
+    returns how many."""
+    api: Any = engine.client.api
+    removed = 0
+    with asking(engine):
+        for container in api.containers(all=True, filters={"label": OWNER}):
+            if _abandoned(container["Labels"][OWNER]):
+                _remove(api, container["Id"])
+                removed += 1
+        # The names too: an image that somebody made of a container of ours has its label.
+        for image in api.images(filters={"label": OWNER, "reference": f"{_LOOK}*"}):
+            if _abandoned(image["Labels"][OWNER]):
+                for tag in image["RepoTags"] or ():
+                    if tag.startswith(_LOOK):
+                        engine.remove(tag)
+                removed += 1
+    return removed
+
+
+def _owner() -> str:
+    """place:pid:start, the start of the process in ticks since boot: a pid alone may be another's by now."""
+    return f"{_place()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def _place() -> str:
+    """Where a pid means this process: the machine, and in a container its own pid namespace. A boot ends both."""
+    machine = Path("/etc/machine-id")
+    known = machine.read_text(encoding="ascii").strip() if machine.is_file() else ""
+    return f"{socket.gethostname()}/{known}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _abandoned(owner: str) -> bool:
+    place, pid, started = [*owner.rsplit(":", 2), "", ""][:3]
+    if place != _place() or not pid.isdigit():
+        return False  # another machine's, which we cannot ask
+    now = _started(int(pid))
+    return not _exists(int(pid)) if now is None else now != started
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, though /proc does not show it: with hidepid it shows no other user's."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _started(pid: int) -> str | None:
+    """Field 22 of /proc/PID/stat (proc(5)), counted from behind the command's name, which may hold anything."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[19]

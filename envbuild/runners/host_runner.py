@@ -1,0 +1,83 @@
+"""Runs a job with a Python of this machine, in this shell's environment: no container, no engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from envbuild.runners.base import Watch
+from envbuild.testrun.job import Job
+from envbuild.testrun.result import MAX_STDOUT, RawOutput
+from envbuild.util import tempdirs
+from envbuild.util.errors import EnvbuildError, UsageError
+from envbuild.util.process import ProcessTimeout, run
+
+
+class Here:
+    """The runner of an interpreter, or of an environment's folder. Raises UsageError if none runs there."""
+
+    image = ""
+    nonce: str | None = None
+
+    def __init__(self, named: str) -> None:
+        self.python = find(named)
+
+    def run(self, job: Job, watch: Watch) -> RawOutput:
+        return start(self.python, job, watch.line)
+
+
+def find(named: str) -> Path:
+    """The interpreter of a path: itself, or that of an environment's folder. Raises UsageError if none runs there."""
+    path = Path(named).absolute()
+    if path.is_dir():
+        inside = [path / "bin" / name for name in ("python", "python3") if (path / "bin" / name).exists()]
+        if not inside:
+            raise UsageError(f"{path} is no environment: it has no bin/python", hint="name an interpreter or a venv")
+        path = inside[0]
+    if version(path) is None:
+        raise UsageError(f"{path} is no Python that runs", hint="--python takes an interpreter, or its environment")
+    return path
+
+
+def version(python: Path) -> str | None:
+    """Of a Python; None for a file that is none, or does not run."""
+    try:
+        done = run([python, "-S", "-c", "import sys; print('Python %d.%d' % sys.version_info[:2])"], timeout=20)
+    except (OSError, EnvbuildError):
+        return None
+    word, _, number = done.stdout.strip().rpartition("\n")[2].partition(" ")
+    return number if done.code == 0 and word == "Python" else None
+
+
+def start(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
+    """Run the job to its end; `on_line` gets each line of its stdout. Whatever it writes is gone afterwards.
+
+    Raises ProcessMissing if the file is no program.
+    """
+    begin, timed_out = time.monotonic(), False
+    with tempdirs.folder("here") as folder:
+        given = folder / "job"
+        given.write_bytes(job.stdin)
+        argv: list[str | Path] = [python, *job.argv[1:], given]
+        own = {"TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        if job.devices:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
+        try:
+            done = run(
+                argv,
+                env=own,
+                timeout=job.limits.timeout,
+                on_output=lambda line: on_line(line.encode()),
+                limit=MAX_STDOUT,
+            )
+        except ProcessTimeout as expired:
+            done, timed_out = expired.done, True
+    return RawOutput(
+        stdout=done.stdout.encode(),
+        stderr=done.stderr,
+        exit_code=None if timed_out else done.code,
+        seconds=time.monotonic() - begin,
+        timed_out=timed_out,
+        too_long=done.cut,
+    )

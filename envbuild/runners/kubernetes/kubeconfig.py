@@ -1,0 +1,81 @@
+"""How kubectl's configuration reaches a cluster, by the official client; and what is wrong where it does not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from envbuild.util.errors import EnvbuildError, SettingsError, SystemFault, printable
+from envbuild.util.process import ProcessMissing
+
+_INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_SHOWN = "kubectl config view --minify shows it; KUBECONFIG, or ~/.kube/config, is what is read"
+
+
+class _Heard(logging.Handler):
+    """What the client tells the root logger, which would be written to stderr: it says nowhere else that a login
+    failed, and goes on without one. It stays there for what the client says later."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+_HEARD = _Heard()
+
+
+def configure(config: Any, context: str | None, known: Any) -> str | None:
+    """Fills `known`, a client's Configuration; returns the namespace that is configured. `config`: the client's module.
+
+    Raises SettingsError where no cluster is configured or the configuration is malformed, ProcessMissing where the
+    program is not there that logs in, and SystemFault where it fails.
+    """
+    logging.getLogger().addHandler(_HEARD)
+    _HEARD.said.clear()
+    try:
+        active = _load(config, context, known)
+    except (config.ConfigException, OSError) as error:
+        raise SettingsError(f"no cluster is configured: {error}", hint=_SHOWN) from error
+    except (yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:  # as the client meets it
+        raise SettingsError(f"kubectl's configuration is malformed: {_line(str(error))}", hint=_SHOWN) from error
+    if _HEARD.said and not known.api_key and not known.cert_file:
+        raise _refused(_line(_HEARD.said[-1]))
+    return active
+
+
+def _refused(said: str) -> EnvbuildError:
+    missing = re.fullmatch(r"\[Errno 2\] .*: '(.+)'", said)
+    if missing:
+        return ProcessMissing(
+            f"{missing[1]} is not installed or not on PATH: kubectl's configuration logs in to the cluster by it",
+            hint=f"install this plugin of the cluster's provider, or name another context; {_SHOWN}",
+        )
+    if "NoneType" in said:  # the client's own fault: in a terminal, where the program has stderr to itself
+        said = "what it says stands above"
+    return SystemFault(f"the program that logs in to the cluster failed: {said}", hint=_SHOWN)
+
+
+def _load(config: Any, context: str | None, known: Any) -> str | None:
+    try:
+        config.load_kube_config(context=context, client_configuration=known)
+    except config.ConfigException:
+        if context or "KUBERNETES_SERVICE_HOST" not in os.environ:
+            raise
+        config.load_incluster_config(client_configuration=known)
+        return _INSIDE.read_text(encoding="ascii").strip() if _INSIDE.is_file() else None
+    every, active = config.list_kube_config_contexts()
+    found = next((item for item in every if item["name"] == context), active)
+    namespace = found["context"].get("namespace")
+    return namespace if isinstance(namespace, str) else None
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split())[:300])

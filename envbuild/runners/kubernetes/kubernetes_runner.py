@@ -1,0 +1,135 @@
+"""Hands a job to Kubernetes, follows its pod, and reads its log back. However that ends, its objects are removed; where
+this process is lost, it can be resumed, until the cluster removes them an hour after the job's end."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from envbuild.image.engine import Image
+from envbuild.runners import resume_tickets
+from envbuild.runners.base import RunnerError, Watch
+from envbuild.runners.kubernetes import manifest, pod_states
+from envbuild.runners.kubernetes.cluster_api import ApiRefused, Cluster, Silent, uid
+from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
+from envbuild.runners.kubernetes.manifest import Object
+from envbuild.runners.kubernetes.pod_watch import Attempt
+from envbuild.runners.resume_tickets import Ticket
+from envbuild.testrun.job import Job
+from envbuild.testrun.result import RawOutput
+from envbuild.util.errors import HungUp, Interrupted, NetworkError
+
+_RUNNER = "kubernetes"
+# Of an image that nodes are not told to fetch.
+ALONE = (
+    "warning: no registry is set (imagePullPolicy: Never): only a node that shares this engine has the image; "
+    "kubernetes: {registry: HOST/NAME} says where the others get it"
+)
+
+
+class Kubernetes:
+    """The runner. `reference`: by which a registry has the image, with its digest; None: the nodes have it.
+    `resume`: the name of a job whose waiting process was lost.
+
+    Raises UsageError where that is not known here; SettingsError where no cluster is configured, once it is asked for
+    more than its manifests.
+    """
+
+    def __init__(
+        self, site: KubernetesSite, image: Image, reference: str | None, profile: str, resume: str | None = None
+    ) -> None:
+        self._site = site
+        self.image = reference or image.id
+        short = re.sub("[^a-z0-9-]", "-", profile.lower())[:30]
+        self._ticket = resume_tickets.read(_RUNNER, resume) if resume else None
+        self.nonce = self._ticket.nonce if self._ticket else None
+        self._name = self._ticket.name if self._ticket else f"envbuild-{short}-{secrets.token_hex(6)}"
+
+    def script(self, job: Job, *, brief: bool = False) -> str:
+        """What the API server would be given, as YAML; `brief`: without the self-test, 200 kB in base64."""
+        import yaml
+
+        config, work = manifest.render(job, self._site, self._name, self.image)
+        if brief:
+            size = len(config["binaryData"]["payload"])
+            config = {**config, "binaryData": {"payload": f"<{size} characters, the self-test: --json has them>"}}
+        return str(yaml.safe_dump_all((config, work), sort_keys=False))
+
+    def run(self, job: Job, watch: Watch) -> RawOutput:
+        """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
+        config, work = manifest.render(job, self._site, self._name, self.image)
+        if not self._site.registry:
+            watch.say(ALONE)
+        cluster = Cluster(self._site.context, self._site.namespace)
+        if self._ticket:
+            self._resumed(self._ticket, cluster, job)
+        else:
+            self._submit(cluster, job, config, work, watch)
+        try:
+            if not self._ticket:
+                watch.say(f"job {cluster.namespace}/{self._name} is submitted; "
+                          f"if this process is lost: --resume {self._name}")  # fmt: skip
+            output = Attempt(cluster, self._site, self._name, job, work, watch).output()
+        except HungUp:
+            raise Interrupted(
+                f"the terminal is gone; job {self._name} goes on", hint=f"to wait for it: --resume {self._name}"
+            ) from None
+        except pod_states.Unknown:  # of a job that may well go on
+            raise
+        except BaseException:
+            self._remove(cluster, watch)
+            raise
+        self._remove(cluster, watch)
+        return output
+
+    def _submit(self, cluster: Cluster, job: Job, config: Object, work: Object, watch: Watch) -> None:
+        """Nothing of it stays where that fails: without its ticket nobody could come back to it. Nor is anything said
+        of a job that there cannot be."""
+        try:
+            resume_tickets.keep(_RUNNER, self._created(cluster, job, config, work))
+        except BaseException:
+            if cluster.made:
+                self._remove(cluster, watch)
+            raise
+
+    def _created(self, cluster: Cluster, job: Job, config: Object, work: Object) -> Ticket:
+        try:
+            made = cluster.create(config, work)
+        except Silent as silent:
+            raise NetworkError(
+                f"the cluster's API server does not answer: {silent}", hint="kubectl cluster-info asks it too"
+            ) from silent
+        except ApiRefused as refused:
+            raise RunnerError(
+                f"the cluster does not take the job: {refused}", ending="refused", hint="--dry-run shows it"
+            ) from refused
+        return resume_tickets.made(self._name, self._name, self.image, job, made)
+
+    def _resumed(self, ticket: Ticket, cluster: Cluster, job: Job) -> None:
+        """Raises UsageError where this job was not given what is asked for now, and RunnerError where it is gone, or
+        not shown."""
+        resume_tickets.require_same(ticket, self.image, job)
+        try:
+            found = cluster.job(self._name)
+        except Silent as silent:
+            raise pod_states.Unknown(f"the API server does not answer: {silent}", self._name) from silent
+        except ApiRefused as refused:
+            raise RunnerError(
+                f"the cluster does not show the job: {refused}", ending="unknown", hint="is it the same cluster?"
+            ) from refused
+        if found is None or uid(found) != ticket.place:
+            resume_tickets.forget(_RUNNER, self._name)
+            raise RunnerError(
+                f"job {cluster.namespace}/{self._name} is lost: the cluster has it no longer, nor its output",
+                ending="lost",
+                hint="a cluster forgets a job an hour after its end; run it again",
+            )
+
+    def _remove(self, cluster: Cluster, watch: Watch) -> None:
+        """What is left of it where that fails goes an hour after its end."""
+        resume_tickets.forget(_RUNNER, self._name)
+        try:
+            cluster.remove(self._name)
+        except (Silent, ApiRefused) as error:
+            watch.say(f"the job could not be removed: {error}; "
+                      f"kubectl --namespace {cluster.namespace} delete job,configmap {self._name}")  # fmt: skip

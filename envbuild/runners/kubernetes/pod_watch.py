@@ -1,0 +1,280 @@
+"""A job that a cluster took: its pod is watched, its log read, and what became of it told apart."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from envbuild.runners.base import RunnerError, Watch
+from envbuild.runners.kubernetes import manifest, pod_states
+from envbuild.runners.kubernetes.cluster_api import ApiRefused, Cluster, Silent
+from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
+from envbuild.runners.kubernetes.manifest import Object
+from envbuild.runners.kubernetes.pod_states import Lacks, Pod
+from envbuild.testrun import output_parser
+from envbuild.testrun.job import Job
+from envbuild.testrun.result import MAX_STDOUT, RawOutput
+from envbuild.util.errors import EnvbuildError, NotProved
+
+POLL = 1.0  # seconds between two questions
+FOLLOW = 10.0  # without a line, before the pod is looked at again
+PULLING = 60.0  # for an image that a node cannot fetch to be fetched all the same
+GRACE = 30.0  # for what the cluster's own parts tell each other
+PATIENCE = 900.0  # for an API server that does not answer
+CLOCK = 2.0  # a cluster's stamps are whole seconds
+
+
+def _gone(hint: str) -> RunnerError:
+    return RunnerError("the pod was deleted: by somebody, or because its node was drained or is gone",
+                       ending="cancelled", hint=hint)  # fmt: skip
+
+
+class Attempt:
+    """A job that was taken, and what is known of it."""
+
+    def __init__(self, cluster: Cluster, site: KubernetesSite, name: str, job: Job, work: Object, watch: Watch) -> None:
+        self._cluster, self._site, self._name, self._job, self._watch = cluster, site, name, job, watch
+        self._spec: Object = work["spec"]["template"]["spec"]
+        self._image = str(self._spec["containers"][0]["image"])
+        self._given = 0  # whole lines of the log that were given on
+        self._pod, self._told, self._why = "", "", ""
+        self._next_look = 0.0
+        self._since: dict[str, float] = {}
+
+    def output(self) -> RawOutput:
+        """Raises what Runner.run does."""
+        while True:
+            try:
+                done = self._look()
+            except Silent as silent:
+                self._tell("the API server does not answer; waiting for it")
+                if self._lasts("silence", True) >= PATIENCE:
+                    raise pod_states.Unknown(
+                        f"the API server does not answer any longer: {silent}", self._name
+                    ) from None
+                time.sleep(POLL)
+                continue
+            except ApiRefused as refused:
+                raise RunnerError(
+                    f"the cluster tells nothing of the job any longer: {refused}",
+                    ending="unknown",
+                    hint="may this account get jobs, and list pods and their logs?",
+                ) from None
+            self._lasts("silence", False)
+            if done:
+                return done
+            time.sleep(POLL)
+
+    def _look(self) -> RawOutput | None:
+        found = self._cluster.pods(self._name)
+        if not found:
+            self._without()
+            return None
+        self._lasts("no pod", False)
+        pod = self._same([pod_states.pod(one) for one in found])
+        self._tell(pod.told())
+        wrong = pod_states.fault(pod)
+        if wrong:
+            raise wrong
+        if pod.ended or (pod.reason == pod_states.DEADLINE and pod.begun):
+            return self._ended(pod)
+        waits = pod_states.unpulled(pod)
+        if waits and self._lasts("pulling", True) >= PULLING:
+            raise waits
+        if not waits:
+            self._lasts("pulling", False)
+        if self._lasts("deleting", pod.deleting) >= GRACE:
+            raise self._deleted(pod)
+        if self._lasts("unplaced", not pod.node) >= GRACE:
+            self._placeable(pod)
+        if self._lasts("running", pod.running) >= self._spec["activeDeadlineSeconds"] + GRACE:
+            raise RunnerError(f"{pod.node} did not end the pod at its deadline: it failed, or is cut off",
+                              ending="node-failure", hint=self._node(pod.node))  # fmt: skip
+        if pod.running:
+            self._follow(pod)
+        return None
+
+    def _same(self, found: Sequence[Pod]) -> Pod:
+        """The one that was there first: where that is deleted, a cluster before 1.26 may begin the job anew."""
+        self._pod = self._pod or found[-1].name
+        for pod in found:
+            if pod.name == self._pod:
+                return pod
+        raise _gone("another one runs in its place: run it again")
+
+    def _deleted(self, pod: Pod) -> EnvbuildError:
+        """It is to go for long, and its node does not end it."""
+        found = (self._nodes() or {}).get(pod.node)
+        if found and not found.ready:
+            return RunnerError(f"the pod was removed because its node {pod.node} failed, or is cut off",
+                               ending="node-failure", hint=pod_states.reasons({pod.node: found}))  # fmt: skip
+        return RunnerError("somebody deleted the pod, or its node is drained", ending="cancelled",
+                           hint=self._node(pod.node))  # fmt: skip
+
+    # waiting
+
+    def _lasts(self, what: str, so: bool) -> float:
+        """Seconds for which it has been so, by our own clock."""
+        if not so:
+            self._since.pop(what, None)
+            return 0.0
+        now = time.monotonic()
+        return now - self._since.setdefault(what, now)
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._watch.say(f"job {self._name}: {text}")
+
+    def _without(self) -> None:
+        """There is no pod: none yet, or none any longer. Raises RunnerError for the latter."""
+        job = self._cluster.job(self._name)
+        if job is None:
+            raise RunnerError("the job was deleted, and not by this command", ending="cancelled", hint="run it again")
+        ended = pod_states.job_ended(job)
+        if ended and ended[0] == pod_states.DEADLINE:
+            raise RunnerError("the job was ended at its deadline: it waited too long for a node", ending="time-out",
+                              hint=f"{ended[1]}\nkubernetes: {{queue: MINUTES}} gives it more")  # fmt: skip
+        if ended:
+            raise _gone(ended[1])
+        held = self._lasts("suspended", pod_states.suspended(job))
+        if pod_states.suspended(job):  # by Kueue, say: until its turn comes, no deadline of the Job's own counts
+            self._lasts("no pod", False)
+            self._tell("is suspended: it waits in a queue of the cluster")
+            queue = manifest.QUEUE if self._site.queue is None else self._site.queue
+            if held >= max(queue * 60, GRACE):
+                raise RunnerError(
+                    f"the job waited {queue} min, suspended, in a queue of the cluster",
+                    ending="unschedulable",
+                    hint="kubernetes: {queue: MINUTES} gives it more",
+                )
+            return
+        if self._lasts("no pod", True) >= GRACE:
+            said = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]
+            raise RunnerError("the cluster makes no pod for the job", ending="refused",
+                              hint="\n".join(said) or "kubectl describe job tells more")  # fmt: skip
+
+    def _nodes(self) -> dict[str, Lacks] | None:
+        """None where this account may not list them, or they do not come."""
+        try:
+            nodes = self._cluster.nodes()
+        except (ApiRefused, Silent):
+            return None
+        wanted = manifest.products(self._job, self._site)
+        return pod_states.by_node(nodes, self._spec, wanted, self._job.count if self._job.gpus else 0)
+
+    def _node(self, name: str) -> str:
+        found = self._nodes() or {}
+        lacks = found.get(name)
+        return pod_states.reasons({name: lacks}) if lacks and (lacks.ever or lacks.now) else "run it again"
+
+    def _placeable(self, pod: Pod) -> None:
+        """Raises NotProved where no node could ever take the pod; RunnerError where none did for long enough."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + GRACE
+        found = self._nodes()
+        why = pod_states.reasons(found) if found is not None else pod.unplaced
+        queue = self._site.queue
+        if queue is None and found is not None and all(lacks.ever for lacks in found.values()):
+            raise NotProved(
+                "no node of the cluster can take the job",
+                hint=f"{why}\nkubernetes: {{queue: MINUTES}} waits for one that is to come",
+            )
+        if queue is not None and self._lasts("unplaced", True) >= queue * 60:
+            raise RunnerError(f"the job waited {queue} min for a node", ending="unschedulable", hint=why)
+        if why != self._why:
+            self._why = why
+            self._watch.say(why)
+
+    # its log
+
+    def _follow(self, pod: Pod) -> None:
+        """Give on the lines that come, until none does for a while."""
+        seen, rest = 0, b""
+        with contextlib.suppress(Silent, ApiRefused), self._cluster.log(pod.name, FOLLOW, follow=True) as blocks:
+            for block in blocks:
+                rest += block
+                *whole, rest = rest.split(b"\n")
+                for line in whole:
+                    seen += 1
+                    if seen > self._given:
+                        self._given = seen
+                        self._watch.line(line)
+                if len(rest) > MAX_STDOUT:
+                    return
+
+    def _log(self, pod: Pod) -> bytes:
+        found = bytearray()
+        with self._cluster.log(pod.name, GRACE, follow=False) as blocks:
+            for block in blocks:
+                found += block
+                if len(found) > MAX_STDOUT:
+                    break
+        return bytes(found)
+
+    def _ended(self, pod: Pod) -> RawOutput | None:
+        ended = pod.ended
+        if ended is None:  # its node has yet to say how
+            if self._lasts("expired", True) < GRACE:
+                return None
+            raise self._late(pod)
+        had = ended.seconds + CLOCK >= self._job.limits.timeout  # the time that it is to have
+        if pod.reason == pod_states.DEADLINE and ended.code not in (0, 5) and not had:
+            raise self._late(pod)
+        expired = had and (
+            ended.code == manifest.LATE or (pod.reason == pod_states.DEADLINE and ended.code not in (0, 5))
+        )
+        try:
+            stdout = self._log(pod)
+        except ApiRefused as refused:
+            raise self._truncated(pod, str(refused)) from None
+        for line in stdout.split(b"\n")[self._given : -1]:
+            self._given += 1
+            self._watch.line(line)
+        if ended.code in (0, 5) and not self._whole(stdout):
+            if self._lasts("cut", True) < GRACE / 3:  # its last lines may be on their way
+                return None
+            raise self._truncated(pod, "it lacks the end of what the self-test wrote")
+        for lack in manifest.UNCONFINED:
+            self._watch.say(f"not as confined as here: {lack}")
+        return RawOutput(
+            stdout=stdout[: MAX_STDOUT + 1],
+            stderr=ended.message,
+            exit_code=None if expired else ended.code,
+            seconds=ended.seconds,
+            out_of_memory=ended.reason == "OOMKilled",
+            timed_out=expired,
+            too_long=len(stdout) > MAX_STDOUT,
+            where={
+                "runner": "kubernetes",
+                "job": f"{self._cluster.namespace}/{self._name}",
+                "node": pod.node,
+                "engine": pod.runtime or "unknown",
+                "image": self._image,
+                "told_image": pod.image,
+                "queued_seconds": pod.queued,
+                "restarts": 0,
+                "unconfined": list(manifest.UNCONFINED),
+            },
+        )
+
+    def _whole(self, stdout: bytes) -> bool:
+        """Whether the frame that is a run's last is there, and no line is gone that was there before."""
+        if len(stdout) > MAX_STDOUT:
+            return True
+        frames = (output_parser.frame(line, self._job.nonce) for line in stdout.splitlines()[-50:])
+        lost = stdout.count(b"\n") < self._given
+        return not lost and any(frame and frame[1].get("kind") == "end" for frame in frames)
+
+    def _late(self, pod: Pod) -> EnvbuildError:
+        return RunnerError(
+            "the pod was ended at its deadline, before the self-test had its time",
+            ending="time-out",
+            hint=f"does {pod.node or 'the node'} fetch the image slowly? it may have it now: run it again",
+        )
+
+    def _truncated(self, pod: Pod, why: str) -> EnvbuildError:
+        return RunnerError(f"the log of pod {pod.name} is not all of it: {why}", ending="truncated",
+                           hint=f"does {pod.node or 'the node'} rotate logs soon? run it again")  # fmt: skip

@@ -1,0 +1,307 @@
+"""Hands a job to Slurm and waits for what it leaves in a folder that both share.
+
+The files decide: an outcome that is there and whole counts, whatever became of the job afterwards. Slurm is only asked
+where the job is, and why it ended without one.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from envbuild.image.engine import Image
+from envbuild.runners import resume_tickets
+from envbuild.runners.base import RunnerError, Watch
+from envbuild.runners.resume_tickets import Ticket
+from envbuild.runners.slurm import batch_script, job_folder, job_outcome, job_states, multi_node_script
+from envbuild.runners.slurm.job_outcome import JobOutcome
+from envbuild.runners.slurm.job_states import Queue, Seen
+from envbuild.runners.slurm.slurm_settings import SlurmSite
+from envbuild.testrun.job import Job
+from envbuild.testrun.result import MAX_STDOUT, RawOutput
+from envbuild.util import settings
+from envbuild.util.errors import EnvbuildError, HungUp, Interrupted, SystemFault, printable
+from envbuild.util.process import Completed, ProcessMissing, ProcessTimeout, run
+
+POLL = 1.0  # seconds between two looks at the files
+ASK = 3.0  # and between two questions to the controller, which others ask too
+LEAVING = 20.0  # for a job that was cancelled to leave the queue
+PATIENCE = 900.0  # for a controller that does not answer
+_ANSWER = 30.0
+_NAME = "slurm"
+
+
+class Slurm:
+    """The runner. `resume`: the id of a job whose waiting process was lost.
+
+    Raises UsageError where that is not known here, and ProcessMissing, once it runs a job, where Slurm's commands are
+    missing.
+    """
+
+    def __init__(
+        self,
+        site: SlurmSite,
+        image: Image,
+        reference: str | None,
+        profile: str,
+        resume: str | None = None,
+        *,
+        origins: Mapping[str, str] | None = None,
+    ) -> None:
+        """`reference`: by which a registry has the image, with its digest; None: the nodes' engines have it.
+        `origins`: where the site's values are set, as slurm_runner.requested_resources has it."""
+        self._site, self._profile, self._origins = site, profile, origins or {}
+        self._names = (reference,) if reference else tuple(dict.fromkeys((image.id, image.handle)))
+        self.image = self._names[0]
+        self._ticket = resume_tickets.read(_NAME, resume) if resume else None
+        self.nonce = self._ticket.nonce if self._ticket else None
+        self._about = f"envbuild-{re.sub('[^A-Za-z0-9._-]', '-', profile)[:60]}"
+        self._token = self._new_name()
+        self._last: Seen | None = None
+
+    def script(self, job: Job, *, brief: bool = False) -> str:
+        """What sbatch would be given; it reads the self-test from a file."""
+        render = multi_node_script.render if job.nodes > 1 else batch_script.render
+        return render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
+
+    def _new_name(self) -> str:
+        return f"{self._about}-{secrets.token_hex(6)}"
+
+    def _folder(self) -> Path:
+        base = Path(self._site.folder) if self._site.folder else settings.state_folder(_NAME)
+        return base / self._token
+
+    def run(self, job: Job, watch: Watch) -> RawOutput:
+        """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it; one
+        on several nodes ends: what its result was to be joined with is gone with this process."""
+        ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
+        try:
+            if job.nodes > 1:
+                watch.say(f"job {ticket.job} is submitted, on {job.nodes} nodes")
+            elif not self._ticket:
+                watch.say(f"job {ticket.job} is submitted; if this process is lost: --resume {ticket.job}")
+            attempt, outcome = self._wait(ticket, job, watch)
+            output = self._output(job, attempt, outcome, watch)
+        except KeyboardInterrupt as end:
+            if isinstance(end, HungUp) and job.nodes == 1:
+                raise Interrupted(
+                    f"the terminal is gone; job {ticket.job} goes on", hint=f"to wait for it: --resume {ticket.job}"
+                ) from None
+            self._cancel(ticket.name, watch)
+            _forget(ticket.name, Path(ticket.place))
+            raise
+        except EnvbuildError as error:
+            if isinstance(error, _Unknown | ProcessMissing) and job.nodes == 1:
+                raise
+            _forget(ticket.name, Path(ticket.place))
+            raise
+        _forget(ticket.name, Path(ticket.place))
+        return output
+
+    # submitting
+
+    def _submit(self, job: Job, watch: Watch) -> Ticket:
+        self._token, self._last = self._new_name(), None
+        text, folder = self.script(job), self._folder()
+        _private(folder)
+        try:
+            ticket = self._handed_over(job, text, folder)
+        except BaseException as error:
+            if not isinstance(error, ProcessMissing):  # Slurm may have it already, whatever sbatch said
+                self._cancel(self._token, Watch() if isinstance(error, _NotTaken) else watch)
+            _forget(self._token, folder)
+            raise
+        return ticket
+
+    def _handed_over(self, job: Job, text: str, folder: Path) -> Ticket:
+        (folder / "payload").write_bytes(job.stdin)
+        (folder / "job.sh").write_text(text, encoding="utf-8")
+        try:
+            done = run(["sbatch", "--parsable", folder / "job.sh"], cwd=folder, timeout=_ANSWER)
+        except ProcessMissing as error:
+            error.hint = "run it where jobs are submitted, a login node of the cluster; or without --on slurm"
+            raise
+        found = re.fullmatch(r"([0-9]{1,12})(;\S+)?", done.stdout.strip())
+        if done.code != 0 or not found:
+            told = f"Slurm does not take the job: {_words(done)}"
+            kind = _NotTaken if done.code and "timed out" not in told.lower() else RunnerError
+            raise kind(told, ending="refused", hint=f"{self._asked(job)}\n--dry-run shows its script")
+        ticket = resume_tickets.made(found[1], self._token, self.image, job, str(folder))
+        resume_tickets.keep(_NAME, ticket)
+        return ticket
+
+    def _asked(self, job: Job) -> str:
+        return requested_resources(job, self._site, self._profile, self._origins)
+
+    def _resumed(self, job: Job) -> Ticket:
+        assert self._ticket
+        resume_tickets.require_same(self._ticket, self.image, job)
+        return self._ticket
+
+    # waiting
+
+    def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, JobOutcome]:
+        """Until there is an outcome of the job's last attempt, and all of what it names. Raises RunnerError, and
+        NotProved where Slurm can never start it."""
+        tail, told, asked, over_since, silent_since = job_folder.FileTail(watch.line), "", -ASK, None, None
+        queue = Queue(self._site.queue)
+        while True:
+            now = time.monotonic()
+            if now - asked >= ASK:
+                known, last = _ask(ticket.job)
+                asked = now
+                silent_since = None if known else (silent_since or now)
+                self._last = last or self._last
+                text = self._told(known, last)
+                if text != told:
+                    told = text
+                    watch.say(f"job {ticket.job}: {text}")
+                over = known and (last is None or last.over)
+                over_since = (over_since or now) if over else None
+                if ends := queue.ends(ticket.job, last, now):
+                    self._cancel(ticket.name, watch)
+                    ends.hint = f"{ends.hint}\n{self._asked(job)}"
+                    raise ends
+            attempt = job_folder.attempt(Path(ticket.place))
+            if attempt:
+                tail.read(attempt)
+                outcome = job_folder.outcome(attempt)
+                if outcome and outcome.job == ticket.job and job_folder.whole(attempt, outcome):
+                    tail.read(attempt)
+                    return attempt, outcome
+            if over_since is not None and now - over_since >= self._site.grace:
+                raise self._without(ticket, attempt)
+            if silent_since is not None and now - silent_since >= PATIENCE:
+                raise _Unknown(
+                    f"Slurm's controller does not answer any longer: nothing is known of job {ticket.job}",
+                    ending="unknown",
+                    hint=f"when it does: --resume {ticket.job}"
+                    if job.nodes == 1
+                    else "its folder is removed, with which it ends: run it again",
+                )
+            time.sleep(POLL)
+
+    def _told(self, known: bool, last: Seen | None) -> str:
+        if not known:
+            return "Slurm's controller does not answer; waiting for it"
+        return last.told() if last else "Slurm knows it no longer; looking for its output"
+
+    def _without(self, ticket: Ticket, attempt: Path | None) -> RunnerError:
+        """Why it left nothing that counts."""
+        if attempt and job_folder.outcome(attempt):
+            return RunnerError(
+                f"job {ticket.job} ended, and its output is not what it wrote: cut off, or changed since",
+                ending="truncated",
+                hint=f"is the disk of {attempt.parent.parent} full? run it again",
+            )
+        seen = self._last if self._last and self._last.over else None  # Slurm forgets what is over after MinJobAge
+        return job_states.ending(ticket.job, seen, job_folder.end(Path(ticket.place) / "slurm.log"))
+
+    # what it left
+
+    def _output(self, job: Job, attempt: Path, outcome: JobOutcome, watch: Watch) -> RawOutput:
+        words = job_folder.end(attempt / "stderr", batch_script.MAX_STDERR)
+        job_outcome.require_started(outcome, self._site, self.image, words)
+        queued, restarts = self._last.queued if self._last else None, int(attempt.name.rpartition("-")[2])
+        where = {"runner": _NAME, **job_outcome.where(outcome, self._site, job), "queued_seconds": queued,
+                 "restarts": restarts}  # fmt: skip
+        for lack in where["unconfined"]:
+            watch.say(f"not as confined as here: {lack}")
+        with (attempt / "stdout").open("rb") as file:
+            stdout = file.read(MAX_STDOUT)
+        limit = outcome.size > MAX_STDOUT
+        timed_out = outcome.seconds >= job.limits.timeout and outcome.exit in (124, 137)  # as timeout(1) has it
+        return RawOutput(
+            stdout=stdout,
+            stderr=words,
+            exit_code=None if timed_out else outcome.exit,
+            seconds=outcome.seconds,
+            out_of_memory=outcome.oom,
+            timed_out=timed_out,
+            too_long=limit,
+            parts=outcome.parts,
+            where=where,
+        )
+
+    # leaving
+
+    def _cancel(self, name: str, watch: Watch) -> None:
+        """By its name, which is known before its id is. Its container is removed by its own script."""
+        try:
+            done = run(["scancel", f"--name={name}"], timeout=_ANSWER)
+            if done.code != 0:
+                watch.say(f"the job could not be cancelled: {_words(done)}; scancel --name={name}")
+                return
+            end = time.monotonic() + LEAVING
+            while time.monotonic() < end:
+                done = run(["squeue", "--noheader", f"--name={name}"], timeout=_ANSWER)
+                if done.code != 0 or not done.stdout.strip():
+                    return
+                time.sleep(POLL / 4)
+        except EnvbuildError as error:
+            watch.say(f"whether the job is cancelled is not known: {error.message}; scancel --name={name}")
+
+
+class _NotTaken(RunnerError):
+    """sbatch says that there is no job: that none can be cancelled is no news."""
+
+
+class _Unknown(RunnerError):
+    """The job may well go on: nothing of it is removed, if it can be taken up."""
+
+
+def _ask(job: str) -> tuple[bool, Seen | None]:
+    """Whether the controller answers, and what it knows of the job; None: nothing any longer."""
+    try:
+        done = run(["scontrol", "--oneliner", "show", "job", job], timeout=_ANSWER, limit=1 << 20)
+    except ProcessMissing:
+        raise
+    except ProcessTimeout:
+        return False, None
+    if done.code == 0:
+        found = job_states.seen(done.stdout)
+        return found is not None, found
+    return "Invalid job id" in done.stderr + done.stdout, None
+
+
+def _forget(name: str, folder: Path) -> None:
+    job_folder.remove(folder)
+    resume_tickets.forget(_NAME, name)
+
+
+def _private(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+    except OSError as error:
+        raise SystemFault(
+            f"{folder} cannot be made: {error.strerror}", hint="slurm: {folder: ...} names another"
+        ) from error
+
+
+def _words(done: Completed) -> str:
+    return printable(" ".join(done.stderr.split())[-500:]) or f"exit code {done.code}"
+
+
+_SET = ("partition", "account", "qos", "reservation", "constraint", "time", "cpus_per_task", "mem")
+
+
+def requested_resources(job: Job, site: SlurmSite, profile: str, origins: Mapping[str, str]) -> str:
+    """Lines. `origins`: a setting, or gres.MODEL -> where it is set; one that is not there is nobody's."""
+    lines = [f"{key} {value}{_by(origins.get(key))}" for key in _SET if (value := getattr(site, key))]
+    if job.gpus:
+        model = job.models[0]
+        name = origins.get(f"gres.{model}", f"{model}'s own name, where slurm: {{gres: ...}} has no other")
+        lines.insert(
+            0, f"gres {site.gres_of(model, job.count)} (the count: gpu_count of profile {profile}; the name: {name})"
+        )
+    if job.nodes > 1:
+        lines.insert(0, f"nodes {job.nodes} (--nodes)")
+    shown = "sinfo -o '%P %l %D %G %f' shows what there is: partition, time, nodes, gres, features"
+    return "\n".join(["it asked for", *(f"  {line}" for line in lines), shown]) if lines else shown
+
+
+def _by(origin: str | None) -> str:
+    return f" ({origin})" if origin else ""

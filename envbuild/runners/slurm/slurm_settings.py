@@ -1,0 +1,135 @@
+"""What a site says of its Slurm: the `slurm:` mapping of the settings, and what a command line puts over it. Pure.
+
+Each value ends in a batch script or on a command line, so each has the characters that it needs and no others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envbuild.registry.reference_grammar import REGISTRY
+from envbuild.util.errors import Fault, UsageError, printable, unknown
+
+CONTAINERS = ("docker", "podman", "apptainer", "pyxis")
+_PULLED = ("apptainer", "pyxis")  # have no store of their own that an image could lie in already
+
+
+@dataclass(frozen=True)
+class SlurmSite:
+    """`folder`: shared with the nodes; None: in the user's state folder. `gres`: GPU id -> what Slurm calls it.
+
+    `mem`: of a node; None: what the self-test's container may take, and some beside. `program`: of the container
+    runtime on the nodes, where PATH does not have it. `requeue`: after a node's failure or a preemption the job waits
+    again, instead of ending. `queue`: minutes that it may wait; None: as long as it takes, but not where Slurm says
+    that it can never start. `grace`: seconds until files that another machine wrote are surely seen here, which a
+    network's file system may hold back. `interface`: of the network between nodes, for what runs on several; no
+    container has a network otherwise.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    time: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    cpus_per_task: str | None = None
+    mem: str | None = None
+    container: str = "docker"
+    program: str | None = None
+    registry: str | None = None
+    folder: str | None = None
+    interface: str | None = None
+    requeue: bool = False
+    queue: int | None = None
+    grace: int = 20
+    gres: Mapping[str, str] = field(default_factory=dict)
+
+    def gres_of(self, model: str, count: int) -> str:
+        """The request for `count` of a GPU: gpu:h20:1 unless the site calls it otherwise."""
+        return f"{self.gres.get(model, f'gpu:{model}')}:{count}"
+
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,99}"
+PATH = r"/[A-Za-z0-9_./+@=~-]{1,300}"  # no %: Slurm expands it in file names; nothing that a shell reads
+# sbatch(1): a time of zero is no limit at all
+_TIME = r"(?=.*[1-9])([0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2})"
+_SHAPES = {
+    "partition": (_NAME, "a partition's name"),
+    "account": (_NAME, "an account's name"),
+    "qos": (_NAME, "a QOS's name"),
+    "reservation": (_NAME, "a reservation's name"),
+    # sbatch(1): features joined by & | and brackets, counts by *
+    "constraint": (r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=&|,*()\[\]-]{0,199}", "features, as in h20&nvlink"),
+    "cpus_per_task": ("[1-9][0-9]{0,3}", "a number of processors"),
+    "mem": ("0|[1-9][0-9]{0,8}[KMGT]?", "megabytes, or as 64G; 0: all that the node has"),
+    "time": (_TIME, "minutes, or [D-]HH:MM:SS, and more than 0"),
+    "container": ("|".join(CONTAINERS), " or ".join(CONTAINERS)),
+    "program": (PATH, "an absolute path, without blanks"),
+    "registry": REGISTRY,
+    "folder": (PATH, "an absolute path, without blanks"),
+    "interface": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}", "a network interface's name, as in ib0"),
+    "requeue": ("yes|no", "yes or no"),
+    "queue": ("[0-9]{1,6}", "minutes"),
+    "grace": ("[0-9]{1,3}", "seconds"),
+}
+_KNOWN = (*_SHAPES, "gres")
+_NUMBERS = ("queue", "grace", "time", "account", "cpus_per_task", "mem")
+_GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,60})?")
+
+
+def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable[[str], bool]) -> SlurmSite:
+    """The settings, and over them those of the command line, where gres.h20=... names one GPU's.
+
+    `knows`: whether there is a GPU of that id. Raises UsageError with every fault.
+    """
+    listed = given.get("gres", settings.get("gres", {}))
+    gres: dict[str, Any] = dict(listed) if isinstance(listed, Mapping) else {}
+    gres |= {key[5:]: value for key, value in given.items() if key.startswith("gres.")}
+    plain = {key: value for key, value in settings.items() if key != "gres"}
+    plain |= {key: value for key, value in given.items() if key.partition(".")[0] != "gres"}
+    plain = {key: _as_text(key, value) for key, value in plain.items()}
+    faults = [_fault(key, value) for key, value in plain.items()]
+    faults += [] if isinstance(listed, Mapping) else [_no_gres(listed, "gres" in given)]
+    faults += [_gres_fault(model, value, knows) for model, value in gres.items()]
+    found = [fault for fault in faults if fault]
+    container = plain.get("container", SlurmSite.container)
+    if container in _PULLED and not plain.get("registry"):
+        found.append(Fault(f"{container} takes images from a registry alone: name one", field="registry"))
+    if found:
+        raise UsageError("the settings of slurm are not valid", faults=found, hint=f"known: {', '.join(_KNOWN)}")
+    queue, grace = plain.get("queue"), plain.get("grace", SlurmSite.grace)
+    exact = {"requeue": plain.get("requeue") == "yes", "queue": int(queue) if queue else None, "grace": int(grace)}
+    return SlurmSite(**{**plain, **exact}, gres=gres)
+
+
+def _as_text(key: str, value: object) -> object:
+    """What YAML takes for something else."""
+    if key == "requeue" and isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if key in _NUMBERS and type(value) is int else value
+
+
+def _fault(key: str, value: object) -> Fault | None:
+    if key not in _SHAPES:
+        return Fault(unknown(str(key), _KNOWN), field=printable(str(key)[:100]))
+    pattern, wanted = _SHAPES[key]
+    if isinstance(value, str) and re.fullmatch(pattern, value):
+        return None
+    return Fault(f"must be {wanted}, not {printable(str(value)[:100])!r}", field=key)
+
+
+def _no_gres(value: object, on_command_line: bool) -> Fault:
+    here, there = "gres.GPU=NAME, as in gres.h20=gpu:h20", "a mapping of GPU to name, as in {h20: gpu:h20}"
+    wanted = here if on_command_line else there
+    return Fault(f"must be {wanted}, not {printable(str(value)[:100])!r}", field="gres")
+
+
+def _gres_fault(model: object, value: object, knows: Callable[[str], bool]) -> Fault | None:
+    if not isinstance(model, str) or not knows(model):
+        return Fault(f"{printable(str(model)[:60])!r} is no GPU's id", field="gres")
+    if not isinstance(value, str) or not _GRES.fullmatch(value):
+        return Fault(f"must be a name, as in gpu:{model}, not {printable(str(value)[:100])!r}", field=f"gres.{model}")
+    return None

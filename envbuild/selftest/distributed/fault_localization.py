@@ -1,0 +1,143 @@
+"""What the failures of a staged run say: of the cards, their links, NCCL, or the image. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from envbuild.selftest.distributed.nccl_log import NcclLog
+
+# What is switched off when a stage is tried again, one after the other. NCCL falls back on SHM only where there is no
+# P2P, so SHM off tells something only with P2P off as well. P2P off may take NVLS along, which uses the same links:
+# NVLS is off alone, and where that helps it is NVLS, whatever else helps too.
+RETRIES = (
+    ("NCCL_P2P_DISABLE=1",),
+    ("NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"),
+    ("NCCL_NVLS_ENABLE=0",),
+)
+_P2P, _SHM, _NVLS = RETRIES
+_BLAMED = (
+    (_NVLS, "with NVLS off it passes: NVLS (NVLink SHARP: fabric manager, driver, NCCL)"),
+    (_P2P, "with P2P off it passes: P2P (NVLink or PCIe between the cards: ACS, IOMMU, driver)"),
+    (_SHM, "with P2P and SHM off it passes: SHM (/dev/shm too small, or not shared)"),
+)
+
+
+@dataclass(frozen=True)
+class StageFault:
+    """A rank's failure: `member` is the GPU or process that it ran on, `kind` one of outcome.FAILURES."""
+
+    rank: int
+    member: int
+    step: str
+    kind: str
+    reason: str
+    signal: str | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A world that was tried: `faults` holds those of the ranks that are to blame for its failure, the first first."""
+
+    backend: str
+    members: tuple[int, ...]
+    settings: tuple[str, ...] = ()
+    faults: tuple[StageFault, ...] = ()
+    seconds: float = 0.0
+    log: NcclLog = field(default_factory=NcclLog)
+
+    @property
+    def name(self) -> str:
+        """As in "nccl 0+2 NCCL_P2P_DISABLE=1"."""
+        return " ".join([self.backend, "+".join(map(str, self.members)), *self.settings])
+
+
+@dataclass(frozen=True)
+class StageVerdict:
+    """`layer`: nccl (it fails where gloo passes), gloo (the reverse), image (whatever moves the data, it fails).
+
+    `place`: card, link, pairs, together or everywhere. `cure`: the setting of NCCL that it passes with.
+    """
+
+    layer: str
+    place: str
+    text: str
+    cure: str | None = None
+
+
+def judge(stages: Sequence[Stage], capabilities: Mapping[int, str]) -> StageVerdict | None:
+    """What the failures come to; None where nothing failed.
+
+    `capabilities` are the cards' compute capabilities by member; empty on the CPU, where gloo alone is tried.
+    """
+    main = "nccl" if any(stage.backend == "nccl" for stage in stages) else "gloo"
+    tried = [stage for stage in stages if stage.backend == main and not stage.settings]
+    gloo = {stage.members: stage for stage in stages if stage.backend == "gloo"}
+    failed = [stage for stage in tried if stage.faults]
+    if not failed:
+        if not any(stage.faults for stage in gloo.values()):
+            return None
+        return StageVerdict("gloo", "everywhere", "nccl passes and gloo fails: gloo, or the loopback network")
+    unit = "GPU" if capabilities else "process"
+    place, where = _place(tried, unit)
+    layer, says = _layer(main, failed, gloo, place)
+    cure, blamed = _cure(stage for stage in stages if stage.settings)
+    unequal = inequality(capabilities)
+    texts = [where, says, *([blamed] if blamed else []), *([unequal] if unequal else [])]
+    return StageVerdict(layer, place, "; ".join(texts), cure)
+
+
+def inequality(capabilities: Mapping[int, str]) -> str | None:
+    """A sentence where the cards' compute capabilities differ."""
+    kinds = sorted(set(capabilities.values()))
+    if len(kinds) < 2:
+        return None
+    groups = [f"{kind} ({_named('GPU', (m for m in capabilities if capabilities[m] == kind))})" for kind in kinds]
+    return "the compute capability is not the same on all cards: " + ", ".join(groups)
+
+
+def _place(tried: Sequence[Stage], unit: str) -> tuple[str, str]:
+    """Which members fail, told from worlds of one, of two, and of more."""
+    alone, pairs = ([stage for stage in tried if len(stage.members) == size] for size in (1, 2))
+    lame = [stage.members[0] for stage in alone if stage.faults]
+    broken = [stage.members for stage in pairs if stage.faults]
+    if lame and len(lame) == len(alone):
+        return "everywhere", f"each {unit} fails even alone" if len(lame) > 1 else f"the {unit} fails even alone"
+    if lame:
+        return "card", f"{_named(unit, lame)} {'fail' if len(lame) > 1 else 'fails'} even alone, the others do not"
+    if not broken:
+        sizes = " and ".join(str(len(stage.members)) for stage in tried if stage.faults)
+        return "together", f"each {unit} works alone and in pairs, {sizes} together do not: topology, or a limit"
+    shared = set(broken[0]).intersection(*broken[1:])
+    if len(broken) == 1 and len(pairs) > 1:
+        return "link", f"only {_named(unit, broken[0])} fail with each other: that link, or one of the two"
+    if len(broken) > 1 and shared:
+        return "card", f"every pair that fails holds {_named(unit, shared)}: it, or its links"
+    if len(broken) == len(pairs):
+        return "everywhere", f"each {unit} works alone and no pair does"
+    return "pairs", "only some pairs fail: " + ", ".join("+".join(map(str, pair)) for pair in broken)
+
+
+def _layer(main: str, failed: Sequence[Stage], gloo: Mapping[tuple[int, ...], Stage], place: str) -> tuple[str, str]:
+    """Which layer fails, told from the same worlds over gloo."""
+    if main == "gloo":
+        return "image", "gloo needs no GPU: the image, or the code"
+    twins = [gloo[stage.members] for stage in failed if stage.members in gloo]
+    if any(twin.faults for twin in twins):
+        both = "nccl and gloo both fail"
+        return "image", f"{both}: that card" if place == "card" else f"{both}: the image, the driver, or the code"
+    passes = "nccl fails and gloo passes" if twins else "nccl fails and gloo was not tried"
+    alone = any(len(stage.members) == 1 for stage in failed)
+    return "nccl", f"{passes}: {'NCCL itself' if alone else 'NCCL, P2P or topology'}, not the project's code"
+
+
+def _cure(retried: Iterable[Stage]) -> tuple[str | None, str | None]:
+    passing = {stage.settings: not stage.faults for stage in retried}
+    for settings, text in _BLAMED:
+        if passing.get(settings):
+            return " ".join(settings), text
+    return None, "no transport switched off helps: NCCL itself, the driver, or a card" if passing else None
+
+
+def _named(unit: str, members: Iterable[int]) -> str:
+    return " and ".join(f"{unit} {member}" for member in sorted(members))

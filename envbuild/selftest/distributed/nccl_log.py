@@ -1,0 +1,63 @@
+"""What NCCL's own log (NCCL_DEBUG=INFO) says: its version, how its ranks reach each other, what it warns of. Pure.
+
+The lines are those of NCCL 2.14 (torch 2.0) and newer: src/transport/p2p.cc, shm.cc, net.cc and src/init.cc.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+TRANSPORTS = ("p2p", "nvls", "shm", "ib", "net", "socket")
+
+# "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "... [send] via NET/Socket/0"; a rank may be followed by a bus id.
+_EDGE = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? : \d+\S* -> \d+\S*(?: \[(?:send|receive)\])? via ([A-Z0-9]+)/(\S+)")
+# NVLS is no edge between two ranks: its channels reduce in the NVLink switch, beside the edges.
+_NVLS = re.compile(r"NCCL INFO .*\b([1-9]\d*) nvls channels")
+_VERSION = re.compile(r"(?:^|NCCL INFO )NCCL version (\d+(?:\.\d+)+)", re.MULTILINE)
+_WARNING = re.compile(r"NCCL WARN (.+)")
+_LONG = 300  # characters of a warning that are kept
+
+
+@dataclass(frozen=True)
+class NcclLog:
+    """`edges`: the kinds of connection between ranks, in TRANSPORTS' order; `nvls`: NVLink SHARP has channels."""
+
+    version: str | None = None
+    edges: tuple[str, ...] = ()
+    nvls: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        found = {*self.edges, *(["nvls"] if self.nvls else [])}
+        return tuple(name for name in TRANSPORTS if name in found)
+
+
+def read(text: str) -> NcclLog:
+    """The log of one rank, or of several joined."""
+    version = _VERSION.search(text)
+    edges = {_kind(kind, rest) for kind, rest in _EDGE.findall(text)}
+    return NcclLog(
+        version=version[1] if version else None,
+        edges=tuple(name for name in TRANSPORTS if name in edges),
+        nvls=bool(_NVLS.search(text)),
+        warnings=tuple(line[:_LONG].strip() for line in dict.fromkeys(_WARNING.findall(text))),
+    )
+
+
+def objection(required: str, logs: Iterable[tuple[str, NcclLog]]) -> str | None:
+    """The first of these stages, by name, whose ranks reach each other otherwise; None where there is none."""
+    for stage, log in logs:
+        used = ", ".join(log.transports) or "none that its log names"
+        fits = log.nvls if required == "nvls" else log.edges == (required,)
+        if not fits:
+            return f"{stage} uses {used}, the profile requires {required}"
+    return None
+
+
+def _kind(kind: str, rest: str) -> str:
+    if kind != "NET":
+        return kind.lower()
+    return "socket" if rest.startswith("Socket") else "ib" if rest.startswith("IB") else "net"

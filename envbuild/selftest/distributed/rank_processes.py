@@ -1,0 +1,229 @@
+"""The processes of a stage: the ranks of a world started together, and what each one's end says of it.
+
+The process that starts them calls nothing of torch: each is forked, and has a CUDA of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from envbuild.selftest.distributed import nccl_log
+from envbuild.selftest.distributed.collectives import DONE, STEP, WRONG, Rank, RankPlace
+from envbuild.selftest.distributed.fault_localization import Stage, StageFault
+from envbuild.selftest.distributed.nccl_log import NcclLog
+from envbuild.selftest.harness import forking
+from envbuild.selftest.harness.forking import ForkEnding, Tell, Work
+
+GRACE = 2.0  # seconds in which the others may say what they saw, once one rank broke off
+# Where all ranks are on this machine, its only network may be the loopback: lo.
+_VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
+_LOG_LIMIT = 4 << 20  # bytes of a rank's NCCL log that are read
+# faulthandler's own words, the innermost function first
+_FRAME = re.compile(r'File "(?P<file>[^"\n]*)", line \d+ in (?P<function>\S+)')
+# gloo's and NCCL's words where another rank is gone
+_LOST = re.compile(r"(closed|reset) by peer|broken pipe|ncclRemoteError|remote process", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class World:
+    """Who does a stage together: GPUs by index, or on the CPU processes by number. `among`: where others of it are on
+    other machines."""
+
+    backend: str
+    members: tuple[int, ...]
+    settings: tuple[str, ...] = ()
+    among: Among | None = None
+
+
+@dataclass(frozen=True)
+class Among:
+    """A world of `size` ranks on several machines, of which those from `first` on are here. `meeting`: host:port of
+    rank 0; `interface`: of the network between them."""
+
+    first: int
+    size: int
+    meeting: str
+    interface: str
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"NCCL_SOCKET_IFNAME": self.interface, "GLOO_SOCKET_IFNAME": self.interface}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of a world: the stage, and each rank's ending."""
+
+    stage: Stage
+    endings: tuple[ForkEnding, ...]
+
+
+def run(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
+    """Run worlds that share no member, all at once, `limit` seconds at most."""
+    with temporary_folder("envbuild-ranks-") as folder:
+        places = [folder / str(number) for number in range(len(worlds))]
+        groups = []
+        for world, place in zip(worlds, places):
+            place.mkdir()
+            groups.append([_work(world, rank, device, place) for rank in range(len(world.members))])
+        endings = forking.run_groups(groups, limit, GRACE)
+        logs = [_log(place) for place in places]
+    return [Tried(_stage(*parts), tuple(parts[1])) for parts in zip(worlds, endings, logs)]
+
+
+def _work(world: World, rank: int, device: str, folder: Path) -> Work:
+    def work(tell: Tell) -> None:
+        settings = dict(setting.split("=", 1) for setting in world.settings)
+        among = world.among or Among(0, len(world.members), "", "lo")
+        log = {"NCCL_DEBUG_FILE": str(folder / f"nccl.{rank}")}
+        os.environ.update({**_VARIABLES, **among.variables, **settings, **log})
+        torch.set_num_threads(1)
+        at = torch.device(device, world.members[rank]) if device == "cuda" else torch.device(device)
+        if device == "cuda":
+            torch.cuda.set_device(at)
+        meeting = f"tcp://{among.meeting}" if among.meeting else f"file://{folder / 'meeting'}"
+        Rank(RankPlace(world.backend, among.first + rank, among.size, at, meeting), tell).run()
+
+    return work
+
+
+def _log(folder: Path) -> NcclLog:
+    texts = []
+    for file in sorted(folder.glob("nccl.*")):
+        with contextlib.suppress(OSError), file.open("rb") as stream:
+            texts.append(stream.read(_LOG_LIMIT).decode("utf-8", "replace"))
+    return nccl_log.read("\n".join(texts))
+
+
+def _stage(world: World, endings: Sequence[ForkEnding], log: NcclLog) -> Stage:
+    first = world.among.first if world.among else 0
+    found = tuple(dataclasses.replace(fault, rank=first + fault.rank) for fault in faults(world.members, endings))
+    if found and log.warnings:
+        reason = f"{found[0].reason}; NCCL says: {log.warnings[0]}"
+        found = (dataclasses.replace(found[0], reason=reason), *found[1:])
+    return Stage(
+        backend=world.backend,
+        members=world.members,
+        settings=world.settings,
+        faults=found,
+        seconds=max(ending.seconds for ending in endings),
+        log=log,
+    )
+
+
+def faults(members: Sequence[int], endings: Sequence[ForkEnding]) -> tuple[StageFault, ...]:
+    """Those of the ranks that are to blame, the first to fail first: the others only waited for them, or lost them.
+
+    A death outweighs all else (but for SIGABRT, by which torch itself ends who lost another); then wrong results, and
+    whoever left first, unless it says that it lost another; then, where all wait, the ranks that are behind, or that do
+    not wait inside torch. Where none stands out it is all of them.
+    """
+    ranks = sorted(range(len(endings)), key=lambda rank: (_lost_another(endings[rank]), endings[rank].moment))
+    dead = [rank for rank in ranks if endings[rank].signal not in (None, "SIGABRT")]
+    wrong = [rank for rank in ranks if _wrong(endings[rank])]
+    left = [rank for rank in ranks if not endings[rank].stopped and not _whole(endings[rank])]
+    alike = [rank for rank in left if endings[rank].failure == endings[left[0]].failure]
+    blamed = dead or [*wrong, *alike] or _outstanding([rank for rank in ranks if endings[rank].stopped], endings)
+    return tuple(_fault(rank, members[rank], endings[rank]) for rank in dict.fromkeys(blamed))
+
+
+def _whole(ending: ForkEnding) -> bool:
+    return ending.failure is None and DONE in ending.told
+
+
+def _lost_another(ending: ForkEnding) -> bool:
+    return bool(_LOST.search(ending.failure or ""))
+
+
+def _wrong(ending: ForkEnding) -> tuple[str, str] | None:
+    """The step of the first result that came out wrong, and how it did."""
+    for key in ending.told:
+        if key.startswith(WRONG):
+            step, sentence = ending.told[key]
+            return str(step), str(sentence)
+    return None
+
+
+def _outstanding(stuck: Sequence[int], endings: Sequence[ForkEnding]) -> Sequence[int]:
+    furthest = max((_step(endings[rank])[0] for rank in stuck), default=0)
+    behind = [rank for rank in stuck if _step(endings[rank])[0] < furthest]
+    elsewhere = [rank for rank in stuck if "/torch/" not in _stack(endings[rank])[0]]
+    return sorted(behind or elsewhere or stuck)
+
+
+def _step(ending: ForkEnding) -> tuple[int, str]:
+    number, name = ending.told.get(STEP, (0, "start"))
+    return int(number), str(name)
+
+
+def _stack(ending: ForkEnding) -> tuple[str, str]:
+    """The file and the name of the function that the process was in when it was ended; empty where it did not say."""
+    found = _FRAME.search(ending.noise, max(0, ending.noise.rfind("Fatal Python error")))
+    return (found["file"], found["function"]) if found else ("", "")
+
+
+def _fault(rank: int, member: int, ending: ForkEnding) -> StageFault:
+    wrong = _wrong(ending)
+    step = _step(ending)[1]
+    if ending.signal == "SIGKILL":
+        return StageFault(rank, member, step, "oom", "killed: out of memory or a limit", ending.signal)
+    if ending.signal:
+        return StageFault(rank, member, step, "signal", f"died of {ending.signal}", ending.signal)
+    if wrong:
+        return StageFault(rank, member, wrong[0], "mismatch", wrong[1])
+    if ending.stopped:
+        function = _stack(ending)[1]
+        return StageFault(rank, member, step, "hang", f"{ending.failure}" + (f", in {function}" if function else ""))
+    if ending.failure is None:
+        return StageFault(rank, member, step, "incomplete", "left before its last step")
+    return StageFault(rank, member, step, "exception" if "error" in ending.told else "exit", ending.failure)
+
+
+_YOUNG = 60.0  # seconds; a folder is there a moment before it is locked
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A folder whose name begins so, locked while this process or one that it forked is there."""
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if _left(path):
+            shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        held = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH)  # the kernel lets go of it, however this process ends
+            yield Path(name)
+        finally:
+            os.close(held)
+
+
+def _left(path: Path) -> bool:
+    """Whether it is this user's, and nobody holds it."""
+    try:
+        found = path.lstat()
+        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+        if not ours or time.time() - found.st_mtime < _YOUNG:
+            return False
+        held = os.open(str(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:  # it is in use, or its file system knows no locks
+        return False
+    finally:
+        os.close(held)

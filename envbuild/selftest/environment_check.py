@@ -1,0 +1,155 @@
+"""An environment against a profile, on every rank before training: what `envbuild export check` writes calls this.
+
+One line on stdout where all is well; else what is wrong and what cures it, on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envbuild.selftest.__main__ import FAILED, OK, torch_fault
+from envbuild.selftest.harness.cpu_count import processors
+from envbuild.selftest.harness.job_document import parse
+from envbuild.selftest.harness.standalone_output import Collector
+
+# Set by torchrun, and by Slurm for each task.
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
+_RANKS = ("RANK", "SLURM_PROCID")
+_MOST_LINES = 12
+
+Result = Mapping[str, Any]
+
+
+def main(document: Mapping[str, Any]) -> int:
+    """Run the check; returns 0, 5, or 128 + the signal that interrupted.
+
+    `document`: {"profile": name, "lock": short id, "job": a job document, its nonce to be replaced, "remedies":
+    [{"when": keys of a probe's result or traits with patterns, "remedy": text}], of which the first that fits is told}.
+    """
+    who = "envbuild check: {}{}".format(document["profile"], _place())
+    job = dict(document["job"], nonce=os.urandom(16).hex(), threads=_threads())
+    if job.get("device") == "cuda":
+        try:
+            _choose_device()
+        except LookupError as error:
+            return _refuse(who, [str(error)])
+    fault = torch_fault()
+    if fault:
+        image = "run in the image of {0} (envbuild make {0})".format(document["profile"])
+        return _refuse(who, [fault, f"  remedy: {image}, or install the versions locked, with what they need"])
+    # Not at the top: it imports torch, which must see the device that was chosen.
+    from envbuild.selftest.harness import scheduler, supervisor
+    from envbuild.selftest.inventory import mapped_libraries
+    from envbuild.selftest.probes.catalogue import PROBES
+    from envbuild.selftest.probes.environment import env_libs
+
+    parsed = parse(job, frozenset(probe.name for probe in PROBES))
+    collector, begin = Collector(), time.monotonic()
+    try:
+        scheduler.run(PROBES, parsed, collector, supervisor.Terms())
+    except scheduler.RunInterrupted as interruption:
+        return 128 + interruption.number
+    differing = env_libs.differing(parsed, mapped_libraries.take(()).distributions)
+    results = [with_versions(result, differing) for result in collector.probes()]
+    wrong = [result for result in results if is_wrong(result, parsed.require)]
+    if not any(result["status"] == "passed" for result in results):
+        wrong = wrong or results
+    if wrong:
+        versions_first = sorted(wrong, key=lambda result: result["failure"] != "version")
+        return _refuse(who, report(versions_first, document["remedies"]))
+    counts = ["{} {}".format(sum(r["status"] == status for r in results), status) for status in ("passed", "skipped")]
+    print("{}: {}, {:.1f} s".format(who, ", ".join(counts), time.monotonic() - begin), flush=True)
+    return OK
+
+
+def with_versions(result: Result, differing: Sequence[str]) -> Result:
+    """The result; of env.libs where it could not run, the versions that differ: to read them takes no GPU."""
+    if (result["probe"], result["status"]) != ("env.libs", "skipped") or not differing:
+        return result
+    return {**result, "status": "failed", "failure": "version", "detail": "\n".join(differing), "reason": differing[0]}
+
+
+def is_wrong(result: Result, required: Sequence[str]) -> bool:
+    """Whether a probe failed, or had to pass and was skipped."""
+    return bool(result["status"] == "failed" or (result["status"] == "skipped" and result["probe"] in required))
+
+
+def report(wrong: Sequence[Result], remedies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What `told` says of each result, once for all probes of which it is the same."""
+    probes: dict[tuple[str, ...], list[str]] = {}
+    for result in wrong:
+        first, *rest = failure_lines(result, remedies)
+        probes.setdefault((first.partition(": ")[2], *rest), []).append(result["probe"])
+    return [line for (cause, *rest), names in probes.items() for line in (f"{', '.join(names)}: {cause}", *rest)]
+
+
+def failure_lines(result: Result, remedies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is wrong, every part of it where a probe names several, and what cures it."""
+    cause = " ".join(str(result[key]) for key in ("failure", "signal") if result[key]) or str(result["status"])
+    several = (result["detail"] or "").splitlines() if result["failure"] in ("version", "mismatch") else []
+    reasons = several or [str(result["reason"])]
+    if len(reasons) > _MOST_LINES:
+        reasons[_MOST_LINES:] = [f"and {len(reasons) - _MOST_LINES} more"]
+    at = " at {}".format(result["at"]) if result["at"] else ""
+    lines = ["{}: {}{}".format(result["probe"], cause, at), *(f"  {reason}" for reason in reasons)]
+    cures = (row["remedy"] for row in remedies if _fits(result, row["when"]))
+    return [*lines, *(f"  remedy: {cure}" for cure in list(cures)[:1])]
+
+
+def _fits(result: Result, when: Mapping[str, str]) -> bool:
+    known = {**result.get("traits", {}), **result}
+    said = {key: "" if known.get(key) is None else str(known[key]) for key in when}
+    return all(said[key] and re.fullmatch(pattern, said[key], re.IGNORECASE) for key, pattern in when.items())
+
+
+def visible(variables: Mapping[str, str]) -> str | None:
+    """CUDA_VISIBLE_DEVICES that leaves this rank its own device; None where it is to stay as it is.
+
+    Raises LookupError where there are fewer devices than ranks.
+    """
+    local = _first(variables, _LOCAL_RANKS)
+    given = variables.get("CUDA_VISIBLE_DEVICES")
+    if local is None or given == "":
+        return None
+    if given is None:
+        return local
+    devices = [device.strip() for device in given.split(",")]
+    if len(devices) == 1:
+        return None  # each rank was given its own
+    if int(local) >= len(devices):
+        raise LookupError(f"local rank {local} has no device of its own: CUDA_VISIBLE_DEVICES is {given}")
+    return devices[int(local)]
+
+
+def _choose_device() -> None:
+    chosen = visible(os.environ)
+    if chosen is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = chosen
+
+
+def _first(variables: Mapping[str, str], names: Sequence[str]) -> str | None:
+    return next((variables[name] for name in names if variables.get(name, "").isdecimal()), None)
+
+
+def _threads() -> int | None:
+    """A rank's share of the processors; None for all of them."""
+    ranks = _first(os.environ, ("LOCAL_WORLD_SIZE",))
+    return max(1, processors() // max(1, int(ranks))) if ranks else None
+
+
+def _place() -> str:
+    rank = _first(os.environ, _RANKS)
+    return f", rank {rank} on {socket.gethostname()}" if rank is not None else ""
+
+
+def _refuse(who: str, lines: Sequence[str]) -> int:
+    """In one write, so that the ranks' words do not mix."""
+    sys.stderr.write("".join([f"{who}: not as it should be\n", *(f"  {line}\n" for line in lines)]))
+    sys.stderr.flush()
+    return FAILED

@@ -1,0 +1,236 @@
+"""The job document: what one run of the self-test is asked to do.
+
+The document comes from outside the container, so every field is checked and all faults are named at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envbuild.selftest.distributed.nccl_log import TRANSPORTS
+from envbuild.selftest.harness import project_test_spec
+from envbuild.selftest.harness.cpu_count import processors
+from envbuild.selftest.harness.project_test_spec import Own
+
+VERSION = 1
+LEVELS = ("quick", "standard", "full")
+DEVICES = ("cpu", "cuda")
+SETTINGS = (
+    "allow_tf32",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation",  # from torch 2.7 on
+)
+_TOP_KEYS = ("version", "nonce", "level", "device", "probes", "require", "expect", "settings", "timeouts")
+_KEYS = frozenset((*_TOP_KEYS, "threads", "memory_mb", "own", "floors", "burn_seconds", "seed"))
+_TOGETHER = ("gpus", "gpu_count", "nodes", "transport")
+_EXPECT_KEYS = frozenset(("distributions", "python", "driver", "datasheets", "cards", *_TOGETHER))
+_CARD_KEYS = frozenset(("compute_capability", "sms"))
+_DRIVER_KEYS = ("cuda", "profile")
+DATASHEET = ("fp32", "tf32", "fp16", "bf16", "copy")
+FLOORS = ("gemm", "memory")
+_DRIVER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}")
+_CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
+_NONCE = re.compile(r"[0-9a-f]{32}")
+
+
+class JobError(Exception):
+    """The job document is at fault; `faults` holds one sentence for each fault."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True)
+class JobDocument:
+    """One run: which probes, on which device, against which expectations.
+
+    `probes` None means the level's probes and the required ones; a list means exactly those. `timeouts` are in seconds
+    and override a probe's own. `memory_mb` caps the address space a probe may add to what is mapped when it starts.
+    `gpu_count`: as many GPUs must work together, on each of `nodes` machines; `transport`: how NCCL must reach one from
+    another, None: as it likes.
+    `driver`: the oldest driver that torch's CUDA runs on ("cuda") and that the profile declares ("profile").
+    `cards`: by a card's name, what is known of it: its "compute_capability" ("9.0"), and maybe its "sms".
+    `datasheets`: by a card's name, dense TFLOP/s of each precision and GB/s of a copy. `floors`: the fractions of those
+    that products ("gemm") and copies ("memory") must reach. `burn_seconds`: how long the full level burns.
+    `seed`: chooses the cases that are sampled (case_sampling.py).
+    """
+
+    nonce: str
+    level: str = "quick"
+    device: str = "cpu"
+    probes: tuple[str, ...] | None = None
+    require: tuple[str, ...] = ()
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    python: str | None = None
+    gpus: tuple[str, ...] = ()
+    gpu_count: int = 1
+    nodes: int = 1
+    transport: str | None = None
+    driver: Mapping[str, str] = field(default_factory=dict)
+    cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    datasheets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    floors: Mapping[str, float] = field(default_factory=dict)
+    burn_seconds: int = 60
+    seed: int = 1
+    settings: Mapping[str, bool] = field(default_factory=dict)
+    timeouts: Mapping[str, float] = field(default_factory=dict)
+    threads: int | None = None
+    memory_mb: int | None = None
+    own: Own = field(default_factory=Own)
+
+    @property
+    def thread_count(self) -> int:
+        """The threads a probe computes with: as asked, else one for each processor there is for it."""
+        return self.threads or processors()
+
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether float32 products may take TF32; torch's flags are set to it."""
+        return self.settings.get("allow_tf32", False)
+
+
+class _Reader:
+    """Takes fields out of a JSON object and collects what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def fault(self, where: str, message: str) -> None:
+        self.faults.append(f"{where}: {message}")
+
+    def keys(self, where: str, document: Mapping[str, Any], known: frozenset[str]) -> None:
+        for key in sorted(set(map(str, document)) - known):
+            self.fault(where + key, "unknown key")
+
+    def choice(self, where: str, value: Any, allowed: tuple[str, ...]) -> str:
+        if value not in allowed:
+            self.fault(where, "one of {} expected, not {!r}".format(", ".join(allowed), value))
+        return str(value)
+
+    def mapping(self, where: str, value: Any) -> dict[str, Any]:
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.fault(where, f"a mapping expected, not {value!r}")
+            return {}
+        return {str(key): item for key, item in value.items()}
+
+    def names(self, where: str, value: Any, known: frozenset[str] | None = None) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.fault(where, f"a list of names expected, not {value!r}")
+            return ()
+        for name in value:
+            if known is not None and name not in known:
+                self.fault(where, f"unknown probe {name!r}")
+        return tuple(value)
+
+    def texts(self, where: str, value: Any) -> dict[str, str]:
+        found = self.mapping(where, value)
+        for key, item in found.items():
+            if not isinstance(item, str):
+                self.fault(f"{where}.{key}", f"a string expected, not {item!r}")
+        return {key: str(item) for key, item in found.items()}
+
+    def releases(self, where: str, value: Any, known: tuple[str, ...]) -> dict[str, str]:
+        found = self.texts(where, value)
+        self.keys(where + ".", found, frozenset(known))
+        for key, item in found.items():
+            if not _DRIVER.fullmatch(item):
+                self.fault(f"{where}.{key}", f"numbers and dots expected, not {item!r}")
+        return found
+
+    def flags(self, where: str, value: Any, known: tuple[str, ...]) -> dict[str, bool]:
+        found = self.mapping(where, value)
+        self.keys(where + ".", found, frozenset(known))
+        for key, item in found.items():
+            if not isinstance(item, bool):
+                self.fault(f"{where}.{key}", f"true or false expected, not {item!r}")
+        return {key: bool(item) for key, item in found.items()}
+
+    def numbers(self, where: str, value: Any, known: Iterable[str], what: str = "a number") -> dict[str, float]:
+        good: dict[str, float] = {}
+        for key, item in self.mapping(where, value).items():
+            number = isinstance(item, (int, float)) and not isinstance(item, bool)
+            if key not in known:
+                self.fault(f"{where}.{key}", "unknown key")
+            elif not number or not math.isfinite(item) or item <= 0:
+                self.fault(f"{where}.{key}", f"{what} above zero expected, not {item!r}")
+            else:
+                good[key] = float(item)
+        return good
+
+    def card(self, where: str, value: Any) -> dict[str, Any]:
+        found = self.mapping(where, value)
+        self.keys(where + ".", found, _CARD_KEYS)
+        capability = found.get("compute_capability")
+        if not isinstance(capability, str) or not _CAPABILITY.fullmatch(capability):
+            self.fault(f"{where}.compute_capability", f'as "9.0" expected, not {capability!r}')
+        self.count(f"{where}.sms", found.get("sms"))
+        return found
+
+    def count(self, where: str, value: Any) -> int | None:
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self.fault(where, f"a whole number above zero expected, not {value!r}")
+            return None
+        return value
+
+
+def parse(document: Any, known: frozenset[str]) -> JobDocument:
+    """Check the document against the names of the known probes; raise JobError naming every fault."""
+    if not isinstance(document, dict):
+        raise JobError(["the job document is not a mapping"])
+    reader = _Reader()
+    reader.keys("", document, _KEYS)
+    if document.get("version") != VERSION:
+        reader.fault("version", "{} expected, not {!r}".format(VERSION, document.get("version")))
+    nonce = document.get("nonce")
+    if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
+        reader.fault("nonce", "32 lower-case hexadecimal digits expected")
+    expect = reader.mapping("expect", document.get("expect"))
+    reader.keys("expect.", expect, _EXPECT_KEYS)
+    python = expect.get("python")
+    if python is not None and not isinstance(python, str):
+        reader.fault("expect.python", f"a string expected, not {python!r}")
+    transport = expect.get("transport")
+    probes = document.get("probes")
+    job = JobDocument(
+        nonce=str(nonce),
+        level=reader.choice("level", document.get("level", "quick"), LEVELS),
+        device=reader.choice("device", document.get("device", "cpu"), DEVICES),
+        probes=None if probes is None else reader.names("probes", probes, known),
+        require=reader.names("require", document.get("require", []), known),
+        distributions=reader.texts("expect.distributions", expect.get("distributions")),
+        python=python,
+        gpus=reader.names("expect.gpus", expect.get("gpus", [])),
+        gpu_count=reader.count("expect.gpu_count", expect.get("gpu_count")) or 1,
+        nodes=reader.count("expect.nodes", expect.get("nodes")) or 1,
+        transport=None if transport is None else reader.choice("expect.transport", transport, TRANSPORTS),
+        cards={
+            name: reader.card(f"expect.cards.{name}", card)
+            for name, card in reader.mapping("expect.cards", expect.get("cards")).items()
+        },
+        datasheets={
+            name: reader.numbers(f"expect.datasheets.{name}", sheet, DATASHEET)
+            for name, sheet in reader.mapping("expect.datasheets", expect.get("datasheets")).items()
+        },
+        floors=reader.numbers("floors", document.get("floors"), FLOORS),
+        driver=reader.releases("expect.driver", expect.get("driver"), _DRIVER_KEYS),
+        settings=reader.flags("settings", document.get("settings"), SETTINGS),
+        timeouts=reader.numbers("timeouts", document.get("timeouts"), known, "seconds"),
+        burn_seconds=reader.count("burn_seconds", document.get("burn_seconds")) or JobDocument.burn_seconds,
+        seed=reader.count("seed", document.get("seed")) or JobDocument.seed,
+        threads=reader.count("threads", document.get("threads")),
+        memory_mb=reader.count("memory_mb", document.get("memory_mb")),
+        own=project_test_spec.read(document.get("own"), reader.fault),
+    )
+    if reader.faults:
+        raise JobError(reader.faults)
+    return job

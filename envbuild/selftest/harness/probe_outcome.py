@@ -1,0 +1,210 @@
+"""What a probe comes to: figures, and passed, failed or skipped."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+PASSED = "passed"
+FAILED = "failed"
+SKIPPED = "skipped"
+
+FAILURES = (
+    "signal",  # died of a signal
+    "hang",  # ran past its time
+    "oom",  # killed from outside, or refused memory
+    "wedged",  # could not even be killed
+    "exit",  # left with an exit status of its own
+    "exception",  # raised
+    "bound",  # further from the reference than its bound
+    "mismatch",  # not equal where equality is promised
+    "nonfinite",  # NaN or infinity
+    "version",  # another version than expected
+    "hardware",  # the driver says that a card is at fault
+    "incomplete",  # ended without its result, or with a cut one
+)
+DETAIL_LIMIT = 8192
+
+
+class ProbeFailure(Exception):
+    """Ends a probe as failed. `kind` is one of FAILURES, `reason` one sentence."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+class Skip(Exception):
+    """Ends a probe as skipped; the message says why."""
+
+
+def number(value: float) -> float | str:
+    """A float as strict JSON can hold it: the non-finite ones as "nan", "inf" and "-inf"."""
+    value = float(value)
+    return value if math.isfinite(value) else str(value)
+
+
+def ratio(error: float, bound: float) -> float:
+    """Error over bound; a bound of zero allows only an error of zero. NaN stays NaN, so it is never within."""
+    if bound:
+        return error / bound
+    return 0.0 if error == 0 else math.nan if math.isnan(error) else math.inf
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured comparison: the error and its bound, in the output's units (or as the case says).
+
+    `beyond_rounding`: the largest share that an error takes of its bound, the rounding of the result left out of both;
+    None where what is measured is not an error. `checks`: how many comparisons this one is the worst of.
+    """
+
+    case: str
+    dtype: str
+    shape: tuple[int, ...]
+    error: float
+    bound: float
+    beyond_rounding: float | None
+    seconds: float
+    checks: int = 1
+
+    @property
+    def ratio(self) -> float:
+        return ratio(self.error, self.bound)
+
+    @property
+    def within(self) -> bool:
+        return self.ratio <= 1
+
+    @property
+    def severity(self) -> tuple[float, float]:
+        """By what figures are ordered: first the share of the bound beyond rounding, then the share of all of it."""
+        share = self.ratio if self.beyond_rounding is None else self.beyond_rounding
+        first, second = (math.inf if math.isnan(part) else part for part in (share, self.ratio))
+        return first, second
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "case": self.case,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "error": number(self.error),
+            "bound": number(self.bound),
+            "ratio": number(self.ratio),
+            "beyond_rounding": None if self.beyond_rounding is None else number(self.beyond_rounding),
+            "seconds": round(self.seconds, 6),
+            "checks": self.checks,
+        }
+
+
+def worst_of_each_dtype(figures: Sequence[Figure]) -> list[Figure]:
+    """The figure of each dtype whose error takes the largest share of its bound, with the number of checks of all."""
+    found: dict[str, Figure] = {}
+    for figure in figures:
+        before = found.get(figure.dtype)
+        worst = figure if before is None or figure.severity > before.severity else before
+        found[figure.dtype] = replace(worst, checks=figure.checks + (before.checks if before else 0))
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A probe's result as its frame tells it; `figures` are Figure documents, ready for JSON.
+
+    `output`: what a profile's own script printed, of much the end (`output_cut`); None for the probes that ship.
+    """
+
+    status: str
+    reason: str | None = None
+    failure: str | None = None
+    signal: str | None = None
+    at: str | None = None
+    detail: str | None = None
+    figures: Sequence[Mapping[str, Any]] = ()
+    traits: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    output: str | None = None
+    output_cut: bool = False
+
+    def document(self, probe: str, level: str) -> dict[str, Any]:
+        return {
+            "kind": "probe",
+            "probe": probe,
+            "level": level,
+            "status": self.status,
+            "reason": self.reason,
+            "failure": self.failure,
+            "signal": self.signal,
+            "at": self.at,
+            "detail": self.detail,
+            "figures": list(self.figures),
+            "seconds": round(self.seconds, 6),
+            "traits": dict(self.traits),
+            "output": self.output,
+            "output_cut": self.output_cut,
+        }
+
+
+def checks(figures: Sequence[Mapping[str, Any]]) -> str:
+    """Figure documents in a line: "3 checks, largest error beyond rounding: 8% of the tolerance"; empty for none.
+
+    In records from before rounding was left out, the share is that of the whole error.
+    """
+    known = [(figure.get("beyond_rounding", figure.get("ratio")), checked(figure)) for figure in figures]
+    shares = [share for share, _ in known if share is not None]
+    if not shares:
+        return ""
+    total = sum(number for share, number in known if share is not None)
+    count = f"{total} check{'' if total == 1 else 's'}"
+    if not all(isinstance(share, (int, float)) and share <= 1 for share in shares):
+        return f"{count}, an error above the tolerance"
+    if all(figure.get("error") == 0 for figure in figures):
+        return f"{count}, all exact"
+    if max(shares) == 0:
+        return f"{count}, errors of rounding only"
+    return f"{count}, largest error beyond rounding: {_percent(max(shares))} of the tolerance"
+
+
+def note(result: Mapping[str, Any]) -> str:
+    """What the line of a probe's result says: why it failed or was skipped and where, or what was checked."""
+    at = result["at"] if result["status"] == "failed" else None
+    reason = result["reason"] or checks(result["figures"])
+    where = f"at {at}: " if at and at not in reason else ""
+    return " ".join(f"{where}{reason}".split())
+
+
+def checked(figure: Mapping[str, Any]) -> int:
+    """How many checks a figure's document is the worst of: 1 where a record does not say, or not with a number."""
+    number = figure.get("checks")
+    return number if isinstance(number, int) and number > 0 else 1
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "below 1%"
+
+
+def signal_name(number: int) -> str:
+    """ "SIGFPE" for 8."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def tail(text: str, limit: int = DETAIL_LIMIT) -> str | None:
+    """The last `limit` bytes of a text, which is where a traceback says what happened, from a line's beginning where
+    there is one in them; None for nothing."""
+    raw = text.strip().encode("utf-8", "replace")
+    cut = raw[-limit:]
+    if len(cut) < len(raw) and not raw[:-limit].endswith(b"\n"):
+        cut = cut.partition(b"\n")[2] or cut
+    return cut.decode("utf-8", "ignore") or None
+
+
+def is_cut(text: str, limit: int = DETAIL_LIMIT) -> bool:
+    """Whether `tail` would leave something out."""
+    return len(text.strip().encode("utf-8", "replace")) > limit

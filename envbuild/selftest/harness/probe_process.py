@@ -1,0 +1,187 @@
+"""A probe's own process: everything between the fork and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from envbuild.selftest.harness.forking import limit_memory
+from envbuild.selftest.harness.frames import ANNOUNCE, ENVIRONMENT, FINGERPRINT, NOTE, RESULT, encode, pack, write_all
+from envbuild.selftest.harness.job_document import SETTINGS, JobDocument
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_context import Context, missing_gpu
+from envbuild.selftest.harness.probe_outcome import FAILED, PASSED, SKIPPED, Outcome, ProbeFailure, Skip, tail
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The child's ends of its pipes: messages, the crash dump, whatever libraries print; and `go`, to be read: a byte
+    when it is the probe's turn, nothing where the harness is gone.
+    """
+
+    messages: int
+    dump: int
+    noise: int
+    go: int
+
+
+def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = ()) -> NoReturn:
+    """Start CUDA, wait for the probe's turn, run it, and leave without Python's shutdown, which could crash or hang
+    after the result is known.
+    """
+    status = 70
+    try:
+        for fd in not_ours:
+            os.close(fd)
+        _settle(ends)
+        _limit_memory(job)
+        if job.device == "cuda" and probe.may_start_ahead:
+            with contextlib.suppress(Exception):  # the probe meets it again, and names it
+                torch.cuda.synchronize()
+        if os.read(ends.go, 1):
+            result = _result(probe, job, ends)
+            write_all(ends.messages, pack(RESULT, encode(result)))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+
+def _settle(ends: Ends) -> None:
+    """A session of its own (so that its whole group can be killed), default signals, no way to the real stdout."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(ends.noise, 1)
+    os.dup2(ends.noise, 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(file=ends.dump, all_threads=True)
+
+
+def _limit_memory(job: JobDocument) -> None:
+    """Leave room for `memory_mb` more; not for CUDA, which reserves more than it uses."""
+    if job.memory_mb is None or job.device == "cuda":
+        return
+    limit_memory(job.memory_mb << 20)
+
+
+def _prepare(context: Context) -> None:
+    """Declare every precision flag, so that no default of a torch version decides what is tested."""
+    job, flags = context.job, torch.backends.cuda.matmul
+    # With a GPU the host computes references, in operations too short to share: with two threads they took 1.4 times
+    # the processor time (tried).
+    torch.set_num_threads(job.thread_count if context.on_cpu else 1)
+    for name in SETTINGS:
+        with contextlib.suppress(AttributeError, AssertionError):  # the latter: torch 2.0 has no such flag
+            context.default_flags[name] = getattr(flags, name)
+        if name in job.settings or name in context.default_flags:  # what is asked for and not there is an error
+            setattr(flags, name, job.settings.get(name, False))
+    torch.backends.cudnn.allow_tf32 = job.allow_tf32
+    missing = missing_gpu() if job.device == "cuda" else None
+    if missing:
+        raise Skip(missing)
+
+
+def _need_capability(context: Context, least: tuple[int, int]) -> None:
+    """Raises Skip on a GPU of a lower compute capability."""
+    if context.on_cpu or least == (0, 0):
+        return
+    found = torch.cuda.get_device_capability()
+    if found < least:
+        raise Skip("compute capability {}.{} is lower than {}.{}, the lowest that has this".format(*found, *least))
+
+
+def _result(probe: Probe, job: JobDocument, ends: Ends) -> dict[str, Any]:
+    context = Context(
+        job,
+        announce=lambda step: write_all(ends.messages, pack(ANNOUNCE, step.encode("utf-8"))),
+        environment=lambda document: write_all(ends.messages, pack(ENVIRONMENT, encode(document))),
+        fingerprint=lambda document: write_all(ends.messages, pack(FINGERPRINT, encode(document))),
+        note=lambda reason: write_all(ends.messages, pack(NOTE, reason.encode("utf-8", "replace"))),
+    )
+    begin = time.perf_counter()
+    outcome = _attempt(probe, job, context)
+    return dict(outcome.document(probe.name, probe.level), seconds=time.perf_counter() - begin)
+
+
+def _attempt(probe: Probe, job: JobDocument, context: Context) -> Outcome:
+    last = ""
+    try:
+        if not probe.untouched:
+            _prepare(context)
+            _need_capability(context, probe.least_capability)
+        probe.function(context)
+    except Skip as skip:
+        if not context.faults:  # what was found wrong before is not undone by what cannot be tried
+            return _outcome(context, SKIPPED, reason=str(skip))
+        last = f"the rest is skipped: {skip}"
+    except ProbeFailure as failure:
+        return _outcome(context, FAILED, failure.kind, failure.reason, _noted(context))
+    except SystemExit as error:
+        return _outcome(context, FAILED, "exit", f"the probe called exit({error.code})", _noted(context, _trace()))
+    except BaseException as error:
+        kind = "oom" if _is_memory(error) else "exception"
+        return _outcome(context, FAILED, kind, _sentence(error), _noted(context, _trace()))
+    if not context.faults:
+        return _outcome(context, PASSED)
+    first, more = context.faults[0], len(context.faults) - 1
+    context.at = first.step
+    reason = first.reason + (f" (and {more} more)" if more else "")
+    return _outcome(context, FAILED, first.kind, reason, _noted(context, last), first.signal)
+
+
+def _noted(context: Context, last: str = "") -> str:
+    """Every fault that the probe has noted, then what ended it."""
+    return "\n".join([*(fault.reason for fault in context.faults), last])
+
+
+def _outcome(
+    context: Context,
+    status: str,
+    failure: str | None = None,
+    reason: str | None = None,
+    detail: str | None = None,
+    signal_: str | None = None,
+) -> Outcome:
+    return Outcome(
+        status=status,
+        reason=reason,
+        failure=failure,
+        signal=signal_,
+        at=context.at if status == FAILED else None,
+        detail=tail(detail or ""),
+        figures=[figure.document() for figure in context.figures],
+        traits=context.traits,
+    )
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Memory refused: Python's own error, CUDA's, or the one the CPU allocator raises as a RuntimeError."""
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _sentence(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return "{}: {}".format(type(error).__name__, lines[0][:2000] if lines else "no message")
+
+
+def _trace() -> str:
+    return traceback.format_exc()

@@ -1,0 +1,127 @@
+"""What a profile adds to the self-test, as the job document brings it: shapes of GEMMs and attention, and a script."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any, Callable
+
+DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # a profile's word, torch's
+LAYOUTS = ("nn", "nt", "tn", "tt")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # it becomes a file in a folder of its own
+_MOST_BYTES = 256 << 10
+_SIZES = ("m", "k", "n")
+_ATTENTION_SIZES = ("heads", "length", "depth")
+_ATTENTION_DTYPES = ("fp32", "fp16", "bf16")
+
+Fault = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class ShapeSpec:
+    """One product (m, k) x (k, n); `dtype` is torch's name, `bias` makes it a linear layer."""
+
+    m: int
+    k: int
+    n: int
+    dtype: str
+    layout: str
+    bias: bool
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One call of attention on `heads` x `length` x `depth`; `dtype` is torch's name."""
+
+    heads: int
+    length: int
+    depth: int
+    dtype: str
+    causal: bool
+
+
+@dataclass(frozen=True)
+class ScriptSpec:
+    """A Python script: the last part of its path, and its source."""
+
+    name: str
+    text: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a profile brings along; nothing, as a rule."""
+
+    shapes: tuple[ShapeSpec, ...] = ()
+    attentions: tuple[AttentionSpec, ...] = ()
+    script: ScriptSpec | None = None
+
+
+def read(value: Any, fault: Fault) -> Own:
+    """The field `own` of a job document; every fault is told to `fault`, with its place."""
+    if value is None:
+        return Own()
+    if not isinstance(value, dict) or not set(value) <= {"shapes", "script"}:
+        fault("own", "a mapping of shapes and script expected")
+        return Own()
+    shapes = value.get("shapes", [])
+    if not isinstance(shapes, list):
+        fault("own.shapes", "a list expected")
+        shapes = []
+    found = [_shape(f"own.shapes[{index}]", item, fault) for index, item in enumerate(shapes)]
+    return Own(
+        tuple(shape for shape in found if isinstance(shape, ShapeSpec)),
+        tuple(shape for shape in found if isinstance(shape, AttentionSpec)),
+        _script(value.get("script"), fault),
+    )
+
+
+def _shape(where: str, item: Any, fault: Fault) -> ShapeSpec | AttentionSpec | None:
+    return (_attention if isinstance(item, dict) and "heads" in item else _gemm)(where, item, fault)
+
+
+def _attention(where: str, item: dict[str, Any], fault: Fault) -> AttentionSpec | None:
+    fields = {"causal": False, **item}
+    if set(fields) != {*_ATTENTION_SIZES, "dtype", "causal"}:
+        fault(where, "a mapping of heads, length, depth, dtype and causal expected")
+    elif not all(type(fields[size]) is int and fields[size] > 0 for size in _ATTENTION_SIZES):
+        fault(where, "heads, length and depth are whole numbers above zero")
+    elif fields["dtype"] not in _ATTENTION_DTYPES or not isinstance(fields["causal"], bool):
+        fault(where, "dtype is one of {}, causal true or false".format(", ".join(_ATTENTION_DTYPES)))
+    else:
+        return AttentionSpec(**dict(fields, dtype=DTYPES[fields["dtype"]]))
+    return None
+
+
+def _gemm(where: str, item: Any, fault: Fault) -> ShapeSpec | None:
+    fields = {"layout": "nn", "bias": False, **item} if isinstance(item, dict) else {}
+    if set(fields) != {*_SIZES, "dtype", "layout", "bias"}:
+        fault(where, "a mapping of m, k, n, dtype, layout and bias expected")
+        return None
+    if not all(type(fields[size]) is int and fields[size] > 0 for size in _SIZES):
+        fault(where, "m, k and n are whole numbers above zero")
+        return None
+    words = fields["dtype"] in tuple(DTYPES), fields["layout"] in LAYOUTS, isinstance(fields["bias"], bool)
+    if not all(words):
+        known = ", ".join(DTYPES), ", ".join(LAYOUTS)
+        fault(where, "dtype is one of {}, layout one of {}, bias true or false".format(*known))
+        return None
+    return ShapeSpec(**dict(fields, dtype=DTYPES[fields["dtype"]]))
+
+
+def _script(value: Any, fault: Fault) -> ScriptSpec | None:
+    if value is None:
+        return None
+    name, text = (value.get("name"), value.get("text")) if isinstance(value, dict) else (None, None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        fault("own.script.name", "the name of a .py file expected")
+    elif not isinstance(text, str) or len(text) > _MOST_BYTES:
+        fault("own.script.text", f"source of at most {_MOST_BYTES} characters expected")
+    else:
+        return ScriptSpec(name, text)
+    return None

@@ -1,0 +1,193 @@
+"""The parent: plans the probes, runs each in a process of its own, and tells what came of them.
+
+It imports torch, so that a forked probe need not, and calls nothing of it: no tensor, no operation, no torch.cuda. A
+process forked after so much as one CPU operation can hang in torch's thread pool.
+
+Probes work one after the other, so that what the driver reports is the fault of one of them, and none takes time or
+memory from another. Only the start of CUDA, an estimated 0.6 to 1 s of each, is done ahead, while another one works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, Callable, NoReturn
+
+import torch
+
+from envbuild.selftest.harness import probe_verdict, supervisor
+from envbuild.selftest.harness.job_document import LEVELS, JobDocument
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_outcome import FAILED, PASSED, SKIPPED, Outcome
+from envbuild.selftest.nvidia.gpu_monitor import Monitor
+from envbuild.selftest.nvidia.telemetry import Report, attribute
+
+Emit = Callable[[Mapping[str, Any]], None]
+
+_INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
+_MOST_AHEAD = 2
+_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # of a GPU's memory, by the probe that takes most at each level
+_CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
+
+
+class RunInterrupted(BaseException):
+    """SIGTERM or SIGINT came; `number` is the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def plan(probes: Sequence[Probe], job: JobDocument) -> tuple[Probe, ...]:
+    """The probes to run, in the catalogue's order: those asked for by name, else the level's and the required ones."""
+    if job.probes is not None:
+        return tuple(probe for probe in probes if probe.name in job.probes)
+    levels = LEVELS[: LEVELS.index(job.level) + 1]
+    due = {probe.name for probe in probes if probe.level in levels and not _lacks_script(probe, job)}
+    return tuple(probe for probe in probes if probe.name in due or probe.name in job.require)
+
+
+def run(probes: Sequence[Probe], job: JobDocument, emit: Emit, terms: supervisor.Terms = supervisor.TERMS) -> bool:
+    """Run the planned probes one after the other; True where none failed. Raises Interrupted after ending them."""
+    planned = plan(probes, job)
+    counts = {PASSED: 0, FAILED: 0, SKIPPED: 0}
+    before = {number: signal.signal(number, _interrupt) for number in _INTERRUPTIONS}
+    processes = _Processes(job, terms)
+    try:
+        emit(_start(planned, job))
+        processes.watch_gpus()
+        for index, probe in enumerate(planned):
+            outcome, documents = processes.run(planned[index:])
+            counts[outcome.status] += 1
+            emit(outcome.document(probe.name, probe.level))
+            for document in documents:
+                emit(document)
+        emit(dict(counts, kind="end", probes=len(planned)))
+    finally:
+        processes.end()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return not counts[FAILED]
+
+
+def start_ahead(job: JobDocument, report: Report) -> int:
+    """How many probes may start CUDA while another one works: as many as processors and GPU memory are left for.
+
+    None where NVML does not report it, at level full and with the profile's own shapes, whose need of memory is not
+    known, and where the compute mode keeps other processes from the GPU.
+    """
+    if job.level not in _NEED_MIB or job.own.shapes or not report.gpus:
+        return 0
+    spare = [
+        (window.last.get("free_mib", 0) - _NEED_MIB[job.level]) // _CONTEXT_MIB
+        for window in report.gpus.values()
+        if window.last.get("compute_mode") == 0
+    ]
+    return max(0, min(_MOST_AHEAD, job.thread_count - 1, *spare)) if len(spare) == len(report.gpus) else 0
+
+
+def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
+    """Those that start CUDA while the first works, `most` of them: none behind one that runs alone, nor during it."""
+    found: list[Probe] = []
+    for before, probe in zip(waiting, waiting[1:]):
+        if before.alone or len(found) == most:
+            break
+        if probe.may_start_ahead:
+            found.append(probe)
+    return found
+
+
+class _Processes:
+    """The harness's children: NVML's monitor, the probe whose turn it is, and those that start CUDA ahead."""
+
+    def __init__(self, job: JobDocument, terms: supervisor.Terms) -> None:
+        self._job = job
+        self._terms = terms
+        self._ahead = 0
+        self._monitor: Monitor | None = None
+        self._children: dict[str, supervisor.Child] = {}
+
+    def watch_gpus(self) -> None:
+        """From now on, where there are to be any."""
+        if self._job.device == "cuda":
+            with _uninterrupted():
+                self._monitor = Monitor(self._terms.hidden)
+            self._ahead = start_ahead(self._job, self._monitor.report())
+
+    def run(self, waiting: Sequence[Probe]) -> tuple[Outcome, list[dict[str, Any]]]:
+        """Run the first of the probes that are left."""
+        probe, job = waiting[0], self._job
+        if probe.needs == "cuda" and job.device != "cuda":
+            return Outcome(SKIPPED, reason="needs a GPU"), []
+        if _lacks_script(probe, job):
+            return Outcome(SKIPPED, reason="needs a script of the profile's own"), []
+        timeout = job.timeouts.get(probe.name, probe.timeout)
+        try:
+            process = self._started(probe)
+        except OSError as error:
+            return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), []
+        with contextlib.suppress(OSError):  # it is tried again when the probe's turn comes
+            for later in next_in_line(waiting, self._ahead):
+                self._started(later)
+        ending = supervisor.finish(process, timeout, self._terms)
+        with _uninterrupted():
+            self._children.pop(probe.name).end()
+        judged = (probe_verdict.judge_script if probe.needs == "script" else probe_verdict.judge)(ending, timeout)
+        return self._attributed(judged), probe_verdict.documents(ending)
+
+    def end(self) -> None:
+        """Leave nothing running."""
+        with _uninterrupted():
+            for process in self._children.values():
+                process.end()
+            if self._monitor:
+                self._monitor.end()
+
+    def _started(self, probe: Probe) -> supervisor.Child:
+        with _uninterrupted():
+            if probe.name not in self._children:
+                others = [fd for process in self._children.values() for fd in process.descriptors]
+                monitor = self._monitor.descriptors if self._monitor else ()
+                self._children[probe.name] = supervisor.Child(
+                    probe, self._job, (*self._terms.hidden, *monitor, *others)
+                )
+            return self._children[probe.name]
+
+    def _attributed(self, outcome: Outcome) -> Outcome:
+        return attribute(outcome, self._monitor.report()) if self._monitor else outcome
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interruption waits until it is certain that what is started would be ended, so that nothing is left behind."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _lacks_script(probe: Probe, job: JobDocument) -> bool:
+    return probe.needs == "script" and job.own.script is None
+
+
+def _start(planned: Sequence[Probe], job: JobDocument) -> dict[str, Any]:
+    return {
+        "kind": "start",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": job.device,
+        "threads": job.thread_count,
+        "level": job.level,
+        "seed": job.seed,
+        "probes": [probe.name for probe in planned],
+        "pid": os.getpid(),
+    }
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise RunInterrupted(number)

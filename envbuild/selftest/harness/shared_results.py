@@ -1,0 +1,98 @@
+"""Exact results that several probes need, kept in memory that the processes of all probes share: one computes them.
+
+The harness imports this before it starts a probe, so that all probes inherit the memory. Probes work one after the
+other, which is why it needs no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import struct
+from collections.abc import Sequence
+from typing import Callable
+
+import torch
+
+Tensors = tuple[torch.Tensor, ...]
+Shape = Sequence[int]
+
+SIZE = 1 << 29  # bytes of address space; memory is only taken for what is written
+_NUMBER = struct.Struct("<Q")
+_ALIGNMENT = 64
+_ELEMENT = 8  # bytes of a float64
+
+
+class SharedResults:
+    """Results by key, for this process and all that are forked from it. Only one process at a time may use it.
+
+    The memory begins with the place where the last record ends. A record is the length of its description, that
+    description (the key and the shapes, as JSON) and the tensors. The end is written last, so that what a process has
+    not written completely when it dies does not count. Where the system grants no memory, or `size` bytes are not
+    enough, each process computes for itself.
+    """
+
+    def __init__(self, size: int = SIZE) -> None:
+        self._found: dict[str, Tensors] = {}
+        self._next = _ALIGNMENT
+        self._memory: mmap.mmap | None = None
+        with contextlib.suppress(OSError):
+            self._memory = mmap.mmap(-1, size)
+            _NUMBER.pack_into(self._memory, 0, self._next)
+
+    def get(self, key: str, compute: Callable[[], Tensors]) -> Tensors:
+        """The result with this key: float64 on the host, not empty. Nobody may write to it."""
+        if self._memory is None:
+            return compute()
+        self._read(self._memory)
+        if key not in self._found:
+            self._write(self._memory, key, compute())
+            self._read(self._memory)
+        return self._found[key]
+
+    def _read(self, memory: mmap.mmap) -> None:
+        """Take in the records that were written since the last time."""
+        (end,) = _NUMBER.unpack_from(memory, 0)
+        while self._next < end:
+            (length,) = _NUMBER.unpack_from(memory, self._next)
+            begin = self._next + _NUMBER.size
+            key, shapes = json.loads(memory[begin : begin + length])
+            *places, self._next = _places(begin + length, shapes)
+            self._found[key] = tuple(_view(memory, *place) for place in zip(places, shapes))
+
+    def _write(self, memory: mmap.mmap, key: str, tensors: Tensors) -> None:
+        """Append a record; where there is no room for it, this process alone keeps it."""
+        shapes = [list(values.shape) for values in tensors]
+        description = json.dumps([key, shapes]).encode("ascii")
+        begin = self._next + _NUMBER.size
+        *places, end = _places(begin + len(description), shapes)
+        if end > len(memory):
+            self._found[key] = tensors
+            return
+        _NUMBER.pack_into(memory, self._next, len(description))
+        memory[begin : begin + len(description)] = description
+        for place, values in zip(places, tensors):
+            _view(memory, place, values.shape).copy_(values)
+        _NUMBER.pack_into(memory, 0, end)
+
+
+def _places(after: int, shapes: Sequence[Shape]) -> list[int]:
+    """Where tensors of these shapes begin that lie one after the other, and where the next record does."""
+    places = [_aligned(after)]
+    for shape in shapes:
+        places.append(_aligned(places[-1] + _ELEMENT * math.prod(shape)))
+    return places
+
+
+def _aligned(place: int) -> int:
+    return -(-place // _ALIGNMENT) * _ALIGNMENT
+
+
+def _view(memory: mmap.mmap, place: int, shape: Shape) -> torch.Tensor:
+    flat = torch.frombuffer(memory, dtype=torch.float64, count=math.prod(shape), offset=place)
+    return flat.view(tuple(shape))
+
+
+EXACT = SharedResults()

@@ -1,0 +1,214 @@
+"""The harness's side of a probe's process: start it, drain it, end it when its time is over, say how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envbuild.selftest.harness import probe_process
+from envbuild.selftest.harness.frames import Message, Unpacker
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe import Probe
+
+_TICK = 0.02  # seconds between looks at the child; its last pipe's end wakes the harness sooner
+_CHUNK = 1 << 16
+_STREAMS = ("messages", "dump", "noise")  # the fields of probe_process.Ends
+KEPT = 1 << 16  # bytes of noise that are kept and passed on, of each probe
+_LEFT_IN_PIPES = 1 << 20  # more than any pipe holds by default, and an end for a process that floods it
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for every child: the seconds it is given after SIGABRT to dump its stacks and after SIGKILL to be
+    gone, and the harness's descriptors that are closed in it, so that no probe can write to the real stdout.
+    """
+
+    dump: float = 2.0
+    death: float = 5.0
+    hidden: tuple[int, ...] = ()
+
+
+TERMS = Terms()
+
+
+@dataclass(frozen=True)
+class ProbeEnding:
+    """How a probe's process ended. `status` is wait's, None where it could not be reaped."""
+
+    status: int | None
+    timed_out: bool
+    messages: tuple[Message, ...]
+    cut: bool
+    dump: str
+    noise: str
+    seconds: float
+
+
+class OutputTail:
+    """The head and the tail of a stream, bounded: the head passes on to stderr, the tail explains a death."""
+
+    def __init__(self, passed_on: bool) -> None:
+        self._kept = bytearray()
+        self._left = KEPT if passed_on else 0
+
+    def feed(self, data: bytes) -> None:
+        if self._left > 0:
+            with contextlib.suppress(OSError):
+                os.write(2, data[: self._left])
+            self._left -= len(data)
+        self._kept += data
+        del self._kept[:-KEPT]
+
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
+
+
+class Child:
+    """A probe's process, which starts CUDA and waits for its turn, and the harness's ends of its pipes.
+
+    Raises OSError where no process can be started. `hidden`: the harness's descriptors that are closed in it.
+    """
+
+    def __init__(self, probe: Probe, job: JobDocument, hidden: Sequence[int]) -> None:
+        self.begin = time.monotonic()
+        self.messages: list[Message] = []
+        self.unpacker = Unpacker()
+        self.dump = OutputTail(passed_on=False)
+        self.noise = OutputTail(passed_on=True)
+        self.status: int | None = None
+        self._open: dict[int, str] = {}
+        turn, go = os.pipe()
+        self._go = [go]
+        try:
+            self.pid = self._start(probe, job, turn, hidden)
+        finally:
+            os.close(turn)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What no other process may hold."""
+        return (*self._open, *self._go)
+
+    def go(self) -> None:
+        """Its turn: from here on its time counts."""
+        self.begin = time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # it has died while it waited, as its status will show
+            os.write(self._go[0], b"g")
+
+    def _start(self, probe: Probe, job: JobDocument, turn: int, hidden: Sequence[int]) -> int:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else what is buffered here would be written again by the child
+        pipes = [os.pipe() for _ in _STREAMS]
+        for (read, _), name in zip(pipes, _STREAMS):
+            os.set_blocking(read, False)
+            self._open[read] = name
+        try:
+            pid = os.fork()
+            if pid == 0:
+                messages, dump, noise = (write for _, write in pipes)
+                ends = probe_process.Ends(messages, dump, noise, turn)
+                probe_process.main(probe, job, ends, not_ours=(*self.descriptors, *hidden))
+        except OSError:
+            self.close()
+            raise
+        finally:
+            for _, write in pipes:
+                os.close(write)
+        return pid
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.begin
+
+    def exited(self) -> bool:
+        """True once the process is over; it stays a zombie, so that its group's number cannot go to another."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill_group(self) -> None:
+        """Kill the process and everything it started in its session."""
+        self.signal(signal.SIGKILL)  # it may not have reached setsid yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int | None:
+        """Its wait status once it is over, None before."""
+        if self.status is None and self.exited():
+            self.status = os.waitpid(self.pid, 0)[1]
+        return self.status
+
+    def drain(self, seconds: float) -> bool:
+        """Wait for output and take it in; False where none came."""
+        if not self._open:
+            time.sleep(seconds)
+            return False
+        ready, _, _ = select.select(list(self._open), (), (), seconds)
+        for fd in ready:
+            self._take(fd, os.read(fd, _CHUNK))
+        return bool(ready)
+
+    def _take(self, fd: int, data: bytes) -> None:
+        name = self._open[fd]
+        if not data:
+            del self._open[fd]
+            os.close(fd)
+        elif name == "messages":
+            self.messages += self.unpacker.feed(data)
+        else:
+            (self.dump if name == "dump" else self.noise).feed(data)
+
+    def end(self) -> None:
+        """Leave nothing running and no pipe open, whatever happened."""
+        if self.status is None:
+            self.kill_group()
+        self.close()
+
+    def close(self) -> None:
+        for fd in self.descriptors:
+            os.close(fd)
+        self._open.clear()
+        self._go.clear()
+
+
+def finish(process: Child, timeout: float, terms: Terms) -> ProbeEnding:
+    """Let a probe run, and wait for its end, `timeout` seconds and the terms' at most."""
+    process.go()
+    timed_out = _wait(process, timeout, terms)
+    process.kill_group()
+    left = _LEFT_IN_PIPES // _CHUNK
+    while left and process.drain(0):
+        left -= 1
+    return ProbeEnding(
+        status=process.reap(),
+        timed_out=timed_out,
+        messages=tuple(process.messages),
+        cut=process.unpacker.cut,
+        dump=process.dump.text(),
+        noise=process.noise.text(),
+        seconds=process.elapsed(),
+    )
+
+
+def _wait(process: Child, timeout: float, terms: Terms) -> bool:
+    """Drain until the process ends or all patience is spent; True where its time ran out."""
+    aborted = killed = False
+    while not process.exited():
+        process.drain(_TICK)
+        elapsed = process.elapsed()
+        if not aborted and elapsed > timeout:
+            process.signal(signal.SIGABRT)  # faulthandler answers with every thread's stack
+            aborted = True
+        elif not killed and elapsed > timeout + terms.dump:
+            process.kill_group()
+            killed = True
+        elif elapsed > timeout + terms.dump + terms.death:
+            break
+    return aborted

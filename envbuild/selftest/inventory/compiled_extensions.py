@@ -1,0 +1,148 @@
+"""Compiled extensions here: distributions with libraries that are built against torch, or hold device code.
+
+Which modules they bring and for which architectures is read off their files. Whether they can be loaded is tried, each
+symbol resolved at once, in a process that has torch and may crash: no GPU is needed for that, but where a library asks
+for the driver's own it cannot be tried without one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from envbuild.selftest.harness import forking
+from envbuild.selftest.harness.forking import Tell
+from envbuild.selftest.inventory import compiled_file, distribution_records
+from envbuild.selftest.inventory.compiled_file import Compiled
+
+_MOST_FILES, _MOST_KEPT = 20_000, 400
+_LOAD_SECONDS = 90.0
+_MOST_CRASHES = 3
+# Their libraries are what extensions are held against; the audit looks at them as copies of CUDA's libraries.
+_OTHERS = re.compile(r"torch|triton|(nvidia|cuda)-.*")
+
+
+@dataclass(frozen=True)
+class ExtensionFile:
+    """`path`: below site-packages, as RECORD has it; `real`: where it lies; `file` is None where it is not there."""
+
+    owner: str
+    version: str
+    path: str
+    real: str
+    file: Compiled | None
+
+    @property
+    def loadable(self) -> bool:
+        """Modules, and what is built against torch; other libraries may be variants of which one fits."""
+        return self.file is not None and bool(self.file.module or self.file.links_torch)
+
+
+def collect(has_torch: bool) -> tuple[list[dict[str, Any]], bool]:
+    """A row for each file of each compiled extension, and whether some were left out at a bound.
+
+    `tried`: whether loading it was tried; `failure`: why it failed, or why what can be loaded was not tried.
+    """
+    files, cut = _files()
+    failures = _loaded([item for item in files if item.loadable], has_torch)
+    rows = []
+    for item in files:
+        tried, failure = failures.get(item.real, (item.loadable, None))
+        rows.append(
+            {
+                "distribution": item.owner,
+                "version": item.version,
+                "path": item.path,
+                "there": item.file is not None,
+                "module": (item.file.module if item.file else compiled_file.module_of(item.path)[0]),
+                "architectures": _listed(item.file),
+                "damaged": bool(item.file and item.file.damaged),
+                "tried": tried,
+                "failure": failure,
+            }
+        )
+    return rows, cut
+
+
+def _listed(file: Compiled | None) -> list[str] | None:
+    return None if file is None or file.architectures is None else list(file.architectures)
+
+
+def _files() -> tuple[list[ExtensionFile], bool]:
+    """The files of compiled extensions, and whether a bound kept some away."""
+    left = _MOST_FILES
+    kept: list[ExtensionFile] = []
+    for distribution in distribution_records.found_distributions():
+        name = distribution_records.normalise(str(distribution.metadata["Name"]))
+        if _OTHERS.fullmatch(name):
+            continue
+        found = []
+        for path, real, _ in distribution_records.recorded(distribution):
+            left -= 1
+            if left < 0:
+                return kept[:_MOST_KEPT], True
+            file = compiled_file.read(real, path) if os.path.isfile(real) else None  # noqa: PTH113 - RECORD may hold NULs
+            found.append(ExtensionFile(name, str(distribution.version), path, real, file))
+        if any(item.file and item.file.is_extension for item in found):
+            missing = [item for item in found if item.file is None]
+            kept += [*(item for item in found if item.file and item.file.is_extension), *missing]
+    return kept[:_MOST_KEPT], len(kept) > _MOST_KEPT
+
+
+def _loaded(files: Sequence[ExtensionFile], has_torch: bool) -> dict[str, tuple[bool, str | None]]:
+    """Real path -> whether it was tried, and why it is not loaded. What kills its process is named, and the rest tried
+    in another."""
+    failures: dict[str, tuple[bool, str | None]] = {}
+    left = list(files)
+    for _ in range(_MOST_CRASHES):
+        if not left:
+            break
+        ending = forking.run(_load(left, has_torch), _LOAD_SECONDS)
+        failures.update({real: (True, why) for real, why in ending.told.get("failed", {}).items()})
+        at = ending.told.get("at")
+        if ending.failure is None:
+            return failures
+        if at is None:  # torch itself does not come up: that is told elsewhere
+            return {item.real: (False, ending.failure) for item in files}
+        failures[left[at].real] = (True, ending.failure)
+        left = left[at + 1 :]
+    failures.update({item.real: (False, "others crashed") for item in left})
+    return failures
+
+
+def _load(files: Sequence[ExtensionFile], has_torch: bool) -> Callable[[Tell], None]:
+    def work(tell: Tell) -> None:
+        if has_torch:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module("torch")
+        failed: dict[str, str] = {}
+        for index, item in enumerate(files):
+            tell("at", index)
+            try:
+                _one(item)
+            except Exception as error:
+                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                failed[item.real] = said.removeprefix(f"{item.real}: ")[:500]
+                tell("failed", failed)
+
+    return work
+
+
+def _one(item: ExtensionFile) -> None:
+    """Load it as the loader does, every symbol resolved; as a module where it is one, but without its package."""
+    handle = ctypes.CDLL(item.real, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    name = item.file.module if item.file else None
+    if name and hasattr(handle, f"PyInit_{name.rpartition('.')[2]}"):
+        loader = importlib.machinery.ExtensionFileLoader(name, item.real)
+        spec = importlib.util.spec_from_loader(name, loader)
+        assert spec is not None
+        loader.exec_module(importlib.util.module_from_spec(spec))

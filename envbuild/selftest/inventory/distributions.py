@@ -1,0 +1,109 @@
+"""What this interpreter has installed: distributions and what they require, and which `apex` it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from envbuild.selftest.inventory import distribution_records
+from envbuild.selftest.nvidia import libcuda
+
+# NVIDIA's apex has these; the package index's is a toolkit for websites.
+_APEX_PARTS = ("normalization", "optimizers", "multi_tensor_apply", "amp", "contrib", "transformer")
+_APEX_COMPILED = ("amp_C", "apex_C", "fused_layer_norm_cuda", "fused_weight_gradient_mlp_cuda", "syncbn")
+
+
+def distributions() -> list[dict[str, Any]]:
+    """Every distribution on the path, a second one of the same name too, in the order in which imports find them."""
+    found = []
+    for item in distribution_records.found_distributions():
+        folder = os.path.realpath(str(item.locate_file("")))
+        try:
+            requires = [str(text) for text in item.requires or ()]
+        except Exception:  # a damaged METADATA can raise nearly anything; what is said of it below still stands
+            requires = []
+        name = distribution_records.normalise(str(item.metadata["Name"]))
+        found.append({"name": name, "version": str(item.version), "folder": folder, "requires": requires})
+    return found
+
+
+def sites() -> list[str]:
+    """The folders that imports look through, but for archives and the standard library's own."""
+    library = os.path.realpath(os.path.dirname(os.__file__))  # noqa: PTH120 - as text, like sys.path
+    folders = dict.fromkeys(os.path.realpath(entry) for entry in sys.path if entry and Path(entry).is_dir())
+    return [folder for folder in folders if folder != library and not folder.endswith("/lib-dynload")]
+
+
+def startup_folders() -> list[str]:
+    """All folders of sys.path: Python looks for sitecustomize in the standard library's too."""
+    return [entry for entry in sys.path if entry and Path(entry).is_dir()]
+
+
+def prefixes() -> list[str]:
+    """Where conda keeps libraries for this interpreter; none for any other."""
+    return [prefix for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)) if Path(prefix, "conda-meta").is_dir()]
+
+
+def python() -> dict[str, Any]:
+    """The interpreter, and the environment markers of PEP 508 as it has them."""
+    return {
+        "version": platform.python_version(),
+        "executable": sys.executable,
+        "prefix": sys.prefix,
+        "markers": {
+            "implementation_name": sys.implementation.name,
+            "implementation_version": platform.python_version(),
+            "os_name": os.name,
+            "platform_machine": platform.machine(),
+            "platform_python_implementation": platform.python_implementation(),
+            "platform_release": platform.release(),
+            "platform_system": platform.system(),
+            "platform_version": platform.version(),
+            "python_full_version": platform.python_version(),
+            "python_version": ".".join(platform.python_version_tuple()[:2]),
+            "sys_platform": sys.platform,
+        },
+    }
+
+
+def has(module: str) -> bool:
+    """Whether an import would find it; nothing is imported to know."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # ValueError: loaded already, without a spec
+        return module in sys.modules
+
+
+def apex() -> dict[str, Any] | None:
+    """The package that `import apex` would take, by what lies in it."""
+    try:
+        spec = importlib.util.find_spec("apex")
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    parts = [part for part in _APEX_PARTS if any((folder / part).is_dir() for folder in folders)]
+    return {
+        "path": str(spec.origin or next(iter(folders), "")),
+        "parts": parts,
+        "compiled": [name for name in _APEX_COMPILED if has(name)],
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The GPUs and the driver of this machine as the kernel's module lists them; no library of the driver is needed."""
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    names = [line.partition(":")[2].strip() for card in cards for line in _lines(card) if line.startswith("Model:")]
+    return {"gpus": [name for name in names if name], "driver": libcuda.module_version()}
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

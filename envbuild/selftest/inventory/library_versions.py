@@ -1,0 +1,158 @@
+"""What the loader really takes: torch imported, version functions called that need no GPU, /proc/self/maps read.
+
+Everything here runs in a process of its own (forking.py): foreign code is loaded, and may crash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Callable
+
+from envbuild.selftest.harness.forking import Tell
+from envbuild.selftest.inventory import mapped_libraries
+from envbuild.selftest.inventory.library_search import library_of
+
+# cuDNN loads its parts when one is first needed; these checks of a part's version load it and touch no GPU.
+_CUDNN_PARTS = ("cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnOpsInferVersionCheck")
+
+
+def torch(tell: Tell) -> None:
+    """Import torch; tell its version, CUDA and architectures, what is mapped, and what the libraries say they are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = importlib.import_module("torch")
+    tell("path", str(getattr(module, "__file__", None) or ""))
+    version = getattr(module, "version", None)
+    tell("version", str(getattr(module, "__version__", "")))
+    tell("cuda", getattr(version, "cuda", None))
+    tell("hip", getattr(version, "hip", None))
+    tell("mapped", _copies())
+    tell("architectures", _architectures(module))
+    tell("reported", reported(_copies()))
+    _load_cudnn_parts()
+    tell("mapped", _copies())
+
+
+def _architectures(module: Any) -> str:
+    """As "sm_80 sm_90 compute_90"; torch.cuda.get_arch_list() is empty without a GPU, this is not."""
+    ask = getattr(getattr(module, "_C", None), "_cuda_getArchFlags", None)
+    return str((ask() if ask else None) or "")
+
+
+def cublas_first(cublas: str, lt: str | None) -> Callable[[Tell], None]:
+    """Load libcublas on its own, then libcublasLt by its path: torch 2.10.0's order, and that of a program without
+    torch. libcublas finds its libcublasLt by RUNPATH, which LD_LIBRARY_PATH precedes."""
+
+    def work(tell: Tell) -> None:
+        ctypes.CDLL(cublas)
+        tell("alone", [path for path in _copies() if library_of(Path(path).name) == "cublasLt"])
+        if lt:
+            ctypes.CDLL(lt)
+        tell("both", [path for path in _copies() if library_of(Path(path).name) == "cublasLt"])
+
+    return work
+
+
+def identify(path: str) -> Callable[[Tell], None]:
+    """Ask one file for its version; a libcublasLt beside it is loaded first, since libcublas would take another."""
+
+    def work(tell: Tell) -> None:
+        file = Path(path)
+        if library_of(file.name) == "cublas":
+            for beside in sorted(file.parent.glob("libcublasLt*.so*")):
+                ctypes.CDLL(str(beside))
+                break
+        tell("reported", reported([path]))
+
+    return work
+
+
+def _copies() -> list[str]:
+    return [path for path in mapped_libraries.mapped() if library_of(Path(path).name)]
+
+
+def reported(paths: Iterable[str]) -> dict[str, str]:
+    """Path -> version, as the library itself says; left out where it has no such function or cannot be loaded."""
+    found: dict[str, str] = {}
+    for path in paths:
+        ask = ASKED.get(library_of(Path(path).name) or "")
+        if not ask or not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name with a NUL before 3.8
+            continue
+        try:
+            version = ask(ctypes.CDLL(path))
+        except (OSError, AttributeError):
+            continue
+        if version:
+            found[path] = version
+    return found
+
+
+def _load_cudnn_parts() -> None:
+    for path in _copies():
+        if library_of(Path(path).name) != "cudnn":
+            continue
+        library = ctypes.CDLL(path)
+        for name in _CUDNN_PARTS:
+            check = getattr(library, name, None)
+            if check:
+                check()
+
+
+def _property(function: str) -> Callable[[ctypes.CDLL], str]:
+    """cublasGetProperty and its like: major, minor and patch by number."""
+
+    def ask(library: ctypes.CDLL) -> str:
+        parts, value = [], ctypes.c_int(-1)
+        for number in range(3):
+            if getattr(library, function)(ctypes.c_int(number), ctypes.byref(value)) != 0:
+                return ""
+            parts.append(str(value.value))
+        return ".".join(parts)
+
+    return ask
+
+
+def _cudnn(library: ctypes.CDLL) -> str:
+    """8902 is 8.9.2, 91900 is 9.19.0: the major version's weight changed with cuDNN 9."""
+    library.cudnnGetVersion.restype = ctypes.c_size_t
+    number = int(library.cudnnGetVersion())
+    weight = 10000 if number >= 90000 else 1000
+    return f"{number // weight}.{number % weight // 100}.{number % 100}"
+
+
+def _nccl(library: ctypes.CDLL) -> str:
+    """22005 is 2.20.5; until 2.8 the weights were 1000 and 100, as in 2708."""
+    value = ctypes.c_int()
+    if library.ncclGetVersion(ctypes.byref(value)) != 0:
+        return ""
+    number, weight = value.value, 10000 if value.value >= 10000 else 1000
+    return f"{number // weight}.{number % weight // 100}.{number % 100}"
+
+
+def _cudart(library: ctypes.CDLL) -> str:
+    value = ctypes.c_int()
+    if library.cudaRuntimeGetVersion(ctypes.byref(value)) != 0:
+        return ""
+    return f"{value.value // 1000}.{value.value % 1000 // 10}"
+
+
+def _nvjitlink(library: ctypes.CDLL) -> str:
+    major, minor = ctypes.c_uint(), ctypes.c_uint()
+    if library.nvJitLinkVersion(ctypes.byref(major), ctypes.byref(minor)) != 0:
+        return ""
+    return f"{major.value}.{minor.value}"
+
+
+ASKED: dict[str, Callable[[ctypes.CDLL], str]] = {
+    "cublas": _property("cublasGetProperty"),
+    "cublasLt": _property("cublasLtGetProperty"),
+    "cudnn": _cudnn,
+    "nccl": _nccl,
+    "cudart": _cudart,
+    "nvJitLink": _nvjitlink,
+}

@@ -1,0 +1,123 @@
+"""Which cases of an operation a run tries: points of a space of dimensions, chosen so that they cover pairs of values.
+
+Most faults of software depend on one or two parameters (Kuhn, Wallace and Gallo, "Software fault interactions and
+implications for software testing", IEEE TSE 30(6), 2004): points that together hold each pair of values of two
+dimensions find those, and another seed takes other points. torch's OpInfo and CUTLASS's profiler list theirs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsupported
+from envbuild.selftest.harness.probe_outcome import worst_of_each_dtype
+from envbuild.selftest.numerics import operation_case
+from envbuild.selftest.numerics.operation_case import Case
+
+Point = Mapping[str, Any]
+Pair = tuple[tuple[str, Any], tuple[str, Any]]  # two dimensions, each with its value
+
+_CANDIDATES = 24  # points that are drawn for each that is taken
+_DRAWS = 200  # of points, until one is possible
+
+
+def _always(point: Point) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`make(point, seed)`: the case at a point of `space`, whose dimensions are mapped to their values; only points
+    that are `possible` count. `counts`: how many points a run tries, by its level; a level without a count runs none.
+    """
+
+    name: str
+    space: Mapping[str, Sequence[Any]]
+    make: Callable[[Point, int], Case]
+    counts: Mapping[str, int]
+    possible: Callable[[Point], bool] = field(default=_always)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a run tries of an operation, and how many pairs of values that covers, `of` all that are possible."""
+
+    points: tuple[Point, ...]
+    covered: int
+    of: int
+
+
+def sample(operation: Operation, count: int, seed: int) -> Sample:
+    """`count` points, each the one of several drawn that covers most pairs that no earlier one does.
+
+    The same on every machine for the same seed. Raises ValueError where no point is possible.
+    """
+    numbers = random.Random(f"{operation.name} {seed}")
+    left = all_pairs(operation)
+    of = len(left)
+    points: list[Point] = []
+    for _ in range(count):
+        drawn = [_draw(operation, numbers) for _ in range(_CANDIDATES if left else 1)]
+        best = max(drawn, key=lambda point: len(left.intersection(pairs(point))))
+        left.difference_update(pairs(best))
+        points.append(best)
+    return Sample(tuple(points), of - len(left), of)
+
+
+def cases(operation: Operation, points: Sequence[Point], seed: int) -> Iterator[Case]:
+    """The case at each point, with inputs of its own."""
+    for number, point in enumerate(points):
+        yield operation.make(point, seed + number)
+
+
+def check(context: Context, operations: Sequence[Operation], may_refuse: Refusal = is_unsupported) -> None:
+    """Run and judge the cases sampled for the job's level and seed; the trait `coverage` counts them and their pairs.
+
+    Of the figures, the worst of each operation and dtype is kept: thousands of cases would fill a record.
+    """
+    coverage = context.traits.setdefault("coverage", {})
+    for operation in operations:
+        level, seed = context.job.level, context.job.seed
+        taken = sample(operation, operation.counts.get(level, 0), seed)
+        coverage[operation.name] = {"cases": len(taken.points), "pairs": taken.covered, "of": taken.of}
+        begin = len(context.figures)
+        for case in cases(operation, taken.points, seed):
+            operation_case.check(context, case, may_refuse)
+            context.figures[begin:] = worst_of_each_dtype(context.figures[begin:])
+
+
+def pairs(point: Point) -> Iterator[Pair]:
+    """Each two dimensions of a point with their values."""
+    return itertools.combinations(point.items(), 2)
+
+
+def all_pairs(operation: Operation) -> set[Pair]:
+    """Every pair of values that a possible point has, as far as points drawn at random show it."""
+    numbers = random.Random(operation.name)
+    found: set[Pair] = set()
+    for (one, values), (other, more) in itertools.combinations(operation.space.items(), 2):
+        for a, b in itertools.product(values, more):
+            if ((one, a), (other, b)) not in found:
+                for _ in range(_DRAWS):
+                    point = _any(operation, numbers) | {one: a, other: b}
+                    if operation.possible(point):
+                        found.update(pairs(point))
+                        break
+    return found
+
+
+def _draw(operation: Operation, numbers: random.Random) -> dict[str, Any]:
+    for _ in range(_DRAWS):
+        point = _any(operation, numbers)
+        if operation.possible(point):
+            return point
+    raise ValueError(f"{operation.name}: {_DRAWS} points were drawn, and none is possible")
+
+
+def _any(operation: Operation, numbers: random.Random) -> dict[str, Any]:
+    # random() is the same in every version of Python; choice() is not promised to be.
+    return {name: values[int(numbers.random() * len(values))] for name, values in operation.space.items()}

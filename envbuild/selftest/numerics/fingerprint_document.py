@@ -1,0 +1,95 @@
+"""The fingerprint's document: what it says of the machine and of each operation, and its file.
+
+{"version": 1, "subject": "operations" or "model", "inputs": sha256 of what was computed on, "machine", "ops"}, and each
+of "ops": {"id", "dtype", "shape", "exact": whether nothing but equality will do, "backend", "flags": those that are on,
+"note": why a pass or a judgement is not there, or null, "golden": sha256 of its golden output, or null, "teacher",
+"free": what output_statistics.py tells of the two passes, or null; "free" with "drift"}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+
+from envbuild.selftest.inventory import library_versions, mapped_libraries
+from envbuild.selftest.inventory.library_search import library_of
+from envbuild.selftest.nvidia import libcuda
+
+VERSION = 1
+OPERATIONS, MODEL = "operations", "model"
+
+_CPU = Path("/proc/cpuinfo")
+_FLAGS: dict[str, Callable[[], bool]] = {
+    "tf32.matmul": lambda: torch.backends.cuda.matmul.allow_tf32,
+    "tf32.cudnn": lambda: torch.backends.cudnn.allow_tf32,
+    "reduced.fp16": lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    "reduced.bf16": lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    "accumulate.fp16": lambda: torch.backends.cuda.matmul.allow_fp16_accumulation,
+    "cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
+    "deterministic": torch.are_deterministic_algorithms_enabled,
+}
+
+
+def document(subject: str, inputs: str, device: torch.device, ops: list[dict[str, Any]]) -> dict[str, Any]:
+    """`subject` is OPERATIONS or MODEL. For after the operations: libraries are mapped when they are first needed."""
+    return {"version": VERSION, "subject": subject, "inputs": inputs, "machine": machine(device), "ops": ops}
+
+
+def write(made: Mapping[str, Any], file: str | Path) -> None:
+    """The document as `envbuild compare` reads it: strict JSON, keys sorted."""
+    text = json.dumps(made, allow_nan=False, indent=1, sort_keys=True)
+    Path(file).write_text(text + "\n", encoding="utf-8")
+
+
+def flags() -> list[str]:
+    """Torch's settings that decide about precision or order, as far as this torch has them: those that are on."""
+    found = []
+    for name, ask in _FLAGS.items():
+        # AssertionError: how torch 2.0 says that it has no such setting. RuntimeError: set through newer ones.
+        with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
+            found += [name] if ask() else []
+    return found
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The card (null on the CPU), the processor, torch, and the version that each mapped CUDA library gives itself."""
+    capability = re.search(r"CPU capability usage: (\S+)", torch.__config__.show())
+    copies = [path for path in mapped_libraries.mapped() if library_of(Path(path).name)]
+    return {
+        "gpu": _gpu(device) if device.type == "cuda" else None,
+        "cpu": _first(_CPU, r"model name\s*:\s*(.+)"),
+        "cpu_capability": capability[1] if capability else None,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "libraries": {
+            str(library_of(Path(path).name)): said for path, said in library_versions.reported(copies).items()
+        },
+    }
+
+
+def _gpu(device: torch.device) -> dict[str, Any]:
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "name": found.name,
+        "compute_capability": f"{found.major}.{found.minor}",
+        "sms": found.multi_processor_count,
+        "driver": libcuda.module_version(),
+    }
+
+
+def _first(file: Path, pattern: str) -> str | None:
+    """The first group where the pattern first matches; None where it does not, or the file cannot be read."""
+    try:
+        match = re.search(pattern, file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return match[1] if match else None

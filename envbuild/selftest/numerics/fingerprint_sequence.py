@@ -1,0 +1,144 @@
+"""The chain of operations that a fingerprint computes: a small video model's, written out.
+
+Every operation takes the output of the one before. Weights and the first input are dyadic rationals from counters,
+rounded to the dtype, so they are the same everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.numerics import float64_operations, inputs
+from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
+
+CHANNELS, FRAMES, SIDE = 8, 4, 16  # of the video
+STEM, WIDTH, HIDDEN, HEADS, MIXED = 32, 128, 512, 2, 96
+TOKENS = FRAMES * (SIDE // 2) ** 2
+EPSILON = 2.0**-16
+
+
+@dataclass(frozen=True)
+class Op:
+    """`run(x, *weights)` calls torch as a model does; `exact(arithmetic, x, *weights)` is its float64 side.
+
+    Weights are float32 on the host. Both are looked up when the chain is made, as torch then is.
+    """
+
+    name: str
+    run: Callable[..., torch.Tensor]
+    exact: Callable[..., Exact]
+    weights: tuple[torch.Tensor, ...] = ()
+
+
+def start() -> torch.Tensor:
+    """The video, (1, channels, frames, side, side), float32."""
+    return signed((1, CHANNELS, FRAMES, SIDE, SIDE), 1)
+
+
+def signed(shape: tuple[int, ...], seed: int, size: float = 1.0) -> torch.Tensor:
+    """float32 in [-size, size); `size` is a power of two."""
+    return inputs.signed(shape, seed) * size
+
+
+def chain() -> tuple[Op, ...]:
+    """The operations in order; each takes the output of the one before."""
+    return (
+        Op(
+            "conv3d",
+            _conv3d,
+            float64_operations.conv,
+            (signed((STEM, CHANNELS, 3, 3, 3), 2, 2**-3), signed((STEM,), 3)),
+        ),
+        Op("silu", F.silu, float64_operations.silu),
+        Op("conv2d", _conv2d, _exact_conv2d, (signed((WIDTH, STEM, 3, 3), 4, 2**-3),)),
+        Op("gelu", F.gelu, float64_operations.gelu),
+        Op("layernorm", _layer_norm, _exact_layer_norm, (1 + signed((WIDTH,), 5, 2**-1), signed((WIDTH,), 6))),
+        Op("linear.qkv", F.linear, float64_operations.linear, _weights(3 * WIDTH, WIDTH, 7)),
+        Op("sdpa", _attention, _exact_attention),
+        Op("linear.out", F.linear, float64_operations.linear, _weights(WIDTH, WIDTH, 9)),
+        Op("rmsnorm", _rms_norm, _exact_rms_norm, (1 + signed((WIDTH,), 11, 2**-1),)),
+        Op("linear.up", F.linear, float64_operations.linear, _weights(HIDDEN, WIDTH, 12)),
+        Op("gelu.tanh", _gelu_tanh, float64_operations.gelu_tanh),
+        Op("linear.down", F.linear, float64_operations.linear, _weights(WIDTH, HIDDEN, 14)),
+        Op("matmul.scores", torch.matmul, float64_operations.matmul, (signed((WIDTH, TOKENS), 16, 2**-2),)),
+        Op("softmax", _softmax, float64_operations.softmax),
+        Op("matmul.mix", torch.matmul, float64_operations.matmul, (inputs.uniform((TOKENS, MIXED), 17),)),
+        Op("mean", lambda x: torch.mean(x, dim=1), lambda how, x: float64_operations.mean(how, x, 1)),
+        Op("sum", lambda x: torch.sum(x, dim=-1), lambda how, x: float64_operations.total(how, x, -1)),
+    )
+
+
+def _weights(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias of a Linear whose output is of about its input's size."""
+    return signed((rows, columns), seed, 2**-3), signed((rows,), seed + 1)
+
+
+def _conv3d(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.conv3d(x, w, b, padding=1)
+
+
+def _frames(x: torch.Tensor) -> torch.Tensor:
+    """(1, channels, frames, side, side) to (frames, channels, side, side)."""
+    return x[0].transpose(0, 1).contiguous()
+
+
+def _conv2d(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(_frames(x), w, stride=2, padding=1)
+
+
+def _exact_conv2d(how: Arithmetic, x: torch.Tensor, w: torch.Tensor) -> Exact:
+    return float64_operations.conv(how, _frames(x), w, stride=2)
+
+
+def _tokens(x: torch.Tensor) -> torch.Tensor:
+    """(frames, width, side / 2, side / 2) to (1, tokens, width)."""
+    return x.permute(0, 2, 3, 1).reshape(1, TOKENS, WIDTH)
+
+
+def _layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(_tokens(x), (WIDTH,), w, b, EPSILON)
+
+
+def _exact_layer_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Exact:
+    return float64_operations.layer_norm(how, _tokens(x), w, b, EPSILON)
+
+
+def heads(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(1, tokens, 3 width) to q, k and v, each (1, heads, tokens, width / heads)."""
+    q, k, v = x.reshape(1, TOKENS, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).contiguous()
+    return q, k, v
+
+
+def _merged(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2).reshape(1, TOKENS, WIDTH)
+
+
+def _attention(x: torch.Tensor) -> torch.Tensor:
+    return _merged(F.scaled_dot_product_attention(*heads(x)))
+
+
+def _exact_attention(how: Arithmetic, x: torch.Tensor) -> Exact:
+    found = float64_operations.attention(how, *heads(x))
+    return Exact(_merged(found.value), _merged(found.bound))
+
+
+def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """As models write it: torch has one of its own only from 2.4 on."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + EPSILON) * w.float()).to(x.dtype)
+
+
+def _exact_rms_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor) -> Exact:
+    return float64_operations.rms_norm(how, x, w, EPSILON)
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, dim=-1)

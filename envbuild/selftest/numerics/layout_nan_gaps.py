@@ -1,0 +1,58 @@
+"""The same values with other strides, offsets and gaps in memory. Gaps are NaN, so that reading them is seen."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable
+
+import torch
+
+
+def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
+    """`values` as one of LAYOUTS, on their own device. Raises KeyError for an unknown name."""
+    return LAYOUTS[layout](values)
+
+
+def _last_swapped(values: torch.Tensor) -> torch.Tensor:
+    return values.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _rows_apart(values: torch.Tensor) -> torch.Tensor:
+    """Cut out of a tensor that is larger by 8 in the last two dimensions."""
+    whole = values.new_full((*values.shape[:-2], values.shape[-2] + 8, values.shape[-1] + 8), math.nan)
+    return whole[..., : values.shape[-2], : values.shape[-1]].copy_(values)
+
+
+def _batch_apart(values: torch.Tensor) -> torch.Tensor:
+    """Every second element of the first dimension of a tensor."""
+    return values.new_full((2 * len(values), *values.shape[1:]), math.nan)[::2].copy_(values)
+
+
+def _shifted(values: torch.Tensor, by: int) -> torch.Tensor:
+    buffer = values.new_full((values.numel() + by,), math.nan)
+    return buffer[by:].view(values.shape).copy_(values)
+
+
+def _shifted_by_one(values: torch.Tensor) -> torch.Tensor:
+    return _shifted(values, 1)
+
+
+def _shifted_by_eight(values: torch.Tensor) -> torch.Tensor:
+    """16 bytes of a half type: as aligned as kernels that load vectors ask for."""
+    return _shifted(values, 8)
+
+
+def _channels_last(values: torch.Tensor) -> torch.Tensor:
+    """The second dimension comes last in memory."""
+    return values.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": torch.Tensor.contiguous,
+    "last two swapped": _last_swapped,
+    "rows apart": _rows_apart,
+    "batch apart": _batch_apart,
+    "shifted by 1": _shifted_by_one,
+    "shifted by 8": _shifted_by_eight,
+    "channels last": _channels_last,
+}

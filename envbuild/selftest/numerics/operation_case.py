@@ -1,0 +1,57 @@
+"""A call of an operation with its inputs and its exact results, and the check of it on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+
+from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsupported, short_name
+from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.reference import Worst, compare
+
+
+@dataclass(frozen=True)
+class Case:
+    """`run(*given)` must give the results of `exact(*given)`, by name and within their tolerances.
+
+    `given` lies on the host. `run` gets it on the device, `exact` on the host with float64 in the place of other
+    floating-point numbers. tests/selftest/numerics/test_operation_case.py holds every case to this: one
+    changed input element is seen.
+    """
+
+    name: str
+    dtype: torch.dtype
+    given: tuple[torch.Tensor, ...]
+    run: Callable[..., Mapping[str, torch.Tensor]]
+    exact: Callable[..., Mapping[str, Exact]]
+
+    def expected(self) -> Mapping[str, Exact]:
+        """The exact results."""
+        return self.exact(*(x.to(torch.float64) if x.is_floating_point() else x for x in self.given))
+
+
+def without_rounding(value: torch.Tensor) -> Exact:
+    """A result that every device, dtype and order of summation must give."""
+    return Exact(value, torch.zeros((), dtype=torch.float64))
+
+
+def worst(got: Mapping[str, torch.Tensor], expected: Mapping[str, Exact]) -> dict[str, Worst]:
+    """The worst element of each result. Raises KeyError for a missing result, ValueError for a wrong shape."""
+    return {name: compare(got[name], exact.value, exact.bound) for name, exact in expected.items()}
+
+
+def check(context: Context, case: Case, may_refuse: Refusal = is_unsupported) -> None:
+    """Run a case on the context's device, record each result, and fail those out of tolerance."""
+    label = f"{short_name(case.dtype)} {case.name}"
+    given = [values.to(context.device) for values in case.given]
+    with context.step(label, may_refuse) as step:
+        got = case.run(*given)
+    if step.refused:
+        return
+    for name, found in worst(got, case.expected()).items():
+        context.compared(f"{case.name}: {name}", case.dtype, got[name].shape, found, step.seconds)
+        if found.wrong:
+            context.fail(found.kind if found.bound else "mismatch", f"{label}: {name}: {found}")

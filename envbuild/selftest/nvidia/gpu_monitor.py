@@ -1,0 +1,137 @@
+"""NVML asked over the whole run, in a process of its own: no probe inherits its handle, and none waits for it.
+
+The process starts the driver (cuInit) to learn which GPUs it may use, and makes no CUDA context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from envbuild.selftest.harness.frames import write_all
+from envbuild.selftest.harness.probe_outcome import signal_name
+from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
+from envbuild.selftest.nvidia.telemetry import DRAIN, Gpus, Report
+
+PERIOD = 0.25  # seconds between looks at the GPUs, besides the one at every report
+# Seconds for the first report, before which the driver starts (the longer, the more GPUs), and for any other.
+START, ANSWER = 60.0, 5.0
+DEATH = 1.0  # seconds that a killed process has to be gone; one that the driver holds is left behind
+_CHUNK = 1 << 16
+
+
+class Monitor:
+    """The process and the harness's ends of its pipes: `hidden` are the descriptors to close in it, `descriptors` those
+    to close in every other process.
+    """
+
+    def __init__(self, hidden: Sequence[int] = ()) -> None:
+        self._unwatched: str | None = None
+        self._patience = START
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        self.descriptors = (self._requests, self._answers)
+        try:
+            self._pid = os.fork()
+            if self._pid == 0:
+                _main(requests, answers, (*self.descriptors, *hidden))
+        except OSError as error:
+            self._pid, self._unwatched = 0, f"no process could be started: {error}"
+        finally:
+            os.close(requests)
+            os.close(answers)
+
+    def report(self) -> Report:
+        """What was seen since the last report. Once the process is gone or does not answer, only why."""
+        if self._unwatched is None:
+            try:
+                with contextlib.suppress(BrokenPipeError):  # the missing answer is explained below
+                    os.write(self._requests, b"?")
+                report = Report.of(json.loads(self._line()))
+                self._unwatched = report.unwatched
+                return report
+            except (OSError, ValueError) as error:
+                self._unwatched = f"NVML's monitor: {error}"
+                self._kill()
+        return Report(unwatched=self._unwatched)
+
+    def end(self) -> None:
+        """Leave neither the process nor a pipe."""
+        self._kill()
+        self._close()
+
+    def _line(self) -> bytes:
+        limit, self._patience = self._patience, ANSWER
+        deadline, line = time.monotonic() + limit, b""
+        while not line.endswith(b"\n"):
+            if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise OSError(f"no answer after {limit:g} s")
+            data = os.read(self._answers, _CHUNK)
+            if not data:
+                raise OSError(self._death())
+            line += data
+        return line
+
+    def _death(self) -> str:
+        status = self._reap()
+        died = status is not None and os.WIFSIGNALED(status)
+        return f"died of {signal_name(os.WTERMSIG(status or 0))}" if died else f"ended with wait status {status}"
+
+    def _kill(self) -> None:
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            self._reap()
+
+    def _reap(self) -> int | None:
+        """Its wait status, None where it does not go away; either way it is not waited for again."""
+        deadline, pid, status = time.monotonic() + DEATH, 0, 0
+        while not pid and time.monotonic() < deadline:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            time.sleep(0 if pid else 0.005)
+        self._pid = 0
+        return status if pid else None
+
+    def _close(self) -> None:
+        for fd in self.descriptors:
+            os.close(fd)
+
+
+def _main(requests: int, answers: int, not_ours: Sequence[int]) -> NoReturn:
+    """Leaves without Python's shutdown. Where the harness is gone it leaves too, as no other process has the pipe."""
+    try:
+        for fd in not_ours:
+            os.close(fd)
+        os.setsid()  # a terminal's interruption is the harness's to answer
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        with contextlib.suppress(OSError):
+            _serve(requests, answers)
+    finally:
+        os._exit(0)
+
+
+def _serve(requests: int, answers: int) -> None:
+    """Look at the GPUs every PERIOD, and answer each byte with what was seen since the last."""
+    unwatched, gpus = None, None
+    try:
+        gpus = Gpus()
+    except NvmlUnavailable as error:
+        unwatched = str(error)
+    except NvmlRefused as error:
+        unwatched = f"{error}: {DRAIN}"
+    seen = Report(unwatched=unwatched)
+    while True:
+        asked = select.select([requests], [], [], PERIOD if gpus else None)[0]
+        if asked and not os.read(requests, 1):
+            return
+        seen = seen.then(gpus.report()) if gpus else seen
+        if asked:
+            write_all(answers, json.dumps(seen.document()).encode("ascii") + b"\n")
+            seen = seen.since()

@@ -1,0 +1,73 @@
+"""The NVIDIA driver without torch: its kernel module's version, and libcuda through ctypes.
+
+Signatures as in NVIDIA's cuda.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from envbuild.selftest.inventory import mapped_libraries
+
+LIBRARY = "libcuda.so.1"
+MODULE = Path("/proc/driver/nvidia/version")
+
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+
+# "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 ..."
+# "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build ..."
+_MODULE = re.compile(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)(?:\s|$)", re.MULTILINE)
+_FILE = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)*)")
+
+
+def module_version(file: Path = MODULE) -> str | None:
+    """The kernel module's version ("550.54.15"); None where none is loaded, or its file is not shown here."""
+    try:
+        found = _MODULE.search(file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return found.group(1) if found else None
+
+
+def file_version(path: str) -> str | None:
+    """The driver release a libcuda is of, by its file's name; forward-compatibility libraries say their own here."""
+    found = _FILE.fullmatch(Path(path).name)
+    return found.group(1) if found else None
+
+
+class CudaDriver:
+    """libcuda, loaded. Raises OSError where it cannot be; its functions raise AttributeError where it lacks them."""
+
+    def __init__(self, name: str = LIBRARY) -> None:
+        self._library = ctypes.CDLL(name)
+        self.path = next((path for path in mapped_libraries.mapped() if Path(path).name.startswith("libcuda.so")), name)
+
+    def newest_cuda(self) -> tuple[int, int] | None:
+        """The newest CUDA that it serves, as (12, 4)."""
+        value = ctypes.c_int()
+        if self._library.cuDriverGetVersion(ctypes.byref(value)) != 0:
+            return None
+        return value.value // 1000, value.value % 1000 // 10
+
+    def start(self) -> int:
+        """cuInit: 0, or a CUresult. All that reads CUDA's environment variables reads them now."""
+        return int(self._library.cuInit(0))
+
+    def name_of(self, code: int) -> str:
+        """ "CUDA_ERROR_NO_DEVICE" for 100."""
+        name = ctypes.c_char_p()
+        self._library.cuGetErrorName(code, ctypes.byref(name))
+        return (name.value or b"an unknown error").decode("ascii", "replace")
+
+    def bus_ids(self) -> Iterator[str]:
+        """The PCI bus id of each GPU that this process may use, in CUDA's order; after start()."""
+        count = ctypes.c_int()
+        self._library.cuDeviceGetCount(ctypes.byref(count))
+        for ordinal in range(count.value):
+            device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+            if self._library.cuDeviceGet(ctypes.byref(device), ordinal) == 0:
+                self._library.cuDeviceGetPCIBusId(text, len(text), device)
+                yield text.value.decode("ascii", "replace")

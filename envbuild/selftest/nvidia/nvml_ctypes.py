@@ -1,0 +1,188 @@
+"""NVML through ctypes: the few functions that report a GPU's health. Signatures and numbers as in NVIDIA's nvml.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+
+# nvmlReturn_t
+_NOT_SUPPORTED, _NO_PERMISSION, _TIMEOUT = 3, 4, 10
+_GPU_AT_FAULT = (8, 11, 14, 15, 16)  # insufficient power, interrupts, corrupted infoROM, GPU is lost, reset required
+_CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
+_VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and ever
+_XID = 8  # nvmlEventTypeXidCriticalError
+
+# One number each: its name, the function that gives it, the arguments between the GPU and the place for the answer.
+_UINT, _ULONGLONG = ctypes.c_uint, ctypes.c_ulonglong
+_NUMBERS: tuple[tuple[str, str, Any, tuple[int, ...]], ...] = (
+    ("corrected", "nvmlDeviceGetTotalEccErrors", _ULONGLONG, (_CORRECTED, _VOLATILE)),
+    ("uncorrected", "nvmlDeviceGetTotalEccErrors", _ULONGLONG, (_UNCORRECTED, _VOLATILE)),
+    ("ever", "nvmlDeviceGetTotalEccErrors", _ULONGLONG, (_UNCORRECTED, _AGGREGATE)),
+    ("pcie_replays", "nvmlDeviceGetPcieReplayCounter", _UINT, ()),
+    ("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", _UINT, ()),
+    ("pcie_generation_most", "nvmlDeviceGetMaxPcieLinkGeneration", _UINT, ()),
+    ("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", _UINT, ()),
+    ("pcie_width_most", "nvmlDeviceGetMaxPcieLinkWidth", _UINT, ()),
+    ("celsius", "nvmlDeviceGetTemperature", _UINT, (0,)),  # NVML_TEMPERATURE_GPU
+    ("milliwatts", "nvmlDeviceGetPowerUsage", _UINT, ()),
+    ("sm_mhz", "nvmlDeviceGetClockInfo", _UINT, (1,)),  # NVML_CLOCK_SM
+    ("memory_mhz", "nvmlDeviceGetClockInfo", _UINT, (2,)),  # NVML_CLOCK_MEM
+    ("compute_mode", "nvmlDeviceGetComputeMode", _UINT, ()),
+)
+# NVML_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL, over all links of a GPU.
+NVLINK = {"nvlink_crc_flits": 38, "nvlink_crc_data": 45, "nvlink_replays": 52, "nvlink_recoveries": 59}
+# nvmlClocksEventReasons: what holds the clocks below their most.
+CLOCK_LIMITS = {
+    "idle": 1 << 0,
+    "set clocks": 1 << 1,
+    "power cap": 1 << 2,
+    "hardware slowdown": 1 << 3,
+    "sync boost": 1 << 4,
+    "software thermal slowdown": 1 << 5,
+    "hardware thermal slowdown": 1 << 6,
+    "power brake": 1 << 7,
+    "display": 1 << 8,
+}
+
+# nvmlComputeMode_t
+COMPUTE_MODES = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
+
+Handle = ctypes.c_void_p
+Events = ctypes.c_void_p
+
+
+class NvmlUnavailable(Exception):
+    """NVML cannot be used here; the message says why."""
+
+
+class NvmlRefused(Exception):
+    """NVML reports a faulty GPU, for example a lost one."""
+
+
+class Field(ctypes.Structure):
+    """nvmlFieldValue_t; an unsigned int in `value` leaves its upper half zero."""
+
+    _fields_ = [
+        ("number", ctypes.c_uint),
+        ("scope", ctypes.c_uint),
+        ("timestamp", ctypes.c_longlong),
+        ("latency", ctypes.c_longlong),
+        ("kind", ctypes.c_uint),
+        ("code", ctypes.c_uint),
+        ("value", ctypes.c_ulonglong),
+    ]
+
+
+class _Event(ctypes.Structure):
+    """nvmlEventData_t; for an Xid, `data` is its number."""
+
+    _fields_ = [
+        ("device", ctypes.c_void_p),
+        ("kind", ctypes.c_ulonglong),
+        ("data", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class Nvml:
+    """NVML, started: raises Unavailable. What is not available is None; Refused is raised for a faulty GPU.
+
+    `unanswered`: by function, errors that do not concern the GPU; in a container some are ordinary.
+    """
+
+    def __init__(self, name: str = LIBRARY) -> None:
+        self.unanswered: dict[str, str] = {}
+        try:
+            self._library = ctypes.CDLL(name)
+            code = self._library.nvmlInit_v2()
+        except (OSError, AttributeError) as error:
+            raise NvmlUnavailable(f"{name} cannot be used: {error}") from None
+        if code != 0:
+            raise NvmlUnavailable(f"nvmlInit says {self._text(code)}")
+
+    def driver(self) -> str | None:
+        """The driver's version, "550.54.15"."""
+        text = ctypes.create_string_buffer(80)
+        return text.value.decode("ascii", "replace") if self._ask("nvmlSystemGetDriverVersion", text, 80) else None
+
+    def handle(self, bus_id: str) -> Handle | None:
+        """The GPU at a PCI bus id, as CUDA writes it."""
+        found = Handle()
+        name = ctypes.c_char_p(bus_id.encode("ascii"))
+        return found if self._ask("nvmlDeviceGetHandleByPciBusId_v2", name, ctypes.byref(found)) else None
+
+    def numbers(self, gpu: Handle) -> dict[str, int]:
+        """What NVML reports of a GPU now, by name; what it does not is left out. Raises Refused.
+
+        Counts since the driver was loaded: "corrected" and "uncorrected" memory errors, "pcie_replays", those of
+        NVLINK. Since the GPU was made: "ever", of uncorrected errors, and "remapped" rows of memory. 0 or 1: memory
+        that went bad and is "pending" to be replaced, or whose replacement "failed"; "limited: ..." of CLOCK_LIMITS.
+        "compute_mode": of COMPUTE_MODES. Units are in the other names.
+        """
+        found = {}
+        for name, function, kind, arguments in _NUMBERS:
+            value = kind()
+            if self._ask(function, gpu, *arguments, ctypes.byref(value)):
+                found[name] = int(value.value)
+        parts = (self._replacements, self._nvlink, self._clock_limits, self._memory)
+        return {**found, **{name: value for part in parts for name, value in part(gpu).items()}}
+
+    def _replacements(self, gpu: Handle) -> dict[str, int]:
+        """Of rows from Ampere on, of pages before."""
+        corrected, uncorrected, pending, failed = rows = [ctypes.c_uint() for _ in range(4)]
+        if self._ask("nvmlDeviceGetRemappedRows", gpu, *map(ctypes.byref, rows)):
+            remapped = corrected.value + uncorrected.value
+            return {"remapped": remapped, "pending": pending.value, "failed": failed.value}
+        asked = self._ask("nvmlDeviceGetRetiredPagesPendingStatus", gpu, ctypes.byref(pending))
+        return {"pending": pending.value} if asked else {}
+
+    def _nvlink(self, gpu: Handle) -> dict[str, int]:
+        fields = (Field * len(NVLINK))(*(Field(number=number) for number in NVLINK.values()))
+        if not self._ask("nvmlDeviceGetFieldValues", gpu, len(fields), fields):
+            return {}
+        return {name: int(field.value) for name, field in zip(NVLINK, fields) if field.code == 0}
+
+    def _clock_limits(self, gpu: Handle) -> dict[str, int]:
+        mask = ctypes.c_ulonglong()
+        if not self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu, ctypes.byref(mask)):
+            return {}
+        return {f"limited: {name}": int(bool(mask.value & bit)) for name, bit in CLOCK_LIMITS.items()}
+
+    def _memory(self, gpu: Handle) -> dict[str, int]:
+        sizes = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        return {"free_mib": int(sizes[1]) >> 20} if self._ask("nvmlDeviceGetMemoryInfo", gpu, sizes) else {}
+
+    def watch(self, gpus: Sequence[Handle]) -> Events | None:
+        """Have the driver keep these GPUs' Xid errors from now on; those of before are in the host's log only."""
+        events = Events()
+        watched = self._ask("nvmlEventSetCreate", ctypes.byref(events)) and all(
+            self._ask("nvmlDeviceRegisterEvents", gpu, ctypes.c_ulonglong(_XID), events) for gpu in gpus
+        )
+        return events if watched else None
+
+    def xids(self, events: Events) -> list[tuple[int | None, int]]:
+        """The Xid errors since watch() or the last call, a hundred at most: each GPU's handle, as a number, and the
+        error's."""
+        event = _Event()
+        found: list[tuple[int | None, int]] = []
+        while len(found) < 100 and self._ask("nvmlEventSetWait_v2", events, ctypes.byref(event), 0):
+            found.append((event.device, int(event.data)))
+        return found
+
+    def _ask(self, name: str, *arguments: Any) -> bool:
+        """Call a function of NVML; False where there is no answer, also where this NVML has no such function."""
+        function = getattr(self._library, name, None)
+        code = _NOT_SUPPORTED if function is None else int(function(*arguments))
+        if code in _GPU_AT_FAULT:
+            raise NvmlRefused(f"{name}: {self._text(code)}")
+        if code not in (0, _NOT_SUPPORTED, _NO_PERMISSION, _TIMEOUT):
+            self.unanswered[name] = self._text(code)
+        return code == 0
+
+    def _text(self, code: int) -> str:
+        self._library.nvmlErrorString.restype = ctypes.c_char_p
+        return (self._library.nvmlErrorString(code) or b"").decode("ascii", "replace") or f"error {code}"

@@ -1,0 +1,48 @@
+"""Which of torch's attention kernels is called, and torch's words where it has none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from envbuild.selftest.harness.probe_context import is_unsupported
+from envbuild.selftest.harness.probe_outcome import Skip
+
+_FLAGS = {"math": "enable_math", "flash": "enable_flash", "efficient": "enable_mem_efficient"}  # before torch 2.3
+_BACKENDS = {
+    "math": "MATH",
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+}
+# "to have the same dtype": autocast leaves attention alone on the CPU of torch 2.0. "enable_gqa": torch 2.5 and newer.
+_NO_KERNEL = (
+    "No available kernel",
+    "No viable backend",
+    "No execution plans",
+    "to have the same dtype",
+    "unexpected keyword argument 'enable_gqa'",
+)
+
+
+@contextlib.contextmanager
+def only(backend: str) -> Iterator[None]:
+    """Only this backend may be chosen; Skip where this torch has none of that name or no way to choose it."""
+    attention = getattr(torch.nn, "attention", None)
+    if attention is not None:
+        member = getattr(attention.SDPBackend, _BACKENDS[backend], None)
+        if member is None:
+            raise Skip(f"torch {torch.__version__} has no {backend} attention")
+        with attention.sdpa_kernel([member]):
+            yield
+        return
+    if backend not in _FLAGS:
+        raise Skip(f"torch {torch.__version__} has no {backend} attention")
+    with torch.backends.cuda.sdp_kernel(**{flag: name == backend for name, flag in _FLAGS.items()}):
+        yield
+
+
+def is_refused(error: Exception) -> bool:
+    return is_unsupported(error) or any(words in str(error) for words in _NO_KERNEL)

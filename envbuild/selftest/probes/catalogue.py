@@ -1,0 +1,70 @@
+"""Every probe, in the order in which they run."""
+
+from __future__ import annotations
+
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.probes.attention import attention_cases, attention_torch
+from envbuild.selftest.probes.convolution import conv_cases, conv_torch
+from envbuild.selftest.probes.environment import (
+    compile_triton,
+    env_arch,
+    env_driver,
+    env_identity,
+    env_libs,
+    init_alloc,
+    own_script,
+)
+from envbuild.selftest.probes.gemm import gemm_cases, gemm_crash, gemm_precision, gemm_torch
+from envbuild.selftest.probes.hardware import burn, hw_health, large, memory, perf, transfer
+from envbuild.selftest.probes.multi_gpu import dist_nodes, dist_staged
+from envbuild.selftest.probes.normalization import norm_apex, norm_cases, norm_torch
+from envbuild.selftest.probes.operations import linear_algebra, operations, repeat
+from envbuild.selftest.probes.training import fingerprint, graph_replay, optim_apex, optim_torch, train_step
+
+# The lowest compute capabilities are those of torch's sources: aten/src/ATen/native/cuda/ScaledBlas.cpp for fp8,
+# transformers/cuda/sdp_utils.cpp for attention. Before torch 2.2 FlashAttention also took 7.5.
+PROBES: tuple[Probe, ...] = (
+    Probe("env.identity", "quick", "cuda", 60, env_identity.identity),
+    Probe("env.driver", "quick", "cuda", 60, env_driver.driver, untouched=True),
+    Probe("env.arch", "quick", "cuda", 200, env_arch.arch, untouched=True),
+    Probe("env.libs", "quick", "cpu", 120, env_libs.libs),
+    Probe("hw.health", "quick", "cuda", 60, hw_health.health, untouched=True),
+    Probe("init.alloc", "quick", "cpu", 240, init_alloc.alloc, untouched=True, alone=True),
+    Probe("transfer", "quick", "cpu", 120, transfer.transfer, alone=True),
+    Probe("gemm.crash", "quick", "cpu", 120, gemm_crash.crash),
+    Probe("gemm.exact", "quick", "cpu", 60, gemm_torch.exact),
+    Probe("gemm.accuracy", "quick", "cpu", 60, gemm_torch.accuracy),
+    Probe("gemm.accumulator", "quick", "cpu", 60, gemm_precision.accumulator),
+    Probe("gemm.fp8", "quick", "cpu", 60, gemm_precision.fp8, least_capability=(8, 9)),
+    Probe("gemm.cases", "quick", "cpu", 120, gemm_cases.gemm),
+    Probe("tf32.mode", "quick", "cpu", 60, gemm_precision.tf32),
+    Probe("attention.math", "quick", "cpu", 120, attention_torch.by_math),
+    Probe("attention.flash", "quick", "cpu", 120, attention_torch.by_flash, least_capability=(8, 0)),
+    Probe("attention.efficient", "quick", "cuda", 120, attention_torch.by_efficient),
+    Probe("attention.cudnn", "quick", "cuda", 120, attention_torch.by_cudnn, least_capability=(8, 0)),
+    Probe("attention.cases", "quick", "cpu", 300, attention_cases.attention),
+    Probe("norm.cases", "quick", "cpu", 180, norm_cases.norms),
+    Probe("conv.cases", "quick", "cpu", 180, conv_cases.conv_cases),
+    Probe("repeat", "quick", "cpu", 180, repeat.repeat),
+    Probe("graph.replay", "quick", "cuda", 60, graph_replay.replay),
+    Probe("operations", "quick", "cpu", 120, operations.operations),
+    Probe("fft", "standard", "cpu", 60, linear_algebra.fft),
+    Probe("linalg", "standard", "cpu", 60, linear_algebra.linalg),
+    Probe("optim.torch", "standard", "cpu", 60, optim_torch.optimizers),
+    Probe("large", "standard", "cpu", 300, large.large, alone=True),
+    Probe("norm.torch", "standard", "cpu", 120, norm_torch.torchs),
+    Probe("norm.apex", "standard", "cpu", 120, norm_apex.norms),
+    Probe("optim.apex", "standard", "cpu", 120, optim_apex.adam),
+    Probe("conv", "standard", "cpu", 180, conv_torch.conv),
+    Probe("compile.triton", "standard", "cpu", 180, compile_triton.triton),
+    Probe("perf.gemm", "standard", "cpu", 180, perf.gemm, alone=True),
+    Probe("perf.memory", "standard", "cpu", 60, perf.memory, alone=True),
+    Probe("train.step", "standard", "cpu", 120, train_step.step),
+    Probe("train.repeat", "standard", "cpu", 180, graph_replay.repeat, untouched=True),
+    Probe("dist.staged", "standard", "cpu", 400, dist_staged.staged, untouched=True, alone=True),
+    Probe("burn", "full", "cpu", 300, burn.burn, alone=True),
+    Probe("memory", "full", "cpu", 600, memory.memory, alone=True),
+    Probe("dist.nodes", "asked", "cpu", 900, dist_nodes.across, untouched=True, alone=True),
+    Probe("fingerprint", "asked", "cpu", 120, fingerprint.record),
+    Probe("own.script", "quick", "script", 300, own_script.script),  # last: nobody knows what it leaves behind
+)

@@ -1,0 +1,152 @@
+"""compile.triton: code that is compiled at run time: a Triton kernel, and a step of torch.compile.
+
+Both call the image's own compiler. An image for GPUs carries one, so that its absence is a failure there. One for the
+CPU does not as a rule, and says so in its profile where it does (apt: [g++]): there the absence is a skip, which is no
+pass where the profile requires this probe.
+
+All values are small integers, so every result is exact.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
+from envbuild.selftest.numerics.reference import compare
+
+SHAPE = (97, 61)
+FACTOR, LESS = 3, 4
+
+# Triton reads a kernel's source from its file, and the self-test may lie in a zip.
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def scale(x, y, count, FACTOR: tl.constexpr, LESS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(y + at, tl.load(x + at, mask=inside) * FACTOR - LESS, mask=inside)
+"""
+BLOCK = 128
+
+# Where what is compiled goes; one process compiles, and for no vector units, since every check for one would call the
+# compiler first.
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
+_BUILT = (".so", ".cubin")
+_NOT_YET = re.compile(r"Python 3\.[0-9]+\+? (is )?not (yet )?supported|not supported on Python")
+_TELLING = re.compile(r"\bfatal\b|No such file|not found|requires \.target|Failed to find")
+
+
+def triton(context: Context) -> None:
+    """compile.triton: a jitted Triton kernel (on a GPU) and a step of torch.compile run, and are right."""
+    _need_compiler(context)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(_VARIABLES, **dict.fromkeys(_CACHES, folder))
+        x = (torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.int64) % 17 - 8).reshape(SHAPE)
+        try:
+            if not context.on_cpu:
+                _jitted(context, Path(folder), x)
+            before = _built(folder)  # a Triton kernel's, which torch.compile has no part in
+            _compiled(context, x)
+        except (ProbeFailure, Skip):
+            raise
+        except Exception as error:  # whatever a compiler's driver raises: its first line seldom says what is wrong
+            if _NOT_YET.search(str(error)):
+                raise Skip(telling(error)) from None
+            raise ProbeFailure("exception", telling(error)) from error
+        if not _built(folder) - before:
+            context.fail("mismatch", "torch.compile has compiled nothing: a variable such as TORCH_COMPILE_DISABLE?")
+
+
+def _built(folder: str) -> set[Path]:
+    return {path for path in Path(folder).rglob("*") if path.suffix in _BUILT}
+
+
+def _need_compiler(context: Context) -> None:
+    """gcc for Triton, g++ for torch.compile, which heed CC and CXX."""
+    wanted = [os.environ.get("CXX", "g++"), *([] if context.on_cpu else [os.environ.get("CC", "gcc")])]
+    missing = [name for name in wanted if not shutil.which(name)]
+    if missing and context.on_cpu:
+        raise Skip(f"torch.compile needs a compiler, and the image has no {missing[0]} (apt: [g++])")
+    if missing:
+        raise ProbeFailure("mismatch", f"the image has no {' and no '.join(missing)}: Triton and torch.compile need it")
+
+
+def _jitted(context: Context, folder: Path, x: torch.Tensor) -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise Skip("Triton is not installed")
+    dtypes = [torch.float32, torch.float16]
+    if torch.cuda.get_device_capability() >= (8, 0):  # before, the card has no such instructions
+        dtypes.append(torch.bfloat16)
+    kernel = load(folder).scale
+    for dtype in dtypes:
+        given = x.to(context.device, dtype)
+        got = torch.zeros_like(given)
+        with context.step(f"Triton kernel {dtype}") as step:
+            kernel[((x.numel() + BLOCK - 1) // BLOCK,)](given, got, x.numel(), FACTOR, LESS, BLOCK)
+        _judge(context, f"Triton kernel {dtype}", got, x * FACTOR - LESS, step.seconds)
+
+
+def load(folder: Path) -> Any:
+    """The kernel's module, from a file in this folder."""
+    file = folder / "envbuild_kernel.py"
+    file.write_text(KERNEL, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _step(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * factor - LESS).sum(dim=-1)
+
+
+def _compiled(context: Context, x: torch.Tensor) -> None:
+    """Forward, and on a GPU backward too; on the CPU each takes seconds of the compiler."""
+    if context.on_cpu:
+        context.traits["step"] = "forward only"
+        _without_precompiled_headers()
+    given = x.to(context.device, torch.float32).requires_grad_(not context.on_cpu)
+    factor = torch.full((SHAPE[1],), float(FACTOR), device=context.device)
+    with context.step("torch.compile forward") as step:
+        got = torch.compile(_step)(given, factor)
+    inner = x * FACTOR - LESS
+    _judge(context, "torch.compile forward", got, inner.clamp(min=0).sum(dim=-1), step.seconds)
+    if given.requires_grad:
+        with context.step("torch.compile backward") as step:
+            got.sum().backward()  # type: ignore[no-untyped-call]
+        assert given.grad is not None
+        _judge(context, "torch.compile backward", given.grad, FACTOR * (inner > 0).to(torch.int64), step.seconds)
+
+
+def _without_precompiled_headers() -> None:
+    """They pay where many kernels are compiled."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    if hasattr(config, "cpp_cache_precompile_headers"):
+        config.cpp_cache_precompile_headers = False
+
+
+def _judge(context: Context, case: str, got: torch.Tensor, expected: torch.Tensor, seconds: float) -> None:
+    worst = compare(got, expected)
+    context.compared(case, got.dtype, got.shape, worst, seconds)
+    if worst.wrong:
+        context.fail("mismatch", f"{case}: {worst}")
+
+
+def telling(error: Exception) -> str:
+    """The line of a compiler's long error that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    line = next((line for line in lines if _TELLING.search(line)), lines[0])
+    return f"{type(error).__name__}: {line[:1000]}"

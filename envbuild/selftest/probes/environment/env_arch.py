@@ -1,0 +1,103 @@
+"""env.arch: torch has code for this card, and none of it is compiled by the driver at run time.
+
+A wheel holds machine code for some architectures and may hold PTX, which the driver compiles on first use: slow, and
+refused by a driver older than the toolkit. The driver reads whether it may when CUDA starts, which torch's import does
+not do: so it is forbidden in forked processes, and torch is not imported again. Whether the libraries beside torch have
+code too, only a call tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness import forking
+from envbuild.selftest.harness.forking import ForkEnding, Tell
+from envbuild.selftest.harness.probe_context import Context, missing_gpu
+from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
+from envbuild.selftest.inventory.architectures import serves
+
+Capability = tuple[int, int]
+
+SECONDS = 90.0  # to start CUDA, which reads its libraries from a cold disk, and for a few operations
+# The driver reads these when CUDA starts. The cache holds what it compiled before.
+_NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
+
+
+def arch(context: Context) -> None:
+    """env.arch: torch's arch list holds this card, and small operations run with the driver's compiler switched off."""
+    os.environ.update(_NO_JIT)  # for the processes below; nothing has started CUDA in this one
+    context.step("torch's list of architectures")
+    survey = forking.run(_survey, SECONDS)
+    if "skip" in survey.told:
+        raise Skip(str(survey.told["skip"]))
+    if survey.failure:
+        raise ProbeFailure("exception", f"the cards cannot be asked: {survey.failure}")
+    listed, found = survey.told["listed"], {(int(a), int(b)): device for (a, b), device in survey.told["cards"]}
+    names = [f"{major}.{minor}" for major, minor in sorted(found)]
+    context.traits.update(torch=str(torch.__version__), arch_list=listed, compute_capability=", ".join(names))
+    for capability in sorted(found):
+        code = serves(listed, "{}.{}".format(*capability))
+        if code != "compiled":
+            context.fail("mismatch", _missing(capability, code, listed))
+    for capability, device in sorted(found.items()):
+        context.step(f"small operations on {device} without JIT")
+        ending = forking.run(functools.partial(operations, device=device), SECONDS)
+        fault = _fault(ending)
+        if fault:
+            context.fail("mismatch", "compute capability {}.{}: {}".format(*capability, fault))
+
+
+def _survey(tell: Tell) -> None:
+    missing = missing_gpu()
+    if missing:
+        tell("skip", missing)
+        return
+    tell("listed", torch.cuda.get_arch_list())
+    tell("cards", list(cards().items()))
+
+
+def cards() -> Mapping[Capability, str]:
+    """A visible GPU of each compute capability there is."""
+    return {torch.cuda.get_device_capability(i): f"cuda:{i}" for i in range(torch.cuda.device_count())}
+
+
+def operations(tell: Tell, device: str) -> None:
+    """Operations of torch, cuBLAS and cuDNN with known results; tells each one's name, then those that are wrong."""
+    count = torch.arange(1000, dtype=torch.float32)
+    ones = torch.ones((32, 32))
+    image = torch.ones((1, 1, 3, 3))
+    wrong = []
+    for name, work, value, result in (
+        ("add", lambda x: x + x, count, 2 * count),
+        ("sum", torch.sum, count, torch.tensor(499500.0)),
+        ("exp", torch.exp, torch.zeros(1000), torch.ones(1000)),
+        ("sort", lambda x: torch.sort(x)[0], count.flip(0), count),
+        ("mm fp32", lambda x: x @ x, ones, 32 * ones),
+        ("mm fp16", lambda x: x @ x, ones.half(), 32 * ones.half()),
+        ("conv2d", lambda x: F.conv2d(x, x), image, torch.full((1, 1, 1, 1), 9.0)),
+    ):
+        tell("at", name)
+        if not torch.equal(work(value.to(device)).cpu(), result):
+            wrong.append(name)
+    tell("wrong", wrong)
+
+
+def _missing(card: Capability, code: str | None, listed: Sequence[str]) -> str:
+    has = "only PTX for it, which the driver would compile" if code == "ptx" else "no code for it"
+    return (
+        "compute capability {}.{}: torch {} has {} (its list: {}); take a torch whose list holds it, or build torch "
+        "with TORCH_CUDA_ARCH_LIST={}.{}".format(*card, torch.__version__, has, " ".join(listed) or "empty", *card)
+    )
+
+
+def _fault(ending: ForkEnding) -> str | None:
+    at = ending.told.get("at", "the start")
+    if ending.failure:
+        return f"{at} fails where nothing may be compiled at run time: {ending.failure}"
+    wrong = ending.told.get("wrong")
+    return f"wrong results of {', '.join(wrong)}" if wrong else None if wrong == [] else "nothing was told"

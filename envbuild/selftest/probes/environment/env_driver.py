@@ -1,0 +1,86 @@
+"""env.driver: the driver runs this CUDA. Asked without torch, which says no more than that there is no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
+from envbuild.selftest.nvidia import libcuda, nvml_ctypes
+from envbuild.selftest.nvidia.libcuda import CudaDriver
+
+Release = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DriverVersions:
+    """Of the driver: its kernel module's, its libcuda's, and the newest CUDA that this libcuda serves.
+
+    They differ where forward-compatibility libraries stand before the driver's own.
+    """
+
+    module: str | None
+    library: str | None
+    newest_cuda: tuple[int, int] | None
+
+
+def driver(context: Context) -> None:
+    """env.driver: the driver is there, starts, and is as new as this CUDA and the profile need."""
+    context.step("libcuda and the kernel module")
+    module = libcuda.module_version() or _told_by_nvml()
+    try:
+        found = CudaDriver()
+    except OSError as error:
+        if module is None:
+            raise Skip(f"no NVIDIA driver is here: {error}") from None
+        raise ProbeFailure(
+            "mismatch",
+            f"the host has driver {module}, but its {libcuda.LIBRARY} cannot be loaded here ({error}): start the "
+            "container with its GPUs, and with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        ) from None
+    versions = DriverVersions(module, libcuda.file_version(found.path), found.newest_cuda())
+    newest = ".".join(map(str, versions.newest_cuda)) if versions.newest_cuda else None
+    context.traits.update(module=module, libcuda=found.path, newest_cuda=newest, cuda=torch.version.cuda)
+    for fault in faults(versions, torch.version.cuda, context.job.driver):
+        context.fail("version", fault)
+    context.step("cuInit")
+    code = found.start()
+    context.traits["cuInit"] = code
+    if code == libcuda.NO_DEVICE and not context.faults:
+        raise Skip("the driver shows this process no GPU: was the container started with one?")
+    if code:
+        context.fail("exception", f"cuInit: error {code}, {found.name_of(code)}")
+
+
+def faults(found: DriverVersions, cuda: str | None, minimum: Mapping[str, str]) -> Iterator[str]:
+    """What is too old for `cuda`, torch's own ("12.1"), and for the minimum releases of the job document.
+
+    CUDA's own minimum is met by forward-compatibility libraries too; the profile's speaks of the host.
+    """
+    least, declared = minimum.get("cuda"), minimum.get("profile")
+    newest = max(filter(None, (found.module, found.library)), key=release, default=None)
+    if cuda and least and newest and release(newest) < release(least):
+        yield (
+            f"driver {newest} is older than {least}, which CUDA {cuda} needs: upgrade the driver, or put CUDA's "
+            "forward-compatibility libraries into the image (datacentre cards only)"
+        )
+    if declared and found.module and release(found.module) < release(declared):
+        yield f"driver {found.module} is older than {declared}, which the profile declares: upgrade the driver"
+    if cuda and found.newest_cuda and found.newest_cuda[0] < release(cuda)[0]:
+        major, minor = found.newest_cuda
+        yield f"libcuda serves CUDA {major}.{minor} at most, torch is built for {cuda}: upgrade the driver"
+
+
+def release(text: str) -> Release:
+    """A version of numbers and dots, to be compared."""
+    return tuple(int(part) for part in text.split("."))
+
+
+def _told_by_nvml() -> str | None:
+    with contextlib.suppress(nvml_ctypes.NvmlUnavailable, nvml_ctypes.NvmlRefused):
+        return nvml_ctypes.Nvml().driver()
+    return None

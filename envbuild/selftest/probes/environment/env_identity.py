@@ -1,0 +1,64 @@
+"""env.identity: the cards are those that the profile is for, by what the driver says of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.inventory import distributions
+
+_MIG = " MIG "  # stands in a slice's name between its card's and its profile's: "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+
+
+def identity(context: Context) -> None:
+    """env.identity: every visible GPU has a name, compute capability and SM count as expected, and is no MIG slice.
+
+    Where no name is expected, all have the same. Of a card that the facts do not know, only the name counts.
+    """
+    context.step("the visible GPUs")
+    cards = []
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        cards.append(
+            {
+                "name": found.name,
+                "mig": found.name.partition(_MIG)[2] or None,
+                "compute_capability": f"{found.major}.{found.minor}",
+                "sms": found.multi_processor_count,
+                "memory_bytes": found.total_memory,
+                "uuid_sha256": _hashed(getattr(found, "uuid", None)),  # torch 2.5 and newer tell it
+            }
+        )
+    context.traits["gpus"] = cards
+    context.traits["driver"] = distributions.machine()["driver"]
+    for fault in dict.fromkeys(fault for card in cards for fault in _faults(card, context.job)):
+        context.fail("mismatch", fault)
+    names = sorted({str(card["name"]) for card in cards})
+    if len(names) > 1 and not context.job.gpus:
+        context.fail("mismatch", "the GPUs are not all the same: {}".format(", ".join(names)))
+
+
+def _faults(card: Mapping[str, Any], job: JobDocument) -> Iterator[str]:
+    """How a card differs from what the profile is for, and from what the facts have of its name."""
+    name = str(card["name"]).partition(_MIG)[0]
+    known = job.cards.get(name, {})
+    if job.gpus and name not in job.gpus:
+        yield "this is {}, the profile is for {}".format(name, ", ".join(job.gpus))
+    if job.gpus and card["mig"]:
+        yield f"this is a MIG slice ({card['mig']}) of {name}, the profile is for whole cards"
+    wanted = {"compute_capability": "compute capability"}
+    if not card["mig"]:  # a slice has some of its card's
+        wanted["sms"] = "number of SMs"
+    for field, title in wanted.items():
+        if known.get(field) is not None and card[field] != known[field]:
+            yield f"this {name} has the {title} {card[field]}, the facts have {known[field]}"
+
+
+def _hashed(uuid: Any) -> str | None:
+    """Two records tell whether they are of one card; neither tells which."""
+    return None if uuid is None else hashlib.sha256(str(uuid).encode()).hexdigest()

@@ -1,0 +1,75 @@
+"""env.libs: the libraries that real calls map are the ones that the locked distributions brought."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.inventory import distribution_records, mapped_libraries
+from envbuild.selftest.inventory.mapped_libraries import Inventory
+
+
+def libs(context: Context) -> None:
+    """env.libs: versions as locked, one copy of each library, each as its distribution's RECORD has it.
+
+    What is mapped is told before the first call too, so that it is known even where that call kills the process.
+    """
+    context.step("libraries mapped by the import")
+    before = mapped_libraries.mapped()
+    first = mapped_libraries.take(before)
+    context.send_environment(_document(first))
+    _exercise(context)
+    context.step("libraries mapped after real calls")
+    after = mapped_libraries.mapped()
+    taken = mapped_libraries.more(first, after)
+    context.send_environment(_document(taken))
+    context.traits["mapped_by_calls"] = [path for path in after if path not in before]
+    for fault in differing(context.job, taken.distributions):
+        context.fail("version", fault)
+    for fault in mapped_libraries.faults(taken):
+        context.fail("mismatch", fault)
+
+
+def _exercise(context: Context) -> None:
+    """Calls that load what is loaded on first use: cuBLAS, cuBLASLt (a half-precision bias), cuDNN (a convolution)."""
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones((64, 64), dtype=dtype, device=context.device)
+        with context.step(f"matmul {dtype} 64x64x64"):
+            torch.mm(x, x)
+        with context.step(f"linear {dtype} 64x64x64 bias"):
+            F.linear(x, x, x[0])
+    image = torch.ones((1, 8, 16, 16), device=context.device)
+    with context.step("conv2d 8x8x3x3"):
+        F.conv2d(image, torch.ones((8, 8, 3, 3), device=context.device))
+
+
+def differing(job: JobDocument, distributions: Mapping[str, str]) -> list[str]:
+    """A sentence for each version that is not the locked one; needs no device. `distributions`: what is installed."""
+    wrong = []
+    python = platform.python_version()
+    if job.python and not (python + ".").startswith(job.python + "."):
+        wrong.append(f"Python is {python}, locked is {job.python}")
+    for name, version in sorted(job.distributions.items()):
+        installed = distributions.get(distribution_records.normalise(name))
+        if installed != version:
+            wrong.append("{} is {}, locked is {}".format(name, installed or "absent", version))
+    recorded, imported = distributions.get("torch"), str(torch.__version__)
+    # PyPI's CUDA wheels say 2.3.1 in their metadata and 2.3.1+cu121 at import.
+    if recorded and imported != recorded and imported.partition("+")[0] != recorded:
+        wrong.append(f"torch imports as {imported}, its distribution is {recorded}")
+    return wrong
+
+
+def _document(taken: Inventory) -> dict[str, Any]:
+    return {
+        "libraries": [item.document() for item in taken.libraries if not item.is_pythons_own],
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "distributions": dict(taken.distributions),
+    }

@@ -1,0 +1,162 @@
+"""init.alloc: cuBLAS makes its handle when memory is nearly full, and for eight processes at once.
+
+Where it does not, torch says CUBLAS_STATUS_NOT_INITIALIZED, whether memory or the library is at fault. The same product
+in one process, once the memory is free again, tells which. A card whose compute mode keeps processes away says so in
+other words, and NVML is asked for the mode. On the CPU a limit of the address space stands for the GPU's
+memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+from collections.abc import Sequence
+
+import torch
+
+from envbuild.selftest.harness import forking
+from envbuild.selftest.harness.forking import Apart, ForkEnding, Tell, Work
+from envbuild.selftest.harness.probe_context import Context, missing_gpu
+from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.nvidia.nvml_ctypes import COMPUTE_MODES
+from envbuild.selftest.nvidia.telemetry import Gpus
+
+HELD = 0.9  # of the memory that is free
+TOGETHER = 8  # processes
+ROOM = 512 << 20  # bytes left to each process on a GPU, for what cuBLAS loads with its handle
+CPU_MEMORY = 512 << 20  # bytes, of each process
+SECONDS = 60.0
+SIZE = 64
+BUSY = "busy or unavailable"  # of cudaErrorDevicesUnavailable's text
+EXCLUSIVE = "EXCLUSIVE_PROCESS"
+
+
+class Gate:
+    """Holds processes until all of them have come to it, or ended."""
+
+    def __init__(self) -> None:
+        self._came, self._go = os.pipe(), os.pipe()
+
+    def wait(self) -> None:
+        """In a process: until the gate opens. To be called once by each that was forked, or they wait for it."""
+        os.close(self._go[1])
+        os.close(self._came[1])
+        os.read(self._go[0], 1)
+
+    def open(self, seconds: float) -> None:
+        """In the parent: once all have come; after some seconds at the latest."""
+        os.close(self._came[1])
+        select.select([self._came[0]], (), (), seconds)  # readable when the last one closed its end
+        for fd in (*self._go, self._came[0]):
+            os.close(fd)
+
+
+def alloc(context: Context) -> None:
+    """init.alloc: the first product works with 90% of memory held; from standard on also in eight processes at once."""
+    for count in (1, TOGETHER) if context.at_least("standard") else (1,):
+        case = "1 process" if count == 1 else f"{count} processes at once"
+        context.step(f"{case}, {HELD:.0%} of memory held")
+        endings = allocate_in_parallel(context.job.device, count)
+        reasons = [ending.told["skip"] for ending in endings if "skip" in ending.told]
+        if reasons:
+            raise Skip(str(reasons[0]))
+        failed = [ending for ending in endings if ending.failure]
+        busy = any(BUSY in str(ending.failure) for ending in failed)
+        if busy:
+            context.traits["compute_mode"] = compute_mode()
+            if context.traits["compute_mode"] == EXCLUSIVE and len(failed) < count:
+                context.traits[case] = {"left_out": f"the card's compute mode is {EXCLUSIVE}: one process at a time"}
+                continue
+        errors = [float(ending.told.get("off", "nan")) for ending in endings]
+        worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
+        seconds = max(ending.seconds for ending in endings)
+        context.figure(case, torch.float32, (SIZE, SIZE, SIZE), worst, 0.0, seconds)
+        context.traits[case] = {"held": [ending.told.get("held") for ending in endings]}
+        if failed:
+            context.fail(*(_busy if busy else _told_apart)(context, failed, count))
+        elif worst != 0:
+            context.fail("mismatch", f"{case}: the product is wrong by {worst:g}")
+
+
+def allocate_in_parallel(device: str, count: int) -> Sequence[ForkEnding]:
+    """The first product of `count` processes that hold their share of the memory, all at once.
+
+    The shares are of what is free once all have started the device, and before any holds more: hence two gates.
+    """
+    gates = Gate(), Gate()
+    processes = [Apart(_product(device, count, gates)) for _ in range(count)]
+    for gate in gates:
+        gate.open(SECONDS / 3)
+    return [process.finish(SECONDS) for process in processes]
+
+
+def _product(device: str, count: int, gates: Sequence[Gate] = ()) -> Work:
+    """Start the device, hold memory where there are gates, and multiply: CUDA's library makes its handle then."""
+
+    def work(tell: Tell) -> None:
+        torch.set_num_threads(1)  # each thread takes address space for its stack
+        tell("at", "the start of the device")
+        if device == "cuda":
+            missing = missing_gpu()
+            if missing:
+                tell("skip", missing)
+                return
+        ones = torch.ones((SIZE, SIZE), device=device)
+        held = _hold(tell, device, count, gates) if gates else None
+        tell("at", "the first product")
+        got = torch.mm(ones, ones).cpu()
+        del held
+        tell("off", float((got - SIZE).abs().max()))
+
+    return work
+
+
+def _hold(tell: Tell, device: str, count: int, gates: Sequence[Gate]) -> torch.Tensor:
+    started, measured = gates
+    started.wait()
+    tell("at", "memory to hold")
+    size = _share(device, count)
+    tell("held", size)
+    measured.wait()
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _share(device: str, count: int) -> int:
+    """Bytes for one of `count` processes to hold. On the CPU its address space is limited first."""
+    if device == "cuda":
+        free = int(torch.cuda.mem_get_info()[0])
+        return max(0, int(min(HELD * free, free - count * ROOM)) // count)
+    forking.limit_memory(CPU_MEMORY)
+    return int(HELD * CPU_MEMORY)
+
+
+def compute_mode() -> str | None:
+    """Of the first GPU that this process may use, by NVML; read in a process of its own, as that starts the driver."""
+    return forking.run(_ask_mode, SECONDS).told.get("mode")
+
+
+def _ask_mode(tell: Tell) -> None:
+    modes = [COMPUTE_MODES.get(numbers.get("compute_mode", -1)) for numbers in Gpus().numbers().values()]
+    tell("mode", modes[0] if modes else None)
+
+
+def _busy(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
+    """(failure, reason) where CUDA says that the card is kept from a process: neither memory nor the library."""
+    mode = context.traits["compute_mode"]
+    what = f"{len(failed)} of {count} processes failed at {failed[0].told.get('at')}: {failed[0].failure}"
+    if mode in (None, "DEFAULT"):
+        said = f"its compute mode is {mode}" if mode else "NVML does not tell its compute mode"
+        return "exception", f"{what}; {said}: another process holds the card, or it waits for a reset"
+    return "exception", f"{what}; the card's compute mode is {mode}: nvidia-smi --compute-mode=DEFAULT lets all use it"
+
+
+def _told_apart(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
+    """(failure, reason): memory where one process alone can do it with the memory free, else the library."""
+    first = failed[0]
+    what = f"{len(failed)} of {count} processes failed at {first.told.get('at')}: {first.failure}"
+    alone = forking.run(_product(context.job.device, 1), SECONDS)
+    context.traits["alone"] = alone.failure or "works"
+    if alone.failure:
+        return "exception", f"{what}; so it does alone with the memory free: the library, or the card"
+    return "oom", f"{what}; alone, with the memory free, it works: memory, so start one after the other and leave room"

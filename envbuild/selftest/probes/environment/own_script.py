@@ -1,0 +1,56 @@
+"""own.script: a project's own smoke test, in the same harness as every other probe.
+
+The script is run as `python script.py` would, with three names in its globals:
+
+    device          the torch.device to test
+    step(name)      announces what begins, so that a process that dies has named it; `with step(name) as s:` times it
+    fail(text)      notes a fault and goes on
+
+It passes where it comes to its end, or to sys.exit(0), without a fault. An exception, another exit status and a fault
+fail it; so does os._exit, which leaves no result.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from envbuild.selftest.harness import tracebacks
+from envbuild.selftest.harness.probe_context import Context, ProbeStep
+from envbuild.selftest.harness.probe_outcome import ProbeFailure
+
+_LONGEST = 500  # characters of what a script says of itself
+
+
+def script(context: Context) -> None:
+    """own.script: the profile's own script comes to its end, with exit status 0 and no fault noted."""
+    own = context.job.own.script
+    assert own is not None, "the harness does not run this probe without a script"
+    context.traits.update(name=own.name, sha256=own.sha256)
+
+    def step(name: object) -> ProbeStep:
+        return context.step(str(name)[:_LONGEST])
+
+    def fail(*words: object) -> None:
+        if len(words) != 1 or not str(words[0]).strip():
+            raise TypeError('fail takes words, once: fail("what is wrong")')
+        context.fail("mismatch", str(words[0])[:_LONGEST])
+
+    with tempfile.TemporaryDirectory(prefix=tracebacks.FOLDER) as folder:
+        # A real file: tracebacks, inspect, torch.compile and the processes that it starts look for one.
+        file = Path(folder, own.name)
+        file.write_text(own.text, encoding="utf-8")
+        sys.argv = [str(file)]
+        try:
+            runpy.run_path(str(file), {"device": context.device, "step": step, "fail": fail}, run_name="__main__")
+        except SystemExit as end:
+            if end.code is not None and end.code != 0:
+                words = end.code.strip() if isinstance(end.code, str) else ""
+                said = f"the script ended: {words}" if words else f"the script ended with exit({end.code!r})"
+                raise ProbeFailure("exit", said[:_LONGEST]) from end
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # what a kernel did wrong comes out here at the latest

@@ -1,0 +1,147 @@
+"""gemm.crash: the shapes that killed processes, and many like them.
+
+cuBLAS of CUDA 11.8 to 12.4.0 divides by zero on some Hopper GPUs while it chooses an algorithm on the host, before any
+kernel runs: the shape decides, not the values. So the probe's first purpose is to live; what comes out is checked too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
+from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics.reference import compare
+
+_ONES = 96  # about as many products of an inner sum are not zero: exact in bfloat16, whose integers reach 256
+_CPU_LIMIT = 1 << 25  # multiplications of one shape of the sweep on the CPU
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One product (m, k) x (k, n). `layout` says of each factor whether it lies in memory transposed: "nn" to "tt".
+
+    `linear` calls F.linear with a bias, as a model does, where layout is "nt" by nature; otherwise torch.matmul.
+    """
+
+    m: int
+    k: int
+    n: int
+    dtype: torch.dtype
+    layout: str = "nn"
+    linear: bool = False
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        how = "linear {} {}x{}x{} bias" if self.linear else "matmul {} {}x{}x{} " + self.layout
+        name = how.format(short_name(self.dtype), self.m, self.k, self.n)
+        return f"{self.source} {name}" if self.source else name
+
+
+# In the order of how well they are known to crash (NVIDIA H20).
+PUBLISHED = (
+    Gemm(2, 1024, 18432, torch.bfloat16, linear=True, source="pytorch#133548"),
+    Gemm(64, 14688, 1536, torch.float16, source="pytorch#152017"),
+    Gemm(8, 1024, 4096, torch.bfloat16, source="Paddle#66921"),
+    Gemm(8, 1024, 4096, torch.bfloat16, layout="tn", source="Paddle#66921"),
+)
+# The second takes 2.5 s on two CPU cores, since fp16 has no fast GEMM there; the quick level takes a narrower one.
+PUBLISHED_CPU_QUICK = (
+    PUBLISHED[0],
+    Gemm(64, 14688, 96, torch.float16, source="pytorch#152017 narrowed"),
+    *PUBLISHED[2:],
+)
+
+OWN = "own"  # a shape that the profile brought: where it cannot run at all, the probe fails
+
+_ROWS = (1, 2, 7, 64, 333)
+_INNER_COLUMNS = ((1024, 1024), (1024, 4096), (1536, 8960), (4096, 1024), (14688, 1536))
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_LAYOUTS = ("nn", "nt", "tn", "tt")
+
+
+def sweep() -> Iterator[Gemm]:
+    """375 shapes x layouts x bias x dtypes, of sizes that models have and that crashed."""
+    for k, n in _INNER_COLUMNS:
+        for m in _ROWS:
+            for dtype in _DTYPES:
+                yield Gemm(m, k, n, dtype, linear=True)
+                for layout in _LAYOUTS:
+                    yield Gemm(m, k, n, dtype, layout)
+
+
+def cases(context: Context) -> tuple[Gemm, ...]:
+    """The profile's own shapes first, all of them; then the published ones, and from the standard level on the sweep.
+
+    Of these the CPU takes what it can afford.
+    """
+    own = tuple(
+        Gemm(shape.m, shape.k, shape.n, getattr(torch, shape.dtype), shape.layout, shape.bias, OWN)
+        for shape in context.job.own.shapes
+    )
+    deep = context.at_least("standard")
+    published = PUBLISHED if deep or not context.on_cpu else PUBLISHED_CPU_QUICK
+    more = tuple(sweep()) if deep else ()
+    if context.on_cpu:
+        more = tuple(gemm for gemm in more if gemm.m * gemm.k * gemm.n <= _CPU_LIMIT)
+    return own + published + more
+
+
+def crash(context: Context) -> None:
+    """gemm.crash: the process lives through every shape, and every element of each result is right."""
+    chosen = cases(context)
+    context.traits["shapes"] = "cpu subset" if context.on_cpu else "all"
+    context.traits["count"] = len(chosen)
+    for gemm in chosen:
+        _multiply(context, gemm)
+
+
+def _multiply(context: Context, gemm: Gemm) -> None:
+    """Multiply matrices of rank one, r x^T and x c^T of {-1, 0, 1}: r c^T (x . x), exact; its check costs m n.
+
+    All numbers are whole and exact in each dtype, so the device can compare. Only where it finds a difference does the
+    host compare too, element by element in float64: of 375 products that took most of this probe's processor time.
+    """
+    device, dtype = context.device, gemm.dtype
+    r, x, c = _vectors(gemm.m, gemm.k, gemm.n)
+    rows, inner, columns = (vector.to(device, dtype) for vector in (r, x, c))
+    left = _factor(rows, inner, gemm.layout[0])
+    with context.step(gemm.name, None if gemm.source == OWN else is_unsupported) as step:
+        if gemm.linear:
+            got = F.linear(left, columns[:, None] * inner, columns)
+        else:
+            got = torch.matmul(left, _factor(inner, columns, gemm.layout[1]))
+    if step.refused:
+        return
+    shape = (gemm.m, gemm.k, gemm.n)
+    if got.dtype == dtype and torch.equal(got, _product(gemm, rows, x, columns)):
+        context.figure(gemm.name, dtype, shape, error=0.0, bound=0.0, seconds=step.seconds)
+        return
+    worst = compare(got, _product(gemm, r, x, c))
+    context.compared(gemm.name, dtype, shape, worst, step.seconds)
+    if worst.wrong:
+        context.fail("mismatch", f"{gemm.name}: {worst}")
+
+
+@functools.lru_cache(maxsize=1)
+def _vectors(m: int, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """r (m), x (k) and c (n) on the host. Successive gemms differ in dtype and layout alone."""
+    inner = inputs.ternary((k,), seed=23, every=max(4, k // _ONES))
+    inner[0] = 1  # however short it is, the product is not zero
+    return inputs.signs(m, 21), inner, inputs.signs(n, 22)
+
+
+def _product(gemm: Gemm, r: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """r c^T (x . x), and c^T more for F.linear; where r and c lie, in their dtype."""
+    found = r[:, None] * (c * float(x.abs().sum()))
+    return found + c if gemm.linear else found
+
+
+def _factor(rows: torch.Tensor, columns: torch.Tensor, layout: str) -> torch.Tensor:
+    """rows columns^T, in memory as it is ("n") or transposed ("t")."""
+    return rows[:, None] * columns if layout == "n" else (columns[:, None] * rows).t()

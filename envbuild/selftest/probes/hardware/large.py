@@ -1,0 +1,102 @@
+"""large: tensors of more than 2^31 elements, whose places leave 32-bit integers, are computed to their last element.
+
+One byte an element keeps them small. The values repeat with a prime period, of which no power of two is a multiple.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.numerics import inputs
+
+ROWS, COLUMNS = 65599, 32771  # 2149744829 elements, 2^31 and 2261181 more
+PERIOD = 251  # prime
+COPIES = 3  # of the tensor, in memory at once
+PART = PERIOD << 14  # elements that are compared at a time
+LOOKUPS = 1000
+
+
+def large(context: Context) -> None:
+    """large: sums, copies, gathers and writes over more than 2^31 elements reach every one of them."""
+    if context.on_cpu and not context.at_least("full"):
+        raise Skip("on the CPU at level full only: it takes 6 GB and some seconds")
+    needed, free = COPIES * ROWS * COLUMNS, available(context)
+    if free < needed:
+        raise Skip(f"needs {needed >> 20} MiB of memory, {free >> 20} MiB are free")
+    device, count = context.device, ROWS * COLUMNS
+    with context.step(f"x of {count} bytes") as step:
+        x = _pattern(count, device)
+    _report(context, "x", step.seconds, _wrong(x, 0))
+    with context.step("x + 1") as step:
+        after = x + 1
+    _report(context, "x + 1", step.seconds, _wrong(after, 1))
+    del after
+    with context.step("sums of columns") as step:  # modulo 256: in a wider dtype torch would copy x into that first
+        sums = x.view(ROWS, COLUMNS).sum(dim=0, dtype=torch.uint8)
+    _report(context, "sums of columns", step.seconds, int((sums.cpu() != column_sums()).sum()))
+    where = places(count).to(device)
+    expected = (where % PERIOD).to(torch.uint8)
+    with context.step("gather of single elements") as step:
+        taken = x[where]
+    _report(context, "gather of single elements", step.seconds, int((taken != expected).sum()))
+    with context.step("gather of rows") as step:
+        rows = where // COLUMNS
+        lines = x.view(ROWS, COLUMNS)[rows]
+    starts = rows[:, None] * COLUMNS + torch.arange(COLUMNS, device=device)
+    _report(context, "gather of rows", step.seconds, int((lines != (starts % PERIOD).to(torch.uint8)).sum()))
+    with context.step("scatter") as step:
+        x[where] = PERIOD
+    written = sum(int((part == PERIOD).sum()) for part in torch.split(x, PART))
+    _report(context, "scatter", step.seconds, abs(written - len(where)) + int((x[where] != PERIOD).sum()))
+    with context.step("max") as step:
+        x[-1] = PERIOD + 1
+        at = int(x.argmax())
+    _report(context, "place of the largest", step.seconds, abs(at - (count - 1)))
+
+
+def available(context: Context) -> int:
+    """Bytes of memory that are free, on the GPU or on this machine."""
+    if not context.on_cpu:
+        return int(torch.cuda.mem_get_info(context.device)[0])
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def column_sums() -> torch.Tensor:
+    """Modulo 256 the sums of (row COLUMNS + column) modulo 251 over all rows: (COLUMNS), uint8, on the host."""
+    rows = torch.bincount(torch.arange(ROWS) * COLUMNS % PERIOD, minlength=PERIOD)
+    residues = torch.arange(PERIOD)
+    sums = torch.stack([(rows * ((residues + column) % PERIOD)).sum() for column in range(PERIOD)]) % 256
+    return sums[torch.arange(COLUMNS) % PERIOD].to(torch.uint8)
+
+
+def places(count: int) -> torch.Tensor:
+    """Different ones, around 2^31 where there are so many, at both ends, and spread over all; int64 on the host."""
+    edges = torch.arange(-3, 4)
+    chosen = torch.cat((edges % count, (1 << 31) + edges, (inputs.hashes(LOOKUPS, 801) >> 1) * count >> 31))
+    different: torch.Tensor = torch.unique(chosen[chosen < count])
+    return different
+
+
+def _pattern(count: int, device: torch.device) -> torch.Tensor:
+    """Each element is its place modulo 251."""
+    once = torch.arange(PERIOD, dtype=torch.uint8, device=device)
+    return once.repeat(-(-count // PERIOD))[:count]
+
+
+def _wrong(x: torch.Tensor, more: int) -> int:
+    """How many elements are not their place modulo 251, and `more`."""
+    expected = _pattern(PART, x.device) + more
+    return sum(int((part != expected[: len(part)]).sum()) for part in torch.split(x, PART))
+
+
+def _report(context: Context, case: str, seconds: float, wrong: int) -> None:
+    context.figure(f"{case}: wrong", torch.uint8, (ROWS, COLUMNS), wrong, 0.0, seconds)
+    if wrong:
+        context.fail("mismatch", f"{case} over {ROWS * COLUMNS} elements: off by {wrong}")

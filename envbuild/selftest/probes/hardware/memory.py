@@ -1,0 +1,125 @@
+"""memory: what is written to the device's memory is read again, from nearly all of it.
+
+Each pattern is written to all of the memory before any of it is read. Constants set every bit both ways; addresses and
+random words differ from place to place, which shows cells that answer to several addresses; a walking bit, alone among
+its opposites, shows cells that take over what their neighbours hold. These are the patterns of cuda_memtest and of
+DCGM's memory test.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Callable
+
+import torch
+
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.nvidia.telemetry import DRAIN
+from envbuild.selftest.probes.hardware.burn import devices
+
+HELD = 0.9  # of the free memory
+CHUNK, CHUNK_CPU, CHUNKS_CPU = 256 << 20, 256 << 10, 4  # bytes
+TEMPORARIES = 3  # chunks, of room for what patterns and comparisons make
+WORD = 8  # bytes
+BITS = 8 * WORD
+
+# Odd numbers, so that no two places have the same word: 2^64 over the golden ratio, and one of splitmix64's (Steele,
+# Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
+MIXER = 0xBF58476D1CE4E5B9 - (1 << 64)
+
+Pattern = Callable[[torch.Tensor], torch.Tensor]  # from places, int64, which it may overwrite, to words
+
+
+def constant(places: torch.Tensor, word: int) -> torch.Tensor:
+    return places.fill_(word)
+
+
+def addresses(places: torch.Tensor) -> torch.Tensor:
+    return places
+
+
+def random(places: torch.Tensor) -> torch.Tensor:
+    """A different word in every place, half of whose bits differ from its neighbour's."""
+    words = places.mul_(STRIDE)
+    return words.bitwise_xor_((words >> 29).bitwise_and_((1 << BITS - 29) - 1)).mul_(MIXER)
+
+
+def walking(places: torch.Tensor, turn: int) -> torch.Tensor:
+    """One bit alone; over 64 turns it is each bit of each word."""
+    return torch.bitwise_left_shift(torch.ones_like(places), places.add_(turn).remainder_(BITS))
+
+
+def inverse(places: torch.Tensor, pattern: Pattern) -> torch.Tensor:
+    return pattern(places).bitwise_not_()
+
+
+BY_PLACE: dict[str, Pattern] = {"addresses": addresses, "random": random}
+REPEATED: dict[str, Pattern] = {  # every chunk holds the same words
+    "zeros": functools.partial(constant, word=0),
+    "0x55": functools.partial(constant, word=0x5555555555555555),
+    **{f"walking bit {turn}": functools.partial(walking, turn=turn) for turn in range(BITS)},
+}
+
+
+def memory(context: Context) -> None:
+    """memory: walking bits, addresses, random words and their inverses are kept by 90% of each GPU's free memory."""
+    for device in devices(context):
+        count = CHUNKS_CPU if context.on_cpu else chunks_within(torch.cuda.mem_get_info(device)[0])
+        words = (CHUNK_CPU if context.on_cpu else CHUNK) // WORD
+        chunks = [torch.empty(words, dtype=torch.int64, device=device) for _ in range(count)]
+        context.traits[str(device)] = {"bytes": count * words * WORD}
+        for name, pattern in {**REPEATED, **BY_PLACE}.items():
+            for title, words_of_chunk in (
+                (name, pattern),
+                (f"{name}, inverted", functools.partial(inverse, pattern=pattern)),
+            ):
+                context.step(f"{title} in {count * words * WORD >> 20} MiB of {device}")
+                begin = time.perf_counter()
+                wrong = _walk(context, title, words_of_chunk, chunks, name in REPEATED)
+                seconds = time.perf_counter() - begin
+                context.figure(f"words of {title} on {device}", torch.int64, (count * words,), wrong, 0.0, seconds)
+        del chunks
+
+
+def chunks_within(free: int) -> int:
+    """How many are written in as many free bytes, while there is room for what a comparison makes on the way."""
+    return max(1, (int(HELD * free) - TEMPORARIES * CHUNK) // CHUNK)
+
+
+def words_of(pattern: Pattern, first: int, count: int, device: torch.device) -> torch.Tensor:
+    """The words (count) of a pattern for the places from `first` on."""
+    return pattern(torch.arange(first, first + count, device=device))
+
+
+def differing(got: torch.Tensor, expected: torch.Tensor, first: int) -> tuple[int, str]:
+    """How many words differ, and a sentence about the first of them; `first`: the place of the first word."""
+    differs = got != expected
+    count = int(differs.sum())
+    if not count:
+        return 0, ""
+    at = int(differs.to(torch.uint8).argmax())  # nonzero() could take more memory than is left
+    return count, f"word {first + at} is {_hex(int(got[at]))}, should be {_hex(int(expected[at]))}"
+
+
+def _walk(context: Context, name: str, pattern: Pattern, chunks: list[torch.Tensor], repeated: bool) -> int:
+    """Write all, then read all: how many words are wrong."""
+    words, device = chunks[0].numel(), chunks[0].device
+    same = words_of(pattern, 0, words, device) if repeated else None
+    total = 0
+    for write in (True, False):
+        for index, chunk in enumerate(chunks):
+            expected = same if same is not None else words_of(pattern, index * words, words, device)
+            if write:
+                chunk.copy_(expected)
+                continue
+            count, said = differing(chunk, expected, index * words)
+            if count and not total:
+                context.fail("mismatch", f"{device}: {name}: {said}: {DRAIN}")
+            total += count
+    return total
+
+
+def _hex(word: int) -> str:
+    return f"{word % (1 << 64):#018x}"

@@ -1,0 +1,127 @@
+"""perf.gemm and perf.memory: how fast the card is, beside what its datasheet says. No result is checked here."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from typing import Callable
+
+import torch
+
+from envbuild.selftest.harness.probe_context import Context, dtype_name
+from envbuild.selftest.harness.probe_outcome import Figure, Skip
+
+SIDE, SIDE_CPU = 8192, 1024  # of the products
+COPIED, COPIED_CPU = 1 << 30, 64 << 20  # bytes, far more than any cache holds
+SECONDS, SECONDS_CPU = 0.25, 0.1  # of work for one figure, in several parts of which the median counts
+PARTS = 5
+
+# The job document's name for a product: its dtype, whether TF32 is allowed, and the compute capability that has it.
+PRODUCTS = {
+    "fp16": (torch.float16, False, (7, 0)),
+    "bf16": (torch.bfloat16, False, (8, 0)),
+    "tf32": (torch.float32, True, (8, 0)),
+    "fp32": (torch.float32, False, (0, 0)),
+}
+SLOW = "throttled, shared or not this card"
+
+
+def gemm(context: Context) -> None:
+    """perf.gemm: TFLOP/s of large products in each precision, not below the profile's floor of the datasheet's."""
+    _measure(context, "gemm", "TFLOP/s", _products)
+
+
+def memory(context: Context) -> None:
+    """perf.memory: GB/s of a copy within the card's memory, not below the profile's floor of the datasheet's."""
+    _measure(context, "memory", "GB/s", _copy)
+
+
+def _measure(
+    context: Context, kind: str, unit: str, measure: Callable[[Context, torch.device], Mapping[str, float]]
+) -> None:
+    """Measure every device, then judge: without a datasheet or a floor the figures are told, and it is a skip."""
+    cards = ["cpu"] if context.on_cpu else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    names = ["the CPU" if context.on_cpu else torch.cuda.get_device_name(card) for card in cards]
+    found = [measure(context, torch.device(card)) for card in cards]
+    context.traits[unit] = [dict(figures, card=name) for name, figures in zip(names, found)]
+    told = ", ".join(f"{name} {value:.4g} {unit}" for name, value in found[0].items())
+    if kind not in context.job.floors:
+        raise Skip(f"the profile declares no floor; measured: {told}")
+    sheets = [context.job.datasheets.get(name, {}) for name in names]
+    judged = [
+        judge(context, f"{kind} of {card}", unit, figures, sheet) for card, figures, sheet in zip(cards, found, sheets)
+    ]
+    if not any(judged):
+        raise Skip(f"no datasheet's figure for {names[0]} has a source; measured: {told}")
+
+
+def judge(context: Context, case: str, unit: str, figures: Mapping[str, float], sheet: Mapping[str, float]) -> bool:
+    """Hold what was measured against the datasheet; False where it has none of these figures.
+
+    The figure's error is what the floor asks for, its bound what was reached.
+    """
+    floor = context.job.floors[case.split()[0]]
+    known = [name for name in figures if name in sheet]
+    for name in known:
+        reached, promised = figures[name], sheet[name]
+        dtype = PRODUCTS[name][0] if name in PRODUCTS else torch.uint8
+        title = f"{case}, {name}: {unit} asked for of those reached"
+        context.figures.append(Figure(title, dtype_name(dtype), (), floor * promised, reached, None, 0.0))
+        if not reached >= floor * promised:
+            context.fail(
+                "bound",
+                f"{case}: {name} {reached:.4g} of {promised:.4g} {unit}, {reached / promised:.0%}; the profile asks "
+                f"for {floor:.0%}: {SLOW}",
+            )
+    return bool(known)
+
+
+def _products(context: Context, device: torch.device) -> dict[str, float]:
+    """TFLOP/s by the job document's names."""
+    side = SIDE_CPU if context.on_cpu else SIDE
+    capability = (0, 0) if context.on_cpu else torch.cuda.get_device_capability(device)
+    found = {}
+    for name, (dtype, tf32, least) in PRODUCTS.items():
+        if capability < least:
+            continue
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        a = (torch.rand((side, side), device=device) - 0.5).to(dtype)
+        b = (torch.rand((side, side), device=device) - 0.5).to(dtype)
+        out = torch.empty_like(a)
+        context.step(f"mm {name} {side}x{side}x{side} on {device}")
+        found[name] = 2 * side**3 / seconds(device, functools.partial(torch.mm, a, b, out=out)) / 1e12
+    return found
+
+
+def _copy(context: Context, device: torch.device) -> dict[str, float]:
+    """GB/s, reading and writing both counted, by the job document's name."""
+    size = COPIED_CPU if context.on_cpu else COPIED
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    context.step(f"copy of {size >> 20} MiB on {device}")
+    return {"copy": 2 * size / seconds(device, lambda: target.copy_(source)) / 1e9}
+
+
+def seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """Of one call: the median of several parts of many calls each, after a part that warms up."""
+    length = (SECONDS_CPU if device.type == "cpu" else SECONDS) / PARTS
+    _timed(device, work, 1)  # the first call chooses an algorithm
+    warm = 0.0
+    while warm < length:
+        warm += max(_timed(device, work, 1), 1e-6)
+    once = max(_timed(device, work, 2) / 2, 1e-6)
+    count = max(1, int(length / once))
+    parts = sorted(_timed(device, work, count) / count for _ in range(PARTS))
+    return parts[PARTS // 2]
+
+
+def _timed(device: torch.device, work: Callable[[], object], count: int) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(count):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin

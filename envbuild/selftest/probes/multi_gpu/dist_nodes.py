@@ -1,0 +1,129 @@
+"""dist.nodes: ranks on several machines, one each and then all, over NCCL and over gloo.
+
+Each machine has the image, runs this at the same time, and tells what its own ranks did. What is tried is the same for
+all, whatever fails: none could tell the others to leave a stage out. Each stage's end is counted from the probe's
+beginning: who sat out the stage before, or failed in it at once, waits for those who were in it to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed
+
+from envbuild.selftest.distributed import rank_processes
+from envbuild.selftest.distributed.rank_processes import Among, Tried, World
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.probes.multi_gpu import dist_staged
+
+CAP = 60.0  # seconds of a stage at least: containers of several machines do not begin together
+PROCESSES = 2  # a machine, on the CPU
+_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,253}):(?P<port>[0-9]{1,5})")
+_INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Which of the machines this is, where rank 0 is met (from `port` on, one for each stage), and by what network."""
+
+    number: int
+    host: str
+    port: int
+    interface: str
+
+
+@dataclass(frozen=True)
+class NodeStage:
+    """Who does what together: `each` ranks on each of the machines `nodes`."""
+
+    backend: str
+    nodes: tuple[int, ...]
+    each: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.backend} nodes {'+'.join(map(str, self.nodes))} x{self.each}"
+
+
+def stages(count: int, each: int, cuda: bool) -> list[NodeStage]:
+    """The first machine with every other one, where there are more than two; then all with one rank; then with all."""
+    pairs = [((0, other), 1) for other in range(1, count)] if count > 2 else []
+    everyone = tuple(range(count))
+    worlds = [*pairs, *((everyone, size) for size in dict.fromkeys((1, each)))]
+    return [NodeStage(backend, *world) for world in worlds for backend in (("nccl", "gloo") if cuda else ("gloo",))]
+
+
+def across(context: Context) -> None:
+    """dist.nodes: ranks on several machines exchange, sum and train, exact to the last bit."""
+    job = context.job
+    if job.nodes < 2:
+        raise Skip("one machine alone: envbuild test --on slurm --nodes 2")
+    if not torch.distributed.is_available():
+        raise Skip(f"torch {torch.__version__} is built without torch.distributed")
+    spot = _spot(job)
+    each = PROCESSES if context.on_cpu else job.gpu_count
+    cards = [] if context.on_cpu else dist_staged.cards(context)
+    if cards and len(cards) < each:
+        raise Skip(f"{len(cards)} of {each} GPUs visible on node {spot.number}")
+    if context.on_cpu:
+        dist_staged.import_ahead()
+    done = []
+    begin = time.monotonic()
+    for number, stage in enumerate(stages(job.nodes, each, not context.on_cpu)):
+        if spot.number in stage.nodes:
+            context.step(stage.name)
+            limit = begin + CAP * (number + 1) - time.monotonic()
+            done.append((stage, _try(stage, spot, spot.port + number, job.device, limit)))
+    _tell(context, spot, done)
+    failed = {stage: tried for stage, tried in done if tried.stage.faults}
+    for stage, tried in failed.items():
+        first = tried.stage.faults[0]
+        context.step(f"{stage.name}: {first.step}, rank {first.rank}")
+        context.fail(first.kind, f"rank {first.rank} of {stage.name}: {first.reason}{_says(stage, done)}", first.signal)
+
+
+def _try(stage: NodeStage, spot: Spot, port: int, device: str, limit: float) -> Tried:
+    first = stage.nodes.index(spot.number) * stage.each
+    among = Among(first, len(stage.nodes) * stage.each, f"{spot.host}:{port}", spot.interface)
+    (tried,) = rank_processes.run([World(stage.backend, tuple(range(stage.each)), (), among)], device, limit)
+    return tried
+
+
+def _tell(context: Context, spot: Spot, done: list[tuple[NodeStage, Tried]]) -> None:
+    context.traits.update(
+        node=spot.number,
+        interface=spot.interface,
+        transports=sorted({name for _, tried in done for name in tried.stage.log.transports}),
+        stages=[
+            {"stage": stage.name, "passed": not tried.stage.faults, "seconds": round(tried.stage.seconds, 3)}
+            for stage, tried in done
+        ],
+        **dist_staged.rates([tried for _, tried in done]),
+    )
+    for stage, tried in done:
+        for case, (dtype, shape, error, seconds) in dist_staged.figures(tried).items():
+            context.figure(f"{stage.name} {case}", getattr(torch, dtype), shape, error, 0.0, seconds)
+
+
+def _says(failed: NodeStage, done: list[tuple[NodeStage, Tried]]) -> str:
+    """Which layer it is, told from the same machines over gloo."""
+    if failed.backend == "gloo":
+        return ""
+    twin = NodeStage("gloo", failed.nodes, failed.each)
+    passes = any(not tried.stage.faults for stage, tried in done if stage == twin)
+    return f"; {'nccl fails and gloo passes: NCCL, or the fabric' if passes else 'gloo fails too: network or image'}"
+
+
+def _spot(job: JobDocument) -> Spot:
+    """Of the variables that whoever started the container set. Raises RuntimeError where they do not fit the job."""
+    number, meeting, interface = (os.environ.get(f"ENVBUILD_{name}", "") for name in ("NODE", "MEETING", "INTERFACE"))
+    found = _ADDRESS.fullmatch(meeting)
+    if not (number.isdigit() and int(number) < job.nodes and found and _INTERFACE.fullmatch(interface)):
+        raise RuntimeError(f"this is none of {job.nodes} machines: {number!r}, {meeting!r}, {interface!r}")
+    return Spot(int(number), found["host"], int(found["port"]), interface)

@@ -1,0 +1,252 @@
+"""dist.staged: one process a GPU, each alone, in pairs, then more together; over NCCL, and over gloo to tell it apart.
+
+It is for cases as Amphion's and Step-Video's: one GPU works, several die of SIGSEGV (open-mmlab/Amphion#167). This
+process calls nothing of torch: its ranks are forked from it, and a CUDA that was used before a fork is of no use after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+
+from envbuild.selftest.distributed import fault_localization, nccl_log, rank_processes
+from envbuild.selftest.distributed.collectives import FIGURE, LEFT_OUT, RATE
+from envbuild.selftest.distributed.fault_localization import Stage, StageVerdict
+from envbuild.selftest.distributed.rank_processes import Tried, World
+from envbuild.selftest.harness import forking
+from envbuild.selftest.harness.probe_context import Context, missing_gpu
+from envbuild.selftest.harness.probe_outcome import Skip
+
+CAP = 30.0  # seconds of a stage
+BUDGET = 300.0  # seconds of all stages
+PROCESSES = 4  # on the CPU, where there is no GPU to have one each
+
+
+def rounds(members: Sequence[int]) -> list[list[tuple[int, ...]]]:
+    """All pairs, in rounds in which each member has one partner at most: a tournament by the circle method."""
+    ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
+    found = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]))
+        found.append([tuple(sorted((a, b))) for a, b in pairs if a is not None and b is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return found
+
+
+def growing(members: Sequence[int]) -> list[tuple[int, ...]]:
+    """The first 4, 8, 16, ... members, and all of them; none where a pair is all."""
+    sizes = [size for size in (4 << shift for shift in range(16)) if size < len(members)]
+    return [tuple(members[:size]) for size in (*sizes, len(members)) if size > 2]
+
+
+class StagedRun:
+    """The members here, GPUs or processes of the CPU, and what was tried with them so far."""
+
+    def __init__(self, context: Context, cards: Sequence[Mapping[str, Any]]) -> None:
+        self.context = context
+        self.cards = cards
+        self.capabilities = {number: str(card["compute_capability"]) for number, card in enumerate(cards)}
+        self.members = tuple(range(len(cards) or PROCESSES))
+        self.tried: list[Tried] = []
+        self.left_out: list[str] = []
+        self._end = time.monotonic() + BUDGET
+
+    def stages(self, backend: str) -> list[Stage]:
+        """What was tried over this backend as it is, nothing switched off, the smaller worlds first."""
+        return [tried.stage for tried in self.tried if tried.stage.backend == backend and not tried.stage.settings]
+
+    def walk(self, backend: str) -> None:
+        """Each alone; those that work alone in pairs, then more and more of them together."""
+        self._try(backend, [(member,) for member in self.members])
+        lame = {stage.members[0] for stage in self.stages(backend) if stage.faults}
+        able = [member for member in self.members if member not in lame]
+        for groups in (*(rounds(able) if len(able) > 1 else ()), *([group] for group in growing(able))):
+            self._try(backend, groups)
+
+    def localise(self) -> None:
+        """Over gloo all cards, and the smallest world that failed over NCCL; that one also without each transport."""
+        failed = [stage.members for stage in self.stages("nccl") if stage.faults][:1]
+        for members in dict.fromkeys((*failed, self.members)):
+            self._try("gloo", [members])
+        for members in failed:
+            for settings in fault_localization.RETRIES if len(members) > 1 else ():
+                self._try("nccl", [members], settings)
+
+    def _try(self, backend: str, groups: Sequence[tuple[int, ...]], settings: tuple[str, ...] = ()) -> None:
+        """Worlds that have no member in common, all at once."""
+        names = ", ".join(Stage(backend, members, settings).name for members in groups)
+        if time.monotonic() > self._end:
+            self.left_out.append(names)
+            return
+        self.context.step(names)
+        worlds = [World(backend, members, settings) for members in groups]
+        self.tried += rank_processes.run(worlds, self.context.job.device, CAP)
+
+
+def staged(context: Context) -> None:
+    """dist.staged: processes alone, in pairs and together exchange, sum and train, exact to the last bit."""
+    if not torch.distributed.is_available():
+        raise Skip(f"torch {torch.__version__} is built without torch.distributed")
+    site = StagedRun(context, [] if context.on_cpu else cards(context))
+    if context.on_cpu:
+        import_ahead()
+        site.walk("gloo")
+    else:
+        site.walk("nccl")
+        site.localise()
+    _tell(site)
+    _judge(site)
+    missing = _missing(site)
+    if missing and not context.faults:
+        raise Skip(missing)
+
+
+def cards(context: Context) -> list[dict[str, Any]]:
+    """The visible GPUs, as a process of their own sees them: one that asks CUDA can fork none that uses it."""
+    context.step("visible GPUs")
+    ending = forking.run(_look, CAP)
+    if ending.told.get("missing"):
+        raise Skip(str(ending.told["missing"]))
+    if ending.failure:
+        raise RuntimeError(f"the GPUs could not be listed: {ending.failure}")
+    return [dict(card) for card in ending.told["cards"]]
+
+
+def _look(tell: forking.Tell) -> None:
+    tell("missing", missing_gpu())
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    tell("cards", [_card(item) for item in found])
+
+
+def _card(found: Any) -> dict[str, Any]:
+    uuid = getattr(found, "uuid", None)  # not before torch 2.4
+    return {
+        "name": found.name,
+        "compute_capability": f"{found.major}.{found.minor}",
+        "uuid": None if uuid is None else f"GPU-{uuid}",
+    }
+
+
+def import_ahead() -> None:
+    """What DDP imports when it is first used, here for all ranks: 1.5 s that each of them would spend (torch 2.13).
+
+    Not for GPUs: what an import asks of CUDA is torch's to choose.
+    """
+    with contextlib.suppress(Exception):
+        importlib.import_module("torch._dynamo")
+
+
+def _tell(site: StagedRun) -> None:
+    """Figures and traits of all that was tried."""
+    for tried in site.tried:
+        for case, (dtype, shape, error, seconds) in figures(tried).items():
+            site.context.figure(f"{tried.stage.name} {case}", getattr(torch, dtype), shape, error, 0.0, seconds)
+    unequal = fault_localization.inequality(site.capabilities)
+    site.context.traits.update(
+        stages=[_document(tried.stage) for tried in site.tried],
+        cards=list(site.cards),
+        card=_joined(str(card["name"]) for card in site.cards),
+        compute_capability=_joined(site.capabilities.values()),
+        transports=sorted({name for stage in site.stages("nccl") for name in stage.log.transports}),
+        nccl=_joined(tried.stage.log.version for tried in site.tried if tried.stage.log.version),
+        unequal=unequal,
+        unequal_cards="yes" if unequal else "no",
+        **rates(site.tried),
+    )
+
+
+def _joined(values: Iterable[str]) -> str | None:
+    """The one value, or all that there are; None where there is none."""
+    return " and ".join(sorted(set(values))) or None
+
+
+def _document(stage: Stage) -> dict[str, Any]:
+    return {
+        "stage": stage.name,
+        "passed": not stage.faults,
+        "transports": list(stage.log.transports),
+        "seconds": round(stage.seconds, 3),
+        "faults": list(map(dataclasses.asdict, stage.faults)),
+    }
+
+
+def figures(tried: Tried) -> dict[str, tuple[str, list[int], float, float]]:
+    """By case its dtype, its shape, the largest error and the longest time of all ranks; NaN is the largest error."""
+    found: dict[str, tuple[str, list[int], float, float]] = {}
+    for ending in tried.endings:
+        for key in ending.told:
+            if key.startswith(FIGURE):
+                dtype, shape, error, seconds = ending.told[key]
+                _, _, worst, longest = found.get(key, (dtype, shape, 0.0, 0.0))
+                worst = worst if worst >= error or math.isnan(worst) else error
+                found[key] = (dtype, shape, worst, max(seconds, longest))
+    return {key[len(FIGURE) :]: row for key, row in found.items()}
+
+
+def rates(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
+    """Traits: the bus bandwidth of each case over its slowest rank, and why cases were left out."""
+    found: dict[str, dict[str, Any]] = {"GB/s": {}, "left_out": {}}
+    for one in tried:
+        for ending in one.endings:
+            for key, value in ending.told.items():
+                for prefix, trait in ((RATE, "GB/s"), (LEFT_OUT, "left_out")):
+                    if key.startswith(prefix):
+                        case = f"{one.stage.name} {key[len(prefix) :]}"
+                        found[trait][case] = min(value, found[trait].get(case, value))
+    return found
+
+
+def _judge(site: StagedRun) -> None:
+    """Note what failed, the smallest world first, and what all of it says."""
+    context = site.context
+    stages = [tried.stage for tried in site.tried]
+    verdict = fault_localization.judge(stages, site.capabilities)
+    if verdict:
+        failed = [stage for stage in (*site.stages("nccl"), *site.stages("gloo")) if stage.faults]
+        context.traits.update(layer=verdict.layer, place=verdict.place, cure=verdict.cure)
+        context.traits.update(failed_step=failed[0].faults[0].step)
+        for stage in failed:
+            _fail(site, stage, verdict if stage is failed[0] else None)
+    if site.left_out:
+        context.step("stages left out")
+        context.fail("hang", f"no time was left after {BUDGET:g} s for " + "; ".join(site.left_out))
+    required = context.job.transport
+    if required:
+        between = [stage for stage in site.stages("nccl") if len(stage.members) > 1 and not stage.faults]
+        objection = nccl_log.objection(required, [(stage.name, stage.log) for stage in between])
+        if objection:
+            context.step("transports")
+            context.fail("mismatch", objection)
+
+
+def _fail(site: StagedRun, stage: Stage, verdict: StageVerdict | None) -> None:
+    """A failed stage as a fault at the step of the rank that is to blame."""
+    first, more = stage.faults[0], stage.faults[1:]
+    card = f" (GPU {first.member})" if site.cards else ""
+    site.context.step(f"{stage.name}: {first.step}, rank {first.rank}{card}")
+    others = f", as did rank {', '.join(str(fault.rank) for fault in more)}" if more else ""
+    said = f"rank {first.rank}{card} of {stage.name}: {first.reason}{others}"
+    site.context.fail(first.kind, f"{said}; {verdict.text}" if verdict else said, first.signal)
+
+
+def _missing(site: StagedRun) -> str | None:
+    """What there is too little of here to prove what the profile is for; None where there is enough, or on the CPU."""
+    count, wanted = len(site.cards), site.context.job.gpu_count
+    if site.context.on_cpu:
+        return None
+    if count < wanted:
+        return f"{count} GPU{'s' if count > 1 else ''} visible, the profile is for {wanted} that work together"
+    if count == 1 and site.context.job.transport:
+        return "one GPU is visible: no transport between GPUs could be measured"
+    if count == 1:
+        site.context.traits["skipped"] = "worlds of two and more: one GPU is visible"
+    return None

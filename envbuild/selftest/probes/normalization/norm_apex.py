@@ -1,0 +1,98 @@
+"""norm.apex: apex's four norms over mixed dtypes, with and without autocast, forward and backward.
+
+They take the cases of norm.torch. What each is held to was read in apex's sources at 6424da3b (2026-07-08):
+
+- Fused* gives the input's dtype and reads the weight as that, so that any other pair is refused, by torch, in the words
+  "expected scalar type Float but found Half". Mixed* gives the weight's dtype, and takes a float32 input with any.
+- Under autocast all four cast all that they are given to its dtype.
+- The kernels compute in float32, round x / sigma to the result's dtype and multiply (and add) in it.
+- Off the GPU there is no kernel: LayerNorm is torch's own, RMSNorm single operations of torch.
+
+Refusals of pairs that apex never took are no fault. They are told apart, with what a model that meets one can do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes import apex_import
+from envbuild.selftest.probes.normalization import norm_torch
+from envbuild.selftest.probes.normalization.norm_fixed_cases import DTYPES, EPSILON, Norm, Pair, inputs_dtype
+
+LAYER, RMS = ("FusedLayerNorm", "MixedFusedLayerNorm"), ("FusedRMSNorm", "MixedFusedRMSNorm")
+
+SAME: frozenset[Pair] = frozenset((dtype, dtype) for dtype in DTYPES)
+MIXED: frozenset[Pair] = SAME | {(torch.float32, dtype) for dtype in DTYPES}
+
+# torch's words where a kernel reads a tensor as another dtype than it has; the advisory of those has the remedy.
+SCALAR_TYPE = re.compile(r"expected scalar type \w+ but found \w+")
+ADVISORY = "apex-t5-mixed-dtype"
+
+
+def norms(context: Context) -> None:
+    """norm.apex: apex's fused norms in mixed dtypes, forward and backward, against float64; refused pairs are told."""
+    module = apex_import.part("normalization", "fused_layer_norm_cuda")
+    if on_kernels(context):
+        found = kernels(module, norm_torch.autocast_dtype(context))
+    else:
+        context.traits["kernels"] = "none: on the CPU apex's norms are operations of torch"
+        found = fallbacks(module)
+    norm_torch.judge(context, found)
+    _note_mixed(context)
+
+
+def on_kernels(context: Context) -> bool:
+    """Whether what runs here are apex's own kernels."""
+    return not context.on_cpu
+
+
+def kernels(module: Any, autocast: torch.dtype) -> tuple[Norm, ...]:
+    """The four norms as their kernels have them."""
+    return tuple(
+        Norm(
+            name,
+            _call(getattr(module, name)),
+            centred=name in LAYER,
+            outputs=_weights if name.startswith("Mixed") else inputs_dtype,
+            declared=MIXED if name.startswith("Mixed") else SAME,
+            roundings=2 if name in LAYER else 1,
+            autocast=autocast,
+        )
+        for name in (*LAYER, *RMS)
+    )
+
+
+def fallbacks(module: Any) -> tuple[Norm, ...]:
+    """The four norms as they are without a GPU, whose pairs are torch's and not apex's to declare."""
+    layers = [Norm(name, _call(getattr(module, name))) for name in LAYER]
+    rms = [Norm(name, _call(getattr(module, name)), centred=False, outputs=_weights, roundings=1) for name in RMS]
+    return (*layers, *rms)
+
+
+def _weights(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, ...]:
+    return (weight,)
+
+
+def _call(kind: Any) -> Any:
+    """The module's forward over parameters that are given to it, whatever their dtypes."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+        layer = kind(tuple(weight.shape), eps=EPSILON)
+        given = {"weight": weight, "bias": bias}
+        return torch.func.functional_call(layer, {key: given[key] for key, _ in layer.named_parameters()}, (x,))
+
+    return call
+
+
+def _note_mixed(context: Context) -> None:
+    """Tell which pairs each norm refuses in the words that models which mix dtypes meet, and the advisory of those."""
+    refused = {
+        name: {pair: said for pair, said in pairs.items() if SCALAR_TYPE.fullmatch(said)}
+        for name, pairs in context.traits["pairs"].items()
+    }
+    if any(refused.values()):
+        context.traits["mixed_dtypes"] = {"refused": refused, "advisory": ADVISORY}

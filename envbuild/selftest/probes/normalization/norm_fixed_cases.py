@@ -1,0 +1,242 @@
+"""Norms, the cases that they all take, and what must come out, in float64.
+
+Each case has rows of four kinds: around 0; around 1, whose variance cancels where it is taken as E[x^2] - E[x]^2;
+512 times as large, whose squares leave float16; and 2^-6 times as large, where epsilon counts and 1 / sigma^3, which
+the backward pass needs, leaves float16.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness.probe_context import short_name
+from envbuild.selftest.numerics import inputs
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+WIDTHS = (256, 1023, 4096, 8192)  # elements of one normalisation; the second is no multiple of anything
+AUTOCAST_WIDTHS = WIDTHS[1:3]
+ROWS = 8
+GROUPS, CHANNELS = 4, 8  # of a GroupNorm: its groups, and the channels of each
+EPSILON = 1e-5
+MANY_ROWS, NARROW = 4096, 32  # sums over so many rows are what half precision cannot hold
+
+Pair = tuple[torch.dtype, torch.dtype]
+
+
+def inputs_dtype(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, ...]:
+    return (x,)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One implementation: `call(x, weight, bias)`, x being (rows, n), or (rows, channels, length) where it has groups.
+
+    `centred`: it takes the mean off. `groups`: how many groups of channels are normalised each on its own.
+    `outputs`: the dtypes that its result may have. `declared`: the pairs of dtypes, input's and weight's, that it must
+    take. `roundings`: how often it may round on the way, to the input's dtype or its result's, whichever holds less.
+    `upcasts`: it computes in float32; where it need not, rows that leave float16 on the way are tried apart and only
+    told. `autocast`: the dtype to which it casts all that it is given under autocast, so that it takes every pair
+    there; None: it leaves autocast to torch.
+    """
+
+    name: str
+    call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    centred: bool = True
+    groups: int = 1
+    outputs: Callable[[torch.dtype, torch.dtype], tuple[torch.dtype, ...]] = inputs_dtype
+    declared: frozenset[Pair] = frozenset({(torch.float32, torch.float32)})
+    roundings: int = 0
+    upcasts: bool = True
+    autocast: torch.dtype | None = None
+
+    def shape(self, rows: int, width: int) -> tuple[int, ...]:
+        if self.groups == 1:
+            return (rows, width)
+        return (rows // self.groups, self.groups * CHANNELS, width // CHANNELS)
+
+
+@dataclass(frozen=True)
+class NormCase:
+    """One call of one norm. `number`: its place among all, so that no two have the same values."""
+
+    norm: Norm
+    x: torch.dtype
+    weight: torch.dtype
+    rows: int
+    width: int
+    autocast: bool
+    number: int
+    extreme: bool = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.norm.shape(self.rows, self.width)
+
+    @property
+    def pair(self) -> str:
+        return f"{short_name(self.x)} x {short_name(self.weight)}{' autocast' if self.autocast else ''}"
+
+    @property
+    def outputs(self) -> tuple[torch.dtype, ...]:
+        """The dtypes that the result may have; torch's autocast may take a norm in float32."""
+        if self.cast is not None:
+            return (self.cast,)
+        return (*self.norm.outputs(self.x, self.weight), *((torch.float32,) if self.autocast else ()))
+
+    @property
+    def cast(self) -> torch.dtype | None:
+        """The dtype to which the norm casts all that it is given, if it does."""
+        return self.norm.autocast if self.autocast else None
+
+    @property
+    def is_declared(self) -> bool:
+        return self.cast is not None or (self.x, self.weight) in self.norm.declared
+
+    @property
+    def label(self) -> str:
+        return f"{self.norm.name} {self.pair}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.label} {'x'.join(map(str, self.shape))}"
+
+
+@dataclass(frozen=True)
+class NormInputs:
+    """What a norm is given; `grad` is the gradient of its result."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    grad: torch.Tensor
+
+    def to(self, dtype: torch.dtype) -> NormInputs:
+        return NormInputs(*(values.to(dtype) for values in (self.x, self.weight, self.bias, self.grad)))
+
+
+@dataclass(frozen=True)
+class Results:
+    """The result y, and the gradients of what was given."""
+
+    y: torch.Tensor
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
+    """torch's own norms, looked up when they are called.
+
+    On a GPU they must take both of one dtype; the CPU's got their half types with torch's later releases.
+    """
+    declared = frozenset((dtype, dtype) for dtype in DTYPES if dtype == torch.float32 or not on_cpu)
+
+    def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, weight.shape, weight, bias, EPSILON)
+
+    def rms(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        if hasattr(F, "rms_norm"):  # from torch 2.4 on
+            return F.rms_norm(x, tuple(weight.shape), weight, EPSILON)
+        wide = x.to(torch.float32)
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON) * weight.to(torch.float32)).to(x.dtype)
+
+    def group(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.group_norm(x, GROUPS, weight, bias, EPSILON)
+
+    return (
+        Norm("layer_norm", layer, declared=declared),
+        # torch 2.4 and 2.5 make it of single operations in the input's dtype; then the weight's may promote it.
+        Norm(
+            "rms_norm",
+            rms,
+            centred=False,
+            outputs=lambda x, weight: (x, torch.promote_types(x, weight)),
+            declared=declared,
+            roundings=5,
+            upcasts=False,
+        ),
+        # On CUDA mean and 1 / sigma are kept in the input's dtype before they are used.
+        Norm("group_norm", group, groups=GROUPS, declared=declared, roundings=2),
+    )
+
+
+def cases(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
+    """For each norm and pair of dtypes, without autocast and with it: a case of each width."""
+    number = itertools.count()
+    for norm, x, weight, autocast in itertools.product(norms, DTYPES, DTYPES, (False, True)):
+        extreme = norm.upcasts or x != torch.float16
+        widths = AUTOCAST_WIDTHS if autocast else WIDTHS
+        yield [NormCase(norm, x, weight, ROWS, width, autocast, next(number), extreme) for width in widths]
+
+
+def make(case: NormCase) -> NormInputs:
+    """x in [-1, 1) and the kinds of rows, weight in [0.5, 1.5), bias and grad in [-1, 1), as quantised to their dtypes;
+    all from counters, and turned by the case's number."""
+    channels, count = case.shape[1], math.prod(case.shape)
+    x, grad = (_values(case.rows, count // case.rows, seed).roll(case.number, dims=-1) for seed in (51, 54))
+    x[1::4] += 1
+    if case.extreme:
+        x[2::4] *= 512
+        x[3::4] *= 2.0**-6
+    weight, bias = inputs.uniform((channels,), seed=52) + 0.5, inputs.signed((channels,), seed=53)
+    return NormInputs(
+        x.reshape(case.shape).to(case.x), weight.to(case.weight), bias.to(case.weight), grad.reshape(case.shape)
+    )
+
+
+@functools.cache
+def _values(rows: int, columns: int, seed: int) -> torch.Tensor:
+    """Hashed once for each shape, which takes longer than a norm does."""
+    return inputs.signed((rows, columns), seed)
+
+
+def exact(norm: Norm, given: NormInputs) -> tuple[Results, Results]:
+    """The results in float64, and their magnitudes: the same with every term positive."""
+    shape, wide = given.x.shape, torch.float64
+    split = (shape[0], norm.groups, shape[1] // norm.groups, -1)
+    over, summed = (2, 3), (0, 3)
+    x, grad = (values.to(wide).reshape(split) for values in (given.x, given.grad))
+    weight, bias = (values.to(wide).reshape(1, norm.groups, -1, 1) for values in (given.weight, given.bias))
+    if not norm.centred:
+        bias = torch.zeros_like(bias)
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        return values.mean(over, keepdim=True)
+
+    centre = float(norm.centred)
+    shifted = x - centre * mean(x)
+    sigma = (mean(shifted * shifted) + EPSILON).sqrt()
+    unit, spread = shifted / sigma, (x.abs() + centre * mean(x.abs())) / sigma
+    back, forth = grad * weight, (grad * weight).abs()
+    results = Results(
+        y=(unit * weight + bias).reshape(shape),
+        x=((back - centre * mean(back) - unit * mean(back * unit)) / sigma).reshape(shape),
+        weight=(grad * unit).sum(summed).reshape(-1),
+        bias=grad.sum(summed).reshape(-1),
+    )
+    magnitudes = Results(
+        y=(spread * weight.abs() + bias.abs()).reshape(shape),
+        x=((forth + centre * mean(forth) + spread * mean(forth * spread)) / sigma).reshape(shape),
+        weight=(grad.abs() * spread).sum(summed).reshape(-1),
+        bias=grad.abs().sum(summed).reshape(-1),
+    )
+    return results, magnitudes
+
+
+def long_sum(case: NormCase) -> NormInputs:
+    """For a case of MANY_ROWS: gradients of the weights that only grow, as x keeps its sign in each channel."""
+    count, channels = case.rows * case.width, case.shape[1]
+    sign = 1 - 2 * (torch.arange(channels) % 2).to(torch.float32)
+    length = count // channels // case.shape[0]
+    x = (1 + inputs.uniform((count,), seed=55) / 2).reshape(case.shape[0], channels, length) * sign[:, None]
+    grad = inputs.uniform((count,), seed=56).reshape(case.shape)
+    ones = torch.ones(channels)
+    return NormInputs(x.reshape(case.shape).to(case.x), ones.to(case.weight), ones.to(case.weight), grad)

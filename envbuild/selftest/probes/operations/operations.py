@@ -1,0 +1,44 @@
+"""operations: what models call besides the operations that have probes of their own, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.numerics import case_sampling
+from envbuild.selftest.numerics.case_sampling import Operation
+from envbuild.selftest.numerics.operation_case import Case, check
+from envbuild.selftest.probes.operations import (
+    elementwise_cases,
+    exact_cases,
+    indexing_cases,
+    loss_cases,
+    pooling_cases,
+    reduction_cases,
+    rounded_cases,
+)
+
+
+def operations(context: Context) -> None:
+    """operations: softmax, cross-entropy, activations, indexing, sums, orders, pooling, casts and copies are right."""
+    if context.at_least("standard"):
+        for case in cases(rounded_sums=context.on_cpu):
+            check(context, case)
+    case_sampling.check(context, sampled(rounded_sums=context.on_cpu))
+
+
+def cases(rounded_sums: bool) -> Iterator[Case]:
+    """Every fixed case, on the host; `rounded_sums` as rounded_cases.Rounding has it."""
+    yield from exact_cases.cases()
+    yield from rounded_cases.cases(rounded_sums)
+
+
+def sampled(rounded_sums: bool) -> tuple[Operation, ...]:
+    """Every operation whose cases are sampled."""
+    return (
+        *loss_cases.operations(rounded_sums),
+        *elementwise_cases.operations(rounded_sums),
+        *reduction_cases.operations(rounded_sums),
+        *indexing_cases.OPERATIONS,
+        *pooling_cases.OPERATIONS,
+    )

@@ -1,0 +1,226 @@
+"""optim.apex: FusedAdam over lists of tensors, step by step against Adam in float64.
+
+Each step is judged on its own: the reference goes on from the parameters as the last one left them, and has its moments
+from the gradients alone. All values have a period that is prime, so that a chunk in another's place is wrong.
+
+What is tried was read in apex's sources at 6424da3b (2026-07-08): parameters in three dtypes; moments in float32;
+plain, `capturable` (step and rate on the device), and that with float32 master weights, which bfloat16 is given and not
+stepped by. Its kernel is handed a list of tensors in chunks of 65536 elements, at most 36 tensors (30 with master
+weights) and 320 chunks at a time. There is none for the CPU.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from envbuild.selftest.harness.probe_context import Context, short_name
+from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics.reference import Worst, compare, one_thread
+from envbuild.selftest.probes import apex_import
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CHUNK = 2048 * 32
+FEW = (1, 3, 513, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7)
+SIZES = (*FEW, *range(2, 64, 2), *reversed(FEW))  # 45 tensors, more than one launch takes
+LONG = 321 * CHUNK + 1  # more chunks than one launch takes: 84 MB a list, for a GPU only
+PERIOD = 65521  # prime
+STEPS = 4
+
+RATE, BETAS, EPSILON, DECAY = 2.0**-3, (0.9, 0.999), 1e-8, 2.0**-4
+
+VARIANTS: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "capturable": {"capturable": True},
+    "master weights": {"capturable": True, "master_weights": True},
+}
+_REFUSED = ("unexpected keyword argument", "only support", "not implemented for")
+
+
+@dataclass(frozen=True)
+class AdamCase:
+    """`decoupled`: AdamW's decay; else it is added to the gradient."""
+
+    variant: str
+    dtype: torch.dtype
+    decoupled: bool
+    sizes: tuple[int, ...] = SIZES
+
+    @property
+    def name(self) -> str:
+        return f"{short_name(self.dtype)} {self.variant} {'AdamW' if self.decoupled else 'Adam'}"
+
+    @property
+    def must(self) -> bool:
+        """Whether every apex has it: the oldest know neither bfloat16 nor `capturable`."""
+        return self.variant == "plain" and self.dtype != torch.bfloat16
+
+    def where(self, index: int) -> str:
+        """Which tensor, and which of its elements."""
+        ends = list(itertools.accumulate(self.sizes))
+        tensor = bisect.bisect_right(ends, index)
+        element = index - ends[tensor] + self.sizes[tensor]
+        return f"element {element} of tensor {tensor} (of {self.sizes[tensor]})"
+
+
+class Moments:
+    """Adam's moments in float64, and the first with every term positive; one long vector each."""
+
+    def __init__(self) -> None:
+        self.first: Any = 0.0
+        self.second: Any = 0.0
+        self.positive: Any = 0.0
+        self.step = 0
+
+    def next(self, case: AdamCase, p: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The parameters after the next step from `p`, and the bound of its arithmetic."""
+        self.step += 1
+        p, grad = p.to(torch.float64), grad.to(torch.float64)
+        if not case.decoupled:
+            grad = grad + DECAY * p
+        first, second = BETAS
+        self.first = first * self.first + (1 - first) * grad
+        self.positive = first * self.positive + (1 - first) * grad.abs()
+        self.second = second * self.second + (1 - second) * grad * grad
+        root = (self.second / (1 - second**self.step)).sqrt() + EPSILON
+        scale = 1 / (1 - first**self.step) / root
+        decay = DECAY * p if case.decoupled else torch.zeros_like(p)
+        correction = 0.0
+        if case.variant != "plain":  # whose corrections the host computes in double precision
+            correction = sum(tolerances.power_correction(beta, self.step) for beta in BETAS)
+        magnitude = self.positive * scale + decay.abs()
+        return p - RATE * (self.first * scale + decay), tolerances.adam(RATE, magnitude, self.step, correction)
+
+
+def adam(context: Context) -> None:
+    """optim.apex: FusedAdam's steps, plain and with master weights, in fp32, fp16 and bf16, against float64."""
+    kind = apex_import.part("optimizers", "amp_C").FusedAdam
+    if context.on_cpu:
+        _need_cpu(kind)
+    cases = [AdamCase(*each) for each in itertools.product(VARIANTS, DTYPES, (True, False))]
+    for case in cases:
+        try:
+            _check(context, kind, case)
+        except (RuntimeError, TypeError) as error:
+            if not any(words in str(error) for words in _REFUSED):
+                raise
+            context.unsupported(error)
+            if case.must:
+                context.fail("exception", f"{case.name} is refused: {str(error).splitlines()[0]}")
+    if not context.on_cpu:
+        check_long(context, kind)
+
+
+def _need_cpu(kind: Any) -> None:
+    """Raises Skip where it cannot even be made without a GPU."""
+    try:
+        kind([torch.nn.Parameter(torch.ones(1))])
+    except (RuntimeError, AssertionError) as error:
+        raise Skip(f"needs a GPU: apex's FusedAdam has nothing for the CPU ({str(error).splitlines()[0]})") from None
+
+
+def _check(context: Context, kind: Any, case: AdamCase) -> None:
+    """All steps of a case, until one is wrong."""
+    count = sum(case.sizes)
+    begin = torch.split(start(count).to(case.dtype), list(case.sizes))
+    parameters = [torch.nn.Parameter(values.to(context.device).clone()) for values in begin]
+    context.step(f"{case.name}, made")
+    optimizer = _made(kind, parameters, case)
+    masters = _masters(optimizer) if case.variant == "master weights" else None
+    reference = Moments()
+    for number in range(1, STEPS + 1):
+        grad = gradient(count, number, case.decoupled).to(case.dtype)
+        for parameter, values in zip(parameters, torch.split(grad, list(case.sizes))):
+            parameter.grad = values.to(context.device)
+        before = _flat(parameters if masters is None else masters)
+        with context.step(f"{case.name}, step {number}") as step:
+            optimizer.step()
+        got = _flat(parameters)
+        if masters is not None and case.dtype == torch.bfloat16 and torch.equal(_flat(masters), before):
+            context.traits.setdefault("master_weights_unused", []).append(case.name)
+            masters = None
+        wanted, arithmetic = reference.next(case, before, grad)
+        judged = [("parameters", got, case.dtype)]
+        if masters is not None:
+            judged.append(("master weights", _flat(masters), torch.float32))
+        for what, values, dtype in judged:
+            # The step itself is rounded in float32, then what is kept in its dtype.
+            limit = tolerances.rounding(wanted, dtype) + tolerances.rounding(wanted, torch.float32) + arithmetic
+            worst = compare(values, wanted, limit)
+            title = f"{case.name} {what}, step {number}"
+            context.compared(title, dtype, values.shape, worst, step.seconds)
+            if worst.wrong:
+                context.fail(worst.kind, _said(case, title, worst))
+                return
+        if masters is not None:
+            worst = compare(got, _flat(masters).to(case.dtype))
+            if worst.wrong:
+                context.fail("mismatch", _said(case, f"{case.name} against master weights, step {number}", worst))
+                return
+
+
+def check_long(context: Context, kind: Any) -> None:
+    """One step over more chunks than a launch takes, period by period."""
+    case = AdamCase("plain", torch.float32, True, (LONG,))
+    parameter = torch.nn.Parameter(start(LONG).to(context.device))
+    parameter.grad = gradient(LONG, 1, True).to(context.device)
+    optimizer = _made(kind, [parameter], case)
+    title = f"{case.name} {LONG} elements"
+    with context.step(title) as step:
+        optimizer.step()
+    wanted, arithmetic = Moments().next(case, start(PERIOD), gradient(PERIOD, 1, True))
+    limit = 2 * tolerances.rounding(wanted, torch.float32) + arithmetic
+    parts = torch.split(parameter.detach(), PERIOD)
+    with one_thread():
+        worsts = [compare(part, wanted[: len(part)], limit[: len(part)]) for part in parts]
+    at, worst = max(enumerate(worsts), key=lambda pair: (pair[1].wrong > 0, pair[1].error / pair[1].bound))
+    context.compared(title, torch.float32, (LONG,), worst, step.seconds)
+    if worst.wrong:
+        context.fail(worst.kind, _said(case, title, worst, at * PERIOD))
+
+
+def _made(kind: Any, parameters: list[torch.nn.Parameter], case: AdamCase) -> Any:
+    options = VARIANTS[case.variant]
+    return kind(
+        parameters, lr=RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY, adam_w_mode=case.decoupled, **options
+    )
+
+
+def _said(case: AdamCase, title: str, worst: Worst, before: int = 0) -> str:
+    """What is wrong, and where in the list; `before`: how many elements lie before those that were compared."""
+    what = f"is {worst.got:g}, should be {worst.expected:g} within {worst.bound:g}"
+    where = case.where(before + worst.where[0])
+    return f"{title}: {where} {what} ({worst.wrong} of {worst.count} wrong)"
+
+
+def _masters(optimizer: Any) -> list[torch.Tensor]:
+    return [values for group in optimizer.param_groups_master for values in group["params"]]
+
+
+def _flat(tensors: list[Any]) -> torch.Tensor:
+    return torch.cat([values.detach().reshape(-1) for values in tensors]).cpu()
+
+
+def start(count: int) -> torch.Tensor:
+    """Parameters in +-[1, 2)."""
+    return _periodic(inputs.signs(PERIOD, 61) * (1 + inputs.uniform((PERIOD,), 62)), count)
+
+
+def gradient(count: int, step: int, decoupled: bool) -> torch.Tensor:
+    """Of +-[0, 1) and 2^-6 and 2^-12 times as large, whose squares leave float16, one in eight of them 0.
+
+    Where the decay is added to the gradient they have the same sign, so that nothing cancels.
+    """
+    sizes = inputs.hashes(PERIOD, 63)
+    scale = torch.tensor([1.0, 2.0**-6, 2.0**-12])[sizes % 3] * ((sizes >> 8) % 8 != 0)
+    signs = inputs.signs(PERIOD, 70 + step if decoupled else 61)
+    return _periodic(signs * inputs.uniform((PERIOD,), 80 + step) * scale, count)
+
+
+def _periodic(values: torch.Tensor, count: int) -> torch.Tensor:
+    return values.repeat(-(-count // len(values)))[:count]

@@ -1,0 +1,108 @@
+"""optim.torch: torch's own SGD, Adam and AdamW, as a loop, by multi-tensor kernels (foreach) and fused, step by step.
+
+Each optimizer takes three steps over a list of parameters, longer than one launch takes; the parameters after each step
+are compared with the same steps in float64 on the host. Sampled options, sizes and layouts: optimizer_cases.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from envbuild.selftest.harness.probe_context import Context, is_unsupported
+from envbuild.selftest.numerics import case_sampling, inputs, tolerances
+from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.operation_case import Case, check
+from envbuild.selftest.probes.training import optimizer_cases
+from envbuild.selftest.probes.training.optimizer_cases import CHUNK
+
+# More tensors than one launch takes (110 at most there), and lengths around that of a chunk.
+SIZES = [CHUNK + 1, *range(1, 121), CHUNK, CHUNK - 1]
+STEPS = 3
+RATE, DECAY, EPSILON = 2.0**-3, 2.0**-4, 1e-8
+MOMENTUM = 0.9
+BETAS = (0.9, 0.999)
+
+SGD: dict[str, Any] = {"momentum": MOMENTUM, "nesterov": True}
+ADAM: dict[str, Any] = {"betas": BETAS, "eps": EPSILON}
+OPTIMIZERS: dict[str, dict[str, Any]] = {"SGD": SGD, "Adam": ADAM, "AdamW": ADAM}
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+
+
+def optimizers(context: Context) -> None:
+    """optim.torch: SGD, Adam and AdamW, as a loop, foreach and fused, step as float64 on the host has it."""
+    for case in cases():
+        check(context, case, _may_refuse)
+    case_sampling.check(context, optimizer_cases.operations(not context.on_cpu), _may_refuse)
+
+
+def cases() -> Iterator[Case]:
+    """Every case, on the host."""
+    count = sum(SIZES)
+    given = (_parameters(count), *(_gradient(count, step) for step in range(STEPS)))
+    for kind, (name, options) in itertools.product(OPTIMIZERS, IMPLEMENTATIONS.items()):
+        run = functools.partial(_run, kind=kind, options={**OPTIMIZERS[kind], **options})
+        yield Case(
+            f"{kind} {name}, {len(SIZES)} tensors", torch.float32, given, run, functools.partial(_exact, kind=kind)
+        )
+
+
+def _may_refuse(error: Exception) -> bool:
+    """Fused optimizers came one after the other, for GPUs first."""
+    return is_unsupported(error) or "unexpected keyword argument 'fused'" in str(error) or "`fused=True`" in str(error)
+
+
+def _parameters(count: int) -> torch.Tensor:
+    """In +-[1, 2)."""
+    return inputs.signs(count, 501) * (1 + inputs.uniform((count,), 502))
+
+
+def _gradient(count: int, step: int) -> torch.Tensor:
+    """Of the parameters' signs, so that their decay, which Adam adds to them, cancels nothing: in +-[1/4, 1)."""
+    return inputs.signs(count, 501) * (0.25 + 0.75 * inputs.uniform((count,), 510 + step))
+
+
+def _run(
+    start: torch.Tensor, *gradients: torch.Tensor, kind: str, options: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    parameters = [torch.nn.Parameter(part.clone()) for part in torch.split(start, SIZES)]
+    optimizer = getattr(torch.optim, kind)(parameters, lr=RATE, weight_decay=DECAY, **options)
+    found = {}
+    for number, gradient in enumerate(gradients, start=1):
+        for parameter, part in zip(parameters, torch.split(gradient, SIZES)):
+            parameter.grad = part.clone()
+        optimizer.step()
+        found[f"step {number}"] = torch.cat([parameter.detach() for parameter in parameters])
+    return found
+
+
+def _exact(start: torch.Tensor, *gradients: torch.Tensor, kind: str) -> dict[str, Exact]:
+    """The tolerance of a step comes upon that of the steps before, doubled: by way of the decay an error of a parameter
+    also moves its next update, by less than its own size."""
+    p, limit = start, torch.zeros_like(start)
+    first, second = torch.zeros_like(start), torch.zeros_like(start)
+    found = {}
+    for number, gradient in enumerate(gradients, start=1):
+        decayed = gradient if kind == "AdamW" else gradient + DECAY * p
+        if kind == "SGD":
+            first = MOMENTUM * first + decayed
+            update = decayed + MOMENTUM * first
+        else:
+            first = BETAS[0] * first + (1 - BETAS[0]) * decayed
+            second = BETAS[1] * second + (1 - BETAS[1]) * decayed**2
+            update = first / (1 - BETAS[0] ** number) / ((second / (1 - BETAS[1] ** number)).sqrt() + EPSILON)
+        if kind == "AdamW":
+            update = update + DECAY * p
+        p = p - RATE * update
+        # All terms of an update have one sign, so that it is its own sum of absolute values. SGD rounds less than Adam.
+        limit = 2 * limit + tolerances.rounding(p, torch.float32) + tolerances.adam(RATE, update.abs(), number, 0.0)
+        found[f"step {number}"] = Exact(p, limit)
+    return found

@@ -1,0 +1,230 @@
+"""SGD, Adam and AdamW with sampled options, sizes and layouts of gradients: steps against the same steps in float64.
+
+Also the clipping of gradients by their norm.
+
+Effective gradients have the parameters' signs, so that weight decay cancels nothing and each update is its own sum of
+absolute values. They may become smaller from step to step, without which amsgrad makes no difference, and the last
+parameter may get its first gradient a step later than the others, so that it has taken fewer steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics.case_sampling import Operation, Point
+from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.operation_case import Case
+
+CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel takes (torch's MultiTensorApply.cuh)
+STEPS = 4
+RATE = 2.0**-3
+COUNTS = {"standard": 60, "full": 500}
+
+SPACE: Mapping[str, Sequence[Any]] = {
+    "kind": ("SGD", "Adam", "AdamW"),
+    "implementation": ("loop", "foreach", "fused"),
+    "shapes": ("few", "few", "matrices", "many", "chunk", "scalar"),
+    "past": (1, 4, 7, -1),  # of a chunk, and of what vectors hold
+    "decay": (0.0, 2.0**-4),
+    "maximize": (False, True),
+    "momentum": (0.0, 0.5, 0.9),
+    "damping": ("none", "dampening", "nesterov"),
+    "betas": ((0.9, 0.999), (0.4, 0.99), (0.9, 0.5)),
+    "epsilon": (1e-8, 2.0**-6),
+    "amsgrad": (False, True),
+    "fading": (False, True),
+    "late": (False, True),
+    "gradients": ("contiguous", "turned"),
+    "capturable": (False, True),  # on GPUs
+}
+CLIPPED: Mapping[str, Sequence[Any]] = {
+    "foreach": (False, True),
+    "shapes": ("chunk", "chunk", "many", "few", "scalar"),
+    "past": SPACE["past"],
+    "norm": (2.0, 2.0, 1.0, math.inf),
+    "share": (0.25, 4.0),  # of the norm that is allowed: above 1 nothing is clipped
+}
+IMPLEMENTATIONS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def operations(on_gpu: bool) -> tuple[Operation, ...]:
+    """`capturable` is for GPUs alone."""
+    return (
+        Operation("optimizer", SPACE, functools.partial(case, on_gpu=on_gpu), COUNTS),
+        Operation("clipped gradients", CLIPPED, clipped, {"standard": 48, "full": 200}),
+    )
+
+
+def case(point: Point, seed: int, on_gpu: bool) -> Case:
+    """Some steps at a point: parameters, then of each step the gradients."""
+    point = {**point, "capturable": point["capturable"] and on_gpu}
+    shapes, late = _shapes(point), _is_late(point)
+    sizes = [math.prod(shape) for shape in shapes]
+    count = sum(sizes)
+    signs = inputs.signs(count, 30 * seed)
+    given = [signs * (1 + inputs.uniform((count,), 30 * seed + 1))]
+    turned = -1 if point["maximize"] else 1
+    for step in range(STEPS):
+        scale = 4.0**-step if point["fading"] else 1.0
+        gradient = turned * scale * signs * (0.25 + 0.75 * inputs.uniform((count,), 30 * seed + 2 + step))
+        given.append(gradient[: count - sizes[-1]] if late and step == 0 else gradient)
+    options = ", ".join(f"{name} {value}" for name, value in _options(point).items() if value)
+    name = (
+        f"{point['kind']} {point['implementation']}, {STEPS} steps of {len(shapes)} tensors {shapes[0]} to {shapes[-1]}"
+    )
+    how = f"{', fading' if point['fading'] else ''}{', last one late' if late else ''}, gradients {_layout(point)}"
+    run, exact = functools.partial(_run, point=point), functools.partial(_exact, point=point)
+    return Case(f"{name}, {options}{how}", torch.float32, tuple(given), run, exact)
+
+
+def clipped(point: Point, seed: int) -> Case:
+    """Gradients and the norm of them all by torch.nn.utils.clip_grad_norm_. The last of each tensor is so large that it
+    shows in the Euclidean norm of a chunk: its square is more than 1% of all."""
+    shapes = _shapes(point)
+    sizes = [math.prod(shape) for shape in shapes]
+    count = sum(sizes)
+    x = inputs.signs(count, seed) * (1 + inputs.uniform((count,), seed + 1))
+    x[torch.tensor(sizes).cumsum(0) - 1] *= 32
+    most = float(torch.linalg.vector_norm(x.double(), point["norm"])) * point["share"]
+    how = "foreach" if point["foreach"] else "one by one"
+    name = f"clip_grad_norm_ {how}, norm {point['norm']:g}, {len(shapes)} tensors {shapes[0]} to {shapes[-1]}"
+    run = functools.partial(_clip, point=point, most=most)
+    exact = functools.partial(_clip_exactly, point=point, most=most)
+    return Case(f"{name}, {point['share']:g} of it", torch.float32, (x,), run, exact)
+
+
+def _clip(x: torch.Tensor, point: Point, most: float) -> dict[str, torch.Tensor]:
+    shapes = _shapes(point)
+    parts = torch.split(x.clone(), [math.prod(shape) for shape in shapes])
+    leaves = [torch.nn.Parameter(torch.zeros(shape, device=x.device)) for shape in shapes]
+    for leaf, part in zip(leaves, parts):
+        leaf.grad = part.reshape(leaf.shape)
+    norm = torch.nn.utils.clip_grad_norm_(leaves, most, point["norm"], foreach=point["foreach"])
+    gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    return {"norm": norm, "gradients": torch.cat([gradient.flatten() for gradient in gradients])}
+
+
+def _clip_exactly(x: torch.Tensor, point: Point, most: float) -> dict[str, Exact]:
+    """The norm of norms, in float32; torch adds 1e-6 to it before it divides (clip_grad_norm_'s documentation)."""
+    size = x.abs()
+    norm = {2.0: size.square().sum().sqrt(), 1.0: size.sum(), math.inf: size.amax()}[point["norm"]]
+    error = 4 * tolerances.summation(len(x))
+    clipped = x * torch.clamp(most / (norm + 1e-6), max=1.0)
+    return {
+        "norm": Exact(norm, tolerances.rounding(norm, torch.float32) + error * norm),
+        "gradients": Exact(clipped, tolerances.rounding(clipped, torch.float32) + 2 * error * clipped.abs()),
+    }
+
+
+def _shapes(point: Point) -> list[tuple[int, ...]]:
+    past = point["past"]
+    return {
+        "few": [(32 + past,), (1,), (5, 3)],
+        "matrices": [(8 + past, 33), (3, 16 + past, 5), (17, 2)],
+        "many": [*((number % 5 + 1, 2) for number in range(113)), (2, 4 + past)],
+        "chunk": [(CHUNK + past,), (3, 11)],
+        "scalar": [(), (64 + past,), (3, 2)],
+    }[point["shapes"]]
+
+
+def _is_late(point: Point) -> bool:
+    """Not with SGD's fused steps, which want momentum of all parameters or of none."""
+    return bool(point["late"]) and (point["kind"], point["implementation"]) != ("SGD", "fused")
+
+
+def _options(point: Point) -> dict[str, Any]:
+    common = {"lr": RATE, "weight_decay": point["decay"], "maximize": point["maximize"]}
+    if point["kind"] == "SGD":
+        momentum, damping = point["momentum"], point["damping"] if point["momentum"] else "none"
+        dampening = 0.25 if damping == "dampening" else 0.0
+        return {**common, "momentum": momentum, "dampening": dampening, "nesterov": damping == "nesterov"}
+    found = {**common, "betas": point["betas"], "eps": point["epsilon"], "amsgrad": point["amsgrad"]}
+    return {**found, "capturable": True} if point["capturable"] else found
+
+
+def _run(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, torch.Tensor]:
+    shapes = _shapes(point)
+    sizes = [math.prod(shape) for shape in shapes]
+    parameters = [
+        torch.nn.Parameter(part.reshape(shape).clone()) for part, shape in zip(torch.split(start, sizes), shapes)
+    ]
+    options = {**_options(point), **IMPLEMENTATIONS[point["implementation"]]}
+    optimizer = getattr(torch.optim, point["kind"])(parameters, **options)
+    found = {}
+    for number, gradient in enumerate(gradients, start=1):
+        kept = sizes if len(gradient) == len(start) else sizes[:-1]
+        parts = itertools.chain(torch.split(gradient, kept), [None] * (len(sizes) - len(kept)))
+        for parameter, part in zip(parameters, parts):
+            parameter.grad = None if part is None else _laid(part.reshape(parameter.shape), _layout(point))
+        optimizer.step()
+        found[f"step {number}"] = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    return found
+
+
+def _layout(point: Point) -> str:
+    """Fused kernels want a gradient to lie in memory as its parameter does: torch's for the CPU do not check that."""
+    return "contiguous" if point["implementation"] == "fused" else str(point["gradients"])
+
+
+def _laid(gradient: torch.Tensor, layout: str) -> torch.Tensor:
+    """A copy: foreach optimizers write to gradients."""
+    if layout == "turned" and gradient.dim() > 1:
+        return gradient.transpose(-1, -2).clone(memory_format=torch.contiguous_format).transpose(-1, -2)
+    return gradient.clone()
+
+
+def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, Exact]:
+    """The tolerance of a step comes upon that of the steps before, doubled: by way of the decay an error of a parameter
+    also moves its next update, by less than its own size."""
+    p, limit, count = start, torch.zeros_like(start), torch.zeros_like(start)
+    first, second, most = (torch.zeros_like(start) for _ in range(3))
+    sign, decay, (beta, beta2) = -1.0 if point["maximize"] else 1.0, point["decay"], point["betas"]
+    options, found = _options(point), {}
+    for number, part in enumerate(gradients, start=1):
+        takes = torch.arange(len(start)) < len(part)
+        gradient = sign * torch.cat((part, part.new_zeros(len(start) - len(part))))
+        count = count + takes
+        steps = count.clamp(min=1)
+        decayed = gradient if point["kind"] == "AdamW" else gradient + decay * p
+        if point["kind"] == "SGD":
+            kept = torch.where(count > 1, 1 - options["dampening"], 1.0)  # the first gradient counts as it is
+            buffer = options["momentum"] * first + kept * decayed
+            update = decayed + options["momentum"] * buffer if options["nesterov"] else buffer
+            correction = 0.0
+        else:
+            buffer = beta * first + (1 - beta) * decayed
+            squares = beta2 * second + (1 - beta2) * decayed**2
+            highest = torch.maximum(most, squares)
+            root = ((highest if point["amsgrad"] else squares) / (1 - beta2**steps)).sqrt()
+            update = buffer / (1 - beta**steps) / (root + point["epsilon"])
+            correction = _correction(point, number)
+            second, most = torch.where(takes, squares, second), torch.where(takes, highest, most)
+        if point["kind"] == "AdamW":
+            update = update + decay * p
+        first, update = torch.where(takes, buffer, first), torch.where(takes, update, 0.0)
+        p = p - RATE * update
+        # SGD rounds less than Adam.
+        limit = (
+            2 * limit + tolerances.rounding(p, torch.float32) + tolerances.adam(RATE, update.abs(), number, correction)
+        )
+        found[f"step {number}"] = Exact(p, limit)
+    return found
+
+
+def _correction(point: Point, number: int) -> float:
+    """With `capturable` the powers of the betas are computed on the device in float32."""
+    if not point["capturable"]:
+        return 0.0
+    # Of the parameter that is late the number is lower, where a power's error counts more.
+    step = max(1, number - 1) if _is_late(point) else number
+    return tolerances.power_correction(point["betas"][0], step) + tolerances.power_correction(point["betas"][1], step)
+
+
+OPERATIONS = operations(on_gpu=False)

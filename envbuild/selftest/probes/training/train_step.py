@@ -1,0 +1,96 @@
+"""train.step: training is finite, repeatable to the bit in deterministic mode, and as float64 on the host has it."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics.reference import raw_digest
+
+STEPS = 20
+WIDTH, DEPTH, HEADS, HIDDEN = 64, 2, 4, 128
+BATCH, LENGTH = 4, 37
+RATE, MOMENTUM = 0.05, 0.9
+
+# The largest relative distance of a loss from the float64 run's. Tried on a CPU: float32 reaches 1.3e-7 and bfloat16
+# 9e-3. The bound leaves room for other orders of summation; TF32 rounds factors to 2^-11, 8 times finer than bfloat16.
+LOSS_BOUND, LOSS_BOUND_TF32 = 1e-5, 3e-3
+
+
+@dataclass(frozen=True)
+class Training:
+    """The loss before each step, and the sha256 of all weights after the last."""
+
+    losses: tuple[float, ...]
+    weights: str
+
+
+def model(device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+    """Two transformer blocks whose matrices come from counters, so that they are the same everywhere."""
+    blocks = [
+        torch.nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=True)
+        for _ in range(DEPTH)
+    ]
+    network = torch.nn.Sequential(*blocks)
+    with torch.no_grad():
+        for seed, (name, weights) in enumerate(network.named_parameters(), start=100):
+            if weights.dim() > 1:
+                weights.copy_(inputs.signed(weights.shape, seed) / math.sqrt(weights.shape[1]))
+            elif name.endswith("bias"):
+                weights.zero_()  # the others of one dimension are the norms' weights, which begin as 1
+    return network.to(device, dtype)
+
+
+def train(device: torch.device, dtype: torch.dtype) -> Training:
+    """Fit fixed inputs to fixed targets; each step's gradients depend on all that came before."""
+    network = model(device, dtype)
+    x, target = (inputs.signed((BATCH, LENGTH, WIDTH), seed).to(device, dtype) for seed in (41, 42))
+    optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.mse_loss(network(x), target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return Training(tuple(losses), raw_digest(*network.parameters()))
+
+
+def step(context: Context) -> None:
+    """train.step: 20 steps of a two-layer transformer, twice: finite, falling, equal, and as float64 has it."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts: it is deterministic only so
+    torch.use_deterministic_algorithms(True)
+    with context.step(f"{STEPS} steps fp64 on the host"):
+        reference = train(torch.device("cpu"), torch.float64)
+    runs = []
+    for count in ("first", "second"):
+        with context.step(f"{STEPS} steps fp32, {count} time") as timed:
+            runs.append(train(context.device, torch.float32))
+    first, second = runs
+    bound = LOSS_BOUND_TF32 if context.job.allow_tf32 else LOSS_BOUND
+    distance = max(_relative(got, wanted) for got, wanted in zip(first.losses, reference.losses))
+    shape = (BATCH, LENGTH, WIDTH)
+    context.figure("loss", torch.float32, shape, distance, bound, timed.seconds)
+    context.traits.update(losses=[first.losses[0], first.losses[-1]], weights=first.weights)
+    if not all(map(math.isfinite, first.losses + second.losses)):
+        context.fail("nonfinite", f"the loss is not finite: {first.losses}")
+        context.traits["losses"] = None
+    elif distance > bound:
+        context.fail("bound", f"the loss is {distance:g} from float64's, relative; {bound:g} is allowed")
+    elif first.losses[-1] >= first.losses[0]:
+        context.fail("bound", f"the loss does not fall: {first.losses[0]:g} to {first.losses[-1]:g}")
+    if first != second:
+        differ = [i for i, (a, b) in enumerate(zip(first.losses, second.losses)) if a != b]
+        where = f"from step {differ[0]}" if differ else "in the last step's weights"
+        context.fail("mismatch", f"two runs in deterministic mode differ {where}")
+
+
+def _relative(got: float, wanted: float) -> float:
+    """The relative distance; infinite for NaN, so that it is the largest."""
+    return abs(got - wanted) / abs(wanted) if math.isfinite(got) else math.inf

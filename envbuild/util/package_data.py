@@ -1,0 +1,11 @@
+"""Where shipped profiles and templates lie: in the checkout, or as data of the installed package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent.parent
+_INSTALLED = _PACKAGE / "shipped"
+ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
+PROFILES = ROOT / "profiles"
+DOCKERFILES = ROOT / "dockerfiles"

@@ -1,0 +1,238 @@
+"""The only module that starts host processes.
+
+Both pipes are drained at once (a child that writes much to stderr cannot deadlock), every child leads a process
+group of its own, and the whole group is ended on a time-out or an interruption. Where this process is killed, which
+nothing can catch, the kernel kills its children: a build or a download that went on would meet that of the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from envbuild.util.errors import EnvbuildError, Interrupted
+
+_GRACE_SECONDS = 10.0
+# For a program that ends programs of its own first, each with the grace above.
+_LONG_GRACE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How a program ended, and what it wrote. `cut`: it wrote too much, and was stopped."""
+
+    code: int
+    stdout: str
+    stderr: str
+    cut: bool = False
+
+
+class ProcessMissing(EnvbuildError):
+    """The program is not installed."""
+
+    code, kind = 6, "program"
+
+
+class ProcessTimeout(EnvbuildError):
+    """It was stopped; `done` has what it wrote until then."""
+
+    code, kind = 6, "timeout"
+
+    def __init__(self, message: str, done: Completed) -> None:
+        super().__init__(message)
+        self.done = done
+
+
+class Stop:
+    """Ends, from another thread, the programs that were started with it; those that would be raise Interrupted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+        self._killer: threading.Timer | None = None
+
+    def __call__(self) -> None:
+        """SIGTERM, and SIGKILL for what is left after 30 s; does not wait."""
+        with self._lock:
+            self._stopped = True
+            self._signal(signal.SIGTERM)
+        self._killer = threading.Timer(_LONG_GRACE_SECONDS, self._kill)
+        self._killer.daemon = True
+        self._killer.start()
+
+    def lift(self) -> None:
+        """Programs may be started again; to be called once those that were stopped have ended."""
+        if self._killer:
+            self._killer.cancel()
+        self._stopped = False
+
+    @contextlib.contextmanager
+    def watching(self, child: subprocess.Popen[str]) -> Iterator[None]:
+        with self._lock:
+            self._children.add(child)
+            if self._stopped:
+                self._signal(signal.SIGTERM)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._children.discard(child)
+
+    def check(self) -> None:
+        if self._stopped:
+            raise Interrupted("interrupted")
+
+    def _kill(self) -> None:
+        with self._lock:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+
+
+# Of all programs that no other Stop ends: for a command whose threads run them.
+stop_all = Stop()
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    timeout: float | None = None,
+    on_line: Callable[[str], None] | None = None,
+    on_output: Callable[[str], None] | None = None,
+    limit: int | None = None,
+    stop: Stop = stop_all,
+) -> Completed:
+    """Run a program to its end; the exit code is the caller's to judge.
+
+    `env` is added to this process' environment; None takes a variable out of it. `on_line` gets each line of stderr as
+    it comes, `on_output` each of stdout. A program that writes more than `limit` bytes to one of them is stopped.
+    `stop` lets another thread end it.
+
+    Raises ProcessMissing if the program is not there, ProcessTimeout after `timeout` seconds.
+    """
+    arguments = [str(part) for part in argv]
+    stop.check()
+    try:
+        child = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None},
+            cwd=cwd,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=_tied(),
+        )
+    except FileNotFoundError as error:
+        raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
+    except OSError as error:
+        raise ProcessMissing(f"{arguments[0]} cannot be started: {error.strerror}") from error
+    out, err = _Pipe(child, child.stdout, on_output, limit), _Pipe(child, child.stderr, on_line, limit)
+    expired = False
+    threads = [
+        threading.Thread(target=out.drain, daemon=True),
+        threading.Thread(target=err.drain, daemon=True),
+        threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True),
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        with stop.watching(child):
+            child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        expired = True
+    finally:
+        _end_group(child)
+    for thread in threads:
+        thread.join(_GRACE_SECONDS)  # what left the group may hold the pipes for ever
+    done = Completed(child.returncode, "".join(out.lines), "".join(err.lines), out.cut or err.cut)
+    if expired:
+        raise ProcessTimeout(f"{arguments[0]} took longer than {timeout:.0f} s and was stopped", done)
+    return done
+
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _tied() -> Callable[[], None] | None:
+    """What a child does before it starts: SIGKILL for it when the thread that waits for it is gone. None but on Linux.
+
+    Nothing is allocated or imported there: another thread may have held a lock when the child was made.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent, kill = ctypes.CDLL(None).prctl, os.getpid(), int(signal.SIGKILL)
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, kill)
+        if os.getppid() != parent:  # gone already
+            os.kill(os.getpid(), kill)
+
+    return tie
+
+
+class _Pipe:
+    """What a child writes to one of its pipes; one that writes more than `limit` bytes is ended."""
+
+    def __init__(
+        self,
+        child: subprocess.Popen[str],
+        pipe: IO[str] | None,
+        on_line: Callable[[str], None] | None,
+        limit: int | None,
+    ) -> None:
+        assert pipe is not None
+        self._child, self._pipe, self._on_line = child, pipe, on_line
+        self._left = limit
+        self.lines: list[str] = []
+        self.cut = False
+
+    def drain(self) -> None:
+        while line := self._pipe.readline(-1 if self._left is None else self._left + 1):
+            if self._left is not None:
+                self._left -= len(line.encode())
+                if self._left < 0:
+                    self.cut = True
+                    self._child.kill()
+                    return
+            self.lines.append(line)
+            if self._on_line:
+                with contextlib.suppress(Exception):  # whoever watches must not stop the pipe from being emptied
+                    self._on_line(line.rstrip("\n"))
+
+
+def _feed(pipe: IO[str] | None, text: str | None) -> None:
+    if pipe is None or text is None:
+        return
+    with contextlib.suppress(BrokenPipeError):  # a child that ends without reading all says why by its exit code
+        pipe.write(text)
+        pipe.close()
+
+
+def _end_group(child: subprocess.Popen[str]) -> None:
+    """Nothing of the group stays: SIGTERM to a leader that still runs, so that it can clean up, then SIGKILL to all."""
+    with contextlib.suppress(ProcessLookupError):
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_GRACE_SECONDS)
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

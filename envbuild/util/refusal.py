@@ -1,0 +1,31 @@
+"""An error with a stable reason id, for input that was served or signed and is not what it must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envbuild.util.errors import CheckFailed
+
+
+@dataclass(frozen=True)
+class Reason:
+    id: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.detail}"
+
+
+class Refusal(CheckFailed):
+    """Something that was served or signed is not what it must be."""
+
+    def __init__(self, reason: str, detail: str, *, hint: str | None = None) -> None:
+        super().__init__(detail, hint=hint)
+        self.reason = Reason(reason, detail)
+
+
+class Malformed(Refusal):
+    """What came is not a document of the kind that was asked for."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("malformed", detail)

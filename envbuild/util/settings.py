@@ -1,0 +1,157 @@
+"""What a site sets once: `config.yaml` in the user's configuration folder, and the folders envbuild keeps things in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import platformdirs
+
+from envbuild.util import yamldoc
+from envbuild.util.errors import Fault, SettingsError, UsageError, near, printable, unknown
+from envbuild.util.runner_names import RUNNERS
+from envbuild.util.yamldoc import Document
+
+_APP = "envbuild"
+T = TypeVar("T")
+# Of a section: its keys, and over them those of a command line. Raises UsageError with every fault.
+Reader = Callable[[Mapping[str, Any], Mapping[str, str]], T]
+
+
+def config_file() -> Path:
+    return Path(platformdirs.user_config_dir(_APP)) / "config.yaml"
+
+
+def cache_folder(kind: str, make: bool = True) -> Path:
+    """Things that can be made or fetched again: wheels, debs, bases. `make`: the folder, where it is not there."""
+    return _made(Path(platformdirs.user_cache_dir(_APP)) / kind, make)
+
+
+def state_folder(kind: str, make: bool = True) -> Path:
+    """Things that cannot: evidence, build records. Never removed by envbuild."""
+    return _made(Path(platformdirs.user_state_dir(_APP)) / kind, make)
+
+
+def _made(folder: Path, make: bool) -> Path:
+    """What only reads need not make it: a full disk has no room for a folder either."""
+    if make:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+# Every setting there is; each a string, but for the sections.
+_KNOWN = {
+    "on": "where self-tests run: local, slurm or kubernetes",
+    "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
+    "ci_install": "what the jobs of `ci` install envbuild from: a commit, or a wheel with its sha256",
+    "debian_mirror": "root of a Debian archive, where apt has none configured",
+    "debian_security_mirror": "root of the Debian security archive",
+    "git_mirror": "where git repositories lie, asked instead of a profile's address; {host} and {path} are parts of it",
+    "public_key": "file of the public key that `verify` trusts",
+    "signing_key": "file of the private key that evidence is signed with",
+    "torch_index": "where torch's builds such as +cpu come from: pytorch (its own index), or the address of a mirror",
+    "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",
+}
+# Mappings, whose content its own reader judges.
+_SECTIONS = {
+    "slurm": "partition, account, container, ...: runners/slurm/slurm_settings.py",
+    "kubernetes": "namespace, registry, nodes, ...: runners/kubernetes/kubernetes_settings.py",
+    "network": "deadline, rate, token_services: http_limits.py",
+}
+
+
+HINT = f"known: {', '.join([*_KNOWN, *_SECTIONS])}"
+
+
+@cache
+def whole() -> tuple[Document, tuple[Fault, ...]]:
+    """The file, and what is wrong in it, but for what only the readers of its sections can say. Raises SettingsError
+    where it cannot be read."""
+    file = config_file()
+    if not file.exists():
+        return Document(str(file), {}), ()
+    faults: list[Fault] = []
+    found = yamldoc.read(file, SettingsError, empty=True, faults=faults)
+    return found, (*faults, *_faults(found))
+
+
+def _settings() -> Document:
+    found, faults = whole()
+    if faults:
+        raise SettingsError(f"the settings in {found.file} are not valid", faults=faults, hint=HINT)
+    return found
+
+
+def _faults(found: Document) -> Iterator[Fault]:
+    for name, value in found.data.items():
+        wanted, words = (dict, "a mapping of keys to values") if name in _SECTIONS else (str, "text: put it in quotes")
+        if name not in _KNOWN and name not in _SECTIONS:
+            yield found.fault((name,), unknown(name, [*_KNOWN, *_SECTIONS]))
+        elif not isinstance(value, wanted):
+            yield found.fault((name,), "has no value" if value is None else f"must be {words}")
+        elif name == "on" and value not in RUNNERS:
+            meant = near(str(value), RUNNERS)
+            said = f"must be one of {', '.join(RUNNERS)}, not {printable(str(value)[:100])!r}"
+            yield found.fault((name,), f"{said} ({meant})" if meant else said)
+
+
+def names() -> tuple[str, ...]:
+    """What the site sets. Raises SettingsError with all that is wrong in the file, each with its line."""
+    return tuple(_settings().data)
+
+
+def section(name: str) -> dict[str, Any]:
+    """A site's mapping of that name, empty where there is none. Raises SettingsError if the file is at fault."""
+    assert name in _SECTIONS
+    found: dict[str, Any] = _settings().data.get(name, {})
+    return found
+
+
+def read(name: str, reader: Reader[T], given: Mapping[str, str]) -> T:
+    """A section, and over it what the command line gives, by its own reader. What is at fault in the file has its line.
+
+    Raises SettingsError where all that is wrong stands in the file, UsageError where the command line has a share.
+    """
+    try:
+        return reader(section(name), given)
+    except UsageError as error:
+        own = error.faults if not given else _own(name, reader)
+        faults = [placed(name, fault) if fault in own else fault for fault in error.faults]
+        kind = SettingsError if all(fault in own for fault in error.faults) else UsageError
+        raise kind(error.message, hint=error.hint, faults=faults) from error
+
+
+def _own(name: str, reader: Reader[T]) -> tuple[Fault, ...]:
+    """What is wrong in a section, whatever the command line puts over it."""
+    try:
+        reader(section(name), {})
+    except UsageError as error:
+        return error.faults
+    return ()
+
+
+def placed(name: str, fault: Fault) -> Fault:
+    """A fault of a setting with its file and line. `field`: a key of the section, or KEY.INNER, where INNER may hold
+    dots, as a label's name does."""
+    path = (name, *(fault.field or "").split(".", 1))
+    return replace(whole()[0].fault(path, fault.message), field=".".join(filter(None, path)))
+
+
+def origins(name: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Where each value of a section is set, once both are read: KEY or KEY.INNER -> the file with the line, or the
+    command line's option."""
+    keys: list[str] = []
+    for key, value in section(name).items():
+        keys += [f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key]
+    places = {key: placed(name, Fault("", field=key)) for key in keys}
+    return {key: f"{at.file}:{at.line}" for key, at in places.items()} | dict.fromkeys(given, f"--{name}")
+
+
+def setting(name: str) -> str | None:
+    """A site's value for one of the known settings, or None. Raises SettingsError if the file is at fault."""
+    assert name in _KNOWN
+    value = _settings().data.get(name)
+    return str(value) if value is not None else None

@@ -1,0 +1,90 @@
+"""JSON from elsewhere: bounded in size and depth, no key twice (two readers would take two different ones), no NaN, no
+infinity, no giant integer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.util.refusal import Malformed
+
+MAX_BYTES = 16 << 20
+MAX_DEPTH = 64
+
+
+class NotStrict(ValueError):
+    """What is wrong with a text, as what follows its name; the line, where one is to blame."""
+
+    def __init__(self, text: str, line: int | None = None) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+def parse(raw: bytes, what: str, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises Malformed, naming `what`, for anything else."""
+    try:
+        found = strict(raw, limit)
+    except NotStrict as error:
+        raise Malformed(f"{what} {error}") from None
+    if not isinstance(found, dict):
+        raise Malformed(f"{what} is not a JSON object")
+    return found
+
+
+def strict(raw: bytes, limit: int) -> Any:
+    """The JSON in at most `limit` bytes. Raises NotStrict."""
+    if len(raw) > limit:
+        raise NotStrict(f"is larger than {limit} bytes")
+    try:
+        found = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_once,
+            parse_constant=_refuse,
+            parse_float=_finite,
+            parse_int=_bounded,
+        )
+    except RecursionError:
+        raise NotStrict("is nested too deep") from None
+    except ValueError as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
+        raise NotStrict(f"is not JSON: {str(error)[:200]}", line) from None
+    if _deeper(found, MAX_DEPTH):
+        raise NotStrict(f"is nested deeper than {MAX_DEPTH}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text[:30]} is not JSON")
+
+
+def _bounded(text: str) -> int:
+    return int(text) if len(text) < 20 else int(_refuse(text))
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Level by level, so that no nesting can exhaust the stack."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,311 @@
+"""YAML as data with the place of every value, read defensively: a profile may be hostile.
+
+No tags, no aliases (an alias bomb is a few hundred bytes), no duplicate keys, bounded size and depth.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any, BinaryIO
+
+import yaml
+
+from envbuild.util.errors import EnvbuildError, Fault, ProfileError
+
+Path = tuple[str | int, ...]
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 30
+
+
+@dataclass(frozen=True)
+class Place:
+    file: str
+    line: int
+
+
+@dataclass
+class Document:
+    """`data` as plain dicts, lists and scalars; `places` maps the path of each value to file and line."""
+
+    file: str
+    data: dict[str, Any]
+    places: dict[Path, Place] = field(default_factory=dict)
+
+    def place(self, path: Path) -> Place:
+        """The place of `path`, or of the nearest enclosing value that has one."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, Place(self.file, 1))
+
+    def fault(self, path: Path, message: str) -> Fault:
+        place = self.place(path)
+        return Fault(message, place.file, place.line, field_name(path))
+
+
+def field_name(path: Path) -> str | None:
+    """("env", "A") -> "env.A"; ("apt", 0) -> "apt[0]"."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or None
+
+
+def read(
+    file: FilePath,
+    error: type[EnvbuildError] = ProfileError,
+    *,
+    empty: bool = False,
+    faults: list[Fault] | None = None,
+) -> Document:
+    """Read one YAML mapping; `empty`: a file that holds nothing, or comments alone, is one without keys. `faults`:
+    takes what is wrong with single keys and values, which are left out; without it that is raised.
+
+    Raises `error` with the file and line for anything unreadable.
+    """
+    name = display(file)
+    try:
+        raw = regular(file, MAX_BYTES)
+    except OSError as problem:
+        raise error(f"{name} cannot be read: {problem.strerror}") from problem
+    if len(raw) > MAX_BYTES:
+        raise error(f"{name} is larger than {MAX_BYTES} bytes")
+    try:
+        return parse(raw.decode("utf-8"), name, error, empty=empty, faults=faults)
+    except UnicodeDecodeError as problem:
+        line = raw.count(b"\n", 0, problem.start) + 1
+        fault = Fault(f"the byte 0x{raw[problem.start]:02x} is none of UTF-8", name, line)
+        raise error(f"{name} is not UTF-8", hint="save it as UTF-8", faults=[fault]) from problem
+
+
+def parse(
+    text: str,
+    name: str,
+    error: type[EnvbuildError] = ProfileError,
+    *,
+    empty: bool = False,
+    faults: list[Fault] | None = None,
+) -> Document:
+    """The same of a text; `name`: what faults call it."""
+    try:
+        _refuse_aliases(text, name, error)
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as problem:
+        raise error(f"{name} is not valid YAML", faults=[_syntax(problem, name)]) from problem
+    except yaml.YAMLError as problem:
+        raise error(f"{name} is not valid YAML", faults=[Fault(str(problem).splitlines()[0], name)]) from problem
+    nothing = node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null") and not node.value)
+    if nothing and empty:
+        return Document(name, {})
+    if nothing:
+        raise error(f"{name} is empty", hint="it must hold `key: value` lines")
+    if not isinstance(node, yaml.MappingNode):
+        raise error(f"{name} is not a mapping of keys to values", hint="it must hold `key: value` lines")
+    document = Document(name, {})
+    found: list[Fault] = []
+    document.data = _value(node, (), document, found)
+    if found and faults is None:
+        raise error(f"{name} is not a usable document", faults=found)
+    if faults is not None:
+        faults += found
+    return document
+
+
+class _Loader(yaml.CSafeLoader):
+    """Whole numbers are decimal, as in YAML 1.2: 1:30:00 and 0012 are texts, no numbers of base 60 and 8."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [known for known in every if known[0] != "tag:yaml.org,2002:int"]
+        for first, every in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)\Z"), list("-+0123456789"))
+
+_UNFIT = "this fits nothing above: lines that belong together are set equally far in"
+_AT_BEGIN = ("found unexpected end of stream", "could not find expected ':'")
+# By what libyaml says; {line}: where the value that it was at begins.
+_SYNTAX = {
+    "mapping values are not allowed in this context": "a colon that belongs to no key: put a value that holds `: ` in "
+    "quotes, and set the lines of one mapping equally far in",
+    "could not find expected ':'": "a line that is no `key: value`",
+    "did not find expected ',' or ']'": "the list [...] of line {line} is not closed, or lacks a comma",
+    "did not find expected ',' or '}'": "the mapping {{...}} of line {line} is not closed, or lacks a comma",
+    "did not find expected key": f"{_UNFIT}, and a line ends after a quoted value or a bracket",
+    "did not find expected '-' indicator": "a list goes on here with a line that does not begin with `- `",
+    "did not find expected <document start>": _UNFIT,
+    "found character that cannot start any token": "no value begins with tab, @, ` or %: use blanks, or quotes",
+    "found a tab character that violates indentation": "a tab: indent with blanks",
+    "found unexpected end of stream": "the quote that begins here is not closed",
+    "found unknown escape character": 'a backslash within "...": write two, or use single quotes',
+    "but found another document": "a second document begins here: a file holds one",
+}
+
+
+def _syntax(problem: yaml.MarkedYAMLError, name: str) -> Fault:
+    """What the parser met, in a person's words where we have them."""
+    line = problem.problem_mark.line + 1 if problem.problem_mark else None
+    begin = problem.context_mark.line + 1 if problem.context_mark else line
+    said = problem.problem or "syntax"
+    words = _SYNTAX[said].format(line=begin) if said in _SYNTAX else said
+    return Fault(words, name, begin if said in _AT_BEGIN else line)
+
+
+def _refuse_aliases(text: str, name: str, error: type[EnvbuildError]) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        line = (event.start_mark.line if event.start_mark else 0) + 1
+        if isinstance(event, yaml.AliasEvent):
+            fault = Fault(f"alias *{event.anchor}: aliases are not supported", name, line)
+            raise error(f"{name} uses a YAML alias", hint="write the value out, or use extends:", faults=[fault])
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise error(f"{name} is nested too deeply", faults=[Fault(f"deeper than {MAX_DEPTH} levels", name, line)])
+
+
+_SCALARS = yaml.constructor.SafeConstructor()
+_AS_WRITTEN = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp"}  # a date stays the text that was written
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq")}
+
+
+def _value(node: yaml.Node, path: Path, document: Document, faults: list[Fault]) -> Any:
+    line = node.start_mark.line + 1
+    document.places.setdefault(path, Place(document.file, line))
+    if node.tag not in _TAGS:
+        faults.append(Fault(f"tag {node.tag} is not supported", document.file, line, field_name(path)))
+        return None
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, document, faults)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, (*path, i), document, faults) for i, item in enumerate(node.value)]
+    if node.tag in _AS_WRITTEN:
+        return node.value
+    try:
+        return _SCALARS.construct_object(node)
+    except (ValueError, KeyError, IndexError, yaml.YAMLError):
+        faults.append(Fault(f"{node.value!r} is not a {node.tag.rpartition(':')[2]}", document.file, line))
+        return None
+
+
+def _mapping(node: yaml.MappingNode, path: Path, document: Document, faults: list[Fault]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        key = key_node.value
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+            faults.append(Fault("a key must be a plain word", document.file, line, field_name(path)))
+            continue
+        if key in result:
+            faults.append(Fault("given twice", document.file, line, field_name((*path, key))))
+            continue
+        document.places[(*path, key)] = Place(document.file, line)
+        result[key] = _value(value_node, (*path, key), document, faults)
+    return result
+
+
+def merge(parent: Document, child: Document) -> Document:
+    """`child` on top of `parent`: mappings merge key by key, everything else replaces. Places come along."""
+    merged = Document(child.file, {}, {(): child.places.get((), parent.place(()))})
+
+    def copy(source: Document, path: Path, value: Any) -> Any:
+        merged.places[path] = source.place(path)
+        for inner, _ in _children(path, value):
+            merged.places[inner] = source.place(inner)
+        return value
+
+    def combine(path: Path, low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key in [*low, *(k for k in high if k not in low)]:
+            here = (*path, key)
+            if key not in high:
+                result[key] = copy(parent, here, low[key])
+            elif isinstance(high[key], dict) and isinstance(low.get(key), dict):
+                merged.places[here] = child.place(here)
+                result[key] = combine(here, low[key], high[key])
+            else:
+                result[key] = copy(child, here, high[key])
+        return result
+
+    merged.data = combine((), parent.data, child.data)
+    return merged
+
+
+def without(doc: Document, paths: Iterable[Path]) -> Document:
+    """A copy that lacks the values at `paths`. Of a list the whole is left out, since what stays would have other
+    numbers; where a value is missing, the mapping that lacks it."""
+    rest = Document(doc.file, copy.deepcopy(doc.data), doc.places)
+    for path in paths:
+        holders: list[tuple[dict[str, Any], str]] = []
+        inner: Any = rest.data
+        for key in path:
+            if not isinstance(key, str) or not isinstance(inner, dict) or key not in inner:
+                break
+            holders.append((inner, key))
+            inner = inner[key]
+        if holders:
+            holder, key = holders[-1]
+            del holder[key]
+    return rest
+
+
+def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key), inner
+        yield from _children((*path, key), inner)
+
+
+def open_regular(file: FilePath) -> BinaryIO:
+    """Open a regular file to read. Raises OSError, also for a FIFO or a device, without waiting for it."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb")  # noqa: PTH123
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file")
+
+
+def regular(file: FilePath, most: int) -> bytes:
+    """The first `most` + 1 bytes of a regular file, whatever its size says: below /proc that is 0. Raises OSError."""
+    with open_regular(file) as stream:
+        return stream.read(most + 1)
+
+
+def inside(named: str, folder: FilePath, root: FilePath) -> FilePath:
+    """The file that `named` means in `folder`, with links resolved. Opens nothing.
+
+    Raises ValueError where that lies outside `root`, the project's folder: who wrote the document that names it must
+    not have another file read, whose content an error could quote.
+    """
+    try:
+        root, file = root.resolve(), (folder / named).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a NUL in the name
+        raise ValueError(f"{named} cannot be read: {error}") from None
+    if not file.is_relative_to(root):
+        raise ValueError(f"{named} leads out of the project's folder, {display(root)}")
+    return file
+
+
+def home(file: FilePath) -> FilePath:
+    """The folder of the project that a profile's file belongs to: the one that holds profiles/.
+
+    `file` may be relative, and a bare name where the working folder is profiles/.
+    """
+    folder = FilePath(os.path.abspath(file)).parent  # noqa: PTH100 - a link to a profile does not move it
+    while folder.name in ("projects", "profiles"):
+        folder = folder.parent
+    return folder
+
+
+def display(file: FilePath) -> str:
+    """A path as messages show it: relative to the working folder where it lies below it."""
+    try:
+        return str(file.resolve().relative_to(FilePath.cwd()))
+    except ValueError:
+        return str(file)

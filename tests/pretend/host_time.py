@@ -1,0 +1,119 @@
+"""Host time of level standard on a simulated H100, by probe: `make pretend-host`, on a quiet machine.
+
+python tests/pretend/host_time.py [--threads 2]      writes benchmarks/results/host_time.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchmarks")]
+
+from machine import described, write  # noqa: E402
+from options import positive, program  # noqa: E402
+from selftest.reading import Frame, environment  # noqa: E402
+
+from envbuild.facts import probe_names  # noqa: E402
+from pretend import expected, launch  # noqa: E402
+from pretend.clock import Spent  # noqa: E402
+from pretend.gpus import GPUS  # noqa: E402
+
+MODEL, LEVEL = "h100", "standard"
+NAMES = list(probe_names.known())
+OVERHEAD = """
+import time, torch
+from pretend import gpus, runtime, tensors
+torch.set_num_threads(1)
+x = torch.zeros(4)
+def seconds():
+    begin, counted = time.process_time(), tensors.here.clock.read().processor
+    for _ in range(20000):
+        x.abs()
+    return time.process_time() - begin - (tensors.here.clock.read().processor - counted)
+plain = min(seconds() for _ in range(5))
+runtime.install(gpus.GPUS["h100"])
+print((min(seconds() for _ in range(5)) - plain) / 20000)
+"""
+
+
+def spent(work: Callable[[], object]) -> Spent:
+    """Of the processes that this work starts and waits for."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    work()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Spent(processor, time.perf_counter() - begin)
+
+
+def start() -> Spent:
+    """Of the self-test without a probe: Python, torch and the probes are imported."""
+    command = [sys.executable, "-m", "envbuild.selftest", "--list"]
+    return spent(lambda: subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, check=True))
+
+
+def overhead() -> float:
+    """Seconds that an operation on the host takes longer under the simulation, without what the clock counts."""
+    command = [sys.executable, "-c", OVERHEAD]
+    printed = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
+    return float(printed)
+
+
+def of_probe(frame: Frame, beyond: float) -> Spent:
+    """`beyond`: the seconds of `overhead`."""
+    simulated = frame["traits"]["simulated"]
+    left_out = beyond * simulated["host_operations"]
+    return Spent(simulated["host_seconds"] - left_out, simulated["host_wall_seconds"] - left_out)
+
+
+def report(begin: Spent, beyond: float, found: Mapping[str, Frame], whole: Spent, threads: int) -> list[str]:
+    """The page. `whole`: of the run with the simulation."""
+    by_probe = {name: of_probe(frame, beyond) for name, frame in found.items()}
+    rows = {"(start)": begin, **dict(sorted(by_probe.items(), key=lambda item: item[1].processor, reverse=True))}
+    total = Spent(sum(one.processor for one in rows.values()), sum(one.wall for one in rows.values()))
+    return [
+        f"# Host time of level {LEVEL} on a simulated {GPUS[MODEL].name}",
+        "",
+        f"Machine: {described()}. Made by `make pretend-host`, on the CPU: nothing of it has run on a GPU.",
+        "",
+        f"- Host: {total.processor:.1f} s of processor time, {total.wall:.1f} s of wall time, in a job of {threads} "
+        f"threads; load of the machine (1 min) {os.getloadavg()[0]:.1f}.",
+        f"- The run with the simulation: {whole.processor:.0f} s of processor time, {whole.wall:.0f} s of wall time.",
+        "",
+        "The host's time is that of the probes without the simulation, whose part of every operation is counted",
+        "apart (`tests/pretend/clock.py`). Copies between host and GPU, with what they convert, are the host's.",
+        f"{1e6 * beyond:.1f} µs are taken off for each operation on the host: the way from torch's C++ to Python and",
+        "back, measured before. Wall time is that of the probe's own process, with what it waits for.",
+        "",
+        "| probe | processor s | wall s |",
+        "|---|---|---|",
+        *(f"| {name} | {one.processor:.2f} | {one.wall:.2f} |" for name, one in rows.items()),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Host time of level standard on a simulated GPU, by probe.")
+    parser.add_argument("--threads", type=positive, default=os.cpu_count(), help="of the self-test")
+    threads = parser.parse_args().threads
+    begin, beyond = start(), overhead()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        variables = launch.variables(folder)
+        given = {**launch.document(MODEL, LEVEL, NAMES), "threads": threads}
+        found: dict[str, Frame] = {}
+        whole = spent(lambda: found.update(launch.run(MODEL, launch.CATALOGUE, given, folder / "frames", **variables)))
+    write("host_time", report(begin, beyond, found, whole, threads))
+    alarms = list(expected.alarms(MODEL, LEVEL, found))
+    print(*alarms, sep="\n", file=sys.stderr)
+    return 1 if alarms else 0
+
+
+if __name__ == "__main__":
+    program(main)

@@ -1,0 +1,49 @@
+"""Sizes of the probes on the simulated GPU: what would fill a GPU's memory is reduced to what a CPU computes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from envbuild.selftest.probes.attention import attention_backward, attention_needle, attention_torch
+from envbuild.selftest.probes.gemm import gemm_crash
+from envbuild.selftest.probes.hardware import burn, large, memory, perf
+
+# 0.9 GB, of which burn fills what there is time for: the plan for half an hour waits until it has taken memory.
+BURN_CHUNKS = 192
+
+
+def _chunks(count: int) -> Callable[..., int]:
+    """In place of how many chunks of memory a probe fills."""
+    return lambda *_: count
+
+
+# Of level full, whose size is the GPU's: no CPU multiplies or fills that much.
+SMALL: tuple[tuple[Any, str, Any], ...] = (
+    (burn, "SIDE", burn.SIDE_CPU),
+    (memory, "CHUNK", memory.CHUNK_CPU),
+    (large, "ROWS", 67),
+    (burn, "chunks_within", _chunks(BURN_CHUNKS)),
+    (memory, "chunks_within", _chunks(memory.CHUNKS_CPU)),
+)
+# With the variable SHORT attention is as short as on the CPU, and other sizes too: for what does not depend on them.
+SHORT = "PRETEND_SHORT"
+SHORTER: tuple[tuple[Any, str, Any], ...] = (
+    (attention_torch, "LONG", attention_torch.LONG_CPU),
+    (attention_torch, "HEADS", attention_torch.HEADS_FEW),
+    (attention_needle, "LONG", attention_needle.LONG_CPU_QUICK),
+    (attention_needle, "CASES", attention_needle.CASES_QUICK),
+    (attention_backward, "LONG", attention_backward.LONG_CPU),
+    (attention_backward, "HEADS", attention_backward.HEADS_CPU),
+    (gemm_crash, "_INNER_COLUMNS", gemm_crash._INNER_COLUMNS[:1]),
+    (perf, "SIDE", perf.SIDE_CPU),
+    (perf, "COPIED", perf.COPIED_CPU),
+)
+
+
+def reduce() -> None:
+    """For this process and all that are forked from it."""
+    for owner, name, value in (*SMALL, *(SHORTER if os.environ.get(SHORT) else ())):
+        assert hasattr(owner, name), f"{owner.__name__} has no {name}: what bounds its size now?"
+        setattr(owner, name, value)

@@ -1,0 +1,130 @@
+"""What failing worlds say of cards, links, NCCL and image: every combination by its own sentence."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from envbuild.selftest.distributed import fault_localization
+from envbuild.selftest.distributed.fault_localization import RETRIES, Stage, StageFault, judge
+
+P2P, SHM, NVLS = RETRIES
+FOUR = (0, 1, 2, 3)
+ALONE = [(member,) for member in FOUR]
+PAIRS = [(a, b) for a in FOUR for b in FOUR if a < b]
+SAME = dict.fromkeys(FOUR, "9.0")
+FAULT = (StageFault(0, 0, "init", "signal", "died of SIGSEGV", "SIGSEGV"),)
+
+
+def tried(
+    failed: Iterable[tuple[int, ...]], gloo: bool | None = True, cured: Iterable[tuple[str, ...]] = ()
+) -> list[Stage]:
+    """Four cards, as the probe tries them: all of gloo's worlds fail or pass; `cured` are settings that help."""
+    bad = set(failed)
+    stages = [Stage("nccl", members, faults=FAULT * (members in bad)) for members in (*ALONE, *PAIRS, FOUR)]
+    smallest = [stage.members for stage in stages if stage.faults][:1]
+    if gloo is not None:
+        stages += [Stage("gloo", members, faults=FAULT * (not gloo)) for members in (*smallest, FOUR)]
+    for members in smallest:
+        stages += [Stage("nccl", members, settings, FAULT * (settings not in cured)) for settings in RETRIES]
+    return stages
+
+
+def text(stages: list[Stage]) -> str:
+    verdict = judge(stages, SAME)
+    assert verdict
+    return verdict.text
+
+
+def test_where_nothing_fails_there_is_nothing_to_say() -> None:
+    assert judge(tried([]), SAME) is None
+    assert judge([Stage("gloo", members) for members in (*ALONE, *PAIRS, FOUR)], {}) is None
+
+
+@pytest.mark.parametrize(
+    ("failed", "place", "words"),
+    [
+        (ALONE, "everywhere", "each GPU fails even alone"),
+        ([(2,)], "card", "GPU 2 fails even alone, the others do not"),
+        ([(2,), (3,)], "card", "GPU 2 and GPU 3 fail even alone, the others do not"),
+        ([(0, 2)], "link", "only GPU 0 and GPU 2 fail with each other: that link, or one of the two"),
+        ([(0, 2), FOUR], "link", "only GPU 0 and GPU 2 fail with each other"),
+        ([(0, 2), (1, 2), (2, 3)], "card", "every pair that fails holds GPU 2: it, or its links"),
+        ([(0, 2), (1, 2)], "card", "every pair that fails holds GPU 2: it, or its links"),
+        ([(0, 2), (1, 3)], "pairs", "only some pairs fail: 0+2, 1+3"),
+        ([(0, 1), (0, 2), (1, 2)], "pairs", "only some pairs fail: 0+1, 0+2, 1+2"),
+        ([*PAIRS, FOUR], "everywhere", "each GPU works alone and no pair does"),
+        ([FOUR], "together", "each GPU works alone and in pairs, 4 together do not: topology, or a limit"),
+    ],
+)
+def test_the_worlds_that_fail_say_where(failed: list[tuple[int, ...]], place: str, words: str) -> None:
+    verdict = judge(tried(failed), SAME)
+    assert verdict and verdict.place == place
+    assert verdict.text.startswith(words), verdict.text
+
+
+@pytest.mark.parametrize(
+    ("failed", "gloo", "layer", "words"),
+    [
+        ([FOUR], True, "nccl", "nccl fails and gloo passes: NCCL, P2P or topology"),
+        (PAIRS, True, "nccl", "nccl fails and gloo passes: NCCL, P2P or topology"),
+        (ALONE, True, "nccl", "nccl fails and gloo passes: NCCL itself"),
+        ([FOUR], False, "image", "nccl and gloo both fail: the image, the driver, or the code"),
+        (ALONE, False, "image", "nccl and gloo both fail: the image, the driver, or the code"),
+        ([(2,)], False, "image", "nccl and gloo both fail: that card"),
+        ([], False, "gloo", "nccl passes and gloo fails: gloo, or the loopback network"),
+        ([FOUR], None, "nccl", "nccl fails and gloo was not tried"),
+    ],
+)
+def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None, layer: str, words: str) -> None:
+    verdict = judge(tried(failed, gloo), SAME)
+    assert verdict and verdict.layer == layer
+    assert words in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("cured", "cure", "words"),
+    [
+        ([P2P], "NCCL_P2P_DISABLE=1", "with P2P off it passes"),
+        ([P2P, SHM], "NCCL_P2P_DISABLE=1", "with P2P off it passes"),
+        ([SHM], "NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1", "with P2P and SHM off it passes"),
+        ([NVLS], "NCCL_NVLS_ENABLE=0", "with NVLS off it passes"),
+        ([NVLS, P2P, SHM], "NCCL_NVLS_ENABLE=0", "with NVLS off it passes"),
+        ([], None, "no transport switched off helps: NCCL itself, the driver, or a card"),
+    ],
+)
+def test_what_helps_names_the_transport(cured: list[tuple[str, ...]], cure: str | None, words: str) -> None:
+    verdict = judge(tried([(0, 1), FOUR], cured=cured), SAME)
+    assert verdict and verdict.cure == cure
+    assert words in verdict.text
+
+
+def test_two_cards_that_do_not_work_together() -> None:
+    stages = [Stage("nccl", (0,)), Stage("nccl", (1,)), Stage("nccl", (0, 1), faults=FAULT), Stage("gloo", (0, 1))]
+    layer = "nccl fails and gloo passes: NCCL, P2P or topology, not the project's code"
+    assert text(stages) == f"each GPU works alone and no pair does; {layer}"
+
+
+def test_one_card_that_fails() -> None:
+    stages = [Stage("nccl", (0,), faults=FAULT), Stage("gloo", (0,), faults=FAULT)]
+    assert text(stages).startswith("the GPU fails even alone; nccl and gloo both fail: the image, the driver")
+
+
+def test_on_the_cpu_there_is_no_card_to_blame() -> None:
+    verdict = judge([Stage("gloo", (0,)), Stage("gloo", (1,)), Stage("gloo", (0, 1), faults=FAULT)], {})
+    assert verdict and verdict.layer == "image"
+    assert verdict.text == "each process works alone and no pair does; gloo needs no GPU: the image, or the code"
+
+
+def test_unequal_cards_are_named_whether_they_fail_or_not() -> None:
+    mixed = {0: "8.0", 1: "9.0", 2: "8.0", 3: "9.0"}
+    sentence = "the compute capability is not the same on all cards: 8.0 (GPU 0 and GPU 2), 9.0 (GPU 1 and GPU 3)"
+    assert fault_localization.inequality(mixed) == sentence
+    verdict = judge(tried([FOUR]), mixed)
+    assert verdict and verdict.text.endswith(sentence)
+    assert fault_localization.inequality(SAME) is None
+    assert fault_localization.inequality({}) is None
+
+
+def test_a_stage_is_named_by_backend_members_and_settings() -> None:
+    assert Stage("nccl", (0, 2)).name == "nccl 0+2"
+    assert Stage("nccl", (0, 2), SHM).name == "nccl 0+2 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1"

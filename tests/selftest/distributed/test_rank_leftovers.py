@@ -1,0 +1,68 @@
+"""Folders of the self-test: gone with their process, and never one that is in use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import envbuild
+from envbuild.selftest.distributed import rank_processes
+
+pytestmark = pytest.mark.usefixtures("temporary")
+
+WORK = """
+import time
+from envbuild.selftest.distributed import rank_processes
+with rank_processes.temporary_folder("envbuild-ranks-") as folder:
+    (folder / "inside").mkdir()
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def age(folder: Path) -> None:
+    before = time.time() - 2 * rank_processes._YOUNG
+    os.utime(folder, (before, before))
+
+
+def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(
+    temporary: Path,
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(envbuild.__file__).parents[1])}
+    process = subprocess.Popen([sys.executable, "-c", WORK], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout
+        left = Path(process.stdout.readline().strip())
+        assert left.parent == temporary
+        age(left)
+        with rank_processes.temporary_folder("envbuild-ranks-"):
+            assert left.is_dir(), "it is in use"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        age(left)
+        with rank_processes.temporary_folder("envbuild-ranks-") as own:
+            assert own.is_dir() and not left.exists()
+        assert list(temporary.iterdir()) == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("make", ["young", "link", "other"])
+def test_what_is_young_or_none_of_its_own_stays(temporary: Path, make: str, tmp_path: Path) -> None:
+    place = temporary / ("other-x" if make == "other" else "envbuild-ranks-x")
+    if make == "link":
+        (tmp_path / "precious").mkdir()
+        place.symlink_to(tmp_path / "precious")
+    else:
+        place.mkdir()
+    if make != "young":
+        age(place)
+    with rank_processes.temporary_folder("envbuild-ranks-"):
+        assert place.exists()

@@ -1,0 +1,96 @@
+"""Exact results that one probe's process computes and later ones read."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from envbuild.selftest.harness.shared_results import SharedResults, Tensors
+
+
+class Counted:
+    """What a key's result is computed by, and how often that happened."""
+
+    def __init__(self, *results: torch.Tensor) -> None:
+        self.results = results
+        self.calls = 0
+
+    def __call__(self) -> Tensors:
+        self.calls += 1
+        return self.results
+
+
+A = Counted(torch.arange(6, dtype=torch.float64).view(2, 3), torch.tensor(0.1, dtype=torch.float64))
+B = Counted(torch.full((5, 1), -torch.inf, dtype=torch.float64))
+
+
+@pytest.fixture(autouse=True)
+def _not_yet_called() -> None:
+    A.calls = B.calls = 0
+
+
+def in_process(work: Callable[[], object]) -> int:
+    """The exit status of a forked process: 0 where the work raised nothing, minus the signal that killed it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def equal(found: Tensors, wanted: Tensors) -> bool:
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+def test_a_result_is_computed_once_and_read_by_processes_forked_before_and_after() -> None:
+    results = SharedResults()
+    assert in_process(lambda: (results.get("a", A), results.get("b", B))) == 0
+    assert equal(results.get("a", A), A.results) and equal(results.get("b", B), B.results)
+    assert in_process(lambda: results.get("c", B)) == 0
+    assert equal(results.get("c", A), B.results)
+    assert A.calls == B.calls == 0, "another process had computed them"
+
+
+def test_what_a_process_has_not_written_to_its_end_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = SharedResults()
+    copied: list[torch.Tensor] = []
+
+    def killed(target: torch.Tensor, source: torch.Tensor) -> None:
+        copied.append(source)
+        if len(copied) == 2:  # of the result's two tensors
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "copy_", killed)
+        assert in_process(lambda: results.get("a", A)) == -signal.SIGKILL
+    assert equal(results.get("a", A), A.results) and A.calls == 1
+
+
+def test_without_room_each_process_computes_for_itself() -> None:
+    results = SharedResults(size=1 << 10)
+    long = Counted(torch.ones(200, dtype=torch.float64))
+    assert in_process(lambda: results.get("long", long)) == 0
+    for _ in range(2):
+        assert equal(results.get("long", long), long.results)
+    assert long.calls == 1
+    assert in_process(lambda: results.get("a", A)) == 0
+    assert equal(results.get("a", B), A.results), "there was room for this one"
+
+
+def test_without_memory_each_call_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    results = SharedResults()
+    assert equal(results.get("a", A), A.results) and equal(results.get("a", A), A.results)
+    assert A.calls == 2

@@ -1,0 +1,13 @@
+"""The driver's version file has one parser, which the inventory uses too."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from envbuild.selftest.inventory import distributions
+from envbuild.selftest.nvidia import libcuda
+
+
+def test_the_drivers_file_is_read_by_one_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libcuda, "module_version", lambda: "550.54.15")
+    assert distributions.machine()["driver"] == "550.54.15"

@@ -1,0 +1,103 @@
+"""Cases that are sampled of an operation: right on the CPU, and one changed element of their inputs is seen."""
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from envbuild.selftest.numerics import case_sampling, layout_large_gaps
+from envbuild.selftest.numerics.case_sampling import Operation
+from envbuild.selftest.numerics.operation_case import Case, worst
+from envbuild.selftest.probes.gemm import gemm_cases
+from envbuild.selftest.probes.operations import elementwise_cases, operations
+
+OPERATIONS = (*gemm_cases.operations(tf32=False), *operations.sampled(rounded_sums=True))
+SEEDS = (1, 2)
+POINTS = 4  # of each operation for each seed
+POSITIONS = 3  # of each input that are changed, first and last among them
+# Calls whose results leave out some of their inputs' elements.
+PARTIAL = (
+    "padding_idx",
+    "by a mask",
+    "to distinct places",
+    "of triangles",
+    "cast of 50x9",
+    "ignore_index",
+    "weights",
+    "images resized",
+    *elementwise_cases.ACTIVATIONS,
+)
+ORDERED = "orders of"
+
+
+def sampled(operation: Operation, seed: int) -> Iterator[Case]:
+    taken = case_sampling.sample(operation, POINTS, seed)
+    return case_sampling.cases(operation, taken.points, seed)
+
+
+def changed(case: Case, index: int, position: int) -> Iterator[torch.Tensor]:
+    """One element as another number: negated, or one more where it is 0 or copied; past all others of an order; another
+    index."""
+    values = case.given[index]
+    flat = values.flatten()
+    value = flat[position]
+    if case.name.startswith(ORDERED):
+        limits = torch.finfo(values.dtype) if values.is_floating_point() else torch.iinfo(values.dtype)
+        others = [limits.max, limits.min]
+    elif values.dtype == torch.bool:
+        others = [~value]
+    elif values.dtype == torch.int64 and (index or case.dtype != torch.int64):
+        others = [value - 1 if value > 0 else torch.ones_like(value)]
+    elif case.name.startswith("copies") or not value:
+        others = [value + 1 if value < flat.max() else value - 1]
+    else:
+        others = [-value]
+    for other in others:
+        moved = flat.clone()
+        moved[position] = other
+        yield moved.reshape(values.shape)
+
+
+def is_seen(case: Case, index: int, position: int) -> bool:
+    expected = case.expected()
+    for values in changed(case, index, position):
+        given = [*case.given[:index], values, *case.given[index + 1 :]]
+        try:
+            if any(found.wrong for found in worst(case.run(*given), expected).values()):
+                return True
+        except ValueError:  # results of another shape
+            return True
+    return False
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_a_right_kernel_passes_and_each_element_of_its_inputs_matters(operation: Operation, seed: int) -> None:
+    for case in sampled(operation, seed):
+        right = worst(case.run(*case.given), case.expected())
+        assert not any(found.wrong for found in right.values()), (case.dtype, case.name, right)
+        judge = any if any(word in case.name for word in PARTIAL) else all
+        for index, values in enumerate(case.given):
+            last = values.numel() - 1
+            count = 16 if judge is any else POSITIONS
+            positions = sorted({step * last // (count - 1) for step in range(count)})
+            seen = [is_seen(case, index, position) for position in positions]
+            assert judge(seen), f"{case.dtype} {case.name}: input {index}, elements {positions}: {seen}"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_more_cases_are_tried_at_each_level(operation: Operation) -> None:
+    counts = [operation.counts.get(level, 0) for level in ("quick", "standard", "full")]
+    assert 0 < counts[0] < counts[1] < counts[2]
+
+
+@pytest.mark.parametrize("layout", layout_large_gaps.BATCHES)
+def test_a_layout_keeps_the_values(layout: str) -> None:
+    x = torch.arange(30.0).view(2, 3, 5)
+    laid_out = layout_large_gaps.laid_out(x, layout)
+    assert torch.equal(laid_out, x)
+    dense = laid_out.is_contiguous() and laid_out.storage_offset() == 0
+    assert dense == (layout == "contiguous")

@@ -1,0 +1,118 @@
+"""repeat: faults that come late, rarely or in company are found, and right operations pass."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.probes.operations import repeat, repeat_cases
+
+Kernel = Callable[..., torch.Tensor]
+
+
+def late(kernel: Kernel) -> Kernel:
+    """One bit of one element is wrong from the 100th call on."""
+    count = iter(range(1 << 30))
+
+    def wrong(*args: Any, **options: Any) -> torch.Tensor:
+        result = kernel(*args, **options)
+        if next(count) == 100:
+            result.flatten()[-1:].view(torch.int32).bitwise_xor_(1)
+        return result
+
+    return wrong
+
+
+def stale(kernel: Kernel) -> Kernel:
+    """What is read once at a place in memory is kept."""
+    kept: dict[int, torch.Tensor] = {}
+    return lambda x, w, b: kernel(x, kept.setdefault(w.data_ptr(), w.clone()), b)
+
+
+def in_threads(kernel: Kernel) -> Kernel:
+    def wrong(*args: Any) -> torch.Tensor:
+        result = kernel(*args)
+        return result if threading.current_thread() is threading.main_thread() else result * 2
+
+    return wrong
+
+
+def inferred(kernel: Kernel) -> Kernel:
+    return lambda x, w, b, **options: kernel(x, w, None if torch.is_inference_mode_enabled() else b, **options)
+
+
+def first_epsilon(kernel: Kernel) -> Kernel:
+    kept: list[float] = []
+
+    def wrong(x: torch.Tensor, sizes: Any, w: torch.Tensor, b: torch.Tensor, epsilon: float) -> torch.Tensor:
+        kept.append(epsilon)
+        return kernel(x, sizes, w, b, kept[0])
+
+    return wrong
+
+
+def cast_bias(kernel: Kernel) -> Kernel:
+    return lambda x, w, b: kernel(x, w, 2 * b if torch.is_autocast_enabled("cpu") else b)
+
+
+def one_of_a_million(kernel: Kernel) -> Kernel:
+    def wrong(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result = kernel(x, y)
+        if result.numel() > 1_000_000:
+            result.view(-1)[999_999] += 1
+        return result
+
+    return wrong
+
+
+WRONG = [
+    (torch, "mm", late, "inference mode: 1 of 8643 elements, the first [128, 66], differ"),
+    (F, "linear", stale, "fp32 linear 45x67x95, input 1, the same memory: "),
+    (
+        torch,
+        "bmm",
+        in_threads,
+        "in the second thread: fp32 bmm 5x17x33x65, input 0, first call, separate tensors: element",
+    ),
+    (F, "conv2d", inferred, "fp32 conv2d, input 0, first call, inference mode: element ["),
+    (F, "layer_norm", first_epsilon, "fp32 layer_norm 33x96 eps 0.5, first call, separate tensors: element ["),
+    (F, "linear", cast_bias, "fp32 linear 45x67x95, input 0, first call, autocast: element ["),
+    (
+        repeat_cases,
+        "_mixed",
+        one_of_a_million,
+        "fp32 x y + x 1031x1021, input 0, first call, separate tensors: element [979, 440]",
+    ),
+]
+
+
+def found(level: str = "quick") -> list[str]:
+    context = Context(JobDocument("0" * 32, level=level, threads=1))
+    repeat.repeat(context)
+    assert context.traits["calls"] > 3000
+    return [fault.reason for fault in context.faults]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "wrong", "words"), WRONG, ids=lambda value: getattr(value, "__name__", None)
+)
+def test_what_is_wrong_now_and_then_is_found(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, wrong: Any, words: str
+) -> None:
+    monkeypatch.setattr(module, name, wrong(getattr(module, name)))
+    repeat_cases.operations.cache_clear()
+    reasons = found()
+    repeat_cases.operations.cache_clear()
+    assert reasons and words in reasons[0], reasons[:3]
+
+
+def test_right_operations_pass() -> None:
+    assert found() == []

@@ -1,0 +1,163 @@
+"""Evidence that others sent: whose word it is, what it says, and the table that it fills."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.attest import community_evidence, signing, statements
+from envbuild.attest.community_evidence import EvidenceRow
+from envbuild.attest.statements import Subject
+from envbuild.evidence import evidence_store
+from envbuild.report import profile_tables
+from envbuild.util.errors import CheckFailed, OutOfDate
+from unit.evidence.runs import passed_run, probe, run_on
+from unit.site import Site, new_key, proved
+from unit.support import envbuild
+
+ROOT = Path(__file__).parents[3]
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+@pytest.fixture
+def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with proved(project, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "evidence" / "keys").mkdir(parents=True)
+    return tmp_path / "evidence"
+
+
+def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") -> Path:
+    """What CONTRIBUTING asks for: a run, signed with the key that is configured, and its public key."""
+    signer = signing.configured()
+    assert signer
+    path = site.prove(run or run_on("NVIDIA H20"))
+    record = dict(evidence_store.stored(site.engine.image.id))[path]
+    made = statements.test_result(
+        record, evidence_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
+    )
+    sent = folder / f"{file or f'sample-{who}'}.dsse.json"
+    shutil.copy(evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signer)), sent)
+    (folder / "keys" / f"{who}.pub").write_bytes(signer.public.pem)
+    return sent
+
+
+def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_key(monkeypatch)
+    sent = send(site, folder, "alice")
+    new_key(monkeypatch)
+    send(site, folder, "bob", passed_run())
+    day = NOW.strftime("%Y-%m-%d")
+    found = community_evidence.read(folder, NOW)
+    what = (site.lock.id, site.engine.image.id, ())
+    assert found == [
+        EvidenceRow("CPU", "sample", "bob", day, *what),
+        EvidenceRow("NVIDIA H20", "sample", "alice", day, *what),
+    ]
+    assert profile_tables.proofs(found).splitlines() == [
+        "| GPU | Profile | Who | When | Does it count? |",
+        "| --- | --- | --- | --- | --- |",
+        f"| CPU | sample | bob | {day} | yes |",
+        f"| NVIDIA H20 | sample | alice | {day} | yes |",
+    ]
+    assert envbuild("verify", "--evidence", str(sent), "--key", str(folder / "keys" / "alice.pub")).code == 0
+
+
+def test_what_is_no_proof_or_no_longer_one_says_why(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_key(monkeypatch)
+    send(site, folder, "a", passed_run(probe("env.libs", "failed")), "failed")
+    send(site, folder, "a", run_on("NVIDIA H20", cublas="12.1.3.1"), "known")
+    told = {row.gpu: row.objections for row in community_evidence.read(folder, NOW)}
+    assert "the self-test failed: env.libs" in told["CPU"][0]
+    assert "cublas-hopper-fpe" in told["NVIDIA H20"][0]
+    assert "| yes |" not in profile_tables.proofs(community_evidence.read(folder, NOW))
+
+
+def test_every_file_must_be_somebodys_word(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_key(monkeypatch)
+    sent = send(site, folder, "alice")
+    stranger = json.loads(sent.read_text(encoding="utf-8"))
+    text = signing.payload(stranger).replace(b"PASSED", b"WARNED")
+    changed = {**signing.seal(text, None), "signatures": stranger["signatures"]}
+    new_key(monkeypatch)
+    other = signing.seal(signing.payload(stranger), signing.configured())
+    nothing = signing.seal(b'{"_type":"x"}', signing.configured())
+    for name, document in (("changed", changed), ("other", other), ("two", [stranger, stranger]), ("empty", nothing)):
+        (folder / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(CheckFailed) as caught:
+        community_evidence.read(folder, NOW)
+    faults = {fault.file: fault.message.partition(":")[0] for fault in caught.value.faults}
+    assert faults == {"changed.json": "signature", "other.json": "signature", "two.json": "malformed",
+                      "empty.json": "signature"}  # fmt: skip
+
+
+def test_a_statement_of_something_else_is_no_test_result(
+    site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_key(monkeypatch)
+    send(site, folder, "alice")
+    sbom = statements.canonical(statements.sbom({}, Subject("x", site.engine.image.id)))
+    envelope = signing.seal(sbom, signing.configured())
+    (folder / "sbom.json").write_text(json.dumps(envelope), encoding="utf-8")
+    with pytest.raises(CheckFailed) as caught:
+        community_evidence.read(folder, NOW)
+    assert [(fault.file, fault.message) for fault in caught.value.faults] == [
+        ("sbom.json", "malformed: there is no test result in it")
+    ]
+
+
+def test_what_others_wrote_is_text_in_the_table() -> None:
+    row = EvidenceRow("<b>GPU</b> | x", "[link](http://x)", "who\n| a |", "2026-01-01", "", "", ("`code` \x1b[31m",))
+    line = profile_tables.proofs([row]).splitlines()[2]
+    assert line.count(" | ") == 4
+    assert not any(part in line for part in ("<b>", "\x1b", "[link]("))
+
+
+def test_it_fills_a_document(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is looked for beside the document."""
+    page = folder.parent / "page.md"
+    page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
+    assert envbuild("docs", str(page)).code == 0
+    assert profile_tables.proofs([]) in page.read_text(encoding="utf-8")
+    new_key(monkeypatch)
+    send(site, folder, "alice")
+    assert envbuild("docs", "--check", str(page)).code == OutOfDate.code
+    assert envbuild("docs", str(page)).code == 0
+    assert "| NVIDIA H20 | sample | alice |" in page.read_text(encoding="utf-8")
+    (folder / "keys" / "alice.pub").unlink()
+    refused = envbuild("docs", str(page))
+    assert (refused.code, "sample-alice.dsse.json: signature" in refused.stderr) == (CheckFailed.code, True)
+
+
+def test_a_missing_folder_of_evidence_is_an_empty_table(project: Path) -> None:
+    page = project / "page.md"
+    page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
+    assert envbuild("docs", "page.md").code == 0
+    assert page.read_text(encoding="utf-8").splitlines()[1] == profile_tables.proofs([])
+
+
+def test_what_others_prove_counts_on_the_model_and_its_family() -> None:
+    row = EvidenceRow("NVIDIA H100 80GB HBM3", "sample", "alice", "2026-11-21", "lock", "", ())
+    foreign = [replace(row, lock="other"), replace(row, profile="h20"), replace(row, objections=("old",))]
+    (proof,) = community_evidence.proofs([*foreign, row], "sample", "lock", ("h100", "a100"))
+    assert (proof.model, proof.reason) == ("h100", "proved on NVIDIA H100 80GB HBM3, 2026-11-21")
+    (proof,) = community_evidence.proofs([replace(row, gpu="CPU")], "sample", "lock", ("cpu",))
+    assert proof.reason == "proved on the CPU, 2026-11-21"
+
+
+def test_the_readme_has_the_table_of_what_is_in_the_folder() -> None:
+    """And every file in it is signed by a key in it; else this ends with 5."""
+    readme = ROOT / "README.md"
+    assert "<!-- envbuild:evidence evidence -->" in readme.read_text(encoding="utf-8").splitlines()
+    assert envbuild("docs", "--check", str(readme)).code == 0

@@ -1,0 +1,186 @@
+"""A profile written from what an image holds: it loads, its pins are the image's, and what it leaves out is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.audit import profile_draft
+from envbuild.audit.environment_contents import Holdings
+from envbuild.profile.source import Source
+from envbuild.resolve import profile_reader, resolver
+from envbuild.resolve.resolver import Plan
+from envbuild.util.errors import CheckFailed
+from unit.support import envbuild
+
+# what torch 2.3.1 asks for, as far as this test needs it
+TORCH_NEEDS = ["nvidia-cublas-cu12 (==12.1.3.1) ; platform_system == 'Linux'", "nvidia-nccl-cu12==2.20.5", "sympy"]
+USUAL = {
+    "torch": ("2.3.1", TORCH_NEEDS), "nvidia-cublas-cu12": ("12.1.3.1", []), "nvidia-nccl-cu12": ("2.20.5", []),
+    "sympy": ("1.13", ["mpmath"]), "mpmath": ("1.3.0", []), "numpy": ("1.26.4", []), "pip": ("26.0", []),
+}  # fmt: skip
+
+
+def held(
+    *, python: str = "3.11.2", cuda: str | None = "12.1", imported: bool = True, libraries: tuple[Any, ...] = (),
+    others: Mapping[str, tuple[str, list[str]]] | None = None, **changed: tuple[str, list[str]] | None,
+) -> Holdings:  # fmt: skip
+    """The usual image, with some distributions (underscores for dashes) changed, added, or taken out."""
+    known = {**USUAL, **{name.replace("_", "-"): value for name, value in changed.items()}, **(others or {})}
+    installed = {name: value for name, value in known.items() if value}
+    torch: dict[str, Any] = {
+        "version": "2.3.1+cu121", "cuda": cuda, "hip": None, "path": None, "imported": imported, "architectures": [],
+        "failure": None,
+    }  # fmt: skip
+    return Holdings.model_validate(
+        {
+            "python": {
+                "version": python,
+                "executable": "/usr/bin/python3",
+                "prefix": "/usr",
+                "markers": {"platform_system": "Linux", "python_version": "3.11"},
+            },
+            "distributions": [
+                {"name": name, "version": version, "folder": "/site", "requires": requires}
+                for name, (version, requires) in installed.items()
+            ],
+            "torch": torch if "torch" in installed else None,
+            "libraries": list(libraries),
+            "order": None,
+            "apex": None,
+            "variables": {},
+            "compat": [],
+            "machine": {"gpus": [], "driver": None},
+            "cut": False,
+            "seconds": {},
+        }
+    )
+
+
+def written(project: Path, holdings: Holdings) -> tuple[str, Source, Plan]:
+    """The text, and what envbuild makes of it."""
+    text = profile_draft.draft("mine", "an/image:tag", holdings)
+    (project / "profiles" / "mine.yaml").write_text(text, encoding="utf-8")
+    source = profile_reader.load("mine")
+    return text, source, resolver.resolve(source)
+
+
+def test_the_usual_image(project: Path) -> None:
+    text, source, plan = written(project, held())
+    profile = source.profile
+    assert (profile.torch, profile.cuda, profile.python) == ("2.3.1", "12.1", "3.11")
+    assert plan.suite == "bookworm"
+    assert profile.packages == ("numpy==1.26.4",)
+    assert profile.pins == {} and profile.gpus == ()
+    assert text.splitlines()[0] == "# What an/image:tag holds."
+    assert envbuild("show", "mine").code == 0
+
+
+def test_a_recorded_image(project: Path) -> None:
+    """What the collector said in the image of step-video: its own profile comes out, but for cards and constraints."""
+    text = (Path(__file__).parent / "recorded" / "step-video.json").read_text(encoding="utf-8")
+    _, source, plan = written(project, Holdings.model_validate_json(text))
+    profile = source.profile
+    assert (profile.torch, profile.cuda, profile.python, plan.suite) == ("2.3.1", "12.1", "3.11", "bookworm")
+    assert {name: pin.version for name, pin in profile.pins.items()} == {"cublas": "12.5.2.13"}
+    assert profile.packages == ("numpy==1.26.4",)
+
+
+def test_a_library_that_differs_from_torchs_own_is_pinned_with_the_reason(project: Path) -> None:
+    changed = held(nvidia_cublas_cu12=("12.5.2.13", []))
+    _, source, plan = written(project, changed)
+    pin = source.profile.pins["cublas"]
+    assert (pin.version, pin.reason) == ("12.5.2.13", "as in the image; torch 2.3.1 asks for ==12.1.3.1")
+    assert list(source.profile.pins) == ["cublas"]
+    assert plan.overrides == ("nvidia-cublas-cu12==12.5.2.13",)
+
+
+def test_what_others_need_is_not_named(project: Path) -> None:
+    """flask needs click; two that need each other are named once; an extra's needs count where it is asked for."""
+    changed = held(
+        flask=("3.0", ["click>=8", "idle; extra == 'no'"]), click=("8.1", []), idle=("1.0", []),
+        one=("1.0", ["other"]), other=("1.0", ["one"]),
+    )  # fmt: skip
+    _, source, _ = written(project, changed)
+    assert source.profile.packages == ("flask==3.0", "idle==1.0", "numpy==1.26.4", "one==1.0")
+
+
+def test_what_cannot_be_asked_for_stands_in_a_comment(project: Path) -> None:
+    changed = held(
+        apex=("0.1", []), flash_attn=("2.6.3+cu123", []), broken=("unknown", []),
+        nvidia_cublas_cu11=("11.10.3.66", []), torchvision=("0.18.1+cu121", ["torch"]),
+    )  # fmt: skip
+    text, source, _ = written(project, changed)
+    assert source.profile.packages == ("numpy==1.26.4",)
+    for name, word in {
+        "apex==0.1": "unrelated package",
+        "flash-attn==2.6.3+cu123": "a local build (+cu123)",
+        "broken==unknown": "not a name and a version",
+        "nvidia-cublas-cu11==11.10.3.66": "CUDA library",
+        "torchvision==0.18.1+cu121": "local build",
+    }.items():
+        (line,) = [line for line in text.splitlines() if line.startswith(f"# {name}")]
+        assert word in line
+
+
+def test_a_local_build_of_torch_takes_its_kin_along(project: Path) -> None:
+    changed = held(torch=("2.5.0+cu121", TORCH_NEEDS), torchvision=("0.20.0+cu121", ["torch"]))
+    text, source, _ = written(project, changed)
+    assert source.profile.torch == "2.5.0+cu121"
+    assert "torchvision==0.20.0+cu121" in source.profile.packages
+    assert "The facts do not know torch 2.5.0+cu121, so these are not pinned: cublas 12.1.3.1, nccl 2.20.5" in text
+
+
+@pytest.mark.parametrize(
+    ("python", "torch", "suite"),
+    [("3.9.2", "2.3.1", "bullseye"), ("3.10.12", "2.3.1", "bullseye"), ("3.12.1", "2.3.1", "bookworm"),
+     ("3.13.5", "2.7.1", "trixie"), ("3.12.1", "2.7.1", "bookworm")],
+)  # fmt: skip
+def test_a_python_that_no_suite_has_is_said(project: Path, python: str, torch: str, suite: str) -> None:
+    text, _, plan = written(project, held(python=python, torch=(torch, []), cuda=None))
+    assert plan.suite == suite
+    assert ("# The image has Python" in text) == (not python.startswith(f"{plan.python}."))
+
+
+def test_a_torch_that_cannot_be_imported_says_nothing_of_cuda(project: Path) -> None:
+    text, source, _ = written(project, held(imported=False, cuda=None))
+    assert source.profile.cuda is None
+    assert "torch could not be imported" in text
+
+
+def test_a_loaded_library_of_no_distribution_is_said(project: Path) -> None:
+    copy: dict[str, Any] = {
+        "library": "cublas", "name": "libcublas.so.12", "path": "/usr/local/cuda/lib64/libcublas.so.12",
+        "version": None, "reported": "12.3.4", "sha256": None, "owner": "unowned", "record": None, "loaded": True,
+        "ways": [],
+    }  # fmt: skip
+    text, source, _ = written(project, held(libraries=(copy,)))
+    assert "no distribution's, so not pinned: /usr/local/cuda/lib64/libcublas.so.12" in text
+    assert source.profile.pins == {}
+
+
+def test_without_torch_there_is_no_profile() -> None:
+    with pytest.raises(CheckFailed, match="an/image:tag has no torch"):
+        profile_draft.draft("mine", "an/image:tag", held(torch=None))
+
+
+@pytest.mark.parametrize("odd", ['x"]', "a: b", "# x", "{}", "'", "\\", "- y", "&a", "%TAG"])
+def test_nothing_that_an_image_says_is_more_than_text(project: Path, odd: str) -> None:
+    """A name or version that is none stands in a comment; a line's end never comes here, the document's reader refuses
+    it."""
+    _, source, _ = written(project, held(others={odd: ("1.0", []), "other": (odd, [])}))
+    assert source.profile.packages == ("numpy==1.26.4",)
+    assert set(source.document.data) == {"description", "base", "python", "torch", "cuda", "packages"}
+
+
+def test_new_takes_a_profile_or_an_image(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+    assert envbuild("new", "mine").code == 2
+    assert envbuild("new", "mine", "--from", "h20", "--from-image", "x").code == 2
+    assert envbuild("new", "mine", "--from-image", "x").code == 6
+    assert not (project / "profiles" / "mine.yaml").exists()
+    assert envbuild("new", "mine", "--from", "h20").code == 0
+    assert envbuild("new", "mine", "--from-image", "x").code == 2  # it is there already

@@ -1,0 +1,265 @@
+"""Progress: lines where stderr is no terminal, and in one a table that lives while the probes run."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.cli.console import Console
+from envbuild.cli.result_table import line, whole
+from envbuild.pipeline.model import Step
+from envbuild.selftest.harness.standalone_output import Table
+from unit.evidence.runs import NAMES, probe
+from unit.support import envbuild
+
+PLAN = {"probes": list(NAMES)}
+HOSTILE = "[red]x[/red]\x1b[2J\nsecond"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(text: str) -> list[str]:
+    """What a reader sees: no colours, no cursor movements."""
+    return [part.strip() for part in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").split("\n")]
+
+
+def opened(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """stderr as a terminal; no fixture, since pytest sets its own before each phase of a test."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    made = Terminal()
+    monkeypatch.setattr(sys, "stderr", made)
+    return made
+
+
+def run(console: Console, *results: dict[str, Any]) -> None:
+    console.begin("self-test")
+    console.probe(PLAN)
+    for result in results:
+        console.probe(result)
+
+
+DONE = Step("self-test", 1.5, False, "3 passed")
+
+
+def test_no_gpu_at_all_is_not_all_gpus() -> None:
+    """An unset variable in a script must not take every card."""
+    done = envbuild("test", "cpu", "--gpus", "")
+    assert done.code == 2
+    assert "'' is no GPU" in done.stderr
+
+
+def test_a_note_of_others_turns_no_text_round(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.say("a\u202eb")
+    console.end(Step("1.5", 1.0, False, "failed: \u202eb"))
+    assert "\u202e" not in capsys.readouterr().err
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    run(console, probe("env.libs"), probe("gemm.crash", "failed", reason=HOSTILE))
+    console.end(DONE)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [text.split()[:2] for text in said.err.splitlines()] == [
+        ["passed", "env.libs"], ["failed", "gemm.crash"], ["self-test", "1.50"],
+    ]  # fmt: skip
+
+
+def test_where_results_are_asked_for_each_is_a_line_on_stdout_and_nowhere_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A log of both streams has each probe once, also one that only judging the whole run has found."""
+    console, hung = Console(results=True), probe("train.step", "failed")
+    run(console, probe("env.libs"), probe("gemm.crash", "failed", detail="the stack"))
+    live = capsys.readouterr()
+    assert (live.err, [text.split()[:2] for text in live.out.splitlines()]) == (
+        "", [["passed", "env.libs"], ["failed", "gemm.crash"], ["the", "stack"]],
+    )  # fmt: skip
+    console.end(DONE)
+    console.results([probe("env.libs"), probe("gemm.crash", "failed"), hung])
+    said = capsys.readouterr()
+    assert [text.split()[0] for text in said.err.splitlines()] == ["self-test"]
+    assert [text.split()[:2] for text in said.out.splitlines()] == [["failed", "train.step"]]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_a_failed_script_printed_is_shown_beside_other_steps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    seen = opened(monkeypatch) if terminal else None
+    console = Console()
+    run(console, probe("env.libs", output="not this"), probe("own.script", "failed", output="loss\nis \x1b[2Jnan"))
+    console.end(DONE)
+    told = shown(seen.getvalue() if seen else capsys.readouterr().err)
+    assert told[told.index("own.script printed:") + 1 :][:2] == ["loss", "is \ufffd[2Jnan"]
+    assert "not this" not in told
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("results", [True, False])
+def test_what_had_ended_is_kept_and_what_ran_is_named_when_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, results: bool
+) -> None:
+    seen, out = (opened(monkeypatch), Terminal()) if terminal else (None, None)
+    if out:
+        monkeypatch.setattr(sys, "stdout", out)
+    console = Console(results=results)
+    run(console, probe("env.libs"))
+    console.abort()
+    caught = capsys.readouterr()
+    said, on_stdout = (seen.getvalue() if seen else caught.err), (out.getvalue() if out else caught.out)
+    left = shown(said.rpartition("\x1b[2K")[2]) + shown(on_stdout)
+    assert [text.split()[:2] for text in left if text.startswith("passed")] == [["passed", "env.libs"]]
+    assert [text for text in left if text.startswith("interrupted")] == ["interrupted in gemm.crash"]
+    assert ("passed" in on_stdout) is results
+
+
+def test_what_fails_before_a_probe_runs_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.begin("build")
+    console.abort()
+    assert capsys.readouterr().err == ""
+
+
+def many(count: int, cut: bool = False) -> list[str]:
+    output = "\n".join(f"line {number}" for number in range(count))
+    return whole(probe("own.script", "failed", output=output, output_cut=cut), False)[1:]
+
+
+def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None:
+    assert many(20)[0] == "    own.script printed:" and len(many(20)) == 21
+    assert many(20, cut=True)[0] == "    own.script printed (its last 8 kB):"
+    told = many(21)
+    more = "envbuild test --verbose, or --json"
+    assert told[:2] == [f"    own.script printed (the last 20 of 21 lines; all: {more}):", "      line 1"]
+    assert (told[-1], len(told)) == ("      line 20", 21)
+    assert "(the last 20 of 99 lines of its last 8 kB; all: envbuild test" in many(99, cut=True)[0]
+    every = whole(probe("own.script", "failed", output="x\n" * 99, output_cut=True), True)[1:]
+    assert (len(every), every[0]) == (100, "    own.script printed (its last 8 kB):")
+
+
+@pytest.mark.parametrize(("status", "verbose", "here"), [
+    ("passed", False, False), ("passed", True, True), ("failed", False, True), ("skipped", False, False),
+])  # fmt: skip
+def test_what_a_script_printed_is_shown_where_it_failed_or_on_request(status: str, verbose: bool, here: bool) -> None:
+    told = whole(probe("own.script", status, output="a word"), verbose)
+    assert told[1:] == (["    own.script printed:", "      a word"] if here else [])
+
+
+def test_a_line_names_the_step_that_was_not_survived() -> None:
+    died = probe("gemm.crash", "failed", reason="died of SIGFPE", at="mm 3x7")
+    assert line(died).endswith("  at mm 3x7: died of SIGFPE")
+    named = probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7")
+    assert line(named).endswith("  mm 3x7: off by 2"), "once is enough"
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        probe("env.libs", figures=[{"ratio": 0.25}, {"ratio": "nan"}]),
+        probe("gemm.crash", "failed", reason="died of SIGFPE", at="mm 3x7", detail="the stack\n  of it\n"),
+        probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7"),
+        probe("attention.cudnn", "skipped", reason="needs a GPU", seconds=0),
+    ],
+)
+def test_the_zip_shows_a_result_as_the_command_does(result: dict[str, Any], tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        Table(out.fileno())(result)
+    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == whole(result, False)
+
+
+def test_a_terminal_shows_what_ended_and_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    console = Console()
+    run(console, probe("env.libs"))
+    console._probes._live.refresh()  # type: ignore[union-attr]
+    console.abort()
+    assert any(re.fullmatch(r"running +gemm\.crash +0\.\d\d s", text) for text in shown(terminal.getvalue()))
+    assert "\x1b[?25h" in terminal.getvalue(), "the cursor is given back"
+
+
+def test_a_terminal_keeps_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    console = Console()
+    run(console, *map(probe, NAMES))
+    console.end(DONE)
+    last = shown(terminal.getvalue().rpartition("\x1b[2K")[2])
+    assert [text.split()[:2] for text in last if text.startswith("passed")] == [["passed", name] for name in NAMES]
+    assert last[-2].startswith("self-test")
+    assert "1 check, largest error beyond rounding: 50% of the tolerance" in last[0]
+
+
+def test_a_table_longer_than_the_terminal_shows_its_end_and_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    monkeypatch.setenv("LINES", "8")
+    names = [f"probe.n{number}" for number in range(30)]
+    console = Console()
+    console.begin("self-test")
+    console.probe({"probes": names})
+    for name in names[:20]:
+        console.probe(probe(name))
+    live = console._probes
+    assert live is not None
+    assert live._table().row_count == 6
+    for name in names[20:]:
+        console.probe(probe(name))
+    console.end(DONE)
+    last = shown(terminal.getvalue().rpartition("\x1b[2K")[2])
+    assert [text.split()[1] for text in last if text.startswith("passed")] == names
+
+
+def test_where_results_follow_on_the_terminal_the_table_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    console = Console(results=True)
+    run(console, *map(probe, NAMES))
+    console.end(DONE)
+    erased = terminal.getvalue().rpartition("\x1b[2K")[2]
+    assert "env.libs" not in erased and "self-test" in erased
+
+
+def test_what_an_image_says_is_neither_markup_nor_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = opened(monkeypatch)
+    console = Console()
+    run(console, probe("env.libs", "failed", reason="[red]x[/red]\nsecond"))
+    console.end(DONE)
+    assert any(text.endswith("[red]x[/red] second") for text in shown(terminal.getvalue()))
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ([], ""),
+        ([{"case": "no ratio"}], ""),
+        ([{"beyond_rounding": 0.0, "ratio": 0.0, "error": 0}] * 2, "2 checks, all exact"),
+        ([{"beyond_rounding": 0.0, "ratio": 0.99, "error": 0.25}], "1 check, errors of rounding only"),
+        ([{"beyond_rounding": 0.08, "ratio": 0.99}], "1 check, largest error beyond rounding: 8% of the tolerance"),
+        (
+            [{"beyond_rounding": 0.001, "ratio": 0.9}],
+            "1 check, largest error beyond rounding: below 1% of the tolerance",
+        ),
+        ([{"beyond_rounding": None, "ratio": 0.7}], ""),
+        ([{"ratio": 0.25}, {"ratio": 0.5}], "2 checks, largest error beyond rounding: 50% of the tolerance"),
+        ([{"ratio": 0.25}, {"ratio": "inf"}], "2 checks, an error above the tolerance"),
+        ([{"ratio": "nan"}, {"ratio": 0.5}], "2 checks, an error above the tolerance"),
+        (
+            [{"beyond_rounding": 0.5, "checks": 40}, {"beyond_rounding": 0.25}, {"beyond_rounding": None, "checks": 7}],
+            "41 checks, largest error beyond rounding: 50% of the tolerance",
+        ),
+        ([{"ratio": ["x"]}], "1 check, an error above the tolerance"),
+    ],
+)
+def test_a_line_has_the_largest_error_beyond_rounding(figures: list[dict[str, Any]], said: str) -> None:
+    assert line(probe("env.libs", figures=figures)) == f"passed   env.libs               0.25 s  {said}".rstrip()

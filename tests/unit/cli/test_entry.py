@@ -1,0 +1,716 @@
+"""The command line: exit codes, `--json` of failures, help, and no traceback whatever is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from envbuild.audit.assessment import Expected
+from envbuild.cli import audit, entry
+from envbuild.fetch import store
+from envbuild.image import dockerfile, root_filesystem
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.util import errors, package_data
+from unit.support import PROFILE, Said, as_yaml, envbuild, image_of, lock_for, plan_of, write_profile
+
+NAMES = [name for group in entry.COMMANDS.values() for name in group]
+ROOT = Path(entry.__file__).parents[2]
+
+
+def spawned(*arguments: str, **env: str) -> Said:
+    command = [sys.executable, "-m", "envbuild", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    """A project with one profile, its lock and its Dockerfile."""
+    made = lock_for(plan_of(project, PROFILE))
+    lock_file.write(made, project / "profiles" / "sample.lock.yaml", "sample")
+    (project / "dockerfiles").mkdir()
+    (project / "dockerfiles" / "sample.Dockerfile").write_text(dockerfile.render(made, "sample"), encoding="utf-8")
+    return made
+
+
+# help
+
+
+def command(name: str) -> click.Command:
+    found = importlib.import_module(f"envbuild.cli.{name}").command
+    assert isinstance(found, click.Command)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    done = CliRunner().invoke(entry.cli, [name, "--help"])
+    assert done.exit_code == 0
+    assert re.search(rf"Example:\s+envbuild\s+{name}\b", done.output)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_short_help_is_the_commands_own(name: str) -> None:
+    listed = {key: text for group in entry.COMMANDS.values() for key, text in group.items()}
+    assert command(name).short_help == listed[name]
+    assert command(name).name == name
+
+
+def test_every_command_file_is_listed() -> None:
+    folder = Path(entry.__file__).parent
+    files = {file.stem for file in folder.glob("*.py")} - {
+        "__init__",
+        "entry",
+        "console",
+        "output_files",
+        "result_table",
+    }
+    assert files == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_takes_json(name: str) -> None:
+    found = command(name)
+    for leaf in found.commands.values() if isinstance(found, click.Group) else [found]:
+        assert "--json" in {option for parameter in leaf.params for option in parameter.opts}
+
+
+def test_help_shows_the_groups() -> None:
+    done = envbuild("--help")
+    assert done.code == 0
+    for title, group in entry.COMMANDS.items():
+        assert f"{title}:" in done.stdout
+        assert all(re.search(rf"^  {name}  ", done.stdout, re.MULTILINE) for name in group)
+
+
+def test_help_tells_every_exit_code_there_is() -> None:
+    told = {int(code) for code in re.findall(r"(?:codes: |; |\n\s*)(\d+) ", envbuild("--help").stdout)}
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.EnvbuildError)
+    ]
+    assert {kind.code for kind in kinds} - {errors.EnvbuildError.code} <= told
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["status", "sam"], ["plain,sample"]),
+        (["show", "rtx"], ["plain,rtx4090", "plain,rtx5090"]),
+        (["lock", "sample", "h20"], ["plain,h20", "plain,h200"]),
+        (["make", "profiles/"], ["file,profiles/"]),
+        (["build", "nosuch"], []),
+    ],
+)
+def test_a_shell_completes_names_of_profiles(project: Path, words: list[str], found: list[str]) -> None:
+    write_profile(project, PROFILE)
+    env = {
+        "_ENVBUILD_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["envbuild", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    code = "import sys; from envbuild.cli import entry as cli; sys.argv = ['envbuild']; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )  # fmt: skip
+    assert done.stdout.split() == found
+
+
+# failures
+
+CASES: list[tuple[list[str], int]] = [
+    (["no-such-command"], 2),
+    (["show", "--no-such-option"], 2),
+    (["make"], 2),
+    (["show", "a", "b"], 2),
+    (["show", "nosuch"], 3),
+    (["show", "../etc/passwd"], 3),
+    (["show", "nosuch.yaml"], 3),
+    (["show", "/"], 3),
+    (["show", "$(touch /tmp/x)"], 3),
+    (["show", "sample\n"], 3),
+    (["show", ""], 3),
+    (["show", "\udcff"], 3),
+    (["show", "\udcff.yaml"], 3),
+    (["make", "nosuch", "--locked"], 3),
+    (["make", "x/../nosuch.yaml"], 3),
+    (["build", "--locked", "Sample"], 3),
+    (["lock", "nosuch"], 3),
+    (["lock", "nosuch", "--check"], 3),
+    (["lock", "sample", "--upgrade", "nosuch"], 2),
+    (["render", "nosuch", "--check"], 3),
+    (["status", "sample"], 6),
+    (["prune"], 6),
+    (["test", "sample"], 6),
+    (["test", "sample", "--gpus", "0,1"], 2),  # it is for the CPU
+    (["prove", "sample", "--gpus", "0"], 2),
+    (["make", "sample", "--gpus", "0"], 2),
+    (["make", "sample", "--gpus", "0;1"], 2),
+    (["test"], 2),
+    (["test", "sample", "--probe", "gemm.crsh"], 2),
+    (["test", "sample", "--level", "deep"], 2),
+    (["prove", "sample", "--image", "x"], 6),
+    (["compare", "a.json", "b.json"], 3),
+    (["compare", "a.json"], 2),
+    (["report", "nosuch", "-o", "x.html"], 3),
+    (["report", "sample"], 2),
+]
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), CASES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_failure_has_its_exit_code_and_one_document(
+    locked: Lock, no_engine: None, arguments: list[str], code: int
+) -> None:
+    done = envbuild(*arguments)
+    assert done.code == code
+    assert done.stderr.startswith(("error: ", "  load profile", "  "))
+    assert "error: " in done.stderr
+    assert done.stdout == ""
+    again = envbuild(*arguments, "--json")
+    assert again.code == code
+    error = again.document["error"]
+    assert set(error) == {"code", "kind", "message", "hint", "faults"}
+    assert error["code"] == code
+    assert isinstance(error["kind"], str)
+    assert isinstance(error["message"], str)
+    assert all(set(fault) == {"file", "line", "field", "message"} for fault in error["faults"])
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_fewer_cards_than_work_together_are_told_before_all_else(project: Path, no_engine: None, allowed: bool) -> None:
+    write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "gpu_count": 2})
+    done = envbuild("make", "sample", "--locked", "--gpus", "0", "--json", *(["--allow-unproved"] if allowed else []))
+    steps = [step["name"] for step in done.document["steps"]]
+    assert (done.code, steps) == ((8, ["load profile", "resolve"]) if allowed else (4, ["load profile"]))
+    assert allowed or "for 2 GPUs that work together, and --gpus names 1" in done.document["error"]["message"]
+
+
+def pasted(project: Path, stderr: str, command: str) -> list[str]:
+    """The words of the command that a hint gives, as a shell takes it."""
+    (line,) = [line for line in stderr.splitlines() if f"envbuild {command} " in line]
+    words = shlex.split(line.partition("envbuild ")[2])
+    assert words[0] == command
+    return words
+
+
+@pytest.mark.parametrize("path", ["./dir/sample.yaml", "a dir/it's/sample.yaml"])
+def test_a_hint_names_a_profile_as_it_was_given(project: Path, no_engine: None, path: str) -> None:
+    file = project / path
+    file.parent.mkdir(parents=True)
+    file.write_text(as_yaml(PROFILE), encoding="utf-8")
+    for arguments in (["make", path, "--locked"], ["lock", "--check", path], ["render", path]):
+        assert pasted(project, envbuild(*arguments).stderr, "lock") == ["lock", path], arguments
+    made = lock_for(plan_of(project, PROFILE))
+    lock_file.write(made, file.with_name("sample.lock.yaml"), "sample")
+    assert pasted(project, envbuild("render", "--check", path).stderr, "render") == ["render", path]
+    assert envbuild("render", path).code == 0
+    file.write_text(as_yaml({**PROFILE, "apt": ["more"]}), encoding="utf-8")
+    assert pasted(project, envbuild("make", path, "--locked").stderr, "lock") == ["lock", path]
+
+
+def test_a_hint_to_lock_requirements_names_them(project: Path) -> None:
+    write_profile(project, PROFILE)
+    (project / "my app").mkdir()
+    (project / "my app" / "requirements.txt").write_text("einops\n", encoding="utf-8")
+    said = envbuild("make", "sample", "--locked", "--requirements", "my app/requirements.txt").stderr
+    assert pasted(project, said, "lock") == ["lock", "sample", "--requirements", "my app/requirements.txt"]
+
+
+@pytest.mark.parametrize("path", ["./own", "own/", "own", "."])
+def test_a_folder_is_told_as_one_with_the_profiles_in_it(project: Path, path: str) -> None:
+    folder = project / path
+    (folder / "profiles").mkdir(parents=True, exist_ok=True)
+    done = envbuild("make", path)
+    assert (done.code, f"{path} is a folder" in done.stderr, "no profile lies in it" in done.stderr) == (3, True, True)
+    for name in ("b.yaml", "b.lock.yaml", "profiles/a.yaml"):
+        (folder / name).write_text(as_yaml(PROFILE), encoding="utf-8")
+    done = envbuild("make", path)
+    told = done.stderr.partition("name one of its profiles: ")[2].split(", ")
+    assert [Path(word.strip()) for word in told] == [Path(path) / "b.yaml", Path(path) / "profiles" / "a.yaml"]
+    (folder / "b.lock.yaml").unlink()
+    assert all(envbuild("show", word.strip()).code == 0 for word in told)
+
+
+def test_a_path_too_long_is_the_profiles_fault(project: Path) -> None:
+    assert envbuild("show", "a" * 300 + ".yaml").code == 3
+
+
+def test_a_name_too_long_is_the_profiles_fault(project: Path) -> None:
+    assert envbuild("make", "a" * 300).code == 3
+
+
+def test_faults_are_listed_with_their_places(project: Path) -> None:
+    write_profile(project, {**PROFILE, "torh": "1", "apt": ["Less"]})
+    done = envbuild("show", "sample")
+    assert done.code == 3
+    assert re.search(
+        r"^  profiles/sample\.yaml:\d+: torh: unknown key \(did you mean torch\?\)$", done.stderr, re.MULTILINE
+    )
+    faults = envbuild("show", "sample", "--json").document["error"]["faults"]
+    assert {fault["field"] for fault in faults} == {"torh", "apt[0]"}
+    assert {fault["file"] for fault in faults} == {"profiles/sample.yaml"}
+
+
+HOSTILE_FILES = [
+    b"", b"\0", b"\xff\xfe", b"[", b"- a", b"a: &x [*x]", b"a: !!python/object:os.system x", b"a: " + b"[" * 9999,
+    b"a: 1\na: 2", b"{}", b"extends: sample", b"a: " + b"x" * 2_000_000, b"%YAML 9.9\n---\na: 1", b"\xef\xbb\xbfa: 1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["show", "make", "lock", "render", "status", "build", "test", "prove"])
+def test_no_file_brings_a_traceback(project: Path, no_engine: None, verb: str) -> None:
+    file = project / "profiles" / "sample.yaml"
+    for content in HOSTILE_FILES:
+        file.write_bytes(content)
+        codes = {envbuild(verb, "sample").code, envbuild(verb, "profiles/sample.yaml", "--json").code}
+        # status asks for the engine first
+        assert codes == ({6} if verb == "status" else {3}), content[:40]
+
+
+@pytest.mark.parametrize("verb", ["show", "render", "lock", "make", "test"])
+def test_no_lock_brings_a_traceback(locked: Lock, project: Path, no_engine: None, verb: str) -> None:
+    file = project / "profiles" / "sample.lock.yaml"
+    for content in [content for content in HOSTILE_FILES if content != b"extends: sample"]:
+        file.write_bytes(content)
+        assert envbuild(verb, "sample").code == 3, content[:40]
+
+
+def test_no_dockerfile_brings_a_traceback(locked: Lock, project: Path) -> None:
+    (project / "dockerfiles" / "sample.Dockerfile").write_bytes(b"\xff\xfe")
+    assert envbuild("render", "--check", "sample").code == 8
+
+
+def test_a_failure_of_make_says_what_was_done(locked: Lock, no_engine: None) -> None:
+    root_filesystem.tar_file(locked).touch()
+    for deb in locked.apt:
+        path = store.debs().path(deb.sha256, deb.file)
+        path.parent.mkdir(parents=True)
+        path.touch()
+    done = envbuild("make", "sample", "--locked", "--json")
+    document = done.document
+    keys = ["profile", "status", "image", "lock", "gpu", "evidence", "proofs", "selftest", "steps", "notes"]
+    assert list(document) == [*keys, "error"]
+    assert (done.code, document["error"]["code"], document["error"]["kind"]) == (6, 6, "engine")
+    assert (document["profile"], document["status"], document["lock"]) == ("sample", "failed", locked.id)
+    assert [step["name"] for step in document["steps"]] == ["load profile", "resolve", "lock", "render"]
+
+
+# plan's verbs
+
+
+def test_show_tells_of_nvcc_and_of_forward_compatibility(project: Path) -> None:
+    compat = {"sha256": "b" * 64, "url": "https://mirror.example/compat.deb"}
+    driver = {"minimum": "550.54.14", "compat": compat}
+    write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "driver": driver})
+    told = envbuild("show", "sample-devel", "--json").document
+    home = "/opt/venv/lib/python3.11/site-packages/nvidia/cu13"
+    assert (told["profile"], told["variant"], told["compat"]) == ("sample-devel", "devel", "b" * 64)
+    assert told["nvcc"] == {"release": "13.0", "home": home}
+    text = envbuild("show", "sample-devel").stdout
+    assert "driver 550.54.14 or newer (forward-compatibility libraries" in text
+    assert f"devel: nvcc of CUDA 13.0, {home}" in text
+    runtime = envbuild("show", "sample", "--json").document
+    assert (runtime["variant"], runtime["nvcc"]) == ("runtime", None)
+
+
+def test_show_says_that_it_does_not_ask_an_index_for_a_pin(project: Path) -> None:
+    write_profile(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1"})
+
+    def reason(name: str, version: str) -> str:
+        document = envbuild("show", "sample", "--json", "--pin", f"{name}={version}").document
+        assert document["pins"][name] == version
+        return str(document["reasons"][name])
+
+    unchecked = "; not checked: whether an index has it"
+    assert reason("cublas", "12.6.9.9").endswith(unchecked)
+    assert reason("numpy", "9.9").endswith(unchecked)
+    assert unchecked not in reason("cublas", "12.5.3.2"), "the facts know that one"
+
+
+def test_show_tells_the_way_out_of_a_warning(project: Path) -> None:
+    changes = {"torch": "2.4.0", "gpus": ["a100"], "packages": ["numpy<2"]}
+    write_profile(project, {**PROFILE, **changes, "accept": [{"advisory": "nccl-abort-hang", "reason": "known"}]})
+    lines = envbuild("show", "sample").stdout.splitlines()
+    (at,) = [index for index, line in enumerate(lines) if line.startswith("  warned: rmsnorm-half-torch-2.4: ")]
+    assert lines[at + 1].startswith("    way out: torch 2.6 or newer")
+
+
+def test_show_names_an_extension_that_is_left_out(project: Path) -> None:
+    write_profile(project, {**PROFILE, "extensions": [{"name": "flash-attn", "none": "not here"}]})
+    found = envbuild("show", "sample", "--json").document
+    assert found["pins"]["flash-attn"] is None
+    assert found["reasons"]["flash-attn"].endswith("none: not here")
+
+
+def test_show_names_a_commit_by_twelve_digits_and_a_version_in_full(project: Path) -> None:
+    entry = {"name": "kernels", "git": "https://git.example/k", "commit": "6424da3b" * 5, "modules": ["k"]}
+    write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [entry]})
+    lines = envbuild("show", "sample").stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("  kernels ")]
+    assert line.split()[1] == "6424da3b6424"
+    assert envbuild("show", "sample", "--json").document["pins"]["kernels"] == "6424da3b" * 5
+
+
+def test_show_tells_pins_and_reasons(locked: Lock) -> None:
+    found = envbuild("show", "sample", "--json").document
+    assert found["pins"]["torch"] == "2.13.0+cpu"
+    assert found["pins"]["numpy"] == "1.0"
+    assert found["reasons"]["torch"].startswith("profiles/sample.yaml:")
+    assert list(found["reasons"]) == list(found["pins"])
+    assert found["lock"] == {"id": locked.id, "state": f"current {locked.short}"}
+    assert envbuild("show", "sample").code == 0
+
+
+def test_show_lists_all_profiles_the_broken_ones_too(locked: Lock, project: Path) -> None:
+    (project / "profiles" / "broken.yaml").write_text("- x\n", encoding="utf-8")
+    done = envbuild("show", "--json")
+    rows = {row["profile"]: row for row in done.document["profiles"]}
+    assert done.code == 0
+    assert rows["sample"]["lock"].startswith("current")
+    assert (rows["sample"]["torch"], rows["sample"]["proof"]) == ("2.13.0+cpu", "proved: never")
+    assert "not a mapping" in rows["broken"]["error"]
+    assert "not a mapping" in envbuild("show").stdout
+
+
+def test_lock_check_is_offline_and_says_what_is_stale(
+    locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert envbuild("lock", "--check", "sample").code == 0
+    write_profile(project, {**PROFILE, "torch": "9.0", "env": {}})
+    done = envbuild("lock", "--check", "sample")
+    assert done.code == 8
+    assert "wheels, environment changed" in done.stderr
+    (project / "profiles" / "sample.lock.yaml").unlink()
+    assert envbuild("lock", "--check", "sample").code == 8
+
+
+@pytest.fixture
+def elsewhere(locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, of an envbuild that is installed with the profile `sample` and its lock."""
+    root = project.parent / "site-packages" / "shipped"
+    shutil.copytree(project / "profiles", root / "profiles")
+    monkeypatch.setattr(package_data, "ROOT", root)
+    monkeypatch.setattr(package_data, "PROFILES", root / "profiles")
+    folder = project.parent / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_the_shipped_lock_is_good_in_an_empty_folder(locked: Lock, elsewhere: Path) -> None:
+    assert envbuild("show", "sample", "--json").document["lock"] == {
+        "id": locked.id, "state": f"current {locked.short}",
+    }  # fmt: skip
+    done = envbuild("lock", "--check", "sample", "--json")
+    assert (done.code, [row["lock"] for row in done.document["locks"]]) == (0, [locked.id])
+    assert list(elsewhere.iterdir()) == []
+    assert envbuild("render", "--check", "sample").code == 8
+    assert envbuild("render", "sample").code == 0
+    assert [str(file.relative_to(elsewhere)) for file in elsewhere.rglob("*") if file.is_file()] == [
+        "dockerfiles/sample.Dockerfile"
+    ]
+
+
+def test_all_that_cannot_be_rendered_is_told_at_once(locked: Lock, project: Path) -> None:
+    for name in ("one", "two"):
+        write_profile(project, PROFILE, name)
+    said = envbuild("render", "--check", "--json").document["error"]
+    assert (said["code"], [fault["message"] for fault in said["faults"]]) == (
+        8, ["profiles/one.lock.yaml is missing", "profiles/two.lock.yaml is missing"],
+    )  # fmt: skip
+    write_profile(project, {**PROFILE, "torhc": 1}, "three")
+    said = envbuild("render", "--json").document["error"]
+    assert (said["code"], len(said["faults"])) == (3, 3)
+    assert envbuild("render", "--check", "one").stderr.splitlines() == [
+        "error: profiles/one.lock.yaml is missing", "  hint: run: envbuild lock one",
+    ]  # fmt: skip
+
+
+def test_an_audit_knows_the_shipped_lock(locked: Lock, elsewhere: Path) -> None:
+    assert audit._expected("sample").lock == locked
+    labelled = audit._labelled(dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id}))
+    assert labelled is not None
+    assert (labelled.profile, labelled.lock, labelled.claimed) == ("sample", locked, True)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_an_audit_for_a_profile_knows_an_image_of_its_lock(
+    locked: Lock, monkeypatch: pytest.MonkeyPatch, labelled: bool
+) -> None:
+    """Only such an image is fixed by `envbuild make`."""
+    image = dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id if labelled else "another"})
+    judged: list[Expected] = []
+    monkeypatch.setattr("envbuild.image.engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
+    monkeypatch.setattr("envbuild.audit.image_collection.of_image", lambda *asked: None)
+    monkeypatch.setattr("envbuild.audit.assessment.judge", lambda reference, held, wanted: judged.append(wanted))
+    audit._image("it", audit._expected("sample"))
+    assert [(wanted.claimed, wanted.image) for wanted in judged] == [(labelled, True)]
+
+
+def test_lock_names_the_file_that_it_means(elsewhere: Path) -> None:
+    (row,) = envbuild("lock", "sample", "--json").document["locks"]
+    assert (elsewhere / row["file"]).is_file()
+
+
+@pytest.mark.parametrize("arguments", [["render", "sample"], ["status", "sample", "--outdated"]])
+def test_a_lock_that_is_missing_is_said_the_same_everywhere(locked: Lock, project: Path, arguments: list[str]) -> None:
+    (project / "profiles" / "sample.lock.yaml").unlink()
+    error = envbuild(*arguments, "--json").document["error"]
+    assert (error["code"], error["message"], error["hint"]) == (
+        8, "profiles/sample.lock.yaml is missing", "run: envbuild lock sample",
+    )  # fmt: skip
+
+
+def test_lock_leaves_a_current_lock_alone(locked: Lock, project: Path) -> None:
+    file = project / "profiles" / "sample.lock.yaml"
+    before = file.read_bytes()
+    assert "(unchanged)" in envbuild("lock", "sample").stdout
+    assert file.read_bytes() == before
+
+
+def test_render_check_sees_drift_and_writes_nothing(locked: Lock, project: Path) -> None:
+    file = project / "dockerfiles" / "sample.Dockerfile"
+    assert envbuild("render", "--check", "sample").code == 0
+    file.write_text("FROM scratch\n", encoding="utf-8")
+    assert envbuild("render", "--check", "sample").code == 8
+    assert file.read_text(encoding="utf-8") == "FROM scratch\n"
+    assert envbuild("render", "sample").code == 0
+    assert envbuild("render", "--check", "sample").code == 0
+    file.unlink()
+    assert envbuild("render", "--check", "sample").code == 8
+    assert not file.exists()
+
+
+def test_render_without_a_lock_says_what_to_do(project: Path) -> None:
+    write_profile(project, PROFILE)
+    done = envbuild("render", "sample")
+    assert done.code == 8
+    assert "envbuild lock sample" in done.stderr
+
+
+def test_lock_check_tells_all_that_is_at_fault_and_out_of_date(locked: Lock, project: Path) -> None:
+    profiles = project / "profiles"
+    (profiles / "broken.yaml").write_text("extends: sample\ntorhc: 2.7.1\n", encoding="utf-8")
+    (profiles / "new.yaml").write_text("extends: sample\n", encoding="utf-8")
+    (profiles / "odd.yaml").write_text("extends: sample\n", encoding="utf-8")
+    (profiles / "odd.lock.yaml").write_text("format: [\n", encoding="utf-8")
+    done = envbuild("lock", "--check")
+    assert done.code == 3, "of several the worst counts: 3 before 8"
+    assert done.stderr.startswith("error: at fault: 2 of 4 profiles; out of date: 1\n")
+    assert "profiles/broken.yaml:2: torhc: unknown key" in done.stderr
+    assert "profiles/odd.lock.yaml:2: " in done.stderr and "new" in done.stderr
+    assert "hint: correct what is named; then envbuild lock" in done.stderr
+
+
+def test_audit_takes_one_thing_at_a_time() -> None:
+    both = envbuild("audit", "--here", "--python", ".venv")
+    assert (both.code, "one thing at a time: --python and --here are given" in both.stderr) == (2, True)
+    assert "say what to audit" in envbuild("audit").stderr
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 tries"), (1, "1 try"), (2, "2 tries")])
+def test_one_thing_is_no_plural(number: int, said: str) -> None:
+    assert errors.some(number, "try", "tries") == said
+    assert errors.some(number, "block") == f"{number} block{'' if number == 1 else 's'}"
+
+
+NOT_THERE = [
+    ["show", "nosuch.yaml"], ["lock", "cpu", "--requirements", "nosuch.txt"], ["explain", "nosuch.log"],
+    ["compare", "nosuch.json", "nosuch.json"], ["docs", "nosuch.md"], ["pin", "nosuch"],
+    ["verify", "r.example/a:b", "--policy", "nosuch.yaml"], ["verify", "r.example/a:b", "--key", "nosuch.pub"],
+    ["verify", "--evidence", "nosuch.json", "--key", "nosuch.pub"], ["doctor", "--cluster", "nosuch.yaml"],
+    ["bisect", "cpu", "--pin", "numpy", "--script", "nosuch.py"], ["bundle", "import", "nosuch.tar"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", NOT_THERE, ids=" ".join)
+def test_what_cannot_be_read_is_3_in_every_command(project: Path, arguments: list[str]) -> None:
+    done = envbuild(*arguments)
+    assert (done.code, "nosuch" in done.stderr) == (3, True), done.stderr
+    assert "Errno" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", NOT_THERE, ids=" ".join)
+def test_what_is_no_text_is_3_in_every_command(project: Path, arguments: list[str]) -> None:
+    for name in {argument for argument in arguments if argument.startswith("nosuch")}:
+        (project / name).write_bytes(b"\x7fELF\x02\xff\xfe\x00\x01" * 9)
+    done = envbuild(*arguments)
+    assert done.code == (5 if arguments[0] == "bundle" else 3), done.stderr  # a bundle is verified: the answer is no
+
+
+def test_schema_prints_the_schema() -> None:
+    assert envbuild("schema").document["title"] == "envbuild profile"
+
+
+# a process of its own
+
+
+def test_the_real_process_exits_as_told(locked: Lock, project: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        shown = pool.submit(spawned, "show", "sample", "--json")
+        unknown = pool.submit(spawned, "show", "nosuch", "--json")
+        asked = pool.submit(spawned, "status", "sample", DOCKER_HOST="unix:///no/such.sock")
+    assert shown.result().document["profile"] == "sample"
+    done = unknown.result()
+    assert (done.code, done.document["error"]["kind"], done.stderr) == (3, "profile", "")
+    done = asked.result()
+    assert (done.code, done.stdout) == (6, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_odd_bytes_as_arguments_are_no_traceback(project: Path) -> None:
+    command: list[str | bytes] = [sys.executable, "-m", "envbuild", "show", b"\xff\n\x1b[2J.yaml"]
+    done = subprocess.run(
+        command, capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C"}
+    )
+    assert done.returncode == 3
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["message", "hint", "faults"])
+def test_what_others_wrote_reaches_no_terminal_raw(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's last words, a file name of a foreign layer, a registry's answer."""
+    hostile: Any = "one\ttwo\x1b[2J\nthree\u202efour\udcff"
+    given: Any = {"message": "it failed"} | {where: [errors.Fault(hostile)] if where == "faults" else hostile}
+
+    def fail() -> None:
+        raise errors.CheckFailed(**given)
+
+    monkeypatch.setattr(entry.cli, "main", lambda **_: fail())
+    said = envbuild("show")
+    assert said.code == errors.CheckFailed.code
+    lines = said.stderr.splitlines()
+    assert all(line.replace("\t", "").isprintable() for line in lines)
+    assert "one\ttwo\N{REPLACEMENT CHARACTER}[2J" in said.stderr
+    assert next(line for line in lines if "three" in line).strip() == "three\ufffdfour\ufffd"
+    assert json.loads(envbuild("show", "--json").stdout)["error"]["kind"] == "check"
+
+
+def test_a_reader_that_goes_away_is_no_fault(project: Path) -> None:
+    script = f"set -o pipefail; '{sys.executable}' -m envbuild schema | head -c 0"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode in (0, 1)  # click's own answer to EPIPE is 1
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["schema"], 1),
+        (["show", "nosuch"], 3),
+        (["show", "nosuch", "--json"], 3),
+        (["make", "nosuch", "none"], 3),
+        (["make", "nosuch", "none", "--json"], 3),
+    ],
+)
+@pytest.mark.parametrize("stderr", [False, True], ids=["stdout", "both"])
+def test_where_nobody_reads_the_exit_code_still_tells(
+    project: Path, arguments: list[str], code: int, stderr: bool
+) -> None:
+    """Of progress that nobody reads nothing can be told either: the first line of it ends the command."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "DOCKER_HOST": "tcp://127.0.0.1:9"}
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", NO_ENGINE, *arguments], stdout=write, stderr=write if stderr else subprocess.PIPE,
+            text=True, timeout=60, env=env,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert done.returncode in ((code, 1) if stderr else (code,))
+    assert "Traceback" not in (done.stderr or "") and "Exception" not in (done.stderr or "")
+
+
+NO_ENGINE = """
+import types
+from envbuild.cli import entry
+from envbuild.pipeline import batch
+batch.Engine = lambda: types.SimpleNamespace(info={})
+entry.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (click.Abort(), 130),
+        (OSError(28, "No space left on device", "/x"), 6),
+        (PermissionError(13, "Permission denied", "/x"), 6),
+    ],
+)
+@pytest.mark.parametrize("wants_json", [False, True])
+def test_what_a_machine_does_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, wants_json: bool
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(entry.cli, "main", fail)
+    done = envbuild("show", *(["--json"] if wants_json else []))
+    assert done.code == code
+    assert "Traceback" not in done.stderr
+    assert not wants_json or json.loads(done.stdout)["error"]["code"] == code
+    if code == 130 and not wants_json:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: interrupted: ") and line.endswith("; run the same command again")
+
+
+def test_errors_have_kinds_of_their_own() -> None:
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.EnvbuildError)
+    ]
+    assert len({kind.kind for kind in kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (errors.Fault("m"), "m"),
+        (errors.Fault("m", "f"), "f: m"),
+        (errors.Fault("m", "f", 3), "f:3: m"),
+        (errors.Fault("m", "f", 3, "a.b"), "f:3: a.b: m"),
+        (errors.Fault("m", None, 3, "a"), "a: m"),
+    ],
+)
+def test_a_fault_reads_as_file_line_field_message(fault: errors.Fault, text: str) -> None:
+    assert str(fault) == text
+
+
+def test_yaml_of_the_tests_is_yaml() -> None:
+    assert as_yaml({"a": "\x85"}) == '{\n "a": "\\u0085"\n}'
+
+
+def test_a_mistyped_command_is_named() -> None:
+    done = envbuild("mkae", "cpu")
+    assert (done.code, "did you mean make?" in done.stderr) == (2, True)
+    assert "did you mean" not in envbuild("zzzzzz").stderr

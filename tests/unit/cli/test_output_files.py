@@ -1,0 +1,111 @@
+"""Files that options name: every command makes their folder and says so, and - is stdout or refused."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from envbuild.pipeline import workflows
+from envbuild.pipeline.model import Made
+from unit.evidence.runs import passed_run
+from unit.support import PROFILE, envbuild, lock_of_this_python, write_profile
+
+COMMANDS = Path(__file__).parents[3] / "envbuild" / "cli"
+
+
+@pytest.fixture
+def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> list[str]:
+    """`envbuild test` without an engine; the names that were tested."""
+    names: list[str] = []
+
+    def test(name: str, *_: object) -> Made:
+        names.append(name)
+        return Made(name, run=passed_run())
+
+    monkeypatch.setattr(workflows, "test", test)
+    return names
+
+
+WRITING = [
+    (["test", "sample", "--junit"], "j.xml"),
+    (["export", "check", "sample", "-o"], "c.py"),
+    (["export", "selftest", "-o"], "s.zip"),
+    (["export", "requirements", "sample", "-o"], "r.txt"),
+    (["export", "constraints", "sample", "-o"], "r.txt"),
+    (["report", "sample", "-o"], "r.html"),
+    (["keygen", "-o"], "team"),
+]
+
+
+@pytest.fixture
+def ready(tested: list[str], project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lock_of_this_python(project)
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "a passphrase")
+    return tested
+
+
+@pytest.mark.parametrize(("arguments", "name"), WRITING)
+def test_a_missing_folder_is_made_and_said(ready: list[str], project: Path, arguments: list[str], name: str) -> None:
+    for number, said in enumerate(("made folder new/folder\n", "")):
+        file = f"new/folder/{number}{name}"
+        done = envbuild(*arguments, file)
+        assert (done.code, said in done.stderr, done.stderr.count("made folder")) == (0, True, 1 - number), done.stderr
+        assert list((project / "new" / "folder").glob(f"{number}{name}*"))
+
+
+@pytest.mark.parametrize(("arguments", "name"), WRITING)
+def test_a_folder_that_cannot_be_made_is_said_before_the_work(
+    ready: list[str], project: Path, arguments: list[str], name: str
+) -> None:
+    (project / "file").write_text("", encoding="utf-8")
+    done = envbuild(*arguments, f"file/{name}")
+    assert (done.code, ready) == (6, [])
+    assert "file: is no folder" in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "name"), WRITING)
+def test_a_dash_is_stdout_or_refused(ready: list[str], project: Path, arguments: list[str], name: str) -> None:
+    before = sorted(project.rglob("*"))
+    done = envbuild(*arguments, "-")
+    if name in ("s.zip", "team"):
+        assert (done.code, "name a file instead of -" in done.stderr) == (2, True)
+    else:
+        file = project.parent / name
+        assert envbuild(*arguments, str(file)).code == done.code == 0
+        assert done.stdout == file.read_text(encoding="utf-8"), "the document and nothing else"
+        assert envbuild(*arguments, "-", "--json").code == 2
+    assert sorted(project.rglob("*")) == before
+
+
+def test_a_bundle_goes_to_no_terminal(project: Path) -> None:
+    write_profile(project, PROFILE)
+    done = envbuild("bundle", "export", "sample", "-o", "-")
+    assert (done.code, "name a file instead of -" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--junit", "--fingerprint"])
+def test_what_is_only_shown_writes_no_report(ready: list[str], project: Path, option: str) -> None:
+    before = sorted(project.rglob("*"))
+    done = envbuild("test", "sample", "--on", "slurm", "--dry-run", option, "made/here.x")
+    assert (done.code, "--dry-run runs nothing" in done.stderr) == (2, True)
+    assert sorted(project.rglob("*")) == before
+
+
+def test_stdout_holds_one_document(ready: list[str]) -> None:
+    assert envbuild("test", "sample", "--junit", "-", "--fingerprint", "-").code == 2
+    done = envbuild("test", "sample", "--junit", "-")
+    assert ElementTree.fromstring(done.stdout.partition("\n")[2]).tag == "testsuites"
+
+
+# These write where no option says.
+OWN_PLACES = {"docs", "pin", "render", "new", "output_files"}
+
+
+@pytest.mark.parametrize("file", sorted(COMMANDS.glob("*.py")), ids=lambda file: file.stem)
+def test_what_an_option_names_is_written_by_one_function(file: Path) -> None:
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    writes = [call for call in calls if call.endswith(("write_atomically", "write_text", "write_bytes"))]
+    assert file.stem in OWN_PLACES or not writes

@@ -1,0 +1,126 @@
+"""What is read of a machine: bounded, cleaned, without secrets, and never waited for."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.doctor import machine, system_reader
+from envbuild.doctor.model import MAX_TEXT, Port, Xid, clean, shown
+from envbuild.doctor.parallel_reads import run_in_parallel
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("https://index.example/simple", "https://index.example/simple"),
+        ("https://user:word@index.example:8443/simple/", "https://index.example:8443/simple/"),
+        ("https://user:wo/rd@index.example/simple", "https://index.example/simple"),
+        ("https://user:w@rd@index.example/simple", "https://index.example/simple"),
+        ("https://index.example/simple?token=word#word", "https://index.example/simple"),
+        ("unix:///var/run/docker.sock", "unix:///var/run/docker.sock"),
+        ("ssh://me@host", "ssh://host"),
+        ("/opt/wheels", "/opt/wheels"),
+        ("http://[::1", "http://[::1"),
+    ],
+)
+def test_an_address_is_told_without_its_secrets(address: str, told: str) -> None:
+    assert shown(address) == told
+
+
+def test_words_of_others_are_one_bounded_line() -> None:
+    assert clean("a\n\tb\x1b[2J") == "a b\N{REPLACEMENT CHARACTER}[2J"
+    assert len(clean("x" * 10**6)) == MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("NVRM: Xid (PCI:0000:1a:00): 79, pid=7, GPU has fallen", Xid(79, "0000:1a:00", "pid=7, GPU has fallen")),
+        ("[12.5] NVRM: Xid (0000:1a:00): 31, Ch 1", Xid(31, "0000:1a:00", "Ch 1")),
+        ("4,1,2,-;NVRM: Xid (PCI:0000:1a:00): 45", Xid(45, "0000:1a:00", "")),
+    ],
+)
+def test_an_xid_is_read_in_any_form_of_the_log(line: str, found: Xid) -> None:
+    assert system_reader.xids(f"before\n{line}\nafter\n".encode()) == [found]
+
+
+@pytest.mark.parametrize("line", ["NVRM: Xid", "NVRM: Xid (): 79", "NVRM: Xid (PCI:0000:1a:00): 99999", "xid 79"])
+def test_what_is_no_xid_is_none(line: str) -> None:
+    assert system_reader.xids(line.encode()) == []
+
+
+def test_a_log_full_of_them_gives_the_newest() -> None:
+    lines = [f"NVRM: Xid (PCI:0000:1a:00): {number % 1000}, x\n" for number in range(5000)]
+    found = system_reader.xids("".join(lines).encode())
+    assert len(found) == system_reader.MAX_XIDS
+    assert found[-1].number == 999
+
+
+def test_a_log_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+    assert system_reader.log(tmp_path).fault == "/dev/kmsg: No such file or directory"
+
+
+def test_a_log_that_has_no_end_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    os.mkfifo(tmp_path / "dev" / "kmsg")
+    writer = os.open(tmp_path / "dev" / "kmsg", os.O_RDWR)
+    os.write(writer, b"4,1,2,-;NVRM: Xid (PCI:0000:1a:00): 79, x\n")
+    assert [xid.number for xid in system_reader.log(tmp_path).xids] == [79]
+    os.close(writer)
+
+
+def test_a_machine_without_anything_is_read_all_the_same(tmp_path: Path) -> None:
+    assert system_reader.pci(tmp_path) is None
+    assert system_reader.fabric_manager(tmp_path) is None
+    assert system_reader.shm(tmp_path) == 0
+    assert list(system_reader.rdma(tmp_path)) == []
+    assert not system_reader.switches(tmp_path)
+    assert machine.read(tmp_path).cpu == "unknown CPU"
+    assert machine.read(tmp_path).memory == 0
+
+
+def test_the_kernels_files_are_read(tmp_path: Path) -> None:
+    def put(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    put("proc/cpuinfo", "processor\t: 0\nmodel name\t: a processor\nmodel name\t: another\n")
+    put("proc/meminfo", "MemTotal:       1024 kB\n")
+    put("proc/2/comm", "kthreadd\n")
+    put("proc/77/comm", "nv-fabricmanage\n")
+    put("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n")
+    put("sys/class/infiniband/mlx5_0/ports/1/link_layer", "Ethernet\n")
+    put("sys/class/infiniband/mlx5_0/ports/1/rate", "100 Gb/sec (4X EDR)\n")
+    for address, vendor, kind in (
+        ("01", "10de", "0300"),
+        ("02", "10de", "0302"),
+        ("03", "10de", "0403"),
+        ("04", "1002", "0300"),
+    ):
+        put(f"sys/bus/pci/devices/{address}/vendor", f"0x{vendor}\n")
+        put(f"sys/bus/pci/devices/{address}/class", f"0x{kind}00\n")
+    assert (machine.read(tmp_path).cpu, machine.read(tmp_path).memory) == ("a processor", 1 << 20)
+    assert system_reader.fabric_manager(tmp_path) is True
+    assert list(system_reader.rdma(tmp_path)) == [Port("mlx5_0/1", "ACTIVE", "Ethernet", "100 Gb/sec (4X EDR)")]
+    assert system_reader.pci(tmp_path) == 2
+
+
+# several at once
+
+
+def test_what_takes_too_long_is_none_and_the_others_are_there() -> None:
+    never = threading.Event()
+    begin = time.monotonic()
+    assert run_in_parallel([lambda: 1, lambda: never.wait(60) and 2, lambda: 3], 0.3) == [1, None, 3]
+    assert time.monotonic() - begin < 1.5
+    never.set()
+
+
+def test_what_a_task_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_in_parallel([lambda: 1, lambda: 1 // 0], 5)

@@ -1,0 +1,81 @@
+"""Whether the indexes have every wheel of a lock: by their pages, without a download."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envbuild.doctor import wheel_availability
+from envbuild.doctor.check_result import Check
+from envbuild.fetch import store
+from envbuild.lock import lock_file
+from envbuild.resolve import profile_reader
+from unit.conftest import forget
+from unit.support import PROFILE, Index, lock_for, plan_of, quick_pip, serving, write_wheel
+
+
+@pytest.fixture
+def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """The index has every wheel that the profile `sample` has locked."""
+    quick_pip(monkeypatch)
+    made = lock_for(plan_of(project, PROFILE))
+    real = []
+    for item in made.wheels:
+        file = write_wheel(tmp_path / "served", item.wheel.name, item.wheel.version)
+        one = dataclasses.replace(item.wheel, file=file.name, sha256=store.digest(file))
+        real.append(dataclasses.replace(item, wheel=one))
+    lock_file.write(dataclasses.replace(made, wheels=tuple(real)), project / "profiles" / "sample.lock.yaml", "sample")
+    with serving(Index(tmp_path / "served")) as found:
+        monkeypatch.setenv("PIP_INDEX_URL", found.address)
+        yield found
+
+
+def check() -> Check:
+    forget()
+    return wheel_availability.wheels(profile_reader.load("sample"), [])
+
+
+def test_an_index_that_has_every_wheel(served: Index) -> None:
+    assert check() == Check("wheels", "ok", "3 locked wheels to fetch: the configured indexes have them")
+    assert served.asked and all(line.startswith("GET /simple/") for line in served.asked)
+
+
+def test_what_is_missing_is_named(served: Index) -> None:
+    (file,) = served.folder.glob("numpy*")
+    file.unlink()
+    found = check()
+    assert (found.status, found.detail) == ("fail", f"no configured index has {file.name}")
+    assert "envbuild lock sample" in str(found.remedy)
+
+
+def test_another_file_under_the_name_is_not_the_locked_one(served: Index) -> None:
+    write_wheel(served.folder, "numpy", "1.0", content="# another\n")
+    assert check().detail.startswith("no configured index has numpy-1.0")
+
+
+def test_a_missing_build_of_the_cpu_names_pytorchs_index(
+    served: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = served.folder.glob("torch*")
+    (tmp_path / "pytorch").mkdir()
+    file.rename(tmp_path / "pytorch" / file.name)
+    found = check()
+    assert found.status == "fail" and "--torch-index pytorch" in str(found.remedy)
+    with serving(Index(tmp_path / "pytorch")) as mirror:
+        monkeypatch.setenv("ENVBUILD_TORCH_INDEX", mirror.address)
+        assert check().status == "ok"
+
+
+def test_what_is_in_the_cache_is_not_asked_for(served: Index) -> None:
+    for file in list(served.folder.iterdir()):
+        store.wheels().put(file, store.digest(file), file.name)
+    assert check().detail == "3 locked wheels: in the cache"
+    assert served.asked == []
+
+
+def test_where_no_index_answers_none_is_asked_for_each_wheel(served: Index) -> None:
+    found = wheel_availability.wheels(profile_reader.load("sample"), [Check("index", "fail", "no answer")])
+    assert (found.status, served.asked) == ("skipped", [])

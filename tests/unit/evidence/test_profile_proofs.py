@@ -1,0 +1,122 @@
+"""What the evidence on disk says of a lock, without an engine."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.image import build_records
+from envbuild.image.build_records import Record
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.profile.source import Source
+from unit.evidence.runs import passed_run, probe
+from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of
+
+DAY = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+CARDS: dict[str, Any] = {**PROFILE, "torch": "2.7.1", "gpus": ["a100", "h20"], "packages": []}
+
+
+class World:
+    """A profile, its lock, and what was built and proved of it."""
+
+    def __init__(self, folder: Path, data: dict[str, Any]) -> None:
+        self.source: Source = source_of(folder, data)
+        self.lock: Lock = lock_for(plan_of(folder, data))
+
+    def built(self, handle: str = "1", lock: str | None = None) -> str:
+        image = image_of(handle)
+        build_records.write(
+            Record(image.id, image.handle, lock or self.lock.id, f"recipe{handle}", image.layers, "docker")
+        )
+        return handle
+
+    def tested(self, handle: str, card: str | None = None, outcome: str = "passed", day: int = 0) -> None:
+        cards = [{"name": card}] if card else []
+        run = passed_run(probe("env.identity", traits={"gpus": cards}), probe("env.libs", outcome))
+        wanted = profile_proofs.wanted("sample", self.source.profile, self.lock)
+        finished = DAY + datetime.timedelta(days=day)
+        evidence_store.save(evidence_store.run_record(image_of(handle), wanted, run, "docker", finished))
+
+    def said(self) -> str:
+        return profile_proofs.sentence(
+            "sample", profile_proofs.on_disk("sample", self.source.profile, self.lock, build_records.every())
+        )
+
+
+@pytest.fixture
+def cpu(project: Path) -> World:
+    return World(project, PROFILE)
+
+
+@pytest.fixture
+def cards(project: Path) -> World:
+    return World(project, CARDS)
+
+
+def test_nothing_built_and_nothing_proved_is_never(cpu: World) -> None:
+    assert cpu.said() == "proved: never"
+    cpu.built()
+    assert cpu.said() == "proved: never"
+    assert (
+        profile_proofs.sentence("sample", profile_proofs.on_disk("sample", cpu.source.profile, None, ()))
+        == "proved: never"
+    )
+
+
+def test_a_profile_for_the_cpu_goes_by_its_own_name(cpu: World) -> None:
+    cpu.tested(cpu.built(), outcome="failed")
+    assert cpu.said() == "sample: the self-test failed: env.libs"
+
+
+def test_a_proof_says_on_what_and_when(cpu: World) -> None:
+    cpu.tested(cpu.built())
+    assert cpu.said() == "proved on the CPU, 2026-11-21"
+
+
+def test_evidence_on_an_image_that_was_not_built_from_this_lock_counts_for_nothing(cpu: World) -> None:
+    cpu.tested("1")
+    assert cpu.said() == "proved: never"
+    cpu.built("1", lock="sha256:another")
+    assert cpu.said() == "proved: never"
+
+
+def test_each_model_is_told(cards: World) -> None:
+    handle = cards.built()
+    cards.tested(handle, "NVIDIA H20")
+    assert cards.said() == "proved on NVIDIA H20, 2026-11-21; a100: never"
+    cards.tested(handle, "NVIDIA A800-SXM4-80GB", day=1)  # of one family with the A100
+    assert cards.said() == "proved on NVIDIA A800-SXM4-80GB, 2026-11-22; proved on NVIDIA H20, 2026-11-21"
+
+
+def test_a_failure_is_told(cpu: World) -> None:
+    cpu.tested(cpu.built(), outcome="failed")
+    assert cpu.said() == "sample: the self-test failed: env.libs"
+
+
+def test_the_best_image_of_a_lock_counts(cpu: World) -> None:
+    """A proof of one image is none the worse for another that failed."""
+    cpu.tested(cpu.built("2"), outcome="failed", day=1)
+    cpu.tested(cpu.built("1"))
+    assert cpu.said() == "proved on the CPU, 2026-11-21"
+
+
+def test_show_tells_it_with_a_name_and_without(cards: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+    assert envbuild("show", "sample").stdout.splitlines()[-1] == "  proved: never"
+    cards.tested(cards.built(), "NVIDIA H20")
+    # the lock is not on disk: what was proved was another one, as far as this project tells
+    assert envbuild("show", "sample", "--json").document["proof"] == "proved: never"
+    lock_file.write(cards.lock, cards.source.lock_file, "sample")
+    document = envbuild("show", "sample", "--json").document
+    assert document["proof"] == "proved on NVIDIA H20, 2026-11-21; a100: never"
+    assert [(row["model"], row["state"]) for row in document["proofs"]] == [("a100", "missing"), ("h20", "proved")]
+    (row,) = [row for row in envbuild("show", "--json").document["profiles"] if row["profile"] == "sample"]
+    assert (row["gpus"], row["cuda"], row["proof"]) == (["a100", "h20"], "12.6", document["proof"])
+    table = envbuild("show").stdout.splitlines()
+    assert table[0].split() == ["PROFILE", "GPUS", "TORCH", "CUDA", "PYTHON", "LOCK", "PROOF"]
+    assert next(line for line in table if line.startswith("sample ")).endswith(document["proof"])

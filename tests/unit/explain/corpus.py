@@ -1,0 +1,120 @@
+"""The logs in tests/logs, and how well `explain` names their causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+from click.testing import CliRunner
+
+from envbuild.cli.entry import cli
+from envbuild.explain import cause_ranking, log_lines
+from envbuild.explain.cause_ranking import Explanation
+
+FOLDER = Path(__file__).parents[2] / "logs"
+PARTS = ("develop", "held-out")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    part: str
+    kind: str
+    expect: frozenset[str]
+    cite: str
+
+    @property
+    def raw(self) -> bytes:
+        return (FOLDER / f"{self.name}.log").read_bytes()
+
+
+@dataclass(frozen=True)
+class Score:
+    """Over pairs of a log and a cause: how many are named rightly, named wrongly, and missed."""
+
+    right: int
+    wrong: int
+    missed: int
+
+    @property
+    def precision(self) -> float:
+        return self.right / (self.right + self.wrong)
+
+    @property
+    def recall(self) -> float:
+        return self.right / (self.right + self.missed)
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    rows = yaml.safe_load((FOLDER / "index.yaml").read_text(encoding="utf-8"))["logs"]
+    return tuple(
+        Case(name, row["part"], row["kind"], frozenset(row["expect"]), row["cite"]) for name, row in rows.items()
+    )
+
+
+@cache
+def explained(case: Case) -> Explanation:
+    return cause_ranking.explain(log_lines.Log(case.raw))
+
+
+def named(case: Case) -> frozenset[str]:
+    return frozenset(match.id for match in explained(case).matches)
+
+
+def score(wanted: Iterable[Case]) -> Score:
+    right = wrong = missed = 0
+    for case in wanted:
+        right += len(case.expect & named(case))
+        wrong += len(named(case) - case.expect)
+        missed += len(case.expect - named(case))
+    return Score(right, wrong, missed)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """First answers to sealed logs: `right` of those `with_cause`, and `wrong`, of any kind of log. `innocent`: logs of
+    other failures, and of none; of them `accused` had a cause named."""
+
+    with_cause: int
+    right: int
+    wrong: int
+    innocent: int
+    accused: int
+
+
+def sealed(symptom: str | None = None) -> Answers:
+    """Over tests/logs/sealed, which nobody opens who works on signatures: counts only, never which logs."""
+    folder = FOLDER / "sealed"
+    rows = yaml.safe_load((folder / "index.yaml").read_text(encoding="utf-8"))
+    with_cause = right = wrong = innocent = accused = 0
+    for name, row in rows.items():
+        if symptom not in (None, row["symptom"]):
+            continue
+        matches = cause_ranking.explain(log_lines.Log((folder / f"{name}.log").read_bytes())).matches
+        first = matches[0].id if matches else None
+        with_cause += row["kind"] == "cause" and bool(row["expect"])
+        right += row["kind"] == "cause" and first in row["expect"]
+        wrong += first is not None and first not in row["expect"]
+        innocent += row["kind"] == "innocent"
+        accused += row["kind"] == "innocent" and first is not None
+    return Answers(with_cause, right, wrong, innocent, accused)
+
+
+def symptoms() -> list[str]:
+    rows = yaml.safe_load((FOLDER / "sealed" / "index.yaml").read_text(encoding="utf-8"))
+    return sorted({row["symptom"] for row in rows.values()})
+
+
+def mistakes(wanted: Iterable[Case]) -> Iterator[tuple[Case, frozenset[str]]]:
+    yield from ((case, named(case)) for case in wanted if named(case) != case.expect)
+
+
+def piped(text: str, *arguments: str) -> str:
+    """What `envbuild explain` says on stdout of a log on its standard input."""
+    done = CliRunner().invoke(cli, ["explain", *arguments, "-"], input=text, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout

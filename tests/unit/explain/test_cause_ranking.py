@@ -1,0 +1,375 @@
+"""`explain`: from a log to its cause."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from envbuild.cli.entry import cli
+from envbuild.cli.explain import shown
+from envbuild.explain import cause_ranking, log_lines
+from envbuild.facts import database, log_signatures
+from envbuild.facts.probe_names import known
+from envbuild.util.errors import FactsError, FileError
+from unit.explain import corpus
+from unit.explain.corpus import FOLDER, PARTS, Case
+
+CASES = corpus.cases()
+H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\n"
+CRASH = "Floating point exception (core dumped)\n"
+
+
+def told(text: str) -> cause_ranking.Explanation:
+    return cause_ranking.explain(log_lines.Log(text.encode()))
+
+
+def causes(text: str) -> list[str]:
+    return [match.id for match in told(text).matches]
+
+
+def run(*arguments: str, stdin: str | bytes = b"") -> str:
+    done = CliRunner().invoke(cli, ["explain", *arguments], input=stdin, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+# ---- the corpus ----
+
+
+def test_the_sealed_logs_are_those_that_were_sealed() -> None:
+    folder = FOLDER / "sealed"
+    sums = dict(line.split()[::-1] for line in (folder / "SHA256SUMS").read_text().splitlines())
+    assert {file.name for file in (*folder.glob("*.log"), folder / "index.yaml")} == set(sums)
+    assert all(hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest for name, digest in sums.items())
+
+
+def test_the_corpus_is_what_it_must_be() -> None:
+    kinds = Counter(case.kind for case in CASES)
+    assert len(CASES) >= 60
+    assert kinds["unknown"] + kinds["innocent"] >= len(CASES) / 3
+    assert kinds["innocent"] >= 10
+    assert {case.part for case in CASES} == set(PARTS)
+    assert {case.name for case in CASES} == {file.stem for file in FOLDER.glob("*.log")}
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#[0-9]+", case.cite) for case in CASES)
+    assert all((case.kind == "cause") == bool(case.expect) for case in CASES)
+    assert {name for case in CASES for name in case.expect} <= set(log_signatures.signatures())
+
+
+def test_what_is_held_out_is_cited_nowhere_and_in_no_other_part() -> None:
+    cited = {cite for row in log_signatures.signatures().values() for cite in row.cite}
+    cited |= {cite for advisory in database.advisories() for cite in advisory.cite}
+    threads = {part: {case.cite for case in CASES if case.part == part} for part in PARTS}
+    assert threads["held-out"] & (cited | threads["develop"]) == set()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_precision_and_recall(part: str) -> None:
+    score = corpus.score(case for case in CASES if case.part == part)
+    assert score.precision >= 0.95
+    assert score.recall >= 0.95
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.kind == "innocent"], ids=lambda case: case.name)
+def test_no_innocent_log_gets_a_cause(case: Case) -> None:
+    assert corpus.named(case) == frozenset()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.kind == "innocent"], ids=lambda case: case.name)
+def test_nothing_is_possible_in_an_innocent_log(case: Case) -> None:
+    assert corpus.explained(case).possible == ()
+
+
+def test_a_wrong_answer_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The score can fall: with one cause named for every log, and with none."""
+    monkeypatch.setattr(corpus, "named", lambda case: case.expect | {"disk-full"})
+    assert corpus.score(CASES).precision < 0.7
+    monkeypatch.setattr(corpus, "named", lambda case: frozenset())
+    assert corpus.Score(0, 1, 5).recall == 0.0
+
+
+# ---- the data ----
+
+
+def test_every_advisory_can_be_told_from_its_lines_and_surroundings() -> None:
+    """Its own lines beside a confirming situation are enough, though not always its lines alone."""
+    for advisory in database.advisories():
+        row = log_signatures.signatures()[advisory.id]
+        sure = 1 - (1 - row.confidence) * 0.3
+        assert sure >= cause_ranking.NAMED, advisory.id
+
+
+@pytest.mark.parametrize("row", log_signatures.signatures().values(), ids=lambda row: row.id)
+def test_a_signature_is_well_formed(row: log_signatures.Signature) -> None:
+    advisory = next((item for item in database.advisories() if item.id == row.id), None)
+    assert (advisory is None) == bool(row.title), "an advisory has its own title"
+    command = row.prove or ""
+    for probe in re.findall(r"--probe (\S+)", command):
+        assert probe in known()
+    for pattern in (*row.lines, *(advisory.shows.patterns if advisory else ())):
+        assert log_lines.anchors(pattern), f"{pattern.pattern}: no text by which lines are found"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"yields_to": frozenset({"gpu-memroy"})}, "did you mean gpu-memory"),
+        ({"id": "cublas-hopper-fp"}, "needs title, lines and remedy"),
+    ],
+)
+def test_a_signature_of_nothing_is_refused(
+    change: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = dict(log_signatures._rows())
+    wrong = replace(rows["cublas-hopper-fpe"], **change)  # type: ignore[arg-type]
+    monkeypatch.setattr(log_signatures, "_rows", lambda: {**rows, wrong.id: wrong})
+    log_signatures._signatures.cache_clear()
+    with pytest.raises(FactsError) as caught:
+        log_signatures.signatures()
+    assert message in f"{caught.value} {caught.value.hint}"
+
+
+def test_no_row_is_dead() -> None:
+    """Each says more than the default, and each word is one that some advisory asks for."""
+    known = {advisory.id for advisory in database.advisories()}
+    for row in log_signatures._rows().values():
+        bare = log_signatures.Signature(id=row.id, source=row.source, status=row.status, as_of=row.as_of)
+        assert row != bare or row.id not in known, row.id
+    asked = {
+        (kind, word)
+        for advisory in database.advisories()
+        for match in advisory.match
+        for kind in ("environment", "features", "extensions", "without")
+        for word in getattr(match, kind)
+    }
+    for word in log_signatures.words():
+        assert {(word.kind, word.word), ("without", word.word)} & asked, word.word
+
+
+def test_what_is_read_once_is_kept() -> None:
+    assert log_signatures.signatures() is log_signatures.signatures()
+
+
+# ---- surroundings ----
+
+
+def test_the_versions_in_the_log_confirm_an_advisory() -> None:
+    bare, known_card = told("python: " + CRASH).matches[0], told(H20 + CRASH).matches[0]
+    assert bare.id == known_card.id == "cublas-hopper-fpe"
+    assert bare.confidence < known_card.confidence
+    assert (bare.standing, known_card.standing) == ("open", "holds")
+
+
+@pytest.mark.parametrize(
+    "surroundings",
+    [
+        "torch 2.3.0, Tesla V100-SXM2-32GB\n",
+        "torch==2.6.0\nGPU 0: NVIDIA H20\n  cublas  12.4.5.8  loaded  /v/libcublas.so.12\n",
+        "torch==2.6.0\n",
+    ],
+    ids=["another GPU", "a fixed cuBLAS is loaded", "a torch with a fixed cuBLAS, and no Hopper GPU"],
+)
+def test_the_versions_in_the_log_rule_an_advisory_out(surroundings: str) -> None:
+    found = told(surroundings + CRASH)
+    assert "cublas-hopper-fpe" not in {match.id for match in found.matches}
+    assert "cublas-hopper-fpe" in {ruled.advisory.id for ruled in found.ruled_out}
+
+
+def test_a_fixed_version_that_is_not_shown_to_be_loaded_leaves_it_possible() -> None:
+    text = "torch==2.6.0\nGPU 0: NVIDIA H20\npython a.py\n" + CRASH
+    document = json.loads(run("--json", "-", stdin=text))
+    assert (document["matches"], document["ruled_out"], document["read"]["loaded"]) == ([], [], [])
+    (match,) = document["possible"]
+    assert (match["cause"], match["profile"]) == ("cublas-hopper-fpe", "h20")
+    assert match["find_out"] == ["which cublas is loaded: envbuild audit --here"]
+    said = run("-", stdin=text)
+    assert "possible: the log does not show which version is loaded" in said
+    assert "  find out which cublas is loaded: envbuild audit --here" in said
+
+
+def test_a_version_in_prose_that_nothing_else_shows_rules_nothing_out() -> None:
+    found = told("H20, nvidia-cublas-cu12==12.5.3.2\n" + CRASH)
+    (match,) = found.matches
+    assert (match.id, match.standing, found.ruled_out) == ("cublas-hopper-fpe", "fits", ())
+    assert match.find_out[-1] == "which cublas is loaded: envbuild audit --here"
+
+
+@pytest.mark.parametrize(
+    ("text", "torch", "cuda", "cublas"),
+    [
+        ("PyTorch version: 2.3.1+cu121", "2.3.1", "12.1", "12.1.3.1"),
+        ("torch==2.3.1", "2.3.1", "12.1", "12.1.3.1"),
+        ("torch 2.5.0+cu121", "2.5.0+cu121", "12.1", None),
+        ("torch 2.3.0a0+6ddf5cf85e.nv24.04", "2.3.0a0+6ddf5cf85e.nv24.4", None, None),
+        ("torchvision==0.18.1", None, None, None),
+        ("Driver Version: 535.54.03  CUDA Version: 12.2", None, None, None),
+    ],
+)
+def test_torch_is_read_as_the_facts_know_it(text: str, torch: str | None, cuda: str | None, cublas: str | None) -> None:
+    said = told(text).read.situation
+    assert (said.torch, said.cuda, said.libraries.get("cublas")) == (torch, cuda, cublas)
+
+
+@pytest.mark.parametrize(
+    ("text", "cards"),
+    [
+        ("GPU 0: NVIDIA H200", ["h200"]),
+        ("在H20上训练", ["h20"]),
+        ("8*H20-3e node", ["h20-3e"]),
+        ("two RTX 4090 cards", ["rtx4090"]),
+        ("T4 = A(10) l4", []),
+        ("Tesla T4", ["t4"]),
+        ("GTX 1080 Ti with CUDA capability sm_61", ["unlisted"]),
+    ],
+)
+def test_cards_are_read(text: str, cards: Sequence[str]) -> None:
+    assert [gpu.id for gpu in told(text).read.situation.gpus] == cards
+
+
+def test_a_card_that_torch_has_no_code_for() -> None:
+    lines = "Tesla P100 with CUDA capability sm_60 is not compatible with the current PyTorch installation.\n"
+    listed = "The current PyTorch install supports CUDA capabilities sm_{} sm_80 sm_90.\n"
+    assert causes(lines + listed.format("70")) == ["card-too-old"]
+    assert causes(lines + listed.format("60")) == ["no-kernel-image"]
+
+
+@pytest.mark.parametrize(
+    ("unused", "others", "cause"),
+    [
+        ("64.00 MiB", "0.5", "gpu-memory"),
+        ("4.00 GiB", "0.5", "gpu-memory-fragmented"),
+        ("64.00 MiB", "60", "gpu-memory-others"),
+    ],
+)
+def test_full_memory_pieces_and_others_are_told_apart(unused: str, others: str, cause: str) -> None:
+    own = 79.0 - float(others)
+    line = (
+        f"CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 0.15 GiB is "
+        f"free. Including non-PyTorch memory, this process has {own:.2f} GiB memory in use. Of the allocated memory "
+        f"10.00 GiB is allocated by PyTorch, and {unused} is reserved by PyTorch but unallocated."
+    )
+    assert causes(line) == [cause]
+
+
+# ---- ranks ----
+
+TIMEOUT = (
+    "[rank0]:[E1 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)\n"
+)
+
+
+def test_the_rank_that_failed_first_is_found() -> None:
+    root = "Root Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 3)\n  exitcode  : {} (pid: 7)\n"
+    found = told(TIMEOUT + root.format(-11))
+    assert found.read.first and (found.read.first.rank, found.read.first.exit) == (3, -11)
+    assert [match.id for match in found.matches] == ["rank-died"]
+    by_node = told("E0000 torch.distributed.elastic failed (exitcode: -9) local_rank: 3 (pid: 7) of binary: python\n")
+    assert by_node.read.first and (by_node.read.first.rank, by_node.read.first.local) == (None, 3)
+    # a rank that its own watchdog aborted did not fail first
+    assert causes(TIMEOUT + root.format(-6)) == ["collective-timeout"]
+
+
+def test_what_follows_from_a_dead_rank_is_not_a_cause() -> None:
+    died = "[rank2]: ValueError: bad batch\n"
+    assert causes(died + TIMEOUT) == ["rank-died"]
+    assert causes(TIMEOUT + died) == ["collective-timeout"]
+    assert causes("[rank2]: torch.OutOfMemoryError: CUDA out of memory.\n" + TIMEOUT) == ["gpu-memory"]
+
+
+# ---- what to turn on ----
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("ncclSystemError: System call failed", "NCCL_DEBUG=INFO"),
+        (TIMEOUT, "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
+        ("traceback : To enable traceback see: https://pytorch.org/docs", "errors.record"),
+        ("  error_file: <N/A>", "LOGLEVEL=INFO"),
+        ("CUDA error: an illegal memory access was encountered", "CUDA_LAUNCH_BLOCKING=1"),
+        ("Segmentation fault (core dumped)", "PYTHONFAULTHANDLER=1"),
+        ("step 9 loss: nan", "set_detect_anomaly"),
+        ("nvprof is not supported on devices with compute capability 8.0 and higher", "Nsight Systems"),
+        ("exits with return code = -7", "/dev/shm"),
+    ],
+)
+def test_advice_where_a_log_holds_too_little(text: str, word: str) -> None:
+    assert any(word in line for line in told(text).advice)
+
+
+def test_no_advice_for_what_is_on_already() -> None:
+    assert not any("NCCL_DEBUG" in line for line in told("a NCCL INFO Bootstrap\nncclSystemError").advice)
+    assert told("step 1 loss 2.3\nstep 2 loss 2.2\n").advice == ()
+
+
+# ---- the command ----
+
+
+def test_json() -> None:
+    document = json.loads(run("--json", "-", stdin=H20 + CRASH))
+    (match,) = document["matches"]
+    assert document["unknown"] is False
+    assert (match["advisory"], match["lines"]) == ("cublas-hopper-fpe", [{"line": 3, "text": CRASH.strip()}])
+    assert match["prove"] == "envbuild test h20 --probe gemm.crash"
+    assert match["change"] == {"pins": {"cublas": ">=12.4.5.8"}}
+    assert (match["write"], match["profile"]) == ({"pins": {"cublas": "12.4.5.8"}}, "h20")
+    assert 0 < match["confidence"] <= 1 and match["remedy"]
+    cause = json.loads(run("--json", "-", stdin="EADDRINUSE\n"))["matches"][0]
+    assert (cause["cause"], cause["advisory"]) == ("port-in-use", None)
+
+
+def test_not_known_is_said() -> None:
+    assert "not known" in run("-", stdin="ValueError: bad batch\n")
+    assert json.loads(run("--json", "-", stdin=""))["unknown"] is True
+
+
+def test_a_file_that_is_not_there() -> None:
+    done = CliRunner().invoke(cli, ["explain", "/no/such.log"])
+    assert isinstance(done.exception, FileError)
+
+
+def test_nothing_of_a_log_reaches_the_terminal_but_its_lines() -> None:
+    secrets = "HF_TOKEN=hf_abcdefghijklmnopqrst password: hunter22 https://me:pw12345@host/\n"
+    text = f"API_KEY=abc123 on another line\n{secrets.strip()} EADDRINUSE \x1b[31mred\x1b]0;title\x07\x9b2J\n"
+    shown = run("-", stdin=text) + run("--json", "-", stdin=text)
+    for hidden in ("abc123", "hf_abc", "hunter22", "pw12345", "\x1b", "\x07", "\x9b"):
+        assert hidden not in shown
+    assert "EADDRINUSE" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "hidden"),
+    [
+        ("password=p@ssw0rd1 EADDRINUSE", "ssw0rd"),
+        ("passphrase: tulip EADDRINUSE", "tulip"),
+        ("run --password hunter22 EADDRINUSE", "hunter22"),
+        ("https://u:ab@h/x EADDRINUSE", "ab@"),
+        ("https://:tok@h/x EADDRINUSE", "tok"),
+        ("https://token-only@h/x EADDRINUSE", "token-only"),
+        ("EADDRINUSE github_pat_11ABCDEFG0123456789_x", "11ABC"),
+        ("EADDRINUSE sk-abcdefghijklmnop1234", "abcdefgh"),
+        ("EADDRINUSE nvapi-abcdefghijklmnop1234", "abcdefgh"),
+    ],
+)
+def test_a_secret_in_a_line_is_not_repeated(line: str, hidden: str) -> None:
+    told = shown(line)
+    assert hidden not in told
+    assert "EADDRINUSE" in told and "***" in told
+
+
+def test_a_secret_in_a_line_of_a_possible_cause_is_not_repeated() -> None:
+    text = "torch==2.6.0\nGPU 0: NVIDIA H20\nrun --password hunter22: Floating point exception (core dumped)\n"
+    document = run("--json", "-", stdin=text)
+    assert json.loads(document)["possible"] and "hunter22" not in document
+
+
+def test_the_profile_of_the_card_stands_in_the_cure_and_nowhere_else() -> None:
+    assert cause_ranking.of_profile("`envbuild show NAME` or NCCL_SOCKET_IFNAME=eth0", "h20") == (
+        "`envbuild show h20` or NCCL_SOCKET_IFNAME=eth0"
+    )

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.fetch import index_config, uv
+from envbuild.util.process import Completed, ProcessTimeout
+from unit.conftest import forget
+from unit.support import Index, quick_pip, serving, write_wheel
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, *lines: str) -> dict[str, str]:
+    """What `pip config list` says, as uv's variables."""
+    said = Completed(0, "".join(f"{line}\n" for line in lines), "")
+    monkeypatch.setattr(index_config, "run", lambda argv, timeout: said)
+    forget()
+    return dict(index_config.uv_environment())
+
+
+def test_a_pip_that_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr(index_config, "PIP_SECONDS", 0.3)
+    forget()
+    with pytest.raises(ProcessTimeout):
+        index_config.uv_environment()
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], {}),
+        (["global.index-url='http://a.example/simple'"], {"UV_DEFAULT_INDEX": "http://a.example/simple"}),
+        (
+            ["global.extra-index-url='\\nhttp://a.example/s\\nhttp://b.example/s'"],
+            {"UV_INDEX": "http://a.example/s http://b.example/s", "UV_INDEX_STRATEGY": "unsafe-best-match"},
+        ),
+        (["global.find-links='/a\\nhttp://b.example/x'"], {"UV_FIND_LINKS": "/a,http://b.example/x"}),
+        (["global.trusted-host='a.example b.example:80'"], {"UV_INSECURE_HOST": "a.example b.example:80"}),
+        (["global.cert='/ca.pem'"], {"SSL_CERT_FILE": "/ca.pem"}),
+        (["global.no-index='false'"], {}),
+        (["global.index-url='http://g'", "install.index-url='http://i'"], {"UV_DEFAULT_INDEX": "http://i"}),
+        (["install.find-links='/i'", "global.find-links='/g'"], {"UV_FIND_LINKS": "/i"}),
+        ([":env:.index-url='http://e'", "install.index-url='http://i'"], {"UV_DEFAULT_INDEX": "http://e"}),
+        (["download.index-url='http://d'", "wheel.find-links='/w'"], {}),
+        (["no line of a setting"], {}),
+    ],
+)
+def test_what_pip_is_configured_with_is_uvs(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], expected: dict[str, str]
+) -> None:
+    assert configured(monkeypatch, *lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "variables", "expected"),
+    [
+        (["global.index-url='http://u:p@a/s'"], {}, ["http://u:p@a/s"]),
+        (["global.index-url='http://a/s'", "global.extra-index-url='http://b/s'"], {}, ["http://a/s", "http://b/s"]),
+        (["global.index-url='http://a/s'"], {"UV_DEFAULT_INDEX": "http://own/s"}, ["http://own/s"]),
+        (["global.index-url='http://a/s'"], {"UV_INDEX": "team=http://b/s"}, ["http://a/s", "http://b/s"]),
+        (["global.no-index='true'", "global.find-links='/a'"], {}, ["/a"]),
+        (["global.no-index='true'"], {}, []),
+        (["global.index-url='http://a/s'", "global.find-links='/a /b'"], {}, ["http://a/s", "/a", "/b"]),
+    ],
+)
+def test_the_places_that_packages_come_from(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], variables: dict[str, str], expected: list[str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    configured(monkeypatch, *lines)
+    assert index_config.addresses() == expected
+
+
+def test_pips_own_default_is_one_of_them_and_stands_in_no_file_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    configured(monkeypatch)
+    (address,) = index_config.addresses()
+    assert address.startswith("https://")
+    host = address.split("/")[2]
+    assert not [
+        file for file in Path(index_config.__file__).parents[1].rglob("*.py") if host in file.read_text("utf-8")
+    ]
+
+
+def test_uvs_own_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "uv.toml"
+    file.write_text(
+        'find-links = ["/a"]\n[[index]]\nurl = "http://b/s"\ndefault = true\n[[index]]\nurl = "http://c/s"\n'
+    )
+    monkeypatch.delenv("UV_NO_CONFIG")
+    monkeypatch.setenv("UV_CONFIG_FILE", str(file))
+    configured(monkeypatch)
+    assert index_config.addresses() == ["http://b/s", "http://c/s", "/a"]
+    file.write_text("no toml [")
+    assert len(index_config.addresses()) == 1
+
+
+def test_pips_real_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://env.example/simple")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/a /b")
+    forget()
+    expected = {"UV_DEFAULT_INDEX": "http://env.example/simple", "UV_FIND_LINKS": "/a,/b"}
+    assert index_config.uv_environment() == expected
+
+
+@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX_URL"])
+def test_what_uv_is_configured_with_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "http://own.example/simple")
+    assert configured(monkeypatch, "global.index-url='http://pip.example/simple'") == {}
+
+
+def test_folders_of_both_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_FIND_LINKS", "/uv")
+    assert configured(monkeypatch, "global.find-links='/pip'") == {"UV_FIND_LINKS": "/uv,/pip"}
+
+
+def test_the_certificate_of_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/own.pem")
+    assert configured(monkeypatch, "global.cert='/pip.pem'") == {}
+
+
+def test_downloads_trust_pips_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    configured(monkeypatch, "global.cert='/pip.pem'")
+    assert index_config.session().verify == "/pip.pem"
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "pair"),
+    [
+        ("index-url='http://me:secret@a.example/simple'", "a.example", ("me", "secret")),
+        ("extra-index-url='http://x.example/s http://me:p%40@a.example:81/s'", "a.example:81", ("me", "p@")),
+        ("find-links='/f https://token@a.example/x'", "a.example", ("token", "")),
+    ],
+)
+def test_credentials_are_found_by_host(
+    monkeypatch: pytest.MonkeyPatch, line: str, host: str, pair: tuple[str, str]
+) -> None:
+    configured(monkeypatch, f"global.{line}")
+    assert index_config.credentials() == {host: pair}
+
+
+def test_the_best_version_of_all_indexes_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_wheel(tmp_path / "one", "alpha", "1.0")
+    write_wheel(tmp_path / "two", "alpha", "2.0")
+    write_wheel(tmp_path / "three", "alpha", "1.5")
+    quick_pip(monkeypatch)
+    with serving(Index(tmp_path / "one")) as one, serving(Index(tmp_path / "two")) as two:
+        for extra, best in ((two, one), (one, two)):
+            monkeypatch.setenv("PIP_INDEX_URL", best.address)
+            monkeypatch.setenv("PIP_EXTRA_INDEX_URL", extra.address)
+            monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "three"))
+            forget()
+            assert uv.resolve(["alpha"], "3.11", "2.36", {}).versions == {"alpha": "2.0"}
+            assert uv.resolve(["alpha<2"], "3.11", "2.36", {}).versions == {"alpha": "1.5"}

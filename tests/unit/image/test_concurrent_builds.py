@@ -1,0 +1,147 @@
+"""Builds of several processes, with a client of Docker that stands in: which of them run at once, and which wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# A process of its own: one build, of the profile and on the base that it is told.
+BUILD = """
+import signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from envbuild.image import buildx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+client, name, image, engine = sys.argv[1:]
+buildx.docker_client.program = lambda: Path(client)
+buildx.build(
+    SimpleNamespace(host="unix:///nowhere", identity=engine, builder=None),
+    SimpleNamespace(image=image, platform="linux/amd64"),
+    name, "FROM scratch", [], lambda text: print(text, file=sys.stderr, flush=True), lambda line: None,
+    lambda: sys.exit(9) if (Path(client).parent / f"full-{name}").exists() else None,
+)
+"""
+# Its last argument is the build's own context, in a folder named as the profile. It ends when it may.
+CLIENT = """#!/bin/sh
+for last; do :; done
+last=${last%/*} name=${last##*/}
+while [ "$1" != --metadata-file ]; do shift; done
+echo '{}' >"$2"
+echo "begin $name" >>LOG
+while [ ! -e "GO-$name" ]; do sleep 0.02; done
+echo "end $name" >>LOG
+"""
+A, B = ("registry.example/base@sha256:" + digit * 64 for digit in "ab")
+
+
+class Place:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.client = folder / "docker"
+        self.client.write_text(CLIENT.replace("LOG", f"{folder}/log").replace("GO", f"{folder}/go"), encoding="utf-8")
+        self.client.chmod(0o755)
+        self.begun: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, base: str = A, engine: str = "one") -> subprocess.Popen[bytes]:
+        """With a state folder of its own, as in another checkout's tests; the cache folder is everybody's."""
+        folders = {"XDG_CACHE_HOME": str(self.folder / "cache"), "XDG_STATE_HOME": str(self.folder / f"state-{name}")}
+        with (self.folder / f"stderr-{name}").open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-c", BUILD, self.client, name, base, engine],
+                env={**os.environ, **folders},
+                stderr=stderr,
+            )
+        self.begun.append(process)
+        return process
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"stderr-{name}").read_text(encoding="utf-8")
+
+    def log(self) -> list[str]:
+        file = self.folder / "log"
+        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+    def waits(self, name: str) -> Callable[[], bool]:
+        return lambda: "another envbuild builds on the same base; waiting for it" in self.said(name)
+
+    def go(self, name: str) -> None:
+        (self.folder / f"go-{name}").touch()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    for name in "abcd":
+        made.go(name)
+    for process in made.begun:
+        process.kill()
+        process.wait()
+
+
+def until(probe: Callable[[], bool], place: Place) -> None:
+    end = time.monotonic() + 120
+    while not probe():
+        assert time.monotonic() < end, (place.log(), [file.read_text() for file in place.folder.glob("stderr-*")])
+        time.sleep(0.02)
+
+
+def test_builds_on_one_base_take_turns_and_say_so(place: Place) -> None:
+    first = place.start("a")
+    until(lambda: place.log() == ["begin a"], place)
+    second = place.start("b")
+    until(place.waits("b"), place)
+    place.go("b")
+    time.sleep(0.3)  # it would begin now, if it did not wait
+    assert place.log() == ["begin a"]
+    place.go("a")
+    assert (first.wait(30), second.wait(30)) == (0, 0)
+    assert place.log() == ["begin a", "end a", "begin b", "end b"]
+    assert place.said("a") == ""
+
+
+def test_what_is_looked_at_before_is_looked_at_when_the_turn_has_come(place: Place) -> None:
+    """The disk may have filled meanwhile."""
+    first = place.start("a")
+    until(lambda: place.log() == ["begin a"], place)
+    second = place.start("b")
+    until(place.waits("b"), place)
+    (place.folder / "full-b").touch()
+    place.go("a")
+    assert (first.wait(30), second.wait(30)) == (0, 9)
+    assert place.log() == ["begin a", "end a"]
+
+
+def test_who_waits_can_be_interrupted(place: Place) -> None:
+    place.start("a")
+    until(lambda: place.log() == ["begin a"], place)
+    second = place.start("b")
+    until(place.waits("b"), place)
+    second.send_signal(signal.SIGINT)
+    assert second.wait(30) != 0
+    assert "KeyboardInterrupt" in place.said("b")
+    assert place.log() == ["begin a"]
+
+
+def test_the_turn_of_a_process_that_is_killed_is_over(place: Place) -> None:
+    first = place.start("a")
+    until(lambda: place.log() == ["begin a"], place)
+    second = place.start("b")
+    until(place.waits("b"), place)
+    first.kill()
+    place.go("b")
+    assert second.wait(30) == 0
+
+
+def test_other_bases_and_other_engines_do_not_wait(place: Place) -> None:
+    for name, base, engine in (("a", A, "one"), ("b", B, "one"), ("c", A, "two")):
+        place.start(name, base, engine)
+        until(lambda name=name: f"begin {name}" in place.log(), place)  # type: ignore[misc]
+    assert [place.said(name) for name in "abc"] == ["", "", ""]

@@ -1,0 +1,313 @@
+"""Which runner is taken, what does not go together, and what a cluster would be given."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+import yaml
+
+from envbuild.image import build_records, registry_push
+from envbuild.image.engine import Engine
+from envbuild.lock import lock_file
+from envbuild.pipeline import runner_selection, workflows
+from envbuild.pipeline.model import On, Options
+from envbuild.pipeline.session import Session
+from envbuild.registry import oci
+from envbuild.resolve import resolver
+from envbuild.runners.base import Watch
+from envbuild.runners.docker_runner import Local
+from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
+from envbuild.runners.slurm.slurm_runner import Slurm
+from envbuild.testrun.job import RunRequest
+from envbuild.util import settings
+from envbuild.util.errors import EnvbuildError, NetworkError, SettingsError, UsageError
+from unit.registries import Registry, serving
+from unit.runners.scripts import CPU
+from unit.support import PROFILE, Said, configure, envbuild, image_of, lock_for, plan_of, source_of
+
+
+def runner(on: On, asked: RunRequest | None = None) -> Any:
+    options = Options(on=on, asked=asked or RunRequest())
+    return runner_selection.runner(options, cast(Engine, object()), image_of(), "sample", lambda line: None)
+
+
+def test_the_command_line_goes_before_the_settings() -> None:
+    assert isinstance(runner(On()), Local)
+    configure("on: kubernetes\nkubernetes: {namespace: a, queue: 5}\n")
+    assert isinstance(runner(On()), Kubernetes)
+    assert isinstance(runner(On("local")), Local)
+    assert isinstance(runner(On("slurm")), Slurm)
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        (On("local", {"slurm": {"partition": "a"}}), "--slurm is for --on slurm"),
+        (On("slurm", {"kubernetes": {"namespace": "a"}}), "--kubernetes is for --on kubernetes"),
+        (On("kubernetes", {"slurm": {"partition": "a"}}), "--slurm is for --on slurm"),
+        (On("kubernetes", resume="7"), "no job 7 was submitted from here"),
+        (On("local", resume="7"), "--resume is for --on slurm"),
+        (On("kubernetes", nodes=2), "--nodes is for --on slurm"),
+        (On("local", nodes=2), "--nodes is for --on slurm"),
+        (On("slurm", nodes=2), "none is declared"),
+        (On("slurm", resume="7", nodes=2), "--resume takes up one job"),
+        (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "settings of kubernetes"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(on: On, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        runner(on)
+
+
+CLUSTERS = """on: slurm
+slurm:
+  partition: a b
+  gres: {nosuch: x}
+kubernetes:
+  nodes:
+    example.com/pool: x
+    example.com/zone: x y
+  queue: soon
+"""
+
+
+def told(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str | None]]]:
+    """The kind of error, and each fault's line and field."""
+    with pytest.raises(EnvbuildError) as caught:
+        runner(on)
+    faults = caught.value.faults
+    assert {fault.file for fault in faults if fault.line} <= {str(settings.config_file())}
+    return type(caught.value), [(fault.line, fault.field) for fault in faults]
+
+
+def test_what_is_at_fault_in_the_settings_comes_with_its_line() -> None:
+    configure(CLUSTERS)
+    assert told(On()) == (SettingsError, [(3, "slurm.partition"), (4, "slurm.gres")])
+    expected = [(9, "kubernetes.queue"), (8, "kubernetes.nodes.example.com/zone")]
+    assert told(On("kubernetes")) == (SettingsError, expected)
+
+
+def test_what_is_at_fault_on_the_command_line_has_no_line_of_the_settings() -> None:
+    configure("slurm: {account: team}\n")
+    assert told(On("slurm", {"slurm": {"partition": "a b"}})) == (UsageError, [(None, "partition")])
+    assert told(On("slurm", {"slurm": {"container": "pyxis"}})) == (UsageError, [(None, "registry")])
+
+
+def test_what_the_command_line_puts_over_the_settings_mends_them_or_shares_the_blame() -> None:
+    configure("slurm:\n  time: soon\n  partition: a b\n")
+    assert told(On("slurm", {"slurm": {"time": "30"}})) == (SettingsError, [(3, "slurm.partition")])
+    given = {"time": "30", "partition": "c d"}
+    assert told(On("slurm", {"slurm": given})) == (UsageError, [(None, "partition")])
+    assert told(On("slurm", {"slurm": {"time": "now"}})) == (UsageError, [(None, "time"), (3, "slurm.partition")])
+    assert isinstance(runner(On("slurm", {"slurm": {"time": "30", "partition": "c"}})), Slurm)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("slurm", {"gres": "x"}, "gres: must be gres.GPU=NAME, as in gres.h20=gpu:h20, not 'x'"),
+        ("slurm", {"partion": "x"}, "partion: unknown setting (did you mean partition?)"),
+        ("kubernetes", {"nodes": "x"}, "on the command line nodes.KEY=VALUE"),
+        ("kubernetes", {"namspace": "x"}, "namspace: unknown setting (did you mean namespace?)"),
+        ("kubernetes", {"registry": "http://x/y"}, "registry: must be HOST/REPOSITORY, without http://"),
+    ],
+)  # fmt: skip
+def test_what_a_command_line_gives_is_told_with_what_was_meant(name: str, given: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        runner(On(name, {name: given}))
+    assert words in " ".join(map(str, caught.value.faults))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--kubernetes", "queue=5", "--kubernetes", "namespace="], "'namespace=': write KEY=VALUE, as in namespace="),
+        (["--kubernetes", "=x", "--kubernetes", "y"], "'=x', 'y': write"),
+        (["--slurm", "x"], "'x': write KEY=VALUE, as in partition=gpu"),
+        (["--on", "slrum"], "did you mean slurm?"),
+    ],
+)  # fmt: skip
+def test_a_malformed_option_is_named(options: list[str], words: str) -> None:
+    done: Said = envbuild("prove", "sample", *options)
+    assert done.code == 2 and words in done.stderr
+
+
+@pytest.mark.parametrize("name", ["slurm", "kubernetes"])
+def test_gpus_of_this_machine_mean_nothing_to_a_scheduler(name: str) -> None:
+    with pytest.raises(UsageError, match="--gpus names GPUs") as caught:
+        runner(On(name), RunRequest(gpus=("0",)))
+    called = {"slurm": "gres", "kubernetes": "products"}[name]
+    assert "--gpu MODEL" in str(caught.value.hint) and f"{name}: {{{called}: ...}}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("verb", ["test", "prove"])
+@pytest.mark.parametrize("dry", [True, False])
+def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
+    monkeypatch: pytest.MonkeyPatch, verb: str, dry: bool
+) -> None:
+    found: list[Options] = []
+
+    class Session:
+        def __init__(self, name: str, options: Options, progress: object) -> None:
+            found.append(options)
+            raise UsageError("seen")
+
+    monkeypatch.setattr(workflows, "Session", Session)
+    assert envbuild(verb, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else [])).code == 2
+    assert [options.asked.gpus for options in found] == [("0", "1")]
+
+
+def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[On] = []
+
+    def script(name: str, reference: str | None, progress: object, on: On, *asked: object, brief: bool) -> str:
+        found.append(on)
+        return "a: b\n"
+
+    monkeypatch.setattr(workflows, "script", script)
+    options = ["--on", "kubernetes", "--kubernetes", "namespace=x", "--kubernetes", "nodes.pool=gpu"]
+    for verb in ("test", "prove"):
+        done: Said = envbuild(verb, "sample", "--dry-run", *options, "--slurm", "partition=p")
+        assert (done.code, done.stdout) == (0, "a: b\n")
+    given = {"kubernetes": {"namespace": "x", "nodes.pool": "gpu"}, "slurm": {"partition": "p"}}
+    assert [on.given for on in found] == [given] * 2
+    assert envbuild("prove", "sample", "--kubernetes", "namespace").code == 2
+
+
+@pytest.mark.parametrize("given", ["two", "0", "65", "-1", "3.5", ""])
+def test_what_is_no_number_of_nodes_is_told_with_those_that_are(given: str) -> None:
+    done: Said = envbuild("test", "sample", "--on", "slurm", "--nodes", given)
+    assert done.code == 2 and f"{given!r} is no number of nodes; write one from 1 to 64" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "nodes"), [([], 1), (["--nodes", "1"], 1), (["--nodes", "64"], 64)])
+def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch, given: list[str], nodes: int) -> None:
+    found: list[On] = []
+
+    def script(name: str, reference: str | None, progress: object, on: On, *asked: object, brief: bool) -> str:
+        found.append(on)
+        return ""
+
+    monkeypatch.setattr(workflows, "script", script)
+    assert envbuild("prove", "sample", "--dry-run", "--on", "slurm", *given).code == 0
+    assert [on.nodes for on in found] == [nodes]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_each_of_several_scripts_is_stands_before_it(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    """One alone is as sbatch takes it; two at once are nothing that it takes."""
+    cluster = runner(On("slurm", {"slurm": {"interface": "ib0"}}))
+    found = object(), SimpleNamespace(versions={}, python=""), object()
+    monkeypatch.setattr(workflows, "_known", lambda *_: found)
+    monkeypatch.setattr(Session, "runner", lambda *_, **__: cluster)
+    monkeypatch.setattr(Session, "job", lambda *asked: dataclasses.replace(CPU, nodes=asked[-1]))
+    text = workflows.script("sample", None, cast(Any, None), On("slurm", nodes=nodes))
+    begun = [line for line in text.splitlines() if line.startswith(("#!", "# job"))]
+    first, second = "# job 1 of 2: the self-test, on one node", "# job 2 of 2: dist.nodes, on 2 nodes, "
+    if nodes == 1:
+        assert text.startswith("#!/bin/bash\n") and len(begun) == 1
+    else:
+        assert begun == [first, "#!/bin/bash", f"{second}where the first has passed", "#!/bin/bash"]
+        assert text.startswith(first)
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serving(Registry()) as found:
+        yield found
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", ["kubernetes", "slurm"])
+def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, there: bool) -> None:
+    image = image_of()
+    told: list[str] = []
+    document = {"schemaVersion": 2, "mediaType": oci.MANIFEST, "config": {"digest": image.id}, "layers": []}
+    raw = json.dumps(document).encode()
+    if there:
+        registry.manifests[f"id-{image.id[7:]}"] = (oci.MANIFEST, raw)
+    options = Options(on=On(name, {name: {"registry": f"{registry.host}/team/x"}}))
+    made = runner_selection.runner(options, cast(Engine, object()), image, "sample", told.append, dry=True)
+    digest = oci.digest_of(raw) if there else f"sha256:{'0' * 64}"
+    assert made.image == f"{registry.host}/team/x@{digest}"
+    assert any("zeros stand for its digest" in text for text in told) != there
+    if not there:
+        with pytest.raises(AttributeError):  # otherwise the engine is asked to push
+            runner_selection.runner(options, cast(Engine, object()), image, "sample", told.append)
+
+
+@pytest.mark.parametrize("verb", ["test", "prove"])
+@pytest.mark.parametrize("name", ["kubernetes", "slurm"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--gpu", "h20"], "is not for h20"), ([], "a job asks for one model of GPU")],
+)
+def test_what_is_refused_is_refused_before_a_push(
+    project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str, options: list[str], words: str
+) -> None:
+    source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
+    locked, pushed = lock_for(resolver.resolve(source)), list[object]()
+    monkeypatch.setattr(workflows, "existing", lambda *_: (source, locked, image_of()))
+    monkeypatch.setattr(build_records, "every", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
+    monkeypatch.setattr(Session, "there", lambda *_: None)
+    monkeypatch.setattr(Session, "connected", lambda session: object())
+    monkeypatch.setattr(registry_push, "pushed", lambda *asked: pushed.append(asked))
+    given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]
+    done: Said = envbuild(verb, "sample", *given, *options)
+    assert (done.code, pushed) == (2, []) and words in done.stderr
+
+
+@pytest.mark.parametrize("registry", [None, "127.0.0.1:9/team/x"])
+@pytest.mark.parametrize("dry", [True, False])
+def test_where_no_node_fetches_the_image_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, registry: str | None, dry: bool
+) -> None:
+    told: list[str] = []
+    settings_ = {"registry": registry} if registry else {}
+    options = Options(on=On("kubernetes", {"kubernetes": {"namespace": "a", **settings_}}))
+    monkeypatch.setattr(runner_selection, "_fetched", lambda place, *_: f"r/x@{image_of().id}" if place else None)
+    made = runner_selection.runner(options, cast(Engine, object()), image_of(), "sample", told.append, dry=dry)
+    if not dry:
+
+        def unreachable(*_: object) -> None:
+            raise NetworkError("there is none")
+
+        monkeypatch.setattr("envbuild.runners.kubernetes.kubernetes_runner.Cluster", unreachable)
+        with pytest.raises(NetworkError):
+            made.run(CPU, Watch(say=told.append))
+    assert any("imagePullPolicy: Never" in text for text in told) is (registry is None)
+
+
+def test_what_would_run_is_shown_without_a_registry() -> None:
+    told: list[str] = []
+    options = Options(on=On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
+    made = runner_selection.runner(options, cast(Engine, object()), image_of(), "sample", told.append, dry=True)
+    assert "@sha256:000" in made.image and "could not be asked" in told[0]
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "slurm"])
+@pytest.mark.parametrize("verb", ["test", "prove"])
+def test_what_would_run_is_shown_of_a_profile_that_is_only_locked(
+    project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str
+) -> None:
+    source = source_of(project, PROFILE)
+    lock_file.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
+    monkeypatch.setattr(Session, "connected", lambda session: object())
+    done: Said = envbuild(verb, "sample", "--on", name, "--dry-run")
+    assert done.code == 0, done.stderr
+    assert f"sha256:{'0' * 64}" in done.stdout
+    assert "sample is not built: zeros stand for its image's digest" in done.stderr
+    without = envbuild(verb, "sample", "--on", name)
+    assert (without.code, "sample is not built" in without.stderr) == (6, True)
+
+
+def test_the_manifests_are_shown_as_yaml(tmp_path: Path) -> None:
+    made = runner(On("kubernetes"))
+    assert [one["kind"] for one in yaml.safe_load_all(made.script(CPU))] == ["ConfigMap", "Job"]

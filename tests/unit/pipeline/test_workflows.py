@@ -1,0 +1,481 @@
+"""What a finished self-test means for the pipeline and for the commands that report it."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
+from xml.etree import ElementTree
+
+import pytest
+
+from envbuild.audit import assessment, image_collection
+from envbuild.audit.assessment import Audit, Expected
+from envbuild.audit.library_findings import Finding
+from envbuild.evidence.rules import Proof
+from envbuild.facts import probe_names
+from envbuild.fetch import archives, uv
+from envbuild.image import build, build_records, buildx, built_locks
+from envbuild.lock import extension_sources, lock_file
+from envbuild.pipeline import downloads, workflows
+from envbuild.pipeline.model import Made, On, Options, Progress
+from envbuild.pipeline.session import Session
+from envbuild.profile.source import Source
+from envbuild.testrun import job, result
+from envbuild.util import settings
+from envbuild.util.errors import CheckFailed, EngineError, NotProved
+from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
+from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
+from unit.testrun import fingerprints
+
+SOURCE = cast(Source, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
+
+
+def made(run: result.TestRun | None) -> Made:
+    return Made("sample", image=image_of(), run=run)
+
+
+def skipped(*required: str) -> result.TestRun:
+    found = documents(probe("env.libs"), probe("gemm.crash", "skipped", reason="needs a GPU"))
+    return judged(lines(found), required)
+
+
+def test_a_run_that_passed_is_let_through() -> None:
+    workflows.require_passed(made(None))
+    workflows.require_passed(made(passed_run()))
+    workflows.require_passed(made(skipped("env.libs")))
+
+
+def test_a_required_probe_that_was_skipped_is_not_proved_and_named_with_its_reason() -> None:
+    with pytest.raises(NotProved, match="sample is built, and not proved: a required probe was skipped") as caught:
+        workflows.require_passed(made(skipped("env.libs", "gemm.crash")))
+    assert (caught.value.code, caught.value.kind) == (4, "not-proved")
+    assert caught.value.hint == "gemm.crash: needs a GPU"
+
+
+@pytest.mark.parametrize("required", [[], ["gemm.crash"]])
+def test_where_nothing_ran_nothing_is_proved(required: list[str]) -> None:
+    run = judged(lines(documents(probe("gemm.crash", "skipped", reason="needs a GPU"))), required)
+    with pytest.raises(NotProved) as caught:
+        workflows.require_passed(made(run))
+    assert caught.value.hint == "gemm.crash: needs a GPU"
+
+
+def test_a_failure_is_a_failed_check_whatever_was_skipped() -> None:
+    found = documents(probe("env.libs", "failed"), probe("gemm.crash", "skipped"), probe("train.step"))
+    run = judged(lines(found), ["gemm.crash"], exit_code=5)
+    assert run.skipped_required == ("gemm.crash",)
+    with pytest.raises(CheckFailed, match=r"self-test of sample failed: env\.libs") as caught:
+        workflows.require_passed(made(run))
+    assert (caught.value.code, caught.value.hint) == (5, "env.libs: signal at a step: why")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_where_memory_was_short_the_limit_is_named(whole: bool) -> None:
+    killed = probe("gemm.crash", "failed", failure="oom", reason="killed: out of memory or a limit", signal="SIGKILL")
+    run = judged(lines(documents(killed)), exit_code=5)
+    if whole:
+        run = judged(lines(documents()[:1]), exit_code=137, out_of_memory=True)
+    with pytest.raises(CheckFailed, match="the self-test of sample failed: ") as caught:
+        workflows.require_passed(dataclasses.replace(made(run), memory_gb=1.5))
+    assert str(caught.value.hint).endswith("its container may take 1.5 GB: selftest: memory_gb in the profile")
+    with pytest.raises(CheckFailed) as elsewhere:  # an environment of this machine has no such limit
+        workflows.require_passed(made(run))
+    assert "memory_gb" not in str(elsewhere.value.hint)
+
+
+def test_a_required_probe_that_is_absent_is_a_failed_check() -> None:
+    run = judged(lines(documents(probe("env.libs"))), ["gemm.crash"])
+    with pytest.raises(CheckFailed, match=r"required probe gemm\.crash is not among the results"):
+        workflows.require_passed(made(run))
+
+
+def test_a_run_that_was_stopped_is_a_failed_check_that_names_the_probe() -> None:
+    run = judged(lines(documents()[:2]), exit_code=None, timed_out=True, seconds=900.2)
+    with pytest.raises(CheckFailed, match=r"failed: gemm\.crash$") as caught:
+        workflows.require_passed(made(run))
+    assert "the self-test was stopped after 900 s" in str(caught.value.hint).splitlines()
+
+
+def test_a_run_that_nothing_came_of_says_why_in_its_message() -> None:
+    run = judged(b"", exit_code=1, stderr="x\nno python")
+    with pytest.raises(
+        CheckFailed, match="self-test of sample failed: the self-test ended with exit code 1: no python"
+    ):
+        workflows.require_passed(made(run))
+
+
+@pytest.mark.parametrize(
+    ("run", "proofs", "status"),
+    [
+        (None, [], "built"),
+        (skipped("gemm.crash"), ["stale"], "built"),
+        (passed_run(), ["proved"], "verified"),
+        (passed_run(), ["proved", "missing"], "built"),
+        (passed_run(probe("env.libs", "failed")), ["stale"], "failed"),
+        (passed_run(probe("env.libs", "skipped")), ["stale"], "failed"),
+    ],
+)
+def test_the_status_of_what_was_made(run: result.TestRun | None, proofs: list[str], status: str) -> None:
+    found = made(run)
+    found.proofs = tuple(Proof("cpu", state, None, "") for state in proofs)
+    assert found.status == found.document()["status"] == status
+
+
+@pytest.fixture
+def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
+    """A session whose engine, builder and audit are stand-ins, and what they were asked to do."""
+    done: list[str] = []
+
+    def note(name: str, value: Any) -> Any:
+        def work(*_: Any, **__: Any) -> Any:
+            done.append(name)
+            return value
+
+        return work
+
+    monkeypatch.setattr(build, "built", note("built", None))
+    monkeypatch.setattr(build, "check_disk", note("check_disk", None))
+    monkeypatch.setattr(build, "build_layers", note("layers", image_of("layers")))
+    monkeypatch.setattr(build, "build_labelled", note("label", image_of("labelled")))
+    monkeypatch.setattr(
+        image_collection, "of_image", note("collect", SimpleNamespace(libraries=(), extended={}, torch=True))
+    )
+    monkeypatch.setattr(assessment, "expected", note("expected", Expected()))
+    monkeypatch.setattr(assessment, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
+    monkeypatch.setattr(downloads, "image", note("fetch", None))
+    session = Session("sample", Options(), cast(Any, MagicMock()))
+    session.engine = cast(Any, object())
+    return session, done
+
+
+def judged_as(*findings: Finding) -> Any:
+    return lambda target, held, wanted: Audit(target, wanted, held, findings)
+
+
+def test_layers_are_audited_before_they_are_labelled(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    session, done = being_made
+    monkeypatch.setattr(assessment, "judge", judged_as(Finding("a", "warn", "m", "r")))
+    plan = plan_of(project, PROFILE)
+    lock_file.write(lock_for(plan), SOURCE.known_lock, "sample")
+    image = session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
+    assert image == session.made.image == image_of("labelled")
+    assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
+    assert [step.name for step in session.made.steps] == ["build", "audit", "label"]
+    assert list(built_locks.every()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
+
+
+def test_what_has_no_lock_file_is_not_noted(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """As a rebuild, whose lock is that of the evidence: nothing of it would ever end the note."""
+    session, _ = being_made
+    monkeypatch.setattr(assessment, "judge", judged_as())
+    plan = plan_of(project, PROFILE)
+    session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
+    assert list(settings.cache_folder("built", make=False).glob("*")) == []
+
+
+@pytest.mark.parametrize("stays", [None, "a container's", "recorded before"])
+def test_a_discarded_image_leaves_no_record(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path, stays: str | None
+) -> None:
+    """But where the image stays, or was recorded before: as of another engine."""
+    session, _ = being_made
+    plan = plan_of(project, PROFILE)
+    locked = lock_for(plan)
+    image = image_of("labelled")
+    record = build_records.Record(image.id, image.handle, locked.id, build.recipe(locked, "FROM scratch"), (), "docker")
+    earlier = dataclasses.replace(record, image=image_of("earlier").id)
+
+    def labelled(*_: Any, **__: Any) -> Any:
+        build_records.write(record)
+        return image
+
+    build_records.write(earlier)
+    if stays == "recorded before":
+        build_records.write(dataclasses.replace(record, builder="another engine"))
+    monkeypatch.setattr(build, "build_labelled", labelled)
+    monkeypatch.setattr(assessment, "judge", judged_as())
+    found = image if stays == "a container's" else None
+    session.engine = cast(Any, SimpleNamespace(remove=lambda reference: None, find=lambda handle: found))
+    session.made.lock = locked
+    session.build(SOURCE, plan, locked, "FROM scratch")
+    session.discard()
+    assert {one.image for one in build_records.every()} == {earlier.image, *([image.id] if stays else [])}
+
+
+def test_another_image_than_before_is_told_and_stands_in_the_document(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    session, _ = being_made
+
+    def labelled(*_: Any, note: Any, **__: Any) -> Any:
+        note("another image than before")
+        return image_of("labelled")
+
+    monkeypatch.setattr(build, "build_labelled", labelled)
+    monkeypatch.setattr(assessment, "judge", judged_as())
+    plan = plan_of(project, PROFILE)
+    session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
+    assert session.made.document()["notes"] == ["another image than before"]
+    cast(Any, session.progress).say.assert_called_once_with("another image than before")
+
+
+def test_layers_with_a_defect_are_no_image(
+    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    session, done = being_made
+    monkeypatch.setattr(assessment, "judge", judged_as(Finding("two-copies", "defect", "m", "r")))
+    plan = plan_of(project, PROFILE)
+    locked = lock_for(plan)
+    with pytest.raises(CheckFailed, match=f"envbuild/sample:{locked.short}-layers: 1 defect"):
+        session.build(SOURCE, plan, locked, "FROM scratch")
+    assert "label" not in done
+    assert session.made.image is None and session.made.status == "failed"
+
+
+@pytest.mark.parametrize(("tagged", "left"), [("this", []), ("another", ["verified"])])
+def test_what_failed_its_latest_test_is_verified_no_longer(tagged: str, left: list[str]) -> None:
+    image = image_of("this")
+    tags = {"verified": image_of(tagged).handle, "0123": image.handle}
+    session = Session("sample", Options(), cast(Any, MagicMock()))
+    session.made.run = passed_run(probe("env.libs", "failed"))
+    session.engine = cast(Any, SimpleNamespace(tags=lambda _: tags, remove=lambda name: tags.pop(name.split(":")[1])))
+    with pytest.raises(CheckFailed):
+        workflows._passed(session, SOURCE, image)
+    assert [tag for tag in tags if tag == "verified"] == left
+
+
+# the commands, with a pipeline that is done at once
+
+
+def unproved(*_: Any) -> Made:
+    found = made(skipped("gemm.crash"))
+    try:
+        workflows.require_passed(found)
+    except NotProved as error:
+        error.partial = found.document()
+        raise
+    return found
+
+
+def test_make_says_what_was_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflows, "make", unproved)
+    done = envbuild("make", "sample")
+    assert (done.code, done.stdout) == (4, "")
+    assert "hint: gemm.crash: needs a GPU" in done.stderr
+    done = envbuild("make", "sample", "--json")
+    assert (done.code, done.document["status"], done.document["error"]["kind"]) == (4, "built", "not-proved")
+
+
+def test_make_may_be_allowed_not_to_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflows, "make", unproved)
+    done = envbuild("make", "sample", "--allow-unproved", "--json")
+    assert (done.code, done.document["status"]) == (0, "built")
+    assert "error" not in done.document
+    assert envbuild("make", "sample", "--allow-unproved").code == 0
+
+
+@pytest.mark.parametrize(("verb", "does"), [("make", "make"), ("build", "build_only")])
+def test_a_projects_requirements_are_taken(monkeypatch: pytest.MonkeyPatch, verb: str, does: str) -> None:
+    given: list[Options] = []
+
+    def note(name: str, options: Options, progress: object) -> Made:
+        given.append(options)
+        return made(None)
+
+    monkeypatch.setattr(workflows, does, note)
+    assert envbuild(verb, "sample", "--requirements", "requirements.txt").code == 0
+    assert [options.requirements for options in given] == [Path("requirements.txt")]
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed"])
+def test_test_reports_every_probe(monkeypatch: pytest.MonkeyPatch, outcome: str) -> None:
+    run = passed_run(probe("env.libs"), probe("gemm.crash", outcome))
+    said, document = reported(monkeypatch, run)
+    assert said.code == (0 if outcome == "passed" else 5)
+    assert [(item["probe"], item["status"]) for item in document["probes"]] == [
+        ("env.libs", "passed"), ("gemm.crash", outcome),
+    ]  # fmt: skip
+    assert ("error" in document) is (outcome == "failed")
+
+
+def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, document = reported(monkeypatch, skipped("gemm.crash"))
+    assert (said.code, document["error"]["kind"], document["skipped"]) == (4, "not-proved", 1)
+    assert [item["status"] for item in document["probes"]] == ["passed", "skipped"]
+
+
+def test_what_is_asked_for_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[job.RunRequest] = []
+
+    def test(name: str, reference: str | None, progress: Progress, wanted: job.RunRequest, on: On) -> Made:
+        asked.append(wanted)
+        return made(passed_run())
+
+    monkeypatch.setattr(workflows, "test", test)
+    arguments = ["--level", "full", "--probe", "gemm.crash", "--probe", "env.libs"]
+    assert envbuild("test", "sample", *arguments, "--junit", str(tmp_path / "junit.xml")).code == 0
+    assert asked == [job.RunRequest("full", ("gemm.crash", "env.libs"))]
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    assert [case.attrib["name"] for case in suite.iter("testcase")] == list(NAMES)
+    assert image_of().id in {item.attrib["value"] for item in suite.iter("property")}
+
+
+def test_a_failed_test_is_reported_for_ci_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(workflows, "test", lambda *_: made(passed_run(probe("env.libs", "failed"))))
+    assert envbuild("test", "sample", "--junit", str(tmp_path / "junit.xml")).code == 5
+    assert "<failure" in (tmp_path / "junit.xml").read_text(encoding="utf-8")
+    assert envbuild("test", "sample", "--junit", str(tmp_path / "junit.xml" / "x")).code == 6
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+@pytest.mark.parametrize("arguments", [["test", "sample", "--junit"], ["export", "selftest", "-o"]])
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    monkeypatch.setattr(workflows, "test", lambda *_: made(passed_run()))
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / "file").write_text("old", encoding="utf-8")
+    assert envbuild(*arguments, str(tmp_path / "file")).code == 6
+    assert [(file.name, file.read_text(encoding="utf-8")) for file in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "card.json"
+    asked: list[job.RunRequest] = []
+
+    def test(name: str, reference: str | None, progress: Progress, wanted: job.RunRequest, on: On) -> Made:
+        asked.append(wanted)
+        return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=fingerprints.load()))
+
+    monkeypatch.setattr(workflows, "test", test)
+    assert envbuild("test", "sample", "--fingerprint", str(file)).code == 5
+    assert asked == [job.RunRequest(None, (), fingerprint=True)]
+    assert file.read_bytes() == fingerprints.NEW.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("status", "sent", "code"), [("passed", {}, 5), ("passed", {"version": 1}, 5), ("skipped", {}, 4)]
+)
+def test_no_fingerprint_is_made_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, sent: dict[str, int], code: int
+) -> None:
+    run = dataclasses.replace(passed_run(probe("fingerprint", status)), fingerprint=sent)
+    monkeypatch.setattr(workflows, "test", lambda *_: made(run))
+    done = envbuild("test", "sample", "--fingerprint", str(tmp_path / "card.json"), "--json")
+    assert (done.code, list(tmp_path.iterdir())) == (code, [])
+    assert done.document["probes"][0]["status"] == status
+
+
+def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+    said = envbuild("test", "--list")
+    assert said.code == 0
+    assert [row.split()[0] for row in said.stdout.splitlines()] == list(probe_names.known())
+    assert [row["name"] for row in envbuild("test", "--list", "--json").document["probes"]] == list(probe_names.known())
+
+
+def reported(monkeypatch: pytest.MonkeyPatch, run: result.TestRun) -> tuple[Said, dict[str, Any]]:
+    """What `test --json` says, and its one document; for a person it has as many lines as there were probes."""
+    monkeypatch.setattr(workflows, "test", lambda *_: made(run))
+    plain = envbuild("test", "sample")
+    assert len(plain.stdout.splitlines()) == len(run.results)
+    said = envbuild("test", "sample", "--json")
+    assert said.code == plain.code
+    return said, json.loads(said.stdout)
+
+
+UUID = "GPU-8f9a1c1e-4f0b-4c55-9d5e-0c1b2a3d4e5f"
+
+
+@pytest.mark.parametrize("verb", ["test", "prove", "make"])
+@pytest.mark.parametrize(
+    ("option", "gpus"),
+    [
+        ([], ()),
+        (["--gpus", "1,2,3"], ("1", "2", "3")),
+        (["--gpus", f"0, {UUID}"], ("0", UUID)),
+        (["--gpus", f"MIG-{UUID}/1/0"], (f"MIG-{UUID}/1/0",)),
+    ],
+)
+def test_the_gpus_that_are_named_reach_the_pipeline(
+    monkeypatch: pytest.MonkeyPatch, verb: str, option: list[str], gpus: tuple[str, ...]
+) -> None:
+    given: list[Any] = []
+
+    def done(*arguments: Any) -> Made:
+        given.extend(arguments)
+        return made(passed_run())
+
+    monkeypatch.setattr(workflows, verb, done)
+    assert envbuild(verb, "sample", *option).code == 0
+    assert {"make": lambda: given[1].asked.gpus, "test": lambda: given[3].gpus, "prove": lambda: given[3]}[
+        verb
+    ]() == gpus
+
+
+@pytest.mark.parametrize("text", ["x", "0;1", "0,", ",", "1,1", "-1", "0 1", "GPU-1", "all", "$(id)", "99999"])
+def test_what_is_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(workflows, "test", lambda *_: made(passed_run()))
+    said = envbuild("test", "sample", f"--gpus={text}")
+    assert said.code == 2 and "gpus" in said.stderr
+
+
+@pytest.mark.parametrize("what", ["image", "builder"])
+def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
+    what: str, monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """Also what an extension is compiled with."""
+    held: list[bool] = []
+
+    def fetch(*_: Any) -> None:
+        from filelock import FileLock, Timeout
+
+        try:
+            FileLock(settings.cache_folder("locks") / "_fetch.lock").acquire(timeout=0)
+            held.append(False)
+        except Timeout:
+            held.append(True)
+
+    monkeypatch.setattr(uv, "fetch", fetch)
+    plan = MagicMock()
+    plan.archives, plan.workshop.wanted = (), [MagicMock()]
+    plan.workshop.wanted[0].extension.name = "apex"
+    monkeypatch.setattr(extension_sources, "fetch", fetch)
+    monkeypatch.setattr(archives, "fetch", fetch)
+    locked, one = MagicMock(suite=None), MagicMock()
+    one.name = "apex"
+    if what == "image":
+        downloads.image(plan, locked, MagicMock())
+    else:
+        downloads.builder(plan, locked, one, MagicMock())
+    assert held and all(held)
+
+
+def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def refuse(engine: Any) -> None:
+        asked.append(engine.builder)
+        raise EngineError("there is no builder 'nope'")
+
+    engine = "envbuild.pipeline.session.Engine"
+    monkeypatch.setattr(engine, lambda builder: SimpleNamespace(builder=builder, require_bounds=list))
+    monkeypatch.setattr(buildx, "require_builder", refuse)
+    session = Session("sample", Options(builder="nope"), cast(Progress, MagicMock()))
+    for _ in range(2):  # nor is it taken for found the second time
+        with pytest.raises(EngineError, match="no builder 'nope'"):
+            session.connected()
+    assert asked == ["nope", "nope"]

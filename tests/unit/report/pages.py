@@ -1,0 +1,136 @@
+"""Profiles with locks and evidence for pages: a CPU that passed, and four cards of which much is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.evidence.rules import digest_of
+from envbuild.image import build_records
+from envbuild.image.build_records import Record
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.profile.source import Source
+from envbuild.report import measurement_reader
+from envbuild.report.measurements import Run
+from envbuild.resolve import profile_reader, resolver
+from envbuild.testrun.result import TestRun
+from envbuild.util import settings
+from unit.support import image_of, write_profile
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden"
+PRINTS = tuple(GOLDEN / "fingerprints" / f"torch-{version}.json" for version in ("2.13.0", "2.0.1"))
+DAY = datetime.datetime(2026, 11, 21, 12, 30, tzinfo=datetime.UTC)
+CARD = "Lab H20 96GB"
+# Its figures are made up, as the card is.
+FACTS = f"""
+as_of: 2026-11
+sources: {{made-up: "for a test"}}
+gpus:
+  - id: lab
+    names: ["{CARD}"]
+    family: lab
+    compute_capability: "9.0"
+    memory_gb: [96]
+    features: [tf32, bf16, fp8]
+    first_cuda: "11.8"
+    datacentre: true
+    datasheet: {{tflops_fp16: 148.0, tflops_bf16: 148.0, tflops_tf32: 74.0, gb_per_s: 4000.0, source: [made-up]}}
+    source: [made-up]
+    status: reported
+"""
+LAB: dict[str, Any] = {
+    "description": "four cards for a test",
+    "extends": "xdit",
+    "gpus": ["lab"],
+    "gpu_count": 4,
+    "accept": [
+        {"advisory": "cublas-hopper-fpe", "reason": "no product of these shapes is known in the project"},
+        {"advisory": "nccl-abort-hang", "reason": "the job has a time limit"},
+    ],
+    "selftest": {"level": "standard", "floor": {"gemm": 0.7, "memory": 0.6}},
+}
+
+
+def site_facts() -> None:
+    """The card, in the site's facts."""
+    folder = settings.config_file().parent / "facts.d"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "lab.yaml").write_text(FACTS, encoding="utf-8")
+
+
+def lab(project: Path) -> tuple[Source, Lock]:
+    """The profile of four cards, and a lock that is xdit's but for the environment and the files of two layers."""
+    source = profile_reader.load(str(write_profile(project, LAB, "lab")))
+    plan = resolver.resolve(source)
+    shipped = lock_file.read(ROOT / "profiles" / "projects" / "xdit.lock.yaml")
+    assert shipped is not None
+    changed = tuple(
+        dataclasses.replace(item, wheel=dataclasses.replace(item.wheel, sha256=item.wheel.sha256[::-1]))
+        if item.wheel.name in ("nvidia-cublas-cu12", "numpy")
+        else item
+        for item in shipped.wheels
+    )
+    made = dataclasses.replace(shipped, wheels=changed, environment=plan.environment, inputs=lock_file.inputs(plan))
+    lock_file.write(made, source.lock_file, "lab")
+    return source, made
+
+
+def cpu(project: Path) -> tuple[Source, Lock]:
+    source = profile_reader.load("cpu")
+    made = lock_file.read(source.known_lock)
+    assert made is not None
+    return source, made
+
+
+def outcome(name: str) -> dict[str, Any]:
+    """What the golden run of that name came to."""
+    text = (GOLDEN / "report" / f"{name}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text.replace("NVIDIA H20", CARD))
+    return found
+
+
+_MARKUP = "</code></style></pre><script>alert(1)</script><img src=x onerror='alert(2)'>\x1b[31m\u202e"
+
+
+def hostile() -> dict[str, Any]:
+    """The run of four cards, all that it says in words being markup, and what steers a terminal."""
+    told = {key: _hostile(item) for key, item in outcome("gpu").items()}
+    told["results"][0] = outcome("gpu")["results"][0]  # of which card it is; another's would not be told
+    return told
+
+
+def _hostile(value: Any) -> Any:
+    """Every text, but for what decides how it is read."""
+    kept = ("probe", "status", "stage", "level")
+    if isinstance(value, dict):
+        return {key: item if key in kept else _hostile(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hostile(item) for item in value]
+    return f"{value}{_MARKUP}" if isinstance(value, str) else value
+
+
+def record(
+    source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
+) -> dict[str, Any]:
+    run = TestRun(tuple(told["results"]), told["environment"], told["start"], errors, told["seconds"])
+    wanted = profile_proofs.wanted(source.name, source.profile, locked)
+    return evidence_store.run_record(
+        image_of(source.name), wanted, run, "docker 26.1.5", DAY + datetime.timedelta(days=day)
+    )
+
+
+def prove(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0) -> Path:
+    """As if the image of the lock had been built, and its self-test had come to this."""
+    image = image_of(source.name)
+    build_records.write(Record(image.id, image.handle, locked.id, f"recipe-{source.name}", image.layers, "docker"))
+    return evidence_store.save(record(source, locked, told, errors, day))
+
+
+def run_of(statement: Path) -> Run:
+    return measurement_reader.run(evidence_store.record_of(statement), digest_of(statement))

@@ -1,0 +1,203 @@
+"""The runner of this machine: which Python it takes, what it brings back, and what a real one says of its torch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.runners import host_runner
+from envbuild.testrun import job
+from envbuild.testrun.job import Job, Limits
+from envbuild.util.errors import UsageError
+from envbuild.util.process import run
+from unit.support import envbuild, lock_for, lock_of_this_python, plan_of
+
+
+def given(code: str, timeout: float = 30) -> Job:
+    return Job("", ("python", "-c", code), b"the payload", "0" * 32, Limits(1 << 30, timeout))
+
+
+def test_an_interpreter_is_found_by_path_or_in_its_environment(tmp_path: Path) -> None:
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python3").symlink_to(sys.executable)
+    assert host_runner.find(sys.executable) == Path(sys.executable)
+    assert host_runner.find(str(tmp_path / "venv")) == tmp_path / "venv" / "bin" / "python3"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [(".", "is no environment"), ("no/such", "is no Python"), ("/bin/true", "no P")]
+)
+def test_what_is_no_python_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=words):
+        host_runner.find(path)
+
+
+def test_lines_come_as_they_are_written_and_the_payload_as_a_file() -> None:
+    lines: list[bytes] = []
+    code = "import sys; print('one'); print(open(sys.argv[1]).read(), end=''); print('x', file=sys.stderr); sys.exit(5)"
+    output = host_runner.start(Path(sys.executable), given(code), lines.append)
+    assert lines == [b"one", b"the payload"]
+    assert (output.stdout, output.stderr, output.exit_code) == (b"one\nthe payload", "x\n", 5)
+
+
+def test_what_came_before_the_time_was_over_is_brought_back() -> None:
+    """Both streams: where it hung stands in its last words."""
+    code = "import sys, time; print('one', flush=True); print('hung here', file=sys.stderr, flush=True); time.sleep(60)"
+    output = host_runner.start(Path(sys.executable), given(code, 3))
+    assert (output.stdout, output.exit_code, output.timed_out) == (b"one\n", None, True)
+    assert output.stderr == "hung here\n"
+
+
+def test_what_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_runner, "MAX_STDOUT", 1000)
+    output = host_runner.start(Path(sys.executable), given("while True: print('x' * 99)"))
+    assert (output.too_long, output.timed_out) == (True, False)
+    assert len(output.stdout) == 1000
+
+
+def test_whatever_it_writes_is_gone() -> None:
+    code = "import tempfile; print(tempfile.mkdtemp())"
+    output = host_runner.start(Path(sys.executable), given(code))
+    assert not Path(output.stdout.decode().strip()).exists()
+
+
+# the command, with this very Python
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    return lock_of_this_python(project)
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
+
+
+def test_an_environment_that_is_as_locked_passes(locked: Lock) -> None:
+    done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs", "--json")
+    assert done.code == 0, done.stderr
+    assert [(row["probe"], row["status"]) for row in done.document["probes"]] == [("env.libs", "passed")]
+    subject = {
+        key: done.document[key]
+        for key in ("profile", "lock", "image", "interpreter", "torch", "device", "level", "seed")
+    }
+    assert subject == {
+        "profile": "sample", "lock": locked.id, "image": None, "interpreter": sys.executable,
+        "torch": metadata.version("torch"), "device": "cpu", "level": "quick", "seed": 1,
+    }  # fmt: skip
+    assert locked.versions["pip"] == "1.0", "the tools' versions do not count"
+
+
+def test_a_seed_is_drawn_recorded_and_shown_with_the_command_that_repeats_it(locked: Lock) -> None:
+    command = ("test", "sample", "--python", sys.executable, "--probe", "env.libs", "--json", "--seed")
+    drawn, other = (envbuild(*command, "random") for _ in range(2))
+    seed = drawn.document["seed"]
+    assert seed != other.document["seed"]
+    repeating = shlex.join(["envbuild", *command, str(seed)])
+    assert f"seed {seed} was drawn; to repeat this run: {repeating}" in drawn.stderr
+    assert envbuild(*command, str(seed)).document["seed"] == seed
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--seed", "0"], "'0' is neither a whole number above zero nor random"),
+    (["--seed", "any"], "'any' is neither"),
+    (["--seed", "random", "--resume", "job"], "leave out --seed"),
+])  # fmt: skip
+def test_a_seed_that_means_nothing_is_refused(project: Path, arguments: list[str], words: str) -> None:
+    done = envbuild("test", "sample", *arguments)
+    assert done.code == 2 and words in done.stderr
+
+
+def test_python_s_own_variables_count(locked: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another torch before the installed one is what this environment's programs would get."""
+    (tmp_path / "torch.py").write_text("raise ImportError('the shadow')\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
+    assert done.code == 5
+    assert "torch cannot be imported" in done.stderr and "the shadow" in done.stderr
+
+
+def test_an_environment_that_is_not_as_locked_fails(locked: Lock, project: Path) -> None:
+    text = (project / "profiles" / "sample.yaml").read_text(encoding="utf-8")
+    (project / "profiles" / "sample.yaml").write_text(text.replace('"packages": []', '"packages": ["nosuch==1"]'))
+    made = lock_for(plan_of(project, json.loads((project / "profiles" / "sample.yaml").read_text(encoding="utf-8"))))
+    lock_file.write(made, project / "profiles" / "sample.lock.yaml", "sample")
+    done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
+    assert (done.code, "nosuch is absent, locked is 1" in done.stderr) == (5, True)
+
+
+def test_a_python_without_torch_is_told_once(locked: Lock, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    run([sys.executable, "-m", "venv", "--without-pip", bare], timeout=60)
+    done = envbuild("test", "sample", "--python", str(bare))
+    assert (done.code, done.stdout) == (5, "")
+    assert done.stderr.count("torch cannot be imported by") == 1
+    assert done.stderr.splitlines()[-1].endswith("No module named 'torch'")
+
+
+def test_what_the_profiles_script_prints_and_notes_is_shown(project: Path) -> None:
+    (project / "tests").mkdir()
+    (project / "tests" / "smoke.py").write_text("print('loss \\x1b[2J nan'); fail('a note'); raise ValueError('late')")
+    lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})
+    asked = ("test", "sample", "--python", sys.executable, "--probe", "own.script")
+    done = envbuild(*asked)
+    assert done.code == 5, done.stderr
+    assert "    a note\n    Traceback" in done.stdout
+    assert "    own.script printed:\n      loss \ufffd[2J nan\n" in done.stdout
+    (result,) = envbuild(*asked, "--json").document["probes"]
+    assert result["output"] == "loss \ufffd[2J nan"
+    assert result["detail"].startswith("a note\n")
+
+
+def test_a_script_that_is_left_out_is_told(project: Path) -> None:
+    (project / "tests").mkdir()
+    (project / "tests" / "smoke.py").write_text("raise AssertionError('it ran')", encoding="utf-8")
+    lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})
+    words = "outside a container only with --probe own.script"
+    done = envbuild("test", "sample", "--python", sys.executable, "--level", "quick", "--junit", "j.xml", "--json")
+    assert done.code == 0, done.stderr
+    row = done.document["probes"][-1]
+    assert (row["probe"], row["status"], row["reason"]) == ("own.script", "skipped", words)
+    assert words in (project / "j.xml").read_text(encoding="utf-8")
+    asked = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
+    assert (asked.code, "own.script" in asked.stdout) == (0, False), "nobody asked for it"
+
+
+def test_an_image_and_an_environment_are_two_things() -> None:
+    assert envbuild("test", "sample", "--python", sys.executable, "--image", "x").code == 2
+
+
+# the zip alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--list"], "gemm.exact "), (["--probe", "gemm.exact"], "passed   gemm.exact")],
+)
+def test_the_zip_is_a_program(tmp_path: Path, arguments: list[str], words: str) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "selftest.zip"
+    file.write_bytes(job.selftest_zip())
+    assert zipfile.is_zipfile(file)
+    done = run([sys.executable, "-I", file, *arguments], timeout=60)
+    assert done.code == 0, done.stderr
+    assert words in done.stdout
+
+
+def test_without_torch_the_zip_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "selftest.zip"
+    file.write_bytes(job.selftest_zip())
+    for arguments in (["--list"], []):
+        done = run([sys.executable, "-I", "-S", file, *arguments], timeout=60)
+        assert (done.code, done.stdout) == (4, "")
+        assert done.stderr.startswith(f"torch cannot be imported by {sys.executable}: No module named 'torch'")
