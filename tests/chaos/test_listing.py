@@ -67,7 +67,7 @@ def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = TO
     del engine.images[BEFORE]
     document = {"status": "verified", "image": {"id": NOW}}
     monkeypatch.setattr(Place, "run", lambda *_, **__: Result(0, json.dumps(document), said, 1.0))
-    monkeypatch.setattr("chaos.place.lock.read", lambda file: SimpleNamespace(id="lock"))
+    monkeypatch.setattr("chaos.place.lock_file.read", lambda file: SimpleNamespace(id="lock"))
     monkeypatch.setattr("chaos.place.dockerfile.render", lambda *_: "FROM scratch")
     place.lock_file.write_text("lock", encoding="utf-8")
     place.make("a")

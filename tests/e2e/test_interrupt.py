@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -45,9 +46,13 @@ def interrupt(running: Running, after: str | None) -> Result:
 
 
 def children(pid: int) -> list[str]:
-    """The command lines of a process' children."""
-    ids = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
-    return [(Path("/proc") / child / "cmdline").read_bytes().replace(b"\0", b" ").decode() for child in ids]
+    """The command lines of a process' children; threads and children may end while they are read."""
+    found: list[str] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in (task / "children").read_text().split():
+                found.append((Path("/proc") / child / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
 
 
 @pytest.mark.parametrize(("step", "after"), [("load profile", None), ("resolve", "load profile")])

@@ -43,9 +43,11 @@ def test_a_campaign_goes_on_with_the_next_seed(tmp_path: Path, monkeypatch: pyte
         return CleanRun("all", "quick", 1, number, ())
 
     monkeypatch.setattr(clean_runs, "run", run)
+    monkeypatch.setattr(clean_runs, "RUNS", 3)
     monkeypatch.setattr(clean_runs, "write", lambda name, lines: written.append(lines))
     for count in ("2", "3"):
         monkeypatch.setattr(sys, "argv", ["clean_runs.py", "--runs", count, "--file", str(file)])
         assert clean_runs.main() == 0
     assert begun == [1, 2, 3]
-    assert len(list(records.Lines(file).read())) == 3 and "own seed: 3 (" in "\n".join(written[-1])
+    assert len(list(records.Lines(file).read())) == 3
+    assert ["own seed: 3 (" in "\n".join(page) for page in written] == [True], "two runs write no page"
