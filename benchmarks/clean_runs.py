@@ -3,17 +3,19 @@
 python benchmarks/clean_runs.py [--runs 1000]        writes benchmarks/results/clean_runs.md; fewer runs are printed;
                                                     exit 1 after a false alarm
 
-Run number n has the seed n, and one thread or two in turn. Each run is added to a file as it ends (--file); a campaign
-that was cut off goes on from there.
+Run number n has the seed n, and one thread or two in turn; --processes of them run at a time. Runs are added to a file
+as they end, in order (--file); a campaign that was cut off goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +51,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="False alarms of the sampled probes.")
     parser.add_argument("--runs", type=positive, default=RUNS)
     parser.add_argument("--file", type=Path, default=ROOT / ".clean-runs.jsonl", help="of the runs as they end")
+    parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="at a time")
     asked = parser.parse_args()
     lines = records.Lines(asked.file)
-    for number in range(lines.open() + 1, asked.runs + 1):
-        lines.add(run(number))
+    with ThreadPoolExecutor(asked.processes) as pool:
+        for done in pool.map(run, range(lines.open() + 1, asked.runs + 1)):
+            lines.add(done)
     found = [
         CleanRun(configuration, level, threads, seed, tuple(reasons))
         for configuration, level, threads, seed, reasons in lines.read()
