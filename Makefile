@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
-TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs \
+TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs probe-versions \
 	gpu-check gpu-wheels clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -73,11 +73,15 @@ format: .venv/.dev ## let ruff format the sources
 bench: .venv/.dev engine ## measure, side by side, an hour; results go to benchmarks/results
 	for one in startup forking build; do PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/$$one.py || exit; done
 
+probe-versions: .venv/.dev ## raise the version of each probe whose code changed: evidence of the one before no longer counts
+	PYTHONPATH=tests $(BIN)/python tests/selftest/probe_versions.py
+
 faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; result in benchmarks/results
 	$(BIN)/python benchmarks/faults.py
 
 wrong-kernels: .venv/.dev ## how many wrong kernels the self-test finds that it was not written for; result in benchmarks/results
 	$(BIN)/python benchmarks/kernel_score.py
+
 injections: .venv/.dev ## detection rate: 100000 faults of a published model in the probes' operations, 1000 clean runs; goes on where it was cut off; result in benchmarks/results
 	$(BIN)/python benchmarks/injections.py
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.evidence.rules import CPU, Proof, RequiredProof, digest_of, failures, judge, model_of
 from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, checked
-from envbuild.facts import database
+from envbuild.facts import database, probe_names
 from envbuild.image.image_naming import repository
 from envbuild.testrun.job import selftest_id
 from envbuild.testrun.result import TestRun
@@ -55,6 +55,7 @@ def run_record(
         "lock": wanted.lock,
         "selftest": {
             "id": selftest_id(),
+            "versions": dict(probe_names.versions()),
             "level": wanted.level,
             "require": list(wanted.require),
             "settings": dict(wanted.settings),

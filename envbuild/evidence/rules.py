@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.facts import database
-from envbuild.facts.probe_names import LEVELS
+from envbuild.facts import database, probe_names
+from envbuild.facts.probe_names import HARNESS, LEVELS
 from envbuild.testrun.job import OWN_SCRIPT, selftest_id
 from envbuild.util.errors import near
 
@@ -163,14 +163,31 @@ def failures(record: Mapping[str, Any]) -> list[str]:
     return [*_probes(record, "failed"), *record["errors"], *nothing]
 
 
+def _outdated(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
+    """Why another self-test's word does not count, None if it does: of all that this one runs at the wanted level, it
+    had the same versions."""
+    made = record["selftest"]
+    if made["id"] == selftest_id():
+        return None
+    if made["versions"].get(HARNESS) != probe_names.versions()[HARNESS]:
+        return "proved by an older self-test"
+    names = [name for name, probe in probe_names.known().items() if probe.within(wanted.level)]
+    changed = [
+        name
+        for name in dict.fromkeys((*names, *wanted.require))
+        if made["versions"].get(name) != probe_names.versions()[name]
+    ]
+    return f"proved by an older self-test: {', '.join(changed)} changed since" if changed else None
+
+
 def _objection(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
     """Why this evidence does not count, None if it does."""
     if record["lock"] != wanted.lock:
         return "proved for another lock"
     if failed := failures(record):
         return f"the self-test failed: {', '.join(failed)}"
-    if record["selftest"]["id"] not in {selftest_id(), *database.released_selftests()}:
-        return "proved by an older self-test"
+    if older := _outdated(record, wanted):
+        return older
     if record["selftest"]["settings"] != dict(wanted.settings):
         return "proved with other settings of torch"
     if record["selftest"]["gpu_count"] < wanted.gpu_count:

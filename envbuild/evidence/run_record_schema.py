@@ -29,6 +29,7 @@ class _Selftest(_Part):
     transport: str | None = None
     own: dict[str, str] = {}
     demands: dict[str, float] = {}
+    versions: dict[str, int] = {}
 
 
 class _Result(_Part):

@@ -157,12 +157,6 @@ def base_packages(gpu: bool = False) -> tuple[str, ...]:
     return (*data["packages"], *(data["gpu_packages"] if gpu else ()))
 
 
-@cache
-def released_selftests() -> frozenset[str]:
-    """Ids (sha256:...) of self-tests whose evidence counts beside this tree's own."""
-    return frozenset(fact_files.read("selftests").data["released"])
-
-
 def advisories() -> tuple[Advisory, ...]:
     """The shipped ones, then the site's."""
     return fact_files.extensible().advisories

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ Level = Literal["quick", "standard", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 # Those that have probes of their own, called <what>.<extension>.
 EXTENSIONS = frozenset({"apex"})
+HARNESS = "harness"  # in `versions`: what runs the probes and judges how they end
 _PROBES = Path(__file__).parent.parent / "selftest" / "probes"
 
 
@@ -54,6 +56,16 @@ def known() -> Mapping[str, ProbeInfo]:
     tree = ast.parse((_PROBES / "catalogue.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Probe"]
     return {probe.name: probe for probe in map(_read, calls)}
+
+
+@cache
+def versions() -> Mapping[str, int]:
+    """By probe, which version of its judgement this self-test has; "harness" is what runs them all.
+
+    Evidence counts while these are the same. tests/selftest/test_probe_versions.py holds each to its code.
+    """
+    found: dict[str, int] = json.loads((_PROBES / "versions.json").read_text(encoding="utf-8"))
+    return found
 
 
 def _read(call: ast.Call) -> ProbeInfo:

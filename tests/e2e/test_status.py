@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -40,15 +41,18 @@ def test_a_changed_selftest(quick: Proved, scratch: Path) -> None:
     shutil.copytree(PACKAGE, scratch / "envbuild", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("profiles", "dockerfiles"):
         shutil.copytree(CHECKOUT / folder, scratch / folder)
-    unchanged = quick.project.run("status", quick.name, PYTHONPATH=python_path(scratch))
     source = scratch / "envbuild" / "selftest" / "numerics" / "tolerances.py"
     assert source.is_file()
     with source.open("a", encoding="utf-8") as file:
         file.write("# a comment\n")
+    commented = quick.project.run("status", quick.name, PYTHONPATH=python_path(scratch))
+    versions = scratch / "envbuild" / "selftest" / "probes" / "versions.json"
+    numbers = json.loads(versions.read_text(encoding="utf-8"))
+    versions.write_text(json.dumps({**numbers, "gemm.exact": numbers["gemm.exact"] + 1}), encoding="utf-8")
     said = quick.project.run("status", quick.name, "--json", PYTHONPATH=python_path(scratch))
-    assert unchanged.code == 0
+    assert commented.code == 0
     assert (said.code, said.document["status"]) == (8, "out-of-date")
-    assert "proved by an older self-test" in said.words
+    assert "proved by an older self-test: gemm.exact changed since" in said.words
 
 
 def test_built_and_not_proved_and_then_removed(quick: Proved, scratch: Path) -> None:

@@ -18,7 +18,6 @@ import yaml
 from envbuild.attest import image_bundle, signing, statements, trust, verify
 from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_store, rules, run_record_schema
-from envbuild.facts import database
 from envbuild.image import build_records, dockerfile
 from envbuild.lock import lock_file
 from envbuild.registry.oci import Reference
@@ -37,10 +36,10 @@ NOW = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
 
 @pytest.fixture
 def state(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state folder of then, and its self-test among those that were released."""
+    """The state folder of then, read with the self-test of then."""
     folder = Path(os.environ["XDG_STATE_HOME"])
     shutil.copytree(RELEASED / "state", folder, dirs_exist_ok=True)
-    monkeypatch.setattr(database, "released_selftests", lambda: frozenset({SELFTEST}))
+    monkeypatch.setattr(rules, "selftest_id", lambda: SELFTEST)
     return folder / "envbuild"
 
 

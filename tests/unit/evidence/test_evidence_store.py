@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.evidence import evidence_store, rules
 from envbuild.evidence.rules import RequiredProof
-from envbuild.facts import database
+from envbuild.facts import probe_names
 from envbuild.lock.lock_file import Lock
 from envbuild.testrun import result
 from envbuild.testrun.job import selftest_id
@@ -32,6 +32,13 @@ def record_of(locked: Lock, run: result.TestRun | None = None, day: int = 0, **c
     finished = DAY + datetime.timedelta(days=day)
     made = evidence_store.run_record(IMAGE, asked(locked), run or passed_run(), "docker 26.1.5", finished)
     return {**made, **changes, "selftest": {**made["selftest"], **changes.get("selftest", {})}}
+
+
+def older(**versions: int | None) -> dict[str, Any]:
+    """Another self-test, whose versions are those of this one but for some; None: it had no such probe."""
+    had = {**probe_names.versions(), **versions}
+    kept = {name: version for name, version in had.items() if version is not None}
+    return {"id": f"sha256:{'0' * 64}", "level": "full", "versions": kept}
 
 
 def asked(locked: Lock, require: tuple[str, ...] = ("env.libs",), **settings: bool) -> RequiredProof:
@@ -343,15 +350,34 @@ def test_another_lock_is_stale(locked: Lock) -> None:
 
 
 def test_an_older_selftest_is_stale(locked: Lock) -> None:
-    evidence_store.save(record_of(locked, selftest={"id": f"sha256:{'0' * 64}", "level": "full"}))
+    evidence_store.save(record_of(locked, selftest=older(harness=None)))
     assert state(locked) == ("stale", "proved by an older self-test")
 
 
-def test_a_released_selftest_counts(locked: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = f"sha256:{'0' * 64}"
-    evidence_store.save(record_of(locked, selftest={"id": old, "level": "full"}))
-    monkeypatch.setattr(database, "released_selftests", lambda: frozenset({old}))
-    assert state(locked)[0] == "proved"
+def test_a_selftest_with_the_same_versions_counts(locked: Lock) -> None:
+    evidence_store.save(record_of(locked, selftest=older()))
+    assert state(locked, level="full")[0] == "proved"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"harness": 0}, "proved by an older self-test"),
+        ({"harness": None}, "proved by an older self-test"),
+        ({"gemm.crash": 0, "conv": None}, "proved by an older self-test: gemm.crash, conv changed since"),
+    ],
+)
+def test_a_selftest_with_other_versions_is_stale(locked: Lock, changed: dict[str, int | None], reason: str) -> None:
+    evidence_store.save(record_of(locked, selftest=older(**changed)))
+    assert state(locked, level="standard") == ("stale", reason)
+
+
+def test_only_the_versions_of_what_is_wanted_matter(locked: Lock) -> None:
+    """conv runs from level standard on."""
+    evidence_store.save(record_of(locked, selftest=older(conv=0)))
+    assert state(locked, level="quick")[0] == "proved"
+    evidence_store.save(record_of(locked, selftest=older(conv=0)))
+    assert state(locked, level="quick", require=("conv",))[1] == "proved by an older self-test: conv changed since"
 
 
 @pytest.mark.parametrize(
@@ -388,7 +414,7 @@ def test_the_newest_that_counts_is_taken(locked: Lock) -> None:
 
 def test_the_newest_reason_is_given_where_none_counts(locked: Lock) -> None:
     evidence_store.save(record_of(locked, failed_run(), day=0))
-    evidence_store.save(record_of(locked, selftest={"id": f"sha256:{'0' * 64}", "level": "full"}, day=1))
+    evidence_store.save(record_of(locked, selftest=older(harness=None), day=1))
     assert state(locked) == ("stale", "proved by an older self-test")
 
 
@@ -402,7 +428,7 @@ def test_a_later_failure_takes_an_earlier_proof_away(locked: Lock) -> None:
 def test_what_passed_before_a_failure_does_not_count_behind_a_stale_run_either(locked: Lock, run: str) -> None:
     evidence_store.save(record_of(locked, day=0))
     evidence_store.save(record_of(locked, passed_run(probe("env.libs", run)), day=1))
-    evidence_store.save(record_of(locked, selftest={"id": f"sha256:{'0' * 64}", "level": "full"}, day=2))
+    evidence_store.save(record_of(locked, selftest=older(harness=None), day=2))
     said = {"failed": "env.libs, no probe passed", "skipped": "no probe passed"}[run]
     assert state(locked) == ("stale", f"the self-test failed since: {said}")
     (proof,) = evidence_store.prove(IMAGE.id, wanted(locked))
@@ -434,7 +460,7 @@ def test_whether_an_image_was_ever_proved_is_asked_of_whole_evidence_alone(locke
     assert not ever()
     evidence_store.save(record_of(locked, failed_run()))
     assert not ever()
-    path = evidence_store.save(record_of(locked, day=1, selftest={"id": f"sha256:{'0' * 64}", "level": "quick"}))
+    path = evidence_store.save(record_of(locked, day=1, selftest={**older(harness=None), "level": "quick"}))
     assert ever()
     assert not ever(name="other")
     assert not ever(lock=f"sha256:{'0' * 64}")

@@ -29,7 +29,7 @@ from unit.evidence.runs import passed_run, probe
 from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of
 
 DAY = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
-OLD_SELFTEST = {"id": f"sha256:{'0' * 64}", "level": "full"}
+OLD_SELFTEST = {"id": f"sha256:{'0' * 64}", "level": "full", "versions": {}}
 
 
 class FakeEngine:

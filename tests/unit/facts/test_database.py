@@ -17,7 +17,7 @@ from envbuild.util import yamldoc
 from envbuild.util.errors import FactsError
 from unit.support import envbuild, write_profile
 
-SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "fleet", "debian", "selftests", "xids", "compilers")
+SHIPPED = ("gpus", "cuda", "torch", "libraries", "advisories", "fleet", "debian", "xids", "compilers")
 
 
 def words(text: str) -> list[str]:
@@ -88,7 +88,6 @@ def index_hosts() -> set[str]:
 def test_the_facts_are_whole() -> None:
     assert database.suites()["bookworm"] == database.Suite("bookworm", "3.11", "2.36", 12)
     assert "python3" in database.base_packages()
-    assert all(selftest.startswith("sha256:") for selftest in database.released_selftests())
 
 
 def test_a_missing_facts_file_is_an_error_of_its_kind() -> None:

@@ -1,0 +1,118 @@
+"""The code of each probe against its version: envbuild/selftest/probes/versions.json says which evidence still counts.
+
+python tests/selftest/probe_versions.py      raise the version of each probe whose code changed, and record the code
+
+A probe's code is the module of its function and all that this imports of the self-test, without the harness; that is a
+row of its own, "harness". Comments, docstrings and the lines where things stand are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from envbuild.facts import probe_names
+from envbuild.facts.probe_names import HARNESS
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "envbuild.selftest"
+VERSIONS = ROOT / "envbuild" / "selftest" / "probes" / "versions.json"
+CODE = Path(__file__).with_suffix(".json")
+SHARED = (f"{PACKAGE}.harness", f"{PACKAGE}.__main__")  # prefixes of what runs every probe
+_BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def code(root: Path = ROOT) -> dict[str, str]:
+    """By probe, and for the harness, the sha256 of its code."""
+    modules = _modules(root)
+    found = {HARNESS: [name for name in modules if name.startswith(SHARED)]}
+    for name, probe in probe_names.known().items():
+        (entry,) = (module for module in modules if module.endswith(f".{probe.function[0]}"))
+        found[name] = sorted(_reached(entry, modules))
+    return {name: _digest(parts, modules) for name, parts in found.items()}
+
+
+def changed(versions: Mapping[str, int], before: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """The probes whose code is not that of their version; `before`: the recorded version and code of each."""
+    now = code()
+    return [name for name in now if before.get(name) != {"version": versions.get(name), "code": now[name]}]
+
+
+def raised(versions: Mapping[str, int], before: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
+    """The versions, one more where code changed and the version did not; a new probe begins with 1."""
+    now = code()
+
+    def version(name: str) -> int:
+        known = before.get(name)
+        if known is None:
+            return versions.get(name, 1)
+        same = known["code"] == now[name] or known["version"] != versions[name]
+        return versions[name] if same else versions[name] + 1
+
+    return {name: version(name) for name in now}
+
+
+def _modules(root: Path) -> dict[str, ast.Module]:
+    folder = root / PACKAGE.replace(".", "/")
+    files = {".".join(file.relative_to(root).with_suffix("").parts): file for file in sorted(folder.rglob("*.py"))}
+    return {name: _bare(file.read_text(encoding="utf-8")) for name, file in files.items()}
+
+
+@cache
+def _bare(text: str) -> ast.Module:
+    """The module without docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, _BODIES) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return tree
+
+
+def _reached(module: str, modules: Mapping[str, ast.Module]) -> set[str]:
+    """The module and all that it imports, directly or not, but for what is shared by all."""
+    found: set[str] = set()
+    left = [module]
+    while left:
+        name = left.pop()
+        if name not in found and not name.startswith(SHARED):
+            found.add(name)
+            left += [other for other in _imports(modules[name]) if other in modules]
+    return found
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def _digest(names: list[str], modules: Mapping[str, ast.Module]) -> str:
+    whole = hashlib.sha256()
+    for name in names:
+        whole.update(f"{name}\0{ast.dump(modules[name])}\0".encode())
+    return whole.hexdigest()
+
+
+def main() -> int:
+    before = json.loads(CODE.read_text(encoding="utf-8")) if CODE.exists() else {}
+    versions = json.loads(VERSIONS.read_text(encoding="utf-8")) if VERSIONS.exists() else {}
+    new = raised(versions, before)
+    now = code()
+    VERSIONS.write_text(json.dumps(new, indent=2) + "\n", encoding="utf-8")
+    rows = {name: {"version": version, "code": now[name]} for name, version in new.items()}
+    CODE.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    for name in new:
+        if new[name] != versions.get(name):
+            print(f"{name}: version {new[name]}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
