@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `s
 else:  # older releases of click have no such type to name
     _Choice = click.Choice
 
+VERBOSITY = "envbuild.verbosity"  # in a click context's `meta`: how often -v was given
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST = 64  # nodes of one job
 _EXAMPLES = {"slurm": "partition=gpu", "kubernetes": "namespace=proofs"}

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import click
 
+from envbuild.util import interruption
 from envbuild.util.errors import (
     EnvbuildError,
     HungUp,
@@ -75,6 +77,7 @@ class _Lazy(click.Group):
             return None
         command = importlib.import_module(f"envbuild.cli.{name}").command
         assert isinstance(command, click.Command)
+        _add_log_options(command)
         return command
 
     def resolve_command(
@@ -93,29 +96,89 @@ class _Lazy(click.Group):
                 formatter.write_dl(list(group.items()))
 
 
+def _show_log(context: click.Context, parameter: click.Parameter, value: int) -> None:
+    if value:
+        from envbuild.cli.console import VERBOSITY  # not for --help
+        from envbuild.util import debug_log
+
+        context.meta[VERBOSITY] = value
+        debug_log.show(value)
+
+
+def _show_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if not value or context.resilient_parsing:
+        return
+    if "--json" in sys.argv[1:]:
+        from envbuild.doctor import installed_versions  # not for --help
+
+        print(json.dumps(installed_versions.document(), indent=2))
+    else:
+        from importlib import metadata
+
+        print(f"envbuild, version {metadata.version('envbuild')}")
+    context.exit()
+
+
+def _keep_log() -> None:
+    if "ENVBUILD_LOG" in os.environ:
+        from envbuild.util import debug_log  # not for --help
+
+        debug_log.keep()
+
+
+def _log_options() -> list[click.Parameter]:
+    return [
+        click.Option(
+            ["-v", "--verbose"], count=True, expose_value=False, is_eager=True, callback=_show_log,
+            help="Show processes, requests, files and steps on stderr; -vv: what they gave too.",
+        ),
+        click.Option(["--debug"], is_flag=True, expose_value=False, help="With an error, print its traceback."),
+    ]  # fmt: skip
+
+
+def _add_log_options(command: click.Command) -> None:
+    """To a command and all below it, so that they may stand at the end of what was typed before."""
+    if not any("--debug" in parameter.opts for parameter in command.params):  # a command is loaded once
+        command.params += _log_options()
+    for below in getattr(command, "commands", {}).values():
+        _add_log_options(below)
+
+
 # True of every command: files get their names last, and a step that has ended is found again.
 _INTERRUPTED = "interrupted: nothing is half-written, and steps that had ended are kept; run the same command again"
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="envbuild")
-def cli() -> None:
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
+    help="Show the version and exit; with --json, what a bug report needs.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, hidden=True)
+def cli(as_json: bool) -> None:
     """From a GPU's name to a container image that is proved on that GPU.
 
     \b
     Exit codes: 0 done; 2 usage; 3 profile, lock or a file that is read; 4 built, not proved here; 5 a check failed;
     6 engine, disk, build or scheduler; 7 index, mirror or registry; 8 out of date; 130 interrupted.
     """
+    if as_json:
+        raise click.UsageError("--json belongs behind the command, as in: envbuild show h20 --json")
+
+
+_add_log_options(cli)
 
 
 def main() -> None:
     """Run the command line; the process' only exit."""
     gc.set_threshold(100_000, 50, 50)  # what start-up makes stays: to look through it often takes a tenth of the time
     signal.signal(signal.SIGTERM, _interrupted)
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # of a job in the background it is ignored
+        signal.signal(signal.SIGINT, _interrupted)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; under nohup it is ignored
         signal.signal(signal.SIGHUP, _hung_up)
     wants_json = "--json" in sys.argv[1:]
     try:
+        _keep_log()
         cli.main(standalone_mode=False)
         code = 0
     except click.exceptions.Exit as done:
@@ -151,11 +214,11 @@ def _system_error(error: OSError) -> EnvbuildError:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    interruption.interrupt(KeyboardInterrupt)
 
 
 def _hung_up(number: int, frame: FrameType | None) -> None:
-    raise HungUp
+    interruption.interrupt(HungUp)
 
 
 def _usage_hint(error: click.ClickException) -> str | None:
@@ -164,6 +227,11 @@ def _usage_hint(error: click.ClickException) -> str | None:
 
 
 def _report(error: EnvbuildError, wants_json: bool) -> int:
+    if "--debug" in sys.argv[1:]:
+        from envbuild.util import debug_log
+
+        with contextlib.suppress(OSError):
+            print(debug_log.exception(), file=sys.stderr)
     if wants_json:
         document: dict[str, Any] = {**error.partial, "error": error.document()}
         with contextlib.suppress(OSError):  # stdout may be what cannot be written: it is said below then

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import output_files
-from envbuild.cli.console import Console, emit, gpus_option, json_option, on_options, profile_argument
+from envbuild.cli.console import VERBOSITY, Console, emit, gpus_option, json_option, on_options, profile_argument
 from envbuild.facts import probe_names
 from envbuild.util.errors import CheckFailed, NotProved, UsageError
 
@@ -50,7 +50,6 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
     type=output_files.FILE,
     help="JUnit XML, for CI; -: to stdout, instead of the results.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="What the profile's own script printed, also where it passed.")
 @gpus_option
 @on_options
 @click.option(
@@ -67,7 +66,6 @@ def command(
     seed: int | str | None,
     listing: bool,
     report: Path | None,
-    verbose: bool,
     gpus: tuple[str, ...],
     print_file: Path | None,
     on: str | None,
@@ -79,6 +77,8 @@ def command(
     given: dict[str, dict[str, str]] | None = None,
 ) -> None:
     """Run the self-test in the image of a profile and report; moves no tag, writes no evidence.
+
+    With -v, what the profile's own script printed is shown also where it passed.
 
     Example: envbuild test cpu --image myproject:latest
     """
@@ -102,7 +102,7 @@ def command(
     from envbuild.pipeline.model import On
     from envbuild.testrun import job
 
-    console = Console(results=not taken, verbose=verbose)
+    console = Console(results=not taken, verbose=VERBOSITY in click.get_current_context().meta)
     if isinstance(seed, str):
         seed = job.drawn_seed()
         console.say(f"seed {seed} was drawn; to repeat this run: {_repeating(seed)}")

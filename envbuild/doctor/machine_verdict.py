@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from envbuild.doctor import gpu_checks, system_checks
+from envbuild.doctor import gpu_checks, installed_versions, system_checks
 from envbuild.doctor.check_result import Check, counted
 from envbuild.doctor.model import Host
 from envbuild.doctor.profile_needs import Need
@@ -69,11 +69,12 @@ def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
 def document(host: Host, checks: Sequence[Check]) -> dict[str, Any]:
     """The machine's description. Sizes are bytes; `time` is UTC by its own clock; addresses are without secrets.
 
-    {"version", "host", "engine", "driver", "gpus", "software", "rdma", "shm", "disks", "checks"}
+    {"version", "envbuild", "host", "engine", "driver", "gpus", "software", "rdma", "shm", "disks", "checks"}
     """
     found = host.driver
     return {
         "version": VERSION,
+        "envbuild": installed_versions.document(),
         "host": {"name": host.name, "time": host.time, **asdict(host.machine)},
         "engine": {
             "host": host.engine.host or None,

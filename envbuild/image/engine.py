@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from envbuild.util.block_reader import Blocks
 from envbuild.util.errors import DiskError, EngineError, NetworkError
 
 MINIMUM = (23, 0)
+_LOG = logging.getLogger(__name__)
 _BLOCK = 1 << 20
 _PODMAN = (
     "its socket has no BuildKit, which builds the images, and nothing was proved on it; point DOCKER_HOST or a docker "
@@ -63,6 +65,7 @@ class Engine:
         try:
             self.host, tls = endpoint()
             self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=timeout)
+            self.client.api.hooks["response"].append(_log_answer)
             version = self.client.version()
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             raise EngineError(f"no Docker Engine answers at {self.host}: {why(error)}", hint=START) from error
@@ -279,6 +282,11 @@ class asking:
             if gone and (full := self._engine.without_room()):
                 raise full from error
             raise EngineError(f"the Docker Engine failed: {text}", hint=_GONE if gone else None) from error
+
+
+def _log_answer(answer: requests.Response, **options: Any) -> None:
+    address, seconds = (answer.request.url or "").partition("?")[0], answer.elapsed.total_seconds()
+    _LOG.info("%s %s: %d after %.2f s", answer.request.method, address, answer.status_code, seconds)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -50,6 +51,7 @@ from envbuild.util.errors import EngineError, NotProved, OutOfDate, UsageError, 
 from envbuild.util.yamldoc import display
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 
 class Session:
@@ -64,6 +66,7 @@ class Session:
 
     def step(self, name: str, work: Callable[[], tuple[T, bool, str]]) -> T:
         """Run one step; `work` returns its value, whether there was nothing to do, and a note for the reader."""
+        _LOG.info("step %s begins", name)
         self.progress.begin(name)
         begin = time.monotonic()
         try:
@@ -73,6 +76,7 @@ class Session:
             raise
         done = Step(name, time.monotonic() - begin, cached, note)
         self.made.steps.append(done)
+        _LOG.info("step %s: %s, %s", name, "nothing to do" if cached else f"{done.seconds:.2f} s", note)
         self.progress.end(done)
         return value
 

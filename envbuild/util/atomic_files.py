@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from envbuild.util import tempdirs
 from envbuild.util.errors import FileError
 from envbuild.util.yamldoc import inside
+
+_LOG = logging.getLogger(__name__)
 
 
 def holds_text(file: Path, text: str) -> bool:
@@ -42,3 +45,4 @@ def write_atomically(file: Path, content: str | bytes) -> None:
         os.fsync(stream.fileno())
         made.chmod(file.stat().st_mode & 0o777 if file.exists() else 0o644)
         made.replace(file)
+    _LOG.info("wrote %s, %d bytes", file, len(raw))

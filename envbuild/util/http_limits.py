@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import logging
 import re
 import socket
 import time
@@ -23,12 +24,13 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-from envbuild.util import settings
+from envbuild.util import settings, urls
 from envbuild.util.errors import Fault, NetworkError, UsageError, printable, unknown
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+_LOG = logging.getLogger(__name__)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
 
 
@@ -185,6 +187,16 @@ class Adapter(HTTPAdapter):
     def __init__(self, network: Network | None = None, **options: Any) -> None:
         self._pools = _pools(network or configured())
         super().__init__(**options)
+
+    def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
+        address, begin = urls.shown(request.url or ""), time.monotonic()
+        try:
+            answer = super().send(request, *arguments, **options)
+        except Exception as error:
+            _LOG.info("%s %s: %s", request.method, address, error)
+            raise
+        _LOG.info("%s %s: %d after %.2f s", request.method, address, answer.status_code, time.monotonic() - begin)
+        return answer
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         super().init_poolmanager(*arguments, **options)

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from envbuild.util import interruption
 from envbuild.util.errors import EnvbuildError, Interrupted
 
+_LOG = logging.getLogger(__name__)
 _GRACE_SECONDS = 10.0
 # For a program that ends programs of its own first, each with the grace above.
 _LONG_GRACE_SECONDS = 30.0
@@ -128,6 +133,11 @@ def run(
     """
     arguments = [str(part) for part in argv]
     stop.check()
+    _LOG.info("run %s%s", shlex.join(arguments), f" in {cwd}" if cwd else "")
+    if env:
+        _LOG.debug("with the variables %s", ", ".join(env))
+    begin = time.monotonic()
+    interruption.hold_back()
     try:
         child = subprocess.Popen(
             arguments,
@@ -142,8 +152,10 @@ def run(
             preexec_fn=_tied(),
         )
     except FileNotFoundError as error:
+        interruption.release()
         raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
     except OSError as error:
+        interruption.release()
         raise ProcessMissing(f"{arguments[0]} cannot be started: {error.strerror}") from error
     out, err = _Pipe(child, child.stdout, on_output, limit), _Pipe(child, child.stderr, on_line, limit)
     expired = False
@@ -153,6 +165,7 @@ def run(
         threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True),
     ]
     try:
+        interruption.release()
         for thread in threads:
             thread.start()
         with stop.watching(child):
@@ -163,6 +176,7 @@ def run(
         _end_group(child)
     for thread in threads:
         thread.join(_GRACE_SECONDS)  # what left the group may hold the pipes for ever
+    _LOG.info("%s ended with %d after %.2f s", arguments[0], child.returncode, time.monotonic() - begin)
     done = Completed(child.returncode, "".join(out.lines), "".join(err.lines), out.cut or err.cut)
     if expired:
         raise ProcessTimeout(f"{arguments[0]} took longer than {timeout:.0f} s and was stopped", done)
@@ -202,6 +216,7 @@ class _Pipe:
         assert pipe is not None
         self._child, self._pipe, self._on_line = child, pipe, on_line
         self._left = limit
+        self._name = Path(str(child.args[0])).name if isinstance(child.args, list) else ""
         self.lines: list[str] = []
         self.cut = False
 
@@ -214,6 +229,7 @@ class _Pipe:
                     self._child.kill()
                     return
             self.lines.append(line)
+            _LOG.debug("%s: %s", self._name, line.rstrip("\n"))
             if self._on_line:
                 with contextlib.suppress(Exception):  # whoever watches must not stop the pipe from being emptied
                     self._on_line(line.rstrip("\n"))

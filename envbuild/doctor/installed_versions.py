@@ -1,0 +1,37 @@
+"""What of envbuild is installed: for a bug report, `envbuild --version --json` and `doctor --json`."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from envbuild.facts import fact_files
+from envbuild.testrun.job import selftest_id
+
+
+def document() -> dict[str, Any]:
+    """Versions of envbuild, of Python and of the packages that envbuild needs (None: not installed), and the digests of
+    its facts and of its self-test. Without paths and names of people and machines."""
+    return {
+        "envbuild": metadata.version("envbuild"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "facts": f"sha256:{fact_files.digest()}",
+        "selftest": selftest_id(),
+        "packages": {name: _version(name) for name in sorted(_needed())},
+    }
+
+
+def _needed() -> set[str]:
+    wanted = map(Requirement, metadata.requires("envbuild") or ())
+    return {one.name for one in wanted if not one.marker or one.marker.evaluate({"extra": ""})}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
