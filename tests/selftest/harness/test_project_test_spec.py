@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.project_test_spec import AttentionSpec, Own
+from envbuild.selftest.harness.project_test_spec import AttentionSpec, ProjectTestSpec
 from envbuild.selftest.harness.tracebacks import FOLDER
 from envbuild.selftest.probes.attention import attention_torch
 from selftest import scripts
@@ -185,12 +185,14 @@ SDPA = F.scaled_dot_product_attention
 
 def with_own(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor], backend: str = "math") -> Context:
     """attention.<backend> of a small shape of the profile's own and another, by this kernel."""
-    cases = attention_torch.cases
+    cases = attention_torch.attention_shapes
     monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
-    monkeypatch.setattr(attention_torch, "cases", lambda context: itertools.islice(cases(context), 2))
+    monkeypatch.setattr(attention_torch, "attention_shapes", lambda context: itertools.islice(cases(context), 2))
     monkeypatch.setattr(attention_torch, "_tell", lambda context, backend: None)
-    context = Context(JobDocument("0" * 32, own=Own(attentions=(AttentionSpec(1, 70, 32, "float32", False),))))
-    attention_torch.judge(context, backend)
+    context = Context(
+        JobDocument("0" * 32, own=ProjectTestSpec(attentions=(AttentionSpec(1, 70, 32, "float32", False),)))
+    )
+    attention_torch.check_backend(context, backend)
     return context
 
 

@@ -26,7 +26,7 @@ from envbuild.selftest.harness.probe_outcome import ProbeFailure
 _LONGEST = 500  # characters of what a script says of itself
 
 
-def script(context: Context) -> None:
+def own_script(context: Context) -> None:
     """own.script: the profile's own script comes to its end, with exit status 0 and no fault noted."""
     own = context.job.own.script
     assert own is not None, "the harness does not run this probe without a script"
