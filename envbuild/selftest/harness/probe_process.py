@@ -37,12 +37,15 @@ from envbuild.selftest.harness.probe_outcome import FAILED, PASSED, SKIPPED, Out
 class Ends:
     """The child's ends of its pipes: messages, the crash dump, whatever libraries print; and `go`, to be read: a byte
     when it is the probe's turn, nothing where the harness is gone.
+
+    `folders`: what the names of its temporary folders begin with, which the harness removes after it.
     """
 
     messages: int
     dump: int
     noise: int
     go: int
+    folders: str
 
 
 def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = ()) -> NoReturn:
@@ -125,6 +128,7 @@ def _result(probe: Probe, job: JobDocument, ends: Ends) -> dict[str, Any]:
         environment=lambda document: write_all(ends.messages, pack(ENVIRONMENT, encode_document(document))),
         fingerprint=lambda document: write_all(ends.messages, pack(FINGERPRINT, encode_document(document))),
         note=lambda reason: write_all(ends.messages, pack(NOTE, reason.encode("utf-8", "replace"))),
+        folders=ends.folders,
     )
     begin = time.perf_counter()
     outcome = _attempt(probe, job, context)

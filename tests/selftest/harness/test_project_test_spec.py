@@ -32,9 +32,11 @@ SHAPE = {"m": 3, "k": 7, "n": 5, "dtype": "bf16"}
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     given = job(threads=2, own={"script": {"name": "replaced.py", "text": ""}})
-    frames, status, err = run("scripts", given, tmp_path_factory.mktemp("scripts") / "frames")
+    folder, temporary = tmp_path_factory.mktemp("scripts"), tmp_path_factory.mktemp("temporary")
+    frames, status, err = run("scripts", given, folder / "frames", TMPDIR=str(temporary))
     assert status == 5
-    return {**outcomes(frames), "run": {"stderr": err}}
+    folders = [path.name for path in temporary.iterdir() if path.name.startswith(FOLDER)]
+    return {**outcomes(frames), "run": {"stderr": err, "folders": folders}}
 
 
 @pytest.mark.parametrize("name", list(scripts.RIGHT))
@@ -80,6 +82,11 @@ def test_a_script_that_does_not_is_told_apart(
     assert (frame["status"], frame["failure"], frame["at"]) == ("failed", failure, at), frame
     assert words in frame["reason"]
     assert len(frame["reason"]) < 4000
+
+
+def test_a_script_leaves_no_folder_however_it_ends(told: dict[str, Frame]) -> None:
+    """Some of them die by a signal, or are ended where their time is over."""
+    assert told["run"]["folders"] == []
 
 
 def test_no_script_is_left_untested(told: dict[str, Frame]) -> None:
