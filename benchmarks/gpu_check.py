@@ -92,7 +92,7 @@ def expected() -> Frame:
     from envbuild.facts import database
     from envbuild.testrun import expected_hardware
 
-    return expected_hardware.known(database.gpus().values())
+    return expected_hardware.devices_by_name(database.gpus().values())
 
 
 def write_expected() -> None:

@@ -106,7 +106,7 @@ def slow_link(rounds: Rounds, ours: Ours) -> None:
         "from envbuild.resolve import profile_reader, resolver; source = profile_reader.load(sys.argv[1]); "
         "plan = resolver.resolve(source); locked = lock_file.read(source.known_lock); "
         "begin = time.perf_counter(); "
-        "uv.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), lambda name, count: None); "
+        "uv.fetch_wheels(locked.wheels, plan.python, plan.glibc, store.wheel_store(), lambda name, count: None); "
         "print(time.perf_counter() - begin)"
     )
     try:

@@ -126,7 +126,7 @@ def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, .
     for item in wanted.values():  # each alone: several versions of one distribution are wanted
         if not kept.holds(item.wheel.sha256, item.wheel.file):
             say(f"fetching {item.wheel.file}, {item.bytes / 1e6:.0f} MB")
-            uv.fetch([item], locked.python, glibc, kept, lambda name, count: None)
+            uv.fetch_wheels([item], locked.python, glibc, kept, lambda name, count: None)
     return locked.wheels, cublas
 
 
@@ -187,8 +187,8 @@ def bases(stock: Stock, say: Callable[[str], None]) -> Path:
     try:
         if not root_filesystem.tar_file(locked).is_file():
             say("making the base")
-            apt.fetch(locked.base, locked.suite, store.debs(), locked.made)
-            root_filesystem.make(locked, store.debs(), lambda line: None)
+            apt.fetch_debs(locked.base, locked.suite, store.debs(), locked.made)
+            root_filesystem.make_base(locked, store.debs(), lambda line: None)
         return root_filesystem.tar_file(locked)
     finally:
         os.environ.pop("XDG_CACHE_HOME")

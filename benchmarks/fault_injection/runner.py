@@ -34,14 +34,19 @@ _COPIED: tuple[Any, ...] = (inputs.hashes, inputs.ternary, inputs.signs, inputs.
 _REMEMBERED: tuple[Any, ...] = (
     *(reference.product, memory.words_of, gemm_torch.integers, gemm_torch.references, graph_replay.tokens),
     *(
-        attention_torch.exact,
-        attention_torch.mean,
-        attention_backward.exact,
-        norm_fixed_cases.exact,
+        attention_torch.exact_attention,
+        attention_torch.mean_of_keys,
+        attention_backward.exact_gradients,
+        norm_fixed_cases.exact_norm,
         conv_torch.reference,
-        conv_torch.integers,
+        conv_torch.integer_inputs,
     ),
-    *(attention_torch.make, attention_backward.make, attention_needle.make, norm_fixed_cases.make),
+    *(
+        attention_torch.attention_inputs,
+        attention_backward.gradient_inputs,
+        attention_needle.make_needle,
+        norm_fixed_cases.norm_inputs,
+    ),
 )
 # Training writes to what the first two give; the third multiplies what a faulty operator gave, in float64.
 _ON_HOST: tuple[Any, ...] = (train_step.model, graph_replay.parameters, linear_algebra._times)

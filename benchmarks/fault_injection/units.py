@@ -80,7 +80,7 @@ def _sampled(context: Context, found: Iterable[Operation]) -> Iterator[Unit]:
 
 def _operations(context: Context) -> Iterator[Unit]:
     yield from _cases(operations.cases(rounded_sums=True))
-    yield from _sampled(context, operations.sampled(rounded_sums=True))
+    yield from _sampled(context, operations.sampled_operations(rounded_sums=True))
 
 
 def _of_dtypes(probe: Run, module: Any, name: str) -> Iterator[Unit]:
@@ -89,13 +89,13 @@ def _of_dtypes(probe: Run, module: Any, name: str) -> Iterator[Unit]:
 
 
 def _crash(context: Context) -> Iterator[Unit]:
-    for shape in gemm_crash.cases(context):
-        yield Unit(shape.name, _narrow(gemm_crash.crash, gemm_crash, cases=lambda context, shape=shape: (shape,)))
+    for shape in gemm_crash.crash_cases(context):
+        yield Unit(shape.name, _narrow(gemm_crash.gemm_crash, gemm_crash, cases=lambda context, shape=shape: (shape,)))
 
 
 def _accumulator(context: Context) -> Iterator[Unit]:
     for name, places in gemm_precision.SUMS.items():
-        yield Unit(name, _narrow(gemm_precision.accumulator, gemm_precision, SUMS={name: places}))
+        yield Unit(name, _narrow(gemm_precision.gemm_accumulator, gemm_precision, SUMS={name: places}))
 
 
 def _attention(context: Context, backend: str) -> Iterator[Unit]:
@@ -105,22 +105,22 @@ def _attention(context: Context, backend: str) -> Iterator[Unit]:
             narrowed(attention_backward, check=_nothing),
             narrowed(attention_needle, check=_nothing),
         ):
-            attention_torch.judge(context, backend)
+            attention_torch.check_backend(context, backend)
 
     def backward(context: Context, case: attention_backward.GradientCase) -> None:
         with narrowed(attention_backward, cases=lambda on_cpu: (case,)):
-            attention_backward.check(context, backend)
+            attention_backward.check_gradients(context, backend)
 
     def needle(context: Context, case: attention_needle.NeedleCase, dtype: torch.dtype) -> None:
         with narrowed(attention_needle, cases=lambda context, backend: ((case, dtype),)):
-            attention_needle.check(context, backend)
+            attention_needle.check_needles(context, backend)
 
-    for one in attention_torch.cases(context):
+    for one in attention_torch.attention_shapes(context):
         yield Unit(one.name, functools.partial(forward, case=one))
     if context.at_least("standard"):
-        for two in attention_backward.cases(context.on_cpu):
+        for two in attention_backward.gradient_cases(context.on_cpu):
             yield Unit(f"backward {two.name}", functools.partial(backward, case=two))
-    for three, dtype in attention_needle.cases(context, backend):
+    for three, dtype in attention_needle.needle_cases(context, backend):
         yield Unit(f"needle {short_name(dtype)} {three.name}", functools.partial(needle, case=three, dtype=dtype))
 
 
@@ -134,7 +134,7 @@ def _norms(context: Context) -> Iterator[Unit]:
                 raise
             raise Skip("a pair of dtypes that this norm does not take") from error
 
-    for group in norm_fixed_cases.cases(norm_fixed_cases.torch_norms(context.on_cpu)):
+    for group in norm_fixed_cases.norm_case_groups(norm_fixed_cases.torch_norms(context.on_cpu)):
         for case in group:
             how = " autocast" if case.autocast else ""
             yield Unit(case.name + how, functools.partial(check, case=case))
@@ -180,11 +180,11 @@ def _repeat(context: Context) -> Iterator[Unit]:
 PROBES: dict[str, Callable[[Context], Iterable[Unit]]] = {
     "transfer": _transfer,
     "gemm.crash": _crash,
-    "gemm.exact": lambda context: _of_dtypes(gemm_torch.exact, gemm_torch, "DTYPES"),
-    "gemm.accuracy": lambda context: _of_dtypes(gemm_torch.accuracy, gemm_torch, "ACCURACY_DTYPES"),
+    "gemm.exact": lambda context: _of_dtypes(gemm_torch.gemm_exact, gemm_torch, "DTYPES"),
+    "gemm.accuracy": lambda context: _of_dtypes(gemm_torch.gemm_accuracy, gemm_torch, "ACCURACY_DTYPES"),
     "gemm.accumulator": _accumulator,
-    "gemm.fp8": lambda context: [Unit("all", gemm_precision.fp8)],
-    "tf32.mode": lambda context: [Unit("all", gemm_precision.tf32, ("mm", "convolution"))],
+    "gemm.fp8": lambda context: [Unit("all", gemm_precision.gemm_fp8)],
+    "tf32.mode": lambda context: [Unit("all", gemm_precision.tf32_mode, ("mm", "convolution"))],
     "attention.math": lambda context: _attention(context, "math"),
     "attention.flash": lambda context: _attention(context, "flash"),
     "gemm.cases": lambda context: _sampled(context, gemm_cases.OPERATIONS),
@@ -197,6 +197,6 @@ PROBES: dict[str, Callable[[Context], Iterable[Unit]]] = {
     "optim.torch": lambda context: _cases(optim_torch.cases(), optim_torch._may_refuse),
     "norm.torch": _norms,
     "conv": _conv,
-    "train.step": lambda context: [Unit("all", train_step.step, ("mse_loss",))],
+    "train.step": lambda context: [Unit("all", train_step.train_step, ("mse_loss",))],
     "train.repeat": _repeat,
 }

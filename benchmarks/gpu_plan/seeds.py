@@ -17,7 +17,7 @@ from envbuild.selftest.probes.hardware import burn, memory
 
 # Sizes at which the seeds place their faults: those of a CPU, which a GPU computes as well.
 burn.SIDE = burn.SIDE_CPU
-memory.CHUNK, memory.chunks_within = memory.CHUNK_CPU, lambda free: memory.CHUNKS_CPU
+memory.CHUNK, memory.chunks_to_write = memory.CHUNK_CPU, lambda free: memory.CHUNKS_CPU
 
 
 def main(folder: str) -> None:

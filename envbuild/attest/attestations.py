@@ -42,7 +42,7 @@ class Attestation:
 def bundle(attestation: Attestation, key: PublicKey) -> dict[str, Any]:
     """The envelope as a sigstore bundle: a key as hint, no transparency log."""
     envelope = attestation.envelope
-    signatures = [{"sig": base64.b64encode(sig).decode(), "keyid": ""} for sig in signing.signatures(envelope)]
+    signatures = [{"sig": base64.b64encode(sig).decode(), "keyid": ""} for sig in signing.envelope_signatures(envelope)]
     return {
         "mediaType": BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": key.fingerprint}, "tlogEntries": []},
@@ -80,7 +80,7 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
 
 def _unsigned(item: Mapping[str, Any], found: Envelope | Refusal, kinds: Collection[str]) -> bool:
     kind = (item.get("annotations") or {}).get("predicateType")
-    return kind in kinds and not isinstance(found, Refusal) and not signing.signatures(found)
+    return kind in kinds and not isinstance(found, Refusal) and not signing.envelope_signatures(found)
 
 
 def _known(found: Sequence[Envelope], payload: bytes, signer: Signer | None) -> Envelope | None:
@@ -89,10 +89,10 @@ def _known(found: Sequence[Envelope], payload: bytes, signer: Signer | None) -> 
 
 def _same(envelope: Envelope, payload: bytes, signer: Signer | None) -> bool:
     try:
-        if signing.payload(envelope) != payload:
+        if signing.envelope_payload(envelope) != payload:
             return False
         if signer is not None:
-            signing.opened(envelope, [signer.public])
+            signing.signed_statement(envelope, [signer.public])
         return True
     except Refusal:
         return False
@@ -137,7 +137,7 @@ def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: P
 def _list_by_tag(repository: Target, digest: str, item: Mapping[str, Any]) -> None:
     """For a registry without the referrers API: the list is kept by its clients, under a tag."""
     before = repository.manifest(oci.fallback_tag(digest))
-    listed = oci.listed(before.document, "manifests") if before else []
+    listed = oci.descriptors(before.document, "manifests") if before else []
     document = {"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": [*listed, dict(item)]}
     repository.put_manifest(oci.fallback_tag(digest), Manifest(oci.encoded(document), oci.INDEX))
 
@@ -146,7 +146,7 @@ def att_tag(digest: str) -> str:
     return f"{digest.replace(':', '-')}.att"
 
 
-def fetch(repository: ImageSource, digest: str) -> tuple[list[Envelope], list[Refusal]]:
+def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope], list[Refusal]]:
     """Every envelope beside an image, each once, believed or not; and what is there that is none.
 
     Raises NetworkError; Refusal where a list itself is not as it should be.
@@ -156,7 +156,7 @@ def fetch(repository: ImageSource, digest: str) -> tuple[list[Envelope], list[Re
     envelopes: dict[tuple[bytes, ...], Envelope] = {}
     for found in everything:
         if not isinstance(found, Refusal):
-            envelopes.setdefault((signing.payload(found), *signing.signatures(found)), found)
+            envelopes.setdefault((signing.envelope_payload(found), *signing.envelope_signatures(found)), found)
     return list(envelopes.values()), [found for found in everything if isinstance(found, Refusal)]
 
 
@@ -182,7 +182,7 @@ class _Reader:
             if self._pieces < 0:
                 raise Refusal("too-large", f"there are more than {_MOST} pieces of evidence")
             found: Envelope = read()
-            signing.payload(found), signing.signatures(found)
+            signing.envelope_payload(found), signing.envelope_signatures(found)
             return found
         except Refusal as refusal:
             return refusal

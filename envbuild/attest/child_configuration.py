@@ -30,7 +30,7 @@ _UNUSED = ("Image",)  # written by older builders, read by no engine
 _ROOT = re.compile(r"(0|root)(:(0|root))?")
 
 
-def differences(child: Config, base: Config) -> dict[str, Any]:
+def configuration_differences(child: Config, base: Config) -> dict[str, Any]:
     """The child's settings that differ from its base's, by key; of Env and other mappings only the items that differ.
     None: the child removed it."""
     theirs, ours = _settings(child), _settings(base)
@@ -38,11 +38,11 @@ def differences(child: Config, base: Config) -> dict[str, Any]:
             if theirs.get(key) != ours.get(key)}  # fmt: skip
 
 
-def objections(child: Config, base: Config, forbidden: Collection[str]) -> Iterator[Reason]:
+def configuration_objections(child: Config, base: Config, forbidden: Collection[str]) -> Iterator[Reason]:
     """Reasons why the proof of the base does not hold with the child's configuration. `forbidden`: keys that the policy
     allows no child to set."""
     ours = _settings(base)
-    for key, found in differences(child, base).items():
+    for key, found in configuration_differences(child, base).items():
         if key == "Env":
             yield from _variables(found, base.environment)
         elif key == "Entrypoint" or (key not in _FREE and _changed(key, found, ours.get(key))):

@@ -38,7 +38,7 @@ _PREFIXES = ("opt/venv/", "usr/", "usr/local/")  # of Python's installations
 _NOT_IMPORTED = (*_PACKAGES, "EXTERNALLY-MANAGED")  # by Python, of its library's folder
 
 
-def objections(
+def child_objections(
     place: ImageSource,
     manifest: Manifest,
     child: Config,
@@ -54,7 +54,7 @@ def objections(
     if child.layers[: len(base.layers)] != base.layers:
         yield Reason("base", f"the image is not built on the proved image {base.id}")
         return
-    yield from child_configuration.objections(child, base, forbidden)
+    yield from child_configuration.configuration_objections(child, base, forbidden)
     watch = _Watch(build, records)
     for item, diff_id in list(zip(manifest.layers, child.layers, strict=True))[len(base.layers) :]:
         for member, archive in image_reader.entries(place, oci.digest_in(item), diff_id):
@@ -172,7 +172,7 @@ class _Watch:
         decoded = (pth or b"").decode(errors="replace")
         if pth is None or "\ufffd" in decoded or not decoded.translate(dict.fromkeys(b"\t\r\n")).isprintable():
             return self._note("environment", "a .pth file cannot be read, or has control characters", str(path))
-        for line in startup_files.lines(pth):
+        for line in startup_files.pth_lines(pth):
             if startup_files.runs(line):
                 self._note("environment", "a .pth file runs code when Python starts", str(path))
             else:

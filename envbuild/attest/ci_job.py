@@ -103,7 +103,7 @@ set ci_install in config.yaml, or --install, to one of:
   PATH/envbuild-VERSION-py3-none-any.whl#sha256=HEX     (a file in the repository of the job)"""
 
 
-def job(system: str, name: str, image: str, gpus: Sequence[str], source: str | None) -> str:
+def render(system: str, name: str, image: str, gpus: Sequence[str], source: str | None) -> str:
     """The file for one CI system; `gpus` are the profile's models, `image` a repository without a tag.
 
     `source`: what envbuild is installed from. Raises UsageError unless that is one commit or one file: a name on an

@@ -40,14 +40,14 @@ class EvidenceRow:
     objections: tuple[str, ...]
 
 
-def proofs(found: Iterable[EvidenceRow], profile: str, lock: str, models: Iterable[str]) -> list[Proof]:
+def community_proofs(found: Iterable[EvidenceRow], profile: str, lock: str, models: Iterable[str]) -> list[Proof]:
     """The runs that prove this lock on one of the GPU models, or on the CPU."""
     counted = [row for row in found if (row.profile, row.lock) == (profile, lock) and not row.objections]
     return [
         Proof(model, "proved", None, f"proved on {'the CPU' if row.gpu == _CPU else row.gpu}, {row.when}")
         for model in models
         for row in counted
-        if _model(row) in rules.sharing(model)
+        if _model(row) in rules.models_sharing_proof(model)
     ]
 
 
@@ -57,7 +57,7 @@ def _model(row: EvidenceRow) -> str:
 
 
 def read(folder: Path, now: datetime.datetime) -> list[EvidenceRow]:
-    """The rows of a folder; none where it is missing. Raises CheckFailed as `rows` does."""
+    """The rows of a folder; none where it is missing. Raises CheckFailed as `evidence_rows` does."""
     keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := signing.trusted(file))}
     envelopes: list[tuple[str, Envelope | Refusal]] = []
     for file in sorted(folder.glob("*.json")):
@@ -65,10 +65,10 @@ def read(folder: Path, now: datetime.datetime) -> list[EvidenceRow]:
             envelopes.append((file.name, verify.read_file(file)))
         except Refusal as refusal:
             envelopes.append((file.name, refusal))
-    return rows(envelopes, keys, now)
+    return evidence_rows(envelopes, keys, now)
 
 
-def rows(
+def evidence_rows(
     found: Iterable[tuple[str, Envelope | Refusal]], keys: Mapping[str, PublicKey], now: datetime.datetime
 ) -> list[EvidenceRow]:
     """The table's rows, by card, profile and day; `found` are envelopes by file name, `keys` by whose they are. Pure.

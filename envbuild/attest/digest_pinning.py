@@ -30,7 +30,7 @@ class ImagePin:
         return self.before == self.after
 
 
-def found(text: str) -> Iterator[tuple[int, str, str | None]]:
+def image_references(text: str) -> Iterator[tuple[int, str, str | None]]:
     """(line, image with its tag, digest) of every reference."""
     for match in _IMAGE.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
@@ -39,6 +39,6 @@ def found(text: str) -> Iterator[tuple[int, str, str | None]]:
 
 def pinned(text: str, digest: Callable[[str], str]) -> tuple[str, list[ImagePin]]:
     """The text with every reference at the digest that `digest` knows for it, and what stood there."""
-    pins = [ImagePin(line, image, before, digest(image)) for line, image, before in found(text)]
+    pins = [ImagePin(line, image, before, digest(image)) for line, image, before in image_references(text)]
     after = iter(pins)
     return _IMAGE.sub(lambda match: f"{match['image']}:{VERIFIED}@{next(after).after}", text), pins

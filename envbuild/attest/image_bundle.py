@@ -43,7 +43,7 @@ class Bundle:
         self._members = dict(zip(names, members, strict=True))
         index = strict_json.parse(self.file(INDEX), INDEX)
         self._tags: dict[str, dict[str, Any]] = {}
-        for item in oci.listed(index, "manifests"):
+        for item in oci.descriptors(index, "manifests"):
             noted = item.get("annotations")
             if isinstance(noted, dict) and isinstance(noted.get(REF), str):
                 self._tags[noted[REF]] = item
@@ -85,7 +85,7 @@ class Bundle:
 
     def referrers(self, digest: str) -> list[dict[str, Any]]:
         index = self.manifest(oci.fallback_tag(digest))
-        return oci.listed(index.document, "manifests") if index else []
+        return oci.descriptors(index.document, "manifests") if index else []
 
     def loadable(self, image: Manifest, diff_ids: tuple[str, ...], name: str) -> Iterator[bytes]:
         """The image alone as an archive that an engine loads under `name`, made from checked blobs: no other file of

@@ -81,12 +81,12 @@ def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
         faults = [doc.fault(tuple(item["loc"]), _said(item)) for item in error.errors()]
         faults.sort(key=lambda fault: fault.line or 0)
         raise (FileError if file else UsageError)(f"{doc.file} asks for what no policy can", faults=faults) from None
-    probe_names.check(found.probes)
+    probe_names.refuse_unknown(found.probes)
     names = [key] if key else [file.parent / name for name in found.keys if file]
     keys = [signing.trusted(name) for name in names or (None,)]
     return Policy(
         keys=tuple(one for one in keys if one),
-        gpus=models(found.gpus),
+        gpus=model_names(found.gpus),
         driver=found.driver,
         max_age=_age(found.max_age) if found.max_age else None,
         level=found.level,
@@ -116,7 +116,7 @@ def _said(item: Any) -> str:
     return f"{_WORDS.get(item['type'], allowed)}: {known[name].description}"
 
 
-def models(names: Sequence[str]) -> tuple[str, ...]:
+def model_names(names: Sequence[str]) -> tuple[str, ...]:
     """ "NVIDIA H20" and "h20" are h20."""
     found = []
     for name in names:

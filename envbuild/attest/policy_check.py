@@ -31,11 +31,11 @@ def of_build(
     """(a proof for each model that it is proved on, why that is not enough) for an image and all that its profile asks
     for."""
     asked = _stricter(profile_proofs.wanted(build.name, build.profile, build.lock), policy)
-    named = policy.gpus or profile_proofs.models(build.profile)
+    named = policy.gpus or profile_proofs.models_to_prove(build.profile)
     return _each(named, asked, records, policy, now, build.profile)
 
 
-def expected(profile: str, lock: str, policy: Policy) -> Iterator[Reason]:
+def unexpected_origin(profile: str, lock: str, policy: Policy) -> Iterator[Reason]:
     """Why this is not the profile or the lock that the policy names."""
     if policy.profile not in (None, profile):
         yield Reason("profile", f"wrong profile: {profile}, expected {policy.profile}")
@@ -52,7 +52,7 @@ def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tupl
         named = policy.gpus or (rules.model_of(item[1]),)
         found, why = _each(named, asked, [item], policy, now, None)
         on += found
-        reasons += [*expected(item[1]["profile"], item[1]["lock"], policy), *why]
+        reasons += [*unexpected_origin(item[1]["profile"], item[1]["lock"], policy), *why]
     return list(dict.fromkeys(on)), list(dict.fromkeys(reasons))
 
 
@@ -73,7 +73,7 @@ def _each(
     reasons: list[Reason] = []
     by_name = dict(records)
     for model in models:
-        proof = rules.judge(model, asked, records)
+        proof = rules.judge_model(model, asked, records)
         if proof.state != "proved" or proof.evidence is None:
             reasons.append(Reason(_kind(proof), f"{model}: {proof.reason}"))
             continue
@@ -97,7 +97,7 @@ def _record(
         yield Reason("age", f"proved {record['finished']}, which is yet to come")
     yield from _driver(record, policy)
     accepted = {item.advisory for item in profile.accept} if profile else set()
-    for advisory in database.matching(situation(record, policy, profile)):
+    for advisory in database.matching(proved_situation(record, policy, profile)):
         if advisory.severity == "refuse" and advisory.id not in accepted:
             yield Reason("advisory", f"{advisory.id}: {advisory.title} ({', '.join(advisory.cite[:2])})")
 
@@ -116,7 +116,7 @@ def _driver(record: Mapping[str, Any], policy: Policy) -> Iterator[Reason]:
         yield Reason("driver", f"the proof names a driver {str(measured)[:40]!r} that is no version")
 
 
-def situation(record: Mapping[str, Any], policy: Policy, profile: Profile | None) -> Situation:
+def proved_situation(record: Mapping[str, Any], policy: Policy, profile: Profile | None) -> Situation:
     """What was there when it was proved, for the advisories: what was loaded comes before what was installed."""
     held = _of(record["environment"], "distributions", dict)
     installed = {str(name): str(version) for name, version in held.items()}

@@ -21,7 +21,7 @@ from envbuild.lock.lock_file import Lock
 _SPACE = uuid.UUID("5d1c5e9e-2f2e-5e0e-9a51-6f0a6f2f9d0b")  # any constant: the same lock has the same serial number
 
 
-def make(profile: str, lock: Lock, image_id: str) -> dict[str, Any]:
+def make_sbom(profile: str, lock: Lock, image_id: str) -> dict[str, Any]:
     """Byte-stable: its time is the lock's, its serial number follows from image and lock."""
     image = Component(
         name=profile,

@@ -59,7 +59,7 @@ def generate(passphrase: str) -> tuple[bytes, bytes]:
     return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, hidden), _pem(private.public_key())
 
 
-def configured() -> Signer | None:
+def configured_signer() -> Signer | None:
     """The key to sign with: ENVBUILD_SIGNING_KEY (a file, or the PEM text itself), else the setting `signing_key`.
 
     None where there is none: evidence is then unsigned. Raises FileError if it cannot be used, UsageError without a
@@ -208,7 +208,7 @@ def seal(payload: bytes, signer: Signer | None) -> dict[str, Any]:
     return sealed
 
 
-def payload(envelope: Mapping[str, Any]) -> bytes:
+def envelope_payload(envelope: Mapping[str, Any]) -> bytes:
     """What an envelope holds, believed or not. Raises Malformed."""
     try:
         if envelope["payloadType"] != PAYLOAD_TYPE:
@@ -218,7 +218,7 @@ def payload(envelope: Mapping[str, Any]) -> bytes:
         raise Malformed("the envelope is not DSSE") from None
 
 
-def signatures(envelope: Mapping[str, Any]) -> list[bytes]:
+def envelope_signatures(envelope: Mapping[str, Any]) -> list[bytes]:
     """The signatures of an envelope, whatever they are worth. Raises Malformed."""
     try:
         return [base64.b64decode(item["sig"], validate=True) for item in envelope["signatures"]]
@@ -226,7 +226,7 @@ def signatures(envelope: Mapping[str, Any]) -> list[bytes]:
         raise Malformed("the envelope's signatures are not DSSE's") from None
 
 
-def opened(envelope: Mapping[str, Any], keys: Sequence[PublicKey]) -> dict[str, Any]:
+def signed_statement(envelope: Mapping[str, Any], keys: Sequence[PublicKey]) -> dict[str, Any]:
     """The statement in an envelope, once one of `keys` is known to have signed it.
 
     Key ids are not looked at: they are hints, and the sigstore bundle leaves them empty. Raises Refusal.
@@ -235,7 +235,7 @@ def opened(envelope: Mapping[str, Any], keys: Sequence[PublicKey]) -> dict[str, 
     from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
     from securesystemslib.signer import Signature
 
-    content, found = payload(envelope), signatures(envelope)
+    content, found = envelope_payload(envelope), envelope_signatures(envelope)
     if not found:
         raise Refusal("unsigned", "the evidence is not signed")
     signed = Envelope(content, PAYLOAD_TYPE, {}).pae()

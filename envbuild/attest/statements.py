@@ -84,7 +84,7 @@ def _enclosed(name: str, raw: bytes, media_type: str) -> dict[str, Any]:
     return {"name": name, "digest": digest, "content": content, "mediaType": media_type}
 
 
-def opened(descriptor: Any, what: str) -> bytes:
+def descriptor_content(descriptor: Any, what: str) -> bytes:
     """The content of a descriptor. Raises Malformed where it is not that of its digest."""
     try:
         raw = base64.b64decode(descriptor["content"], validate=True)
@@ -98,7 +98,7 @@ def opened(descriptor: Any, what: str) -> bytes:
 
 def test_result(record: Mapping[str, Any], raw: bytes, subject: Subject) -> dict[str, Any]:
     """The stored statement about a record, with the record's own bytes enclosed."""
-    made = evidence_store.statement(record, hashlib.sha256(raw).hexdigest())
+    made = evidence_store.test_statement(record, hashlib.sha256(raw).hexdigest())
     predicate = made["predicate"]
     enclosed = _enclosed("run-record", raw, "application/json")
     configuration = [enclosed if item["name"] == "run-record" else item for item in predicate["configuration"]]
@@ -111,9 +111,9 @@ def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
         descriptors = [item for item in predicate["configuration"] if item["name"] == "run-record"]
     except (KeyError, TypeError):
         raise Malformed("the test result names no run record") from None
-    raw = opened(descriptors[0] if descriptors else None, "the run record")
+    raw = descriptor_content(descriptors[0] if descriptors else None, "the run record")
     try:
-        record = run_record_schema.checked(strict_json.parse(raw, "the run record"))
+        record = run_record_schema.validate_record(strict_json.parse(raw, "the run record"))
         honest = test_result(record, raw, Subject("", ""))["predicate"] == predicate
     except run_record_schema.Newer as newer:
         raise Refusal("newer", str(newer)) from None
@@ -124,7 +124,7 @@ def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
     return hashlib.sha256(raw).hexdigest(), record
 
 
-def build(made: BuildDetails, subject: Subject) -> dict[str, Any]:
+def slsa_provenance(made: BuildDetails, subject: Subject) -> dict[str, Any]:
     """SLSA provenance: the profile and the lock it was made from, and every file that went in, by hash."""
     dependencies = [
         *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),

@@ -59,7 +59,7 @@ def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], i
     refused: list[Reason] = []
     for envelope in envelopes:
         try:
-            statement = signing.opened(envelope, keys)
+            statement = signing.signed_statement(envelope, keys)
             about = {digest for _, digest in _subjects(statement)}
             if image_id and image_id.removeprefix("sha256:") not in about:
                 raise Refusal("subject", "a statement is about another image")
@@ -101,12 +101,12 @@ def _build(statement: Mapping[str, Any]) -> list[SignedBuild]:
             return []
         given = definition["externalParameters"]
         name = str(given["profile"]["name"])
-        text = statements.opened(given["lock"], "the lock").decode()
+        text = statements.descriptor_content(given["lock"], "the lock").decode()
         document = Document("the profile of the build statement", given["profile"]["document"])
         if "script" in given["profile"]:
-            source = statements.opened(given["profile"]["script"], "the script").decode()
+            source = statements.descriptor_content(given["profile"]["script"], "the script").decode()
             document.data["selftest"]["script"] = Script(document.data["selftest"]["script"], source)
-        wishes = profile_model.checked(document, name)
+        wishes = profile_model.validate_profile(document, name)
         locked = lock_file.parse(text, "the lock of the build statement")
         files = {item["name"]: item["annotations"]["roots"] for item in definition["resolvedDependencies"]
                  if "annotations" in item}  # fmt: skip

@@ -110,7 +110,7 @@ class Verdict:
             raise error
 
 
-def image(reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
+def verify_image(reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
     """Judge an image in a registry; `given` is evidence from files. Raises NetworkError."""
     return verify_at(Repository(reference), reference, policy, given, now)
 
@@ -128,7 +128,7 @@ def verify_at(
     return verdict
 
 
-def statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdict:
+def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdict:
     """Judge evidence without its image, as others send it: its signer, and whether it agrees with its run record."""
     believed = trust.believe(given, policy.keys, None)
     verdict = Verdict(None)
@@ -151,7 +151,7 @@ def _only(values: Iterable[str]) -> str | None:
 def _image(
     verdict: Verdict, place: ImageSource, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
 ) -> None:
-    manifest = resolve(place, reference)
+    manifest = resolve_reference(place, reference)
     verdict.digest = manifest.digest
     config = verdict.image = image_reader.config_of(place, manifest)
     verdict.reasons += _no_key(policy)
@@ -169,7 +169,7 @@ def _image(
         verdict.reasons.append(Reason("base", "if it is built on a proved image, name that one with --base"))
 
 
-def resolve(place: ImageSource, reference: Reference) -> Manifest:
+def resolve_reference(place: ImageSource, reference: Reference) -> Manifest:
     """The image's manifest that the reference names, itself or as the only image of an index. Raises NetworkError where
     nothing is there, Refusal for any other index."""
     top = place.manifest(reference.target)
@@ -192,7 +192,7 @@ def _no_key(policy: Policy) -> list[Reason]:
 
 
 def _believed(place: ImageSource, manifest: Manifest, config: Config, policy: Policy, given: Envelopes) -> Trusted:
-    found, bad = attestations.fetch(place, manifest.digest)
+    found, bad = attestations.fetch_envelopes(place, manifest.digest)
     believed = trust.believe([*given, *found], policy.keys, config.id)
     return dataclasses.replace(believed, refused=(*believed.refused, *(refusal.reason for refusal in bad)))
 
@@ -217,7 +217,10 @@ def _judge(
     answers = []
     for build in believed.builds:
         proofs, insufficient = policy_check.of_build(build, believed.records, policy, now)
-        other = [*_unbound(build, place, manifest, policy), *policy_check.expected(build.name, build.lock.id, policy)]
+        other = [
+            *_unbound(build, place, manifest, policy),
+            *policy_check.unexpected_origin(build.name, build.lock.id, policy),
+        ]
         if config.labels.get(LOCK_LABEL) != build.lock.id:
             other.append(Reason("lock", f"the image's label names another lock; expected {build.lock.id}"))
         answers.append(((len(other), len(insufficient)), build, proofs, [*other, *insufficient]))
@@ -253,7 +256,7 @@ def _base(named: Reference, config: Config) -> tuple[Repository, Manifest]:
             text = f"the image's label names the lock {named.tag}, but {named} does not exist"
             raise Refusal("base", f"{text}: it is not built on an image of that repository")
     place = Repository(named)
-    return place, resolve(place, named)
+    return place, resolve_reference(place, named)
 
 
 def _child(
@@ -269,7 +272,7 @@ def _child(
     assert verdict.image is not None
     base = image_reader.config_of(*proved)
     verdict.base = f"{proved[0].reference.repository}@{proved[1].digest}"
-    verdict.child_sets = child_configuration.differences(verdict.image, base)
+    verdict.child_sets = child_configuration.configuration_differences(verdict.image, base)
     believed = _believed(*proved, base, policy, given)
     if not believed.builds and not believed.records:
         verdict.reasons += believed.refused or [
@@ -281,7 +284,7 @@ def _child(
     if verdict.build is None:
         return
     measured = [record for _, record in believed.records]
-    verdict.reasons += child_image.objections(
+    verdict.reasons += child_image.child_objections(
         place, manifest, verdict.image, base, verdict.build, measured, policy.forbid_in_child
     )
 

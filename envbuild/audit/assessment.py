@@ -26,22 +26,22 @@ from envbuild.image.image_naming import LABEL
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.source import Source
 from envbuild.resolve import advisory_remedy, torch_stack
-from envbuild.testrun.job import BOOTSTRAP, Job, Limits, payload, started
+from envbuild.testrun.job import BOOTSTRAP, Job, Limits, bootstrap_payload, started
 from envbuild.util.errors import CheckFailed
 
 _ENTRY = "envbuild.selftest.inventory.collector"
 _MEMORY, _SECONDS = 4 << 30, 480.0
 
 
-def job(image: str, python: str = "python", wheels: Mapping[str, Mapping[str, str]] | None = None) -> Job:
+def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mapping[str, str]] | None = None) -> Job:
     """What collects the holdings. Python's own variables count, in an image too: they decide what an import finds.
 
-    `wheels`: the sha256 of each file by its distribution's wheel, as wheel_contents.hashes has them.
+    `wheels`: the sha256 of each file by its distribution's wheel, as wheel_contents.wheel_hashes has them.
     """
     nonce = secrets.token_hex(16)
     document = json.dumps({"version": 1, "nonce": nonce, "wheels": wheels or {}}).encode()
     argv = (python, *started(image), "-c", BOOTSTRAP, _ENTRY)
-    return Job(image, argv, payload(document), nonce, Limits(_MEMORY, _SECONDS))
+    return Job(image, argv, bootstrap_payload(document), nonce, Limits(_MEMORY, _SECONDS))
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Expected:
     startup: Mapping[StartupFile, str] = field(default_factory=dict)
 
 
-def expected(source: Source, lock: Lock | None, claimed: bool = False) -> Expected:
-    profile, known = source.profile, torch_stack.choose(source).situation
+def expected_contents(source: Source, lock: Lock | None, claimed: bool = False) -> Expected:
+    profile, known = source.profile, torch_stack.choose_stack(source).situation
     return Expected(
         profile=source.name,
         gpus=known.gpus,
@@ -162,15 +162,15 @@ def labels(held: Holdings) -> dict[str, str]:
     return {f"{LABEL}{name}": version for name, version in found.items() if version}
 
 
-def judge(target: str, held: Holdings, wanted: Expected) -> Audit:
+def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     found = [
         *_torch(held, wanted),
-        *library_findings.libraries(held),
-        *library_findings.distributions(held),
-        *file_findings.findings(
+        *library_findings.cuda_library_findings(held),
+        *library_findings.distribution_findings(held),
+        *file_findings.file_findings(
             held, wanted.startup, built=wanted.claimed, strict=wanted.image or bool(wanted.profile)
         ),
-        *extension_findings.findings(held, wanted.gpus, wanted.modules),
+        *extension_findings.extension_findings(held, wanted.gpus, wanted.modules),
         *_locked(held, wanted),
         *_advisories(held, wanted),
     ]
@@ -261,7 +261,7 @@ def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[st
 
 
 def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:
-    now = situation(held, wanted)
+    now = held_situation(held, wanted)
     for advisory in database.matching(now):
         reason = wanted.accepted.get(advisory.id)
         if reason is not None:
@@ -301,7 +301,7 @@ def _names(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:
     return ", ".join(gpu.id for gpu in gpus)
 
 
-def situation(held: Holdings, wanted: Expected) -> Situation:
+def held_situation(held: Holdings, wanted: Expected) -> Situation:
     """What is known for the advisories: of the libraries, what is loaded comes before what distributions say."""
     installed, torch = held.installed, held.torch
     versions: dict[str, str] = {}
@@ -359,5 +359,5 @@ def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> 
 
 def in_profile(advisory: Advisory, now: Situation, asked: str) -> str:
     """The same for an image of a profile's lock: what to write into the profile `asked`."""
-    lines = "; ".join(advisory_remedy.lines(advisory_remedy.written(advisory.change, now)))
+    lines = "; ".join(advisory_remedy.yaml_lines(advisory_remedy.written(advisory.change, now)))
     return f"{advisory.remedy}; in the profile: {lines}; then: envbuild make {asked}" if lines else advisory.remedy

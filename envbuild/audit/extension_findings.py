@@ -13,7 +13,7 @@ _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
 _MOST = 8  # files of one distribution that are named
 
 
-def findings(held: Holdings, gpus: Iterable[Gpu], asked: Mapping[str, Sequence[str]]) -> list[Finding]:
+def extension_findings(held: Holdings, gpus: Iterable[Gpu], asked: Mapping[str, Sequence[str]]) -> list[Finding]:
     """`asked`: distribution -> the modules that a profile wants built; what is wrong with those is a defect."""
     found = [*_apex(held), *_missing(held, asked)]
     for (name, version), files in held.extended.items():

@@ -14,7 +14,9 @@ from envbuild.fetch.locked_artifacts import StartupFile
 _MOST = 5
 
 
-def findings(held: Holdings, accepted: Mapping[StartupFile, str], *, built: bool, strict: bool) -> Iterator[Finding]:
+def file_findings(
+    held: Holdings, accepted: Mapping[StartupFile, str], *, built: bool, strict: bool
+) -> Iterator[Finding]:
     """`accepted`: by the profile, with the reason. `built`: the image is made from a lock, and may hold nothing else.
     `strict`: it is not a developer's own environment, whose files may be edited."""
     yield from _startup(held, accepted, "refuse" if strict else "warn")
@@ -51,7 +53,7 @@ def _startup(held: Holdings, accepted: Mapping[StartupFile, str], severity: str)
 def _altered(held: Holdings, built: bool, severity: str) -> Iterator[Finding]:
     reported = {
         copy.path for copy in held.libraries if copy.record is False and copy.sha256
-    }  # by library_findings.libraries
+    }  # by library_findings.cuda_library_findings
     namespaces = {hashlib.sha256(text).hexdigest() for text in database.namespace_texts()}
     by_owner: dict[tuple[str, str], list[Altered]] = defaultdict(list)
     for item in held.altered:

@@ -42,7 +42,7 @@ def not_imported(version: str, failure: str, memory: int) -> Finding:
     )
 
 
-def libraries(held: Holdings) -> Iterator[Finding]:
+def cuda_library_findings(held: Holdings) -> Iterator[Finding]:
     """Everything about the copies of CUDA libraries that are found, and those that are loaded."""
     for copy in held.libraries:
         yield from _one(copy, held)
@@ -166,7 +166,7 @@ def _cublas_first(held: Holdings) -> Iterator[Finding]:
         yield Finding("cublas-alone", "warn", text, "reinstall cuBLAS, and keep one copy of it")
 
 
-def distributions(held: Holdings) -> Iterator[Finding]:
+def distribution_findings(held: Holdings) -> Iterator[Finding]:
     """One name twice, and what pip check would say."""
     places: dict[str, dict[str, list[str]]] = {}
     for item in held.distributions:
@@ -189,14 +189,14 @@ def _requirements(held: Holdings) -> Iterator[Finding]:
     installed = held.installed
     unmet = [
         f"{name} requires {wanted}, installed is {installed.get(canonicalize_name(wanted.name), 'none')}"
-        for name, wanted in demands(held)
+        for name, wanted in held_requirements(held)
         if not _met(wanted, installed)
     ]
     for text in list(dict.fromkeys(unmet))[:_MOST_REQUIREMENTS]:
         yield Finding("requirement-unmet", "warn", text, "install what is required, or override the requirement")
 
 
-def demands(held: Holdings) -> Iterator[tuple[str, Requirement]]:
+def held_requirements(held: Holdings) -> Iterator[tuple[str, Requirement]]:
     """(who, what) of every requirement that holds here, those of the extras that somebody asks for included."""
     requires = {item.name: list(_parsed(item.requires)) for item in reversed(held.distributions)}
     todo = [(name, "") for name in requires]

@@ -24,7 +24,7 @@ from envbuild.util.errors import CheckFailed
 _TOOLS = {"pip", "setuptools", "wheel"}
 
 
-def draft(name: str, image: str, held: Holdings) -> str:
+def draft_profile(name: str, image: str, held: Holdings) -> str:
     """A profile for what `image` holds. Raises CheckFailed where there is no torch in it."""
     version = held.installed.get("torch") or (held.torch.version if held.torch else None)
     if version is None or not is_version(version):
@@ -103,7 +103,7 @@ def _packages(held: Holdings, torch: str) -> tuple[list[str], list[str]]:
     reason. What these need comes along when they are locked."""
     installed = {canonicalize_name(name): version for name, version in held.installed.items()}
     needs: dict[str, set[str]] = {name: set() for name in installed}
-    for who, wanted in library_findings.demands(held):
+    for who, wanted in library_findings.held_requirements(held):
         needs[canonicalize_name(who)].add(canonicalize_name(wanted.name))
     needed = {name for who, names in needs.items() for name in names - {who}}
     covered = _closure(needs, {"torch", *_TOOLS})
@@ -131,7 +131,7 @@ def _closure(needs: Mapping[str, set[str]], roots: set[str]) -> set[str]:
 
 def _unnamable(name: str, version: str, torch: str) -> str | None:
     """Why an installed distribution cannot be asked for in a profile, None if it can."""
-    meant = misleading_packages.refused(name)
+    meant = misleading_packages.refusal_reason(name)
     if meant:
         return meant
     if database.library_of(name):

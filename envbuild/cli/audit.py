@@ -68,20 +68,20 @@ def _image(reference: str, wanted: Expected | None) -> Audit:
     if wanted and wanted.lock:
         wanted = replace(wanted, claimed=image.labels.get(LOCK_LABEL) == wanted.lock.id)
     wanted = wanted or _labelled(image) or Expected()
-    held = image_collection.of_image(engine, image, reference, _contents(wanted))
-    return assessment.judge(reference, held, wanted)
+    held = image_collection.collect_from_image(engine, image, reference, _contents(wanted))
+    return assessment.assess(reference, held, wanted)
 
 
 def _environment(python: str, wanted: Expected | None) -> Audit:
     from envbuild.runners import host_runner
 
-    found, job = host_runner.find(python), assessment.job("", "", _contents(wanted))
-    held = environment_contents.read(host_runner.start(found, job), job.nonce, str(found))
-    return assessment.judge(str(found), held, replace(wanted, image=False) if wanted else assessment.of_machine(held))
+    found, job = host_runner.find_interpreter(python), assessment.collector_job("", "", _contents(wanted))
+    held = environment_contents.read(host_runner.run_on_host(found, job), job.nonce, str(found))
+    return assessment.assess(str(found), held, replace(wanted, image=False) if wanted else assessment.of_machine(held))
 
 
 def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
-    return wheel_contents.hashes(wanted.lock) if wanted and wanted.lock else {}
+    return wheel_contents.wheel_hashes(wanted.lock) if wanted and wanted.lock else {}
 
 
 def _nearest() -> str:
@@ -105,20 +105,20 @@ def _interpreters() -> Iterator[Path]:
 
 def _expected(name: str) -> Expected:
     source = profile_reader.load(name)
-    return assessment.expected(source, lock_file.read(source.known_lock))
+    return assessment.expected_contents(source, lock_file.read(source.known_lock))
 
 
 def _labelled(image: Image) -> Expected | None:
     """What the profile says whose lock the image carries as a label; None where no known one has it."""
     label = image.labels.get(LOCK_LABEL)
-    for name in name_lookup.names() if label else ():
+    for name in name_lookup.profile_names() if label else ():
         try:
             source = profile_reader.load(name)
             locked = lock_file.read(source.known_lock)
         except EnvbuildError:
             continue  # another profile's fault
         if locked and locked.id == label:
-            return assessment.expected(source, locked, claimed=True)
+            return assessment.expected_contents(source, locked, claimed=True)
     return None
 
 

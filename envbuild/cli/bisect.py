@@ -51,7 +51,7 @@ def command(
         raise UsageError(f"--from is newer than --to: {oldest}, {newest}")
     if probe is None and script is None:
         raise UsageError("say what decides: --probe NAME or --script FILE")
-    probe_names.check([probe] if probe else [])
+    probe_names.refuse_unknown([probe] if probe else [])
     from envbuild.pipeline import version_bisection  # not for --help
 
     hunt = Hunt(pin, probe or str(script), script, oldest, newest, keep)

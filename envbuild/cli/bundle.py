@@ -31,7 +31,7 @@ def export(name: str, file: Path, as_json: bool) -> None:
     Example: envbuild bundle export h20 -o h20.tar
     """
     output_files.prepare(file, text=False)
-    done = publish.export(name, file, Console())
+    done = publish.export_bundle(name, file, Console())
     if as_json:
         emit(done.document())
     else:
@@ -56,7 +56,7 @@ def bring(file: Path, key: Path | None, policy_file: Path | None, as_json: bool)
     Example: envbuild bundle import h20.tar --key team.pub
     """
     try:
-        verdict, tag = publish.bring(file, policy.read(policy_file, {}, key), Console())
+        verdict, tag = publish.import_bundle(file, policy.read(policy_file, {}, key), Console())
     except Refusal as refusal:
         Verdict(str(file), reasons=[refusal.reason]).require()
         raise

@@ -31,7 +31,9 @@ def command(system: str, name: str, image: str | None, install: str | None, as_j
     if reference.tag or reference.digest:
         raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")
     pinned = install or settings.setting("ci_install")
-    text = ci_job.job(system, source.name, reference.repository, profile_proofs.models(source.profile), pinned)
+    text = ci_job.render(
+        system, source.name, reference.repository, profile_proofs.models_to_prove(source.profile), pinned
+    )
     if as_json:
         emit({"system": system, "profile": source.name, "text": text})
     else:

@@ -26,14 +26,14 @@ def command(a: Path, b: Path, as_json: bool) -> None:
     Example: envbuild compare a100.json v100.json
     """
     read = {"a": numeric_fingerprint.read(a), "b": numeric_fingerprint.read(b)}
-    result = fingerprint_comparison.compare(read["a"], read["b"])
+    result = fingerprint_comparison.compare_fingerprints(read["a"], read["b"])
     if as_json:
         files = {"a": a, "b": b}
         told = {name: {"file": str(files[name]), "machine": read[name].machine.model_dump()} for name in files}
         emit({**told, **fingerprint_comparison.document(result)})
         return
     for name, found in read.items():
-        click.echo(f"{name}: {fingerprint_comparison.machine(found.machine)}")
+        click.echo(f"{name}: {fingerprint_comparison.machine_line(found.machine)}")
     for line in _lines(result):
         click.echo(line)
 

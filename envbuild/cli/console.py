@@ -39,7 +39,7 @@ def _profiles(context: click.Context, parameter: click.Parameter, begun: str) ->
     from envbuild.profile import name_lookup  # not for --help
 
     paths = [CompletionItem(begun, type="file")] if "/" in begun or "." in begun else []
-    return paths or [CompletionItem(name) for name in name_lookup.names() if name.startswith(begun)]
+    return paths or [CompletionItem(name) for name in name_lookup.profile_names() if name.startswith(begun)]
 
 
 def json_option(function: F) -> F:
@@ -237,7 +237,7 @@ class Console:
         elif "probe" in told and self._results:
             self._result(told)
         elif "probe" in told:
-            self.say(result_table.line(told))
+            self.say(result_table.result_line(told))
 
     def results(self, judged: Sequence[Mapping[str, Any]]) -> None:
         """Every result of the run on stdout, of which those that came as lines are there already."""
@@ -245,10 +245,10 @@ class Console:
             self._result(result)
 
     def _result(self, result: Mapping[str, Any]) -> None:
-        from envbuild.cli.result_table import whole
+        from envbuild.cli.result_table import result_lines
 
         self._told += 1
-        for text in whole(result, self._verbose):
+        for text in result_lines(result, self._verbose):
             click.echo(printable(text))
 
     def end(self, step: Step) -> None:

@@ -32,7 +32,7 @@ def command(a: str, b: str, files: bool, as_json: bool) -> None:
     """
     if files and not (_is_image(a) and _is_image(b)):
         raise UsageError("--files compares two images of the engine", hint="envbuild diff --files name:tag sha256:...")
-    found = diff.compare(_side(a), _side(b))
+    found = diff.compare_sides(_side(a), _side(b))
     if files:
         found = replace(found, files=_pairs(a, b))
     if as_json:
@@ -54,7 +54,7 @@ def _side(name: str) -> DiffSide:
 
 
 def _is_image(name: str) -> bool:
-    return ":" in name and not name.endswith(_LOCK) and name not in name_lookup.names()
+    return ":" in name and not name.endswith(_LOCK) and name not in name_lookup.profile_names()
 
 
 def _pairs(a: str, b: str) -> tuple[Pair, ...]:
@@ -62,7 +62,7 @@ def _pairs(a: str, b: str) -> tuple[Pair, ...]:
     from envbuild.report import layer_diff
 
     engine = Engine()
-    return layer_diff.pairs(engine, engine.get(a), engine.get(b), Console().say)
+    return layer_diff.changed_layers(engine, engine.get(a), engine.get(b), Console().say)
 
 
 def _read(name: str) -> str:
@@ -80,8 +80,10 @@ def _image(reference: str) -> DiffSide:
 
     engine = Engine()
     image = engine.get(reference)
-    held = image_collection.of_image(engine, image, reference)
-    return diff.of_image(reference, image, engine.layer_sizes(image), assessment.judge(reference, held, Expected()))
+    held = image_collection.collect_from_image(engine, image, reference)
+    return diff.side_of_image(
+        reference, image, engine.layer_sizes(image), assessment.assess(reference, held, Expected())
+    )
 
 
 def _lines(found: Diff) -> Iterator[str]:

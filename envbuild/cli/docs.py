@@ -82,7 +82,9 @@ def _read(file: Path) -> _Document:
 
 
 def _filled(document: _Document) -> tuple[str, list[Block]]:
-    return markdown_blocks.fill(document.text, document.blocks, lambda block: _content(block, document.file.parent))
+    return markdown_blocks.fill_blocks(
+        document.text, document.blocks, lambda block: _content(block, document.file.parent)
+    )
 
 
 def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
@@ -93,10 +95,10 @@ def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
 
 def _content(block: Block, folder: Path) -> str:
     if block.kind == "evidence":
-        return profile_tables.proofs([row for name in block.names for row in _evidence(folder / name)])
+        return profile_tables.proofs_table([row for name in block.names for row in _evidence(folder / name)])
     if block.kind == "table":
-        published, built = _evidence(folder / _EVIDENCE), list(build_records.every())
-        return profile_tables.versions(_row(name, built, published) for name in block.names)
+        published, built = _evidence(folder / _EVIDENCE), list(build_records.all_records())
+        return profile_tables.versions_table(_row(name, built, published) for name in block.names)
     if block.kind == "minimum":
         return profile_tables.minimum(
             [resolver.resolve(profile_reader.load(name)).choice.situation for name in block.names]
@@ -115,7 +117,9 @@ def _evidence(folder: Path) -> list[community_evidence.EvidenceRow]:
 
 def _row(name: str, built: list[Record], published: list[community_evidence.EvidenceRow]) -> profile_tables.ProfileRow:
     source, plan, locked = _locked(name)
-    signed = community_evidence.proofs(published, source.name, locked.id, profile_proofs.models(source.profile))
+    signed = community_evidence.community_proofs(
+        published, source.name, locked.id, profile_proofs.models_to_prove(source.profile)
+    )
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, built, signed)
     return profile_tables.ProfileRow(source.name, resolver.as_locked(plan, locked.versions), locked, proofs)
 

@@ -65,9 +65,9 @@ def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]
     source = profile_reader.load(name) if name else None  # its faults first: nothing else could be said
     asked = profile_needs.needs_of(source) if source else None
     host = machine_reader.read(root)
-    checks = machine_verdict.judge(host, [asked] if asked else list(profile_needs.every()))
+    checks = machine_verdict.check_machine(host, [asked] if asked else list(profile_needs.all_needs()))
     if source and asked:
-        checks.append(wheel_availability.wheels(source, checks))
+        checks.append(wheel_availability.check_wheels(source, checks))
         checks.append(machine_verdict.suits(host, asked, checks))
     return checks, machine_verdict.document(host, checks)
 
@@ -75,8 +75,8 @@ def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]
 def _cluster(source: str) -> tuple[list[Check], dict[str, Any]]:
     from envbuild.doctor import node_comparison, remote_nodes
 
-    found = remote_nodes.gather(source)
-    checks = node_comparison.compare(found)
+    found = remote_nodes.gather_nodes(source)
+    checks = node_comparison.compare_nodes(found)
     return checks, node_comparison.document(found, checks)
 
 

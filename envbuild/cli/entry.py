@@ -206,7 +206,7 @@ def _system_error(error: OSError) -> EnvbuildError:
     """A full disk, a folder that may not be written: no traceback for what a machine can do to us."""
     from envbuild.util import disk_space  # not for --help
 
-    if disk_space.lacks(error):
+    if disk_space.is_disk_full(error):
         named = Path(error.filename).parent if isinstance(error.filename, str) else None
         return disk_space.full([named])
     where = f"{error.filename}: " if error.filename else ""

@@ -48,13 +48,13 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
 
     log, notes = _read(files)
     found = cause_ranking.explain(log)
-    profiles = name_lookup.names()
+    profiles = name_lookup.profile_names()
     if as_json:
         document = dict(cause_ranking.document(found, profiles))
         for match in (*document["matches"], *document["possible"]):
-            match["lines"] = [{**line, "text": shown(line["text"])} for line in match["lines"]]
+            match["lines"] = [{**line, "text": safe_line(line["text"])} for line in match["lines"]]
         if document["error"]:
-            document["error"]["text"] = shown(document["error"]["text"])
+            document["error"]["text"] = safe_line(document["error"]["text"])
         emit({**document, "notes": notes})
         return
     for line in (*notes, *(() if log.empty else _lines(log, found, profiles))):
@@ -84,7 +84,7 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
             continue
         notes += [f"{_called(file)}: {said}" for said in (part.note, part.cut) if said]
         parts[file] = part
-    log = log_lines.joined(parts.values())
+    log = log_lines.join_logs(parts.values())
     if log.empty and not any(part.note for part in parts.values()):
         name = _called(files[0]) if len(files) == 1 else "each of these files"
         notes.append(
@@ -193,7 +193,7 @@ def _own_error(found: Explanation) -> Iterator[str]:
     """A fault of the program itself is no cause that versions or cards have; it is not hidden either."""
     error = found.read.error
     if error:
-        yield f"the program's own error ({_where(error)}): {shown(error.text)}"
+        yield f"the program's own error ({_where(error)}): {safe_line(error.text)}"
         missing = re.search(r"(?:ModuleNotFoundError|ImportError): No module named '([\w.]{1,80})'", error.text)
         if missing:
             said = "is not in this environment: install it, or add it to the profile's packages"
@@ -264,10 +264,12 @@ def _match(match: SignatureMatch, profile: str | None) -> Iterator[str]:
         "fits": ": the GPU and versions in the log fit this advisory",
         "not loaded": ": the versions in the log do not match, but the log does not show which are loaded",
     }.get(match.standing, "")
-    yield from (f"  {line.file}{':' if line.file else ''}{line.number:>6}: {shown(line.text)}" for line in match.lines)
+    yield from (
+        f"  {line.file}{':' if line.file else ''}{line.number:>6}: {safe_line(line.text)}" for line in match.lines
+    )
     remedy, prove = cause_ranking.of_profile(match.remedy, name), cause_ranking.of_profile(match.prove or "", name)
     yield f"  cure: {remedy}"
-    yield from (f"  in the profile: {line}" for line in advisory_remedy.lines(match.write))
+    yield from (f"  in the profile: {line}" for line in advisory_remedy.yaml_lines(match.write))
     yield from (f"  find out {text}" for text in match.find_out)
     if prove:
         yield f"  prove: {prove}"
@@ -276,14 +278,14 @@ def _match(match: SignatureMatch, profile: str | None) -> Iterator[str]:
 
 
 def _at(line: Line) -> str:
-    return f" ({_where(line)}: {shown(line.text)})"
+    return f" ({_where(line)}: {safe_line(line.text)})"
 
 
 def _where(line: Line) -> str:
     return f"{line.file}:{line.number}" if line.file else f"line {line.number}"
 
 
-def shown(text: str) -> str:
+def safe_line(text: str) -> str:
     """A line of a log as it may be repeated: short, and without what looks like a secret."""
     hidden = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}***", text.strip())
     return hidden if len(hidden) <= WIDTH else hidden[: WIDTH - 3] + "..."

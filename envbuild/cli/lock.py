@@ -136,10 +136,10 @@ def _locked(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of the locks, and what is to be known of them. `keep`: changed locks are written."""
     found: list[dict[str, Any]] = []
-    notes = profile_reader.ignored(one.source for one in wanted)
+    notes = profile_reader.ignored_uv_settings(one.source for one in wanted)
     notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
     for (source, _, before), after in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
-        changes = list(update.differences(before, after)) if after is not before else []
+        changes = list(update.version_changes(before, after)) if after is not before else []
         here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
         if keep and (after is not before or not here):
             lock_file.write(after, source.lock_file, source.name, source.origin)
@@ -157,7 +157,7 @@ def _made(
         def say(text: str) -> None:
             notes.append(f"{one.source.name}: {text}")
 
-        return update.make(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
+        return update.update_lock(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
 
     try:
         with ThreadPoolExecutor(PARALLEL) as pool:

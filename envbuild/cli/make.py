@@ -116,8 +116,8 @@ def _several(names: tuple[str, ...], wanted: BatchItem, as_json: bool) -> None:
         for line in _reasons(outcome):
             say(outcome.name, f"  {line}")
 
-    outcomes = batch.make(names, wanted, say, done)
-    code = batch.worst([outcome.code for outcome in outcomes])
+    outcomes = batch.make_profiles(names, wanted, say, done)
+    code = batch.worst_exit_code([outcome.code for outcome in outcomes])
     error = SomeFailed(_told(outcomes), code) if code else None
     document = {
         "profiles": [

@@ -27,7 +27,7 @@ def command(name: str, parent: str | None, image: str | None, as_json: bool) -> 
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
         raise UsageError(f"{display(file)} is there already", hint="choose another name, or edit it")
-    text = _held_by(name, image) if image else starter_profile.draft(name, profile_reader.load(str(parent)))
+    text = _held_by(name, image) if image else starter_profile.starter_profile(name, profile_reader.load(str(parent)))
     write_within(Path.cwd(), file, text)
     if as_json:
         emit({"profile": name, "file": display(file)})
@@ -41,4 +41,6 @@ def _held_by(name: str, reference: str) -> str:
     from envbuild.image.engine import Engine
 
     engine = Engine()
-    return profile_draft.draft(name, reference, image_collection.of_image(engine, engine.get(reference), reference))
+    return profile_draft.draft_profile(
+        name, reference, image_collection.collect_from_image(engine, engine.get(reference), reference)
+    )

@@ -31,7 +31,7 @@ def command(
 
     where = On(on, given or {}, resume, gpu, nodes)
     if dry_run:
-        script = workflows.script(name, reference, Console(), where, RunRequest(gpus=gpus), brief=not as_json)
+        script = workflows.cluster_script(name, reference, Console(), where, RunRequest(gpus=gpus), brief=not as_json)
         emit({"script": script}) if as_json else click.echo(script, nl=False)
         return
     made = workflows.prove(name, reference, Console(), gpus, where)

@@ -36,9 +36,9 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
         if not images_only:
             found += [*prune.caches(known.names, locks), *prune.temporary()]
         if not dry_run:
-            docker_runner.sweep(engine)
-            prune.remove(engine, found)
-            prune.forget(engine, known.noted)
+            docker_runner.sweep_containers(engine)
+            prune.remove_items(engine, found)
+            prune.forget_gone_locks(engine, known.noted)
     total = sum(item.bytes for item in found)
     if as_json:
         rows = [asdict(item) for item in found]
@@ -83,7 +83,7 @@ class _Known:
 def _known() -> _Known:
     locks = name_lookup.locks()
     beside = [file.absolute() for file in locks.values()]
-    return _Known({*name_lookup.names(), *locks}, beside, list(built_locks.every()))
+    return _Known({*name_lookup.profile_names(), *locks}, beside, list(built_locks.all_locks()))
 
 
 def _turns(stack: contextlib.ExitStack) -> _Known:
@@ -106,7 +106,7 @@ def _alone(stack: contextlib.ExitStack, name: str) -> None:
     try:
         stack.enter_context(workflows.one_run_per_profile(name, say))
     except OSError as error:
-        if not disk_space.lacks(error):
+        if not disk_space.is_disk_full(error):
             raise
 
 

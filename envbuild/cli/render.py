@@ -51,7 +51,7 @@ def _rendered(names: Iterable[str]) -> list[tuple[Source, str]]:
     for name in names:
         try:
             source = profile_reader.load(name)
-            found.append((source, dockerfile.render(lock_file.required(source), source.name)))
+            found.append((source, dockerfile.render(lock_file.required_lock(source), source.name)))
         except (ProfileError, LockError, OutOfDate) as error:
             wrong.append(error)
     if len(wrong) > 1:

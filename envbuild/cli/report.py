@@ -7,7 +7,7 @@ import click
 from envbuild.cli.console import emit, json_option, profile_argument
 from envbuild.cli.output_files import FILE, STDOUT, prepare, write
 from envbuild.evidence import evidence_store, profile_proofs
-from envbuild.evidence.rules import Proof, digest_of
+from envbuild.evidence.rules import Proof, record_digest
 from envbuild.image import build_records
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -50,7 +50,7 @@ def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
     plan = resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
     fits = locked is not None and not locked.stale(plan)
-    built = [record for record in build_records.every() if locked and record.lock == locked.id]
+    built = [record for record in build_records.all_records() if locked and record.lock == locked.id]
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, built)
     compared = profile_page.comparison(*map(numeric_fingerprint.read, prints)) if prints else None
     return profile_page.page(
@@ -73,7 +73,7 @@ def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:
 
 def _run(statement: Path) -> measurements.Run:
     record = evidence_store.record_of(statement)
-    return measurement_reader.run(record, digest_of(statement))
+    return measurement_reader.measured_run(record, record_digest(statement))
 
 
 def _others(name: str) -> dict[str, Lock]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from envbuild.selftest.harness.probe_outcome import note
+from envbuild.selftest.harness.probe_outcome import result_note
 
 if TYPE_CHECKING:  # loaded where there is a terminal
     from rich.console import Console as Rich
@@ -17,16 +17,16 @@ _MOST_LINES = 20  # of what a script printed, where a person did not ask for all
 _COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow", "running": "cyan"}
 
 
-def line(result: Mapping[str, Any]) -> str:
+def result_line(result: Mapping[str, Any]) -> str:
     """One probe for a reader: its worst figure, or why it failed or was skipped."""
-    return f"{result['status']:<8} {result['probe']:<20} {result['seconds']:6.2f} s  {note(result)}".rstrip()
+    return f"{result['status']:<8} {result['probe']:<20} {result['seconds']:6.2f} s  {result_note(result)}".rstrip()
 
 
-def whole(result: Mapping[str, Any], verbose: bool) -> list[str]:
+def result_lines(result: Mapping[str, Any], verbose: bool) -> list[str]:
     """The line of a probe; where it failed also the details and what its script printed. `verbose`: that always."""
     failed = result["status"] == "failed"
     detail = textwrap.indent(result["detail"].rstrip(), "    ").splitlines() if failed and result["detail"] else []
-    return [line(result), *detail, *(printed(result, verbose) if failed or verbose else ())]
+    return [result_line(result), *detail, *(printed(result, verbose) if failed or verbose else ())]
 
 
 def printed(result: Mapping[str, Any], verbose: bool = False) -> list[str]:
@@ -84,5 +84,5 @@ class Live:
         table.add_column(no_wrap=True, overflow="ellipsis")
         for row in rows[-self._rows :] if self._rows else []:
             state = Text(f"  {row['status']}", style=_COLOURS[row["status"]])
-            table.add_row(state, Text(row["probe"]), Text(f"{row['seconds']:.2f} s"), Text(note(row)))
+            table.add_row(state, Text(row["probe"]), Text(f"{row['seconds']:.2f} s"), Text(result_note(row)))
         return table

@@ -81,9 +81,9 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
     fits = locked is not None and not locked.stale(plan)  # what was locked for other wishes is no pin of these
     versions = locked.versions if locked and fits else {}
     choice = resolver.as_locked(plan, versions) if fits else plan.choice
-    proofs = profile_proofs.on_disk(source.name, source.profile, locked, build_records.every())
-    found = pin_reasons.versions(plan, choice, versions)
-    reasons = pin_reasons.reasons(plan, choice, versions)
+    proofs = profile_proofs.on_disk(source.name, source.profile, locked, build_records.all_records())
+    found = pin_reasons.pin_versions(plan, choice, versions)
+    reasons = pin_reasons.pin_reasons(plan, choice, versions)
     for name, version in pins.items():
         if name == "cuda":  # torch's own; a pin of it only checks that
             continue
@@ -107,7 +107,7 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "fleet": [asdict(setting) for setting in pin_reasons.fleet_settings(plan, choice)],
         "advisories": choice.states,
         "lock": {"id": locked.id if locked and fits else None, "state": _lock_state(locked, plan)},
-        "proof": profile_proofs.sentence(source.name, proofs),
+        "proof": profile_proofs.proof_sentence(source.name, proofs),
         "proofs": profile_proofs.document(proofs),
     }
 
@@ -120,8 +120,8 @@ def _lock_state(locked: lock_file.Lock | None, plan: resolver.Plan) -> str:
 
 
 def _all(as_json: bool) -> None:
-    built = list(build_records.every())
-    rows = [_row(name, built) for name in name_lookup.names()]
+    built = list(build_records.all_records())
+    rows = [_row(name, built) for name in name_lookup.profile_names()]
     if as_json:
         emit({"profiles": rows})
         return
@@ -151,5 +151,7 @@ def _row(name: str, built: list[Record]) -> dict[str, Any]:
         "cuda": known.cuda,
         "python": plan.python,
         "lock": _lock_state(locked, plan),
-        "proof": profile_proofs.sentence(source.name, profile_proofs.on_disk(name, source.profile, locked, built)),
+        "proof": profile_proofs.proof_sentence(
+            source.name, profile_proofs.on_disk(name, source.profile, locked, built)
+        ),
     }

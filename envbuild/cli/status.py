@@ -72,7 +72,7 @@ def command(name: str | None, asks_index: bool, as_json: bool) -> None:
 
 def _all(as_json: bool) -> None:
     engine = Engine()
-    rows = [_row(engine, name) for name in name_lookup.names()]
+    rows = [_row(engine, name) for name in name_lookup.profile_names()]
     if as_json:
         emit({"profiles": rows})
         return
@@ -96,7 +96,7 @@ def _row(engine: Engine, name: str) -> dict[str, Any]:
 def _outdated(name: str | None, as_json: bool) -> None:
     if name is None:
         with ThreadPoolExecutor(index_config.PARALLEL) as pool:
-            rows = list(pool.map(_pins_or_fault, name_lookup.names()))
+            rows = list(pool.map(_pins_or_fault, name_lookup.profile_names()))
     else:
         rows = [_pins(name)]
     if as_json:
@@ -111,7 +111,7 @@ def _outdated(name: str | None, as_json: bool) -> None:
 
 def _pins(name: str) -> dict[str, Any]:
     source = profile_reader.load(name)
-    found = outdated_pins.find(resolver.resolve(source), lock_file.required(source))
+    found = outdated_pins.find_outdated(resolver.resolve(source), lock_file.required_lock(source))
     return {"profile": source.name, "outdated": [asdict(item) for item in found]}
 
 

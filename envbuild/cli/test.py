@@ -87,7 +87,7 @@ def command(
         return
     if name is None:
         raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
-    probe_names.check(asked)
+    probe_names.refuse_unknown(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
     if python and (on not in (None, "local") or given or resume or dry_run or gpu or nodes > 1):
@@ -109,7 +109,7 @@ def command(
     wanted = job.RunRequest(level, asked, gpus, fingerprint=print_file is not None, seed=seed)
     where = On(on, given or {}, resume, gpu, nodes)
     if dry_run:
-        script = workflows.script(name, reference, console, where, wanted, brief=not as_json)
+        script = workflows.cluster_script(name, reference, console, where, wanted, brief=not as_json)
         emit({"script": script}) if as_json else click.echo(script, nl=False)
         return
     if python:
@@ -138,7 +138,7 @@ def _repeating(seed: int) -> str:
 
 
 def _list(as_json: bool) -> None:
-    rows = probe_names.known().values()
+    rows = probe_names.known_probes().values()
     if as_json:
         keys = ("name", "level", "needs", "does")
         emit({"probes": [{key: getattr(row, key) for key in keys} for row in rows]})

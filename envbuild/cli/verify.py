@@ -72,11 +72,15 @@ def command(
     except Refusal as refusal:
         Verdict(ref, reasons=[refusal.reason]).require()
         raise
-    done = verify.image(reference, asked, envelopes, now) if reference else verify.statement(envelopes, asked, now)
+    done = (
+        verify.verify_image(reference, asked, envelopes, now)
+        if reference
+        else verify.verify_statement(envelopes, asked, now)
+    )
     if rebuild and done.build:  # whatever else is wrong with it: every reason is told
-        from envbuild.pipeline.rebuild import objections
+        from envbuild.pipeline.rebuild import rebuild_objections
 
-        done.reasons += objections(done, Console())
+        done.reasons += rebuild_objections(done, Console())
     done.require()
     if as_json:
         emit(done.document())

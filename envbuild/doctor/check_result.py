@@ -26,11 +26,11 @@ def ok(name: str, detail: str) -> Check:
     return Check(name, "ok", detail)
 
 
-def skipped(name: str, reason: str) -> Check:
+def skipped_check(name: str, reason: str) -> Check:
     return Check(name, "skipped", reason)
 
 
-def worst(name: str, found: Sequence[tuple[Status, str, str]], fine: str) -> Check:
+def worst_check(name: str, found: Sequence[tuple[Status, str, str]], fine: str) -> Check:
     """One check of several findings (status, detail, remedy): the worst status, every word once; `fine` without any."""
     if not found:
         return ok(name, fine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from envbuild.doctor.model import EngineReading, clean, shown
+from envbuild.doctor.model import EngineReading, clean, short_address
 from envbuild.doctor.network_services import MAX_PLACES
 from envbuild.doctor.parallel_reads import run_in_parallel
 from envbuild.image import docker_client, engine
@@ -27,7 +27,7 @@ def read() -> EngineReading:
 
 def _buildx() -> dict[str, Any]:
     try:
-        words = docker_client.find(ENGINE_SECONDS).buildx.split()
+        words = docker_client.find_client(ENGINE_SECONDS).buildx.split()
     except EnvbuildError as error:
         return {"buildx_fault": clean(error.message)}
     return {"buildx": clean(words[1]) if len(words) > 1 else "unknown"}
@@ -44,7 +44,7 @@ def _engine() -> dict[str, Any]:
     mirrors = (info.get("RegistryConfig") or {}).get("Mirrors") or ()
     local = host.startswith("unix://")
     return {
-        "host": shown(host),
+        "host": short_address(host),
         "version": clean(found.version),
         "local": local,
         "runtimes": tuple(clean(name) for name in list(info.get("Runtimes") or ())[:50]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from envbuild.doctor.check_result import LATE, Check, Status, counted, gib, ok, skipped, worst
+from envbuild.doctor.check_result import LATE, Check, Status, counted, gib, ok, skipped_check, worst_check
 from envbuild.doctor.model import GpuReading, Host, Xid
 from envbuild.doctor.profile_needs import Need
 from envbuild.facts import database, mixed_gpu_settings
@@ -16,45 +16,45 @@ FREE = 0.9
 DRAIN = "drain the card and reset it (nvidia-smi --gpu-reset)"
 
 
-def judge(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
+def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
     """All of them; skipped where there is no GPU at all."""
     checks: dict[str, Callable[[], Check]] = {
-        "gpu.driver": lambda: driver(host, needs),
-        "gpu.answers": lambda: answers(host),
-        "gpu.runtime": lambda: runtime(host),
-        "gpu.models": lambda: models(host.driver.cards),
-        "gpu.equal": lambda: equal(host.driver.cards),
-        "gpu.mig": lambda: mig(host.driver.cards),
-        "gpu.ecc": lambda: ecc(host.driver.cards),
-        "gpu.compute-mode": lambda: compute_mode(host.driver.cards),
-        "gpu.memory": lambda: memory(host.driver.cards),
-        "gpu.fabric": lambda: fabric(host),
-        "gpu.xid": lambda: xid(host),
+        "gpu.driver": lambda: check_driver(host, needs),
+        "gpu.answers": lambda: check_answers(host),
+        "gpu.runtime": lambda: check_container_runtime(host),
+        "gpu.models": lambda: check_models(host.driver.cards),
+        "gpu.equal": lambda: check_same_settings(host.driver.cards),
+        "gpu.mig": lambda: check_mig(host.driver.cards),
+        "gpu.ecc": lambda: check_ecc(host.driver.cards),
+        "gpu.compute-mode": lambda: check_compute_mode(host.driver.cards),
+        "gpu.memory": lambda: check_free_memory(host.driver.cards),
+        "gpu.fabric": lambda: check_fabric(host),
+        "gpu.xid": lambda: check_xids(host),
     }
     about_cards = tuple(checks)[2:-1]  # a card that fell off the bus may be known from the log alone
     for name, check in checks.items():
         if "NVML" in host.late and name != "gpu.xid":
             detail = "NVML does not answer: the driver hangs"
             remedy = "see the kernel's log; reboot if it stays so"
-            yield Check(name, "fail", detail, remedy) if name == "gpu.driver" else skipped(name, detail)
+            yield Check(name, "fail", detail, remedy) if name == "gpu.driver" else skipped_check(name, detail)
         elif not host.driver.cards and name in about_cards:
-            yield skipped(name, "NVML tells of no GPU")
+            yield skipped_check(name, "NVML tells of no GPU")
         else:
             yield check()
 
 
-def driver(host: Host, needs: Sequence[Need]) -> Check:
+def check_driver(host: Host, needs: Sequence[Need]) -> Check:
     """New enough for a profile of each card that is here, and for which others it is not."""
     name, found = "gpu.driver", host.driver
     if found.fault and not host.pci:
-        return skipped(name, f"no NVIDIA GPU: {found.fault}")
+        return skipped_check(name, f"no NVIDIA GPU: {found.fault}")
     if found.fault:
         remedy = (
             "install NVIDIA's driver, load it (modprobe nvidia), or reboot after an update; in a container: --gpus all"
         )
         return Check(name, "fail", f"there are NVIDIA cards on the PCI bus ({host.pci}), but: {found.fault}", remedy)
     if not found.cards and not found.lost:
-        return skipped(name, "NVML tells of no GPU")
+        return skipped_check(name, "NVML tells of no GPU")
     if found.version is None or not is_version(found.version):
         return Check(name, "warn", "NVML does not tell the driver's version", "update the driver")
     here = {gpu.id for gpu in _known(found.cards)}
@@ -78,25 +78,25 @@ def driver(host: Host, needs: Sequence[Need]) -> Check:
     return Check(name, "fail", detail, f"update the driver{libraries}")
 
 
-def answers(host: Host) -> Check:
+def check_answers(host: Host) -> Check:
     """Every card on the bus answers."""
     cards, name = host.driver.cards, "gpu.answers"
     if host.driver.lost:
         remedy = f"see gpu.xid and the kernel's log; {DRAIN}, or reboot"
         return Check(name, "fail", "; ".join(host.driver.lost), remedy)
     if not cards:
-        return skipped(name, "NVML tells of no GPU")
+        return skipped_check(name, "NVML tells of no GPU")
     if host.pci is not None and host.pci > len(cards):
         remedy = "see the kernel's log; where a container or a job was given these alone, nothing is wrong"
         return Check(name, "warn", f"{host.pci} NVIDIA GPUs on the PCI bus, {len(cards)} of them in NVML", remedy)
     return ok(name, f"{len(cards)} of {len(cards)}")
 
 
-def runtime(host: Host) -> Check:
+def check_container_runtime(host: Host) -> Check:
     """Whether the engine can give a container the cards, as `docker run --gpus` asks for them."""
     name, engine = "gpu.runtime", host.engine
     if engine.version is None:
-        return skipped(name, "no engine to ask")
+        return skipped_check(name, "no engine to ask")
     if "nvidia" in engine.runtimes or "nvidia-container-runtime-hook" in engine.hooks:
         return ok(name, "NVIDIA's container toolkit")
     setup = (
@@ -108,7 +108,7 @@ def runtime(host: Host) -> Check:
     return Check(name, "fail", "the engine has neither NVIDIA's runtime nor CDI devices for its GPUs", setup)
 
 
-def models(cards: Sequence[GpuReading]) -> Check:
+def check_models(cards: Sequence[GpuReading]) -> Check:
     unknown = [card.name for card in cards if database.gpu_by_name(card.name) is None]
     if unknown:
         remedy = "give facts.d/ a row for it (see envbuild facts gpus), or update envbuild"
@@ -116,12 +116,12 @@ def models(cards: Sequence[GpuReading]) -> Check:
     return ok("gpu.models", counted(card.name for card in cards))
 
 
-def equal(cards: Sequence[GpuReading]) -> Check:
+def check_same_settings(cards: Sequence[GpuReading]) -> Check:
     """One model and one size of memory."""
     found: list[tuple[Status, str, str]] = []
     if len({card.name for card in cards}) > 1:
         gpus = list(dict.fromkeys(_known(cards)))
-        together = ", ".join(f"{item.variable}={item.value}" for item in mixed_gpu_settings.settings(gpus))
+        together = ", ".join(f"{item.variable}={item.value}" for item in mixed_gpu_settings.mixed_gpu_settings(gpus))
         remedy = f"a profile with gpus: [{', '.join(gpu.id for gpu in gpus)}] sets what they need together"
         remedy += f" ({together})" if together else ""
         found.append(("warn", f"unequal cards: {counted(card.name for card in cards)}", f"{remedy}; or --gpus"))
@@ -130,10 +130,10 @@ def equal(cards: Sequence[GpuReading]) -> Check:
         if len(set(sizes)) > 1:
             remedy = "count with the smaller ones, or choose cards with --gpus"
             found.append(("warn", f"unequal memory: {name} with {counted(sizes)}", remedy))
-    return worst("gpu.equal", found, "one model, one size of memory" if len(cards) > 1 else "one card")
+    return worst_check("gpu.equal", found, "one model, one size of memory" if len(cards) > 1 else "one card")
 
 
-def mig(cards: Sequence[GpuReading]) -> Check:
+def check_mig(cards: Sequence[GpuReading]) -> Check:
     found: list[tuple[Status, str, str]] = []
     for card in cards:
         if card.mig and card.mig.enabled != card.mig.pending:
@@ -145,10 +145,10 @@ def mig(cards: Sequence[GpuReading]) -> Check:
         elif card.mig and card.mig.enabled:
             remedy = "for whole cards or several GPUs, and to prove a profile of such cards: nvidia-smi -mig 0"
             found.append(("warn", f"GPU {card.index}: MIG is on, {card.mig.slices} instances", remedy))
-    return worst("gpu.mig", found, "off" if any(card.mig for card in cards) else "these cards have none")
+    return worst_check("gpu.mig", found, "off" if any(card.mig for card in cards) else "these cards have none")
 
 
-def ecc(cards: Sequence[GpuReading]) -> Check:
+def check_ecc(cards: Sequence[GpuReading]) -> Check:
     found: list[tuple[Status, str, str]] = []
     for card in cards:
         who, known = f"GPU {card.index}", database.gpu_by_name(card.name)
@@ -162,7 +162,7 @@ def ecc(cards: Sequence[GpuReading]) -> Check:
         if card.ecc.enabled is False and known and known.datacentre:
             found.append(("warn", f"{who}: ECC is off", "nvidia-smi -e 1, then reset the card"))
     told = [card for card in cards if card.ecc.enabled is not None]
-    return worst("gpu.ecc", found, "no uncorrected errors" if told else "these cards have none")
+    return worst_check("gpu.ecc", found, "no uncorrected errors" if told else "these cards have none")
 
 
 _MODES: dict[str, tuple[Status, str]] = {
@@ -173,16 +173,16 @@ _MODES: dict[str, tuple[Status, str]] = {
 }
 
 
-def compute_mode(cards: Sequence[GpuReading]) -> Check:
+def check_compute_mode(cards: Sequence[GpuReading]) -> Check:
     found: list[tuple[Status, str, str]] = []
     for card in cards:
         status, means = _MODES.get(card.compute_mode or "default", ("warn", "unknown to envbuild"))
         if status != "ok":
             found.append((status, f"GPU {card.index}: {card.compute_mode}: {means}", "nvidia-smi -c DEFAULT"))
-    return worst("gpu.compute-mode", found, "default")
+    return worst_check("gpu.compute-mode", found, "default")
 
 
-def memory(cards: Sequence[GpuReading]) -> Check:
+def check_free_memory(cards: Sequence[GpuReading]) -> Check:
     """Free on every card, or who holds it."""
     found: list[tuple[Status, str, str]] = []
     for card in cards:
@@ -192,7 +192,7 @@ def memory(cards: Sequence[GpuReading]) -> Check:
                 ("warn", f"{held}, held by {_holders(card)}", "end what holds it, or choose others with --gpus")
             )
     sizes = counted(gib(card.memory_total) for card in cards if card.memory_total)
-    return worst("gpu.memory", found, f"free: {sizes}")
+    return worst_check("gpu.memory", found, f"free: {sizes}")
 
 
 def _holders(card: GpuReading) -> str:
@@ -205,7 +205,7 @@ def _holders(card: GpuReading) -> str:
     return ", ".join(named) + (f" and {len(card.holders) - 5} more" if len(card.holders) > 5 else "")
 
 
-def fabric(host: Host) -> Check:
+def check_fabric(host: Host) -> Check:
     """Where there are NVSwitches: CUDA starts (no error 802) once the fabric manager has joined every card to them."""
     name, states = "gpu.fabric", {card.index: card.fabric for card in host.driver.cards}
     remedy = "systemctl start nvidia-fabricmanager; its version must be the driver's"
@@ -213,26 +213,26 @@ def fabric(host: Host) -> Check:
     if bad:
         return Check(name, "fail", "; ".join(f"GPU {index}: fabric {state}" for index, state in bad.items()), remedy)
     if host.switches is None and "completed" not in states.values():
-        return skipped(name, LATE)
+        return skipped_check(name, LATE)
     if host.switches and host.fabric_manager is False:
         return Check(name, "fail", "this machine has NVSwitches, and no fabric manager runs: CUDA says 802", remedy)
     if host.switches and host.fabric_manager is None and "completed" not in states.values():
-        return skipped(name, "there are NVSwitches; whether the fabric manager runs is not seen from here")
+        return skipped_check(name, "there are NVSwitches; whether the fabric manager runs is not seen from here")
     if host.switches or "completed" in states.values():
         return ok(name, "every card has joined the NVSwitch fabric" if "completed" in states.values() else "it runs")
-    return skipped(name, "no NVSwitch")
+    return skipped_check(name, "no NVSwitch")
 
 
-def xid(host: Host) -> Check:
+def check_xids(host: Host) -> Check:
     """Errors that the driver wrote to the kernel's log since this boot."""
     if host.log is None:
-        return skipped("gpu.xid", LATE)
+        return skipped_check("gpu.xid", LATE)
     if host.log.fault:
-        return skipped(
+        return skipped_check(
             "gpu.xid", f"the kernel's log cannot be read ({host.log.fault}): sudo envbuild doctor, or dmesg | grep Xid"
         )
     if not host.log.xids and not host.driver.cards:
-        return skipped("gpu.xid", "NVML tells of no GPU")
+        return skipped_check("gpu.xid", "NVML tells of no GPU")
     known = database.xids()
     groups: dict[tuple[str, int], list[Xid]] = {}
     for item in host.log.xids:
@@ -245,7 +245,7 @@ def xid(host: Host) -> Check:
             found.append(("warn", text, "a program's doing (see which in the kernel's log); the card stays fit"))
         else:
             found.append(("fail", text, f"{DRAIN}, or reboot; the log keeps what was before a reset"))
-    return worst("gpu.xid", found, "none since this boot")
+    return worst_check("gpu.xid", found, "none since this boot")
 
 
 def _known(cards: Sequence[GpuReading]) -> list[Gpu]:

@@ -33,7 +33,7 @@ def read(root: Path = Path("/")) -> Host:
 
     def packages() -> dict[str, Any]:
         trusted = tuple(network_services.authorities())  # first: what pip is configured with is asked of it once
-        return {"authorities": trusted, "indexes": network_services.indexes(end)}
+        return {"authorities": trusted, "indexes": network_services.index_answers(end)}
 
     def kernel() -> dict[str, Any]:
         return {
@@ -42,8 +42,8 @@ def read(root: Path = Path("/")) -> Host:
             "switches": system_reader.switches(root),
             "fabric_manager": system_reader.fabric_manager(root),
             "log": system_reader.log(root),
-            "shm": system_reader.shm(root),
-            "rdma": tuple(system_reader.rdma(root)),
+            "shm": system_reader.shm_bytes(root),
+            "rdma": tuple(system_reader.rdma_ports(root)),
             "memlock": system_reader.memlock(),
             "software": system_reader.software(root),
         }

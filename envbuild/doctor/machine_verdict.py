@@ -17,11 +17,11 @@ PROFILE = "profile"
 """The id of the check that `--for` adds."""
 
 
-def judge(host: Host, needs: Sequence[Need]) -> list[Check]:
+def check_machine(host: Host, needs: Sequence[Need]) -> list[Check]:
     """Every check, those of the engine first. `needs`: of all profiles, or of the one that is asked for."""
-    around = {check.id: check for check in system_checks.judge(host, needs)}
+    around = {check.id: check for check in system_checks.check_system(host, needs)}
     first = [around.pop("engine"), around.pop("buildx")]
-    return [*first, *gpu_checks.judge(host, needs), *around.values()]
+    return [*first, *gpu_checks.check_gpus(host, needs), *around.values()]
 
 
 def suits(host: Host, need: Need, checks: Sequence[Check]) -> Check:

@@ -19,9 +19,9 @@ def clean(text: str, most: int = MAX_TEXT) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def shown(address: str) -> str:
+def short_address(address: str) -> str:
     """An address without its secrets, on a bounded line."""
-    return clean(urls.shown(address))
+    return clean(urls.redact_url(address))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from urllib.request import url2pathname
 
 import requests
 
-from envbuild.doctor.model import Answer, Authorities, EngineReading, Proxy, clean, shown
+from envbuild.doctor.model import Answer, Authorities, EngineReading, Proxy, clean, short_address
 from envbuild.doctor.parallel_reads import run_in_parallel
 from envbuild.fetch import index_config
 from envbuild.registry import auth
@@ -33,17 +33,17 @@ MAX_PLACES = 32
 _LIMITS = Network()  # whatever the settings say: they may be what is wrong
 
 
-def indexes(end: float) -> tuple[Answer, ...]:
+def index_answers(end: float) -> tuple[Answer, ...]:
     """Every index, page and folder that pip and uv take packages from, in parallel; `end`: of time.monotonic()."""
-    return _each(_index, index_config.addresses(), end)
+    return _each(_index, index_config.package_sources(), end)
 
 
 def _index(address: str) -> Answer:
     parts = urlsplit(address)
     if parts.scheme in ("", "file"):
         folder = Path(url2pathname(parts.path) if parts.scheme else address).expanduser()
-        return Answer(shown(address), fault=None if folder.exists() else "there is no such folder")
-    return _ask(lambda: index_config.session(1, _LIMITS), address)
+        return Answer(short_address(address), fault=None if folder.exists() else "there is no such folder")
+    return _ask(lambda: index_config.index_session(1, _LIMITS), address)
 
 
 def mirrors(engine: EngineReading, end: float) -> tuple[Answer, ...]:
@@ -63,7 +63,7 @@ def _registry(place: str) -> Answer:
     name = urlsplit(f"//{host}").hostname or ""
     # as docker does: plain http to this machine, or where a mirror's own address says so
     plain = place.startswith("http://") or name in ("localhost", "127.0.0.1", "::1")
-    return _ask(lambda: auth.session(authority, 1, _LIMITS), f"{'http' if plain else 'https'}://{host}/v2/")
+    return _ask(lambda: auth.registry_session(authority, 1, _LIMITS), f"{'http' if plain else 'https'}://{host}/v2/")
 
 
 def _each(function: Callable[[str], Answer], places: list[str], end: float = math.inf) -> tuple[Answer, ...]:
@@ -71,7 +71,8 @@ def _each(function: Callable[[str], Answer], places: list[str], end: float = mat
     seconds = min(PLACE_SECONDS, end - time.monotonic())
     answers = run_in_parallel([partial(function, place) for place in wanted], seconds)
     return tuple(
-        answer or Answer(shown(place), fault="no answer in time") for place, answer in zip(wanted, answers, strict=True)
+        answer or Answer(short_address(place), fault="no answer in time")
+        for place, answer in zip(wanted, answers, strict=True)
     )
 
 
@@ -79,9 +80,9 @@ def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
     """The head of an answer alone: an index's page may be 50 MB."""
     try:
         with session() as http, http.get(address, stream=True, timeout=TIMEOUT) as answer:
-            return Answer(shown(address), answer.status_code, ahead=_ahead(answer))
+            return Answer(short_address(address), answer.status_code, ahead=_ahead(answer))
     except (requests.RequestException, OSError, ValueError) as error:
-        return Answer(shown(address), fault=_words(error))
+        return Answer(short_address(address), fault=_words(error))
 
 
 def _words(error: Exception) -> str:
@@ -115,13 +116,13 @@ def proxies() -> tuple[Proxy, ...]:
     asked = [partial(_proxy, address, tuple(names)) for address, names in found.items()]
     late = "no answer in time"
     return tuple(
-        proxy or Proxy(tuple(names), shown(address), late)
+        proxy or Proxy(tuple(names), short_address(address), late)
         for proxy, (address, names) in zip(run_in_parallel(asked, PLACE_SECONDS), found.items(), strict=True)
     )
 
 
 def _proxy(address: str, variables: tuple[str, ...]) -> Proxy:
-    return Proxy(variables, shown(address), _silent(address))
+    return Proxy(variables, short_address(address), _silent(address))
 
 
 def _silent(address: str) -> str | None:

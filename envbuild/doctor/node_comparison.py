@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from envbuild.doctor.check_result import Check, Status, counted, gib, ok, skipped
+from envbuild.doctor.check_result import Check, Status, counted, gib, ok, skipped_check
 from envbuild.doctor.machine_verdict import VERSION
 from envbuild.doctor.model import clean
 
@@ -152,7 +152,7 @@ def _compared(nodes: Sequence[Node]) -> list[_Compared]:
     return [_Compared(trait, {name: trait.tell(found) for name, found in answered}) for trait in _TRAITS]
 
 
-def compare(nodes: Sequence[Node]) -> list[Check]:
+def compare_nodes(nodes: Sequence[Node]) -> list[Check]:
     """Whether every node answers and is sound, and what is not the same on all; the odd one is named."""
     answered = {node.name: node.described for node in nodes if node.described}
     return [_answers(nodes), _sound(answered), *map(_same, _compared(nodes))]
@@ -187,16 +187,16 @@ def _sound(answered: Mapping[str, Described]) -> Check:
     return (
         ok("node.sound", "no failed check of what a job needs")
         if answered
-        else skipped("node.sound", "no node answered")
+        else skipped_check("node.sound", "no node answered")
     )
 
 
 def _same(compared: _Compared) -> Check:
     trait, values, told, usual = compared.trait, compared.values, compared.told, compared.usual
     if set(told) <= {None}:
-        return skipped(trait.id, "no node tells")
+        return skipped_check(trait.id, "no node tells")
     if len(values) == 1:
-        return skipped(trait.id, "one node alone answered")
+        return skipped_check(trait.id, "one node alone answered")
     if len(told) == 1:
         return ok(trait.id, f"{next(iter(told))} on all {len(values)}")
     if usual is None:

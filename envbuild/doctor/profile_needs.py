@@ -62,9 +62,9 @@ def needs_of(source: Source) -> Need:
     )
 
 
-def every() -> Iterator[Need]:
+def all_needs() -> Iterator[Need]:
     """Of all profiles that can be read; what is wrong with another one is told by the commands that use it."""
-    for name in name_lookup.names():
+    for name in name_lookup.profile_names():
         try:
             yield needs_of(profile_reader.load(name))
         except EnvbuildError:

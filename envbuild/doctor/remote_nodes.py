@@ -25,7 +25,7 @@ _HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9.
 _PROGRAM = re.compile(r"[A-Za-z0-9_~./][A-Za-z0-9_./+-]{0,500}")
 
 
-def gather(source: str) -> list[Node]:
+def gather_nodes(source: str) -> list[Node]:
     """The nodes of `slurm` (of the allocation that we are in), of a YAML file (`hosts: [...]`, and `envbuild:`, the
     program's path there), or of a folder of JSON files. Raises FileError for a
     source that is none of these, UsageError outside of an allocation."""

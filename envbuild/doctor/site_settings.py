@@ -26,8 +26,8 @@ def read() -> SiteReading:
     """Raises FactsError where a site's own facts are at fault."""
     name = display(settings.config_file())
     try:
-        found = faults()
-        document, above = settings.whole()
+        found = site_faults()
+        document, above = settings.settings_document()
     except SettingsError as error:
         told = [str(fault) for fault in error.faults] or [error.message]
         return SiteReading(name, (), tuple(clean(text, 400) for text in told), error.hint)
@@ -35,10 +35,10 @@ def read() -> SiteReading:
     return SiteReading(name, names, tuple(clean(str(fault), 400) for fault in found), settings.HINT if above else None)
 
 
-def faults() -> list[Fault]:
+def site_faults() -> list[Fault]:
     """Raises SettingsError where the file cannot be read, FactsError."""
     knows = database.gpus().__contains__
-    document, above = settings.whole()
+    document, above = settings.settings_document()
     found = [*above, *_keys(document.data)]
     for section, parse in _SECTIONS.items():
         value = document.data.get(section)
@@ -55,7 +55,7 @@ def complete(error: SettingsError) -> None:
     file = display(settings.config_file())
     if error.faults and all(fault.file == file for fault in error.faults):
         try:
-            error.faults = tuple(dict.fromkeys([*error.faults, *faults()]))
+            error.faults = tuple(dict.fromkeys([*error.faults, *site_faults()]))
         except EnvbuildError:
             return  # nothing more can be read
 

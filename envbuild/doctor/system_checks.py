@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from envbuild.doctor.check_result import LATE, Check, Status, gib, ok, skipped, worst
+from envbuild.doctor.check_result import LATE, Check, Status, gib, ok, skipped_check, worst_check
 from envbuild.doctor.model import Answer, Disk, Host
 from envbuild.doctor.profile_needs import Need
 from envbuild.testrun.job import Limits
@@ -18,44 +18,44 @@ DRIFT = 5.0
 """Seconds: more than an answer's whole seconds and its way explain."""
 
 
-def judge(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
+def check_system(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
     """`needs`: of one profile or of all."""
-    yield engine(host)
-    yield buildx(host)
-    yield shm(host)
-    yield rdma(host)
-    yield disk(host, needs)
-    yield reached("index", host.indexes, "the package indexes" in host.late, _INDEX)
-    yield reached(
+    yield check_engine(host)
+    yield check_buildx(host)
+    yield check_shm(host)
+    yield check_rdma(host)
+    yield check_disk(host, needs)
+    yield check_reached("index", host.indexes, "the package indexes" in host.late, _INDEX)
+    yield check_reached(
         "registry", (*host.mirrors, *host.registries), "the registries" in host.late, "docker login; is the network up?"
     )
-    yield proxy(host)
-    yield ca(host)
-    yield clock(host)
-    yield settings(host)
+    yield check_proxy(host)
+    yield check_ca(host)
+    yield check_clock(host)
+    yield check_settings(host)
 
 
 _INDEX = "is the network up, and what `pip config list` and uv are told right?"
 _START = "start a Docker Engine (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
-def engine(host: Host) -> Check:
+def check_engine(host: Host) -> Check:
     found = host.engine
     if found.version is None:
         return Check("engine", "fail", found.fault or "the engine does not answer in time", _START)
     return ok("engine", f"Docker {found.version} at {found.host}")
 
 
-def buildx(host: Host) -> Check:
+def check_buildx(host: Host) -> Check:
     if host.engine.buildx is None:
         remedy = "install docker-buildx (or docker-buildx-plugin); in a checkout: make engine"
         return Check("buildx", "fail", host.engine.buildx_fault or "the client does not answer in time", remedy)
     return ok("buildx", host.engine.buildx)
 
 
-def shm(host: Host) -> Check:
+def check_shm(host: Host) -> Check:
     if host.shm is None:
-        return skipped("shm", LATE)
+        return skipped_check("shm", LATE)
     if host.shm == 0:
         return Check("shm", "warn", "there is no /dev/shm", "mount a tmpfs there")
     if host.shm < SHM:
@@ -64,12 +64,12 @@ def shm(host: Host) -> Check:
     return ok("shm", f"/dev/shm has {gib(host.shm)}")
 
 
-def rdma(host: Host) -> Check:
+def check_rdma(host: Host) -> Check:
     """Ports that are up, and memory that may be locked for them."""
     if host.rdma is None:
-        return skipped("rdma", LATE)
+        return skipped_check("rdma", LATE)
     if not host.rdma:
-        return skipped("rdma", "no RDMA device")
+        return skipped_check("rdma", "no RDMA device")
     up = [port for port in host.rdma if port.state == "ACTIVE"]
     found: list[tuple[Status, str, str]] = []
     if not up:
@@ -78,13 +78,13 @@ def rdma(host: Host) -> Check:
     elif host.memlock is not None:
         text = f"a process may lock {gib(host.memlock)} of memory only: NCCL's RDMA transport fails"
         found.append(("warn", text, "ulimit -l unlimited; of a container: --ulimit memlock=-1"))
-    return worst("rdma", found, ", ".join(f"{port.name} {port.link} {port.rate}".strip() for port in up))
+    return worst_check("rdma", found, ", ".join(f"{port.name} {port.link} {port.rate}".strip() for port in up))
 
 
-def disk(host: Host, needs: Sequence[Need]) -> Check:
+def check_disk(host: Host, needs: Sequence[Need]) -> Check:
     """Room to build: the one profile that is asked for, else the smallest (fail) and the largest (warn) of all."""
     if not host.disks:
-        return skipped("disk", "neither the cache nor the engine's folder can be asked")
+        return skipped_check("disk", "neither the cache nor the engine's folder can be asked")
     for item in host.disks:
         if item.fault:
             remedy = "make it writable, or set XDG_CACHE_HOME to a folder that is"
@@ -120,13 +120,13 @@ def _distinct(disks: Sequence[Disk]) -> list[Disk]:
     return list({item.device: item for item in reversed(disks)}.values())[::-1]
 
 
-def reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Check:
+def check_reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Check:
     """Each place that is configured answers, and lets us in."""
     if late:
         who = "pip did not tell in time which indexes it uses" if name == "index" else "no answer in time"
         return Check(name, "fail", who, remedy)
     if not answers:
-        return skipped(name, "none is configured" if name == "registry" else "pip and uv know no place to ask")
+        return skipped_check(name, "none is configured" if name == "registry" else "pip and uv know no place to ask")
     found: list[tuple[Status, str, str]] = []
     for item in answers:
         if item.fault:
@@ -150,10 +150,10 @@ def reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Ch
     if found and len(found) < len(answers):
         status, text, cure = found[-1]
         found[-1] = (status, f"{text} (the other {len(answers) - len(found)} are well)", cure)
-    return worst(name, found, ", ".join(item.address for item in answers))
+    return worst_check(name, found, ", ".join(item.address for item in answers))
 
 
-def proxy(host: Host) -> Check:
+def check_proxy(host: Host) -> Check:
     bad = [item for item in host.proxies if item.fault]
     found: list[tuple[Status, str, str]] = [
         ("fail", f"{item.address} ({', '.join(item.variables)}): {item.fault}", "correct or unset the variable")
@@ -169,12 +169,12 @@ def proxy(host: Host) -> Check:
         )
     if "the proxies" in host.late:
         found.append(("fail", "a proxy does not answer in time", "correct or unset the variable"))
-    return worst("proxy", found, ", ".join(item.address for item in host.proxies) or "none is set")
+    return worst_check("proxy", found, ", ".join(item.address for item in host.proxies) or "none is set")
 
 
-def ca(host: Host) -> Check:
+def check_ca(host: Host) -> Check:
     if host.authorities is None:
-        return skipped("ca", LATE)
+        return skipped_check("ca", LATE)
     found: list[tuple[Status, str, str]] = []
     for item in host.authorities:
         if item.fault:
@@ -182,14 +182,14 @@ def ca(host: Host) -> Check:
         elif item.certificates and item.expired == item.certificates:
             found.append(("fail", f"{item.variable}: every certificate in {item.path} has expired", "get the new ones"))
     paths = dict.fromkeys(item.path for item in host.authorities)
-    return worst("ca", found, ", ".join(paths) or "the system's own")
+    return worst_check("ca", found, ", ".join(paths) or "the system's own")
 
 
-def clock(host: Host) -> Check:
+def check_clock(host: Host) -> Check:
     """Against the time that indexes and registries answer with."""
     aheads = [item.ahead for item in (*host.indexes, *host.mirrors, *host.registries) if item.ahead is not None]
     if not aheads:
-        return skipped("clock", "nobody answered who tells the time")
+        return skipped_check("clock", "nobody answered who tells the time")
     ahead = statistics.median(aheads)
     said = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} what servers say"
     if abs(ahead) > DRIFT:
@@ -199,11 +199,11 @@ def clock(host: Host) -> Check:
     return ok("clock", f"as servers say, within {DRIFT:.0f} s")
 
 
-def settings(host: Host) -> Check:
+def check_settings(host: Host) -> Check:
     """Of the site, every fault at once."""
     site = host.site
     if site is None:
-        return skipped("settings", LATE)
+        return skipped_check("settings", LATE)
     if site.faults:
         remedy = f"correct the lines named{f'; {site.hint}' if site.hint else ''}"
         return Check("settings", "fail", "; ".join(site.faults), remedy)

@@ -28,7 +28,7 @@ def log(root: Path) -> KernelLog:
     except OSError as error:
         return KernelLog(fault=f"/dev/kmsg: {error.strerror}")
     try:
-        return KernelLog(tuple(xids(_records(handle))))
+        return KernelLog(tuple(parse_xids(_records(handle))))
     finally:
         os.close(handle)
 
@@ -51,7 +51,7 @@ def _records(handle: int) -> bytes:
     return bytes(found)
 
 
-def xids(text: bytes) -> list[Xid]:
+def parse_xids(text: bytes) -> list[Xid]:
     """Those in a kernel log of any form, oldest first, the newest 200."""
     found = [
         Xid(int(number), card.decode(), clean(words.decode("utf-8", "replace")))
@@ -81,7 +81,7 @@ def fabric_manager(root: Path) -> bool | None:
     return any(_word(file) == _FABRIC_MANAGER for file in root.glob("proc/[0-9]*/comm"))
 
 
-def rdma(root: Path) -> Iterator[Port]:
+def rdma_ports(root: Path) -> Iterator[Port]:
     """The ports of RDMA devices; state "ACTIVE", link "InfiniBand" or "Ethernet"."""
     for port in sorted(root.glob("sys/class/infiniband/*/ports/*"))[:64]:
         state = _word(port / "state").rpartition(": ")[2]
@@ -95,7 +95,7 @@ def memlock() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def shm(root: Path) -> int:
+def shm_bytes(root: Path) -> int:
     """Size of /dev/shm; 0 without one."""
     try:
         found = os.statvfs(root / "dev" / "shm")

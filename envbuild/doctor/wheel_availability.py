@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from envbuild.doctor.check_result import Check, ok, skipped
+from envbuild.doctor.check_result import Check, ok, skipped_check
 from envbuild.doctor.model import clean
 from envbuild.fetch import index_config, index_pages, store, uv_errors
 from envbuild.fetch.locked_artifacts import Wheel
@@ -18,18 +18,18 @@ WHEELS = "wheels"
 _MOST = 5  # files that are named
 
 
-def wheels(source: Source, checks: Sequence[Check]) -> Check:
+def check_wheels(source: Source, checks: Sequence[Check]) -> Check:
     """The check of a profile's lock. `checks`: those of the machine; where an index does not answer, none is read."""
     locked = lock_file.read(source.known_lock)
     if locked is None:
-        return skipped(WHEELS, "nothing is locked yet")
+        return skipped_check(WHEELS, "nothing is locked yet")
     every = {one.wheel for one in (*locked.wheels, *(locked.builder.wheels if locked.builder else ()))}
-    cached = store.wheels()
+    cached = store.wheel_store()
     wanted = sorted((one for one in every if not cached.holds(one.sha256, one.file)), key=lambda one: one.file)
     if not wanted:
         return ok(WHEELS, f"{some(len(every), 'locked wheel')}: in the cache")
     if any(check.id == "index" and check.status == "fail" for check in checks):
-        return skipped(WHEELS, "an index does not answer")
+        return skipped_check(WHEELS, "an index does not answer")
     try:
         with ThreadPoolExecutor(index_config.PARALLEL) as pool:
             missing = [one for one, there in zip(wanted, pool.map(_is_there, wanted), strict=True) if not there]
@@ -47,7 +47,7 @@ def wheels(source: Source, checks: Sequence[Check]) -> Check:
 
 
 def _is_there(wheel: Wheel) -> bool:
-    files = [*index_pages.listed(wheel.name)]
+    files = [*index_pages.listed_files(wheel.name)]
     for page in index_config.torch_pages([f"{wheel.name}=={wheel.version}"]):
         files += index_pages.listed_at(page, wheel.name)
     return any(wheel.sha256 == one.sha256 if one.sha256 else wheel.file == one.file for one in files)

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.evidence.rules import CPU, Proof, RequiredProof, digest_of, failures, judge, model_of
-from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, checked
+from envbuild.evidence.rules import CPU, Proof, RequiredProof, failures, judge_model, model_of, record_digest
+from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, validate_record
 from envbuild.facts import database, probe_names
 from envbuild.image.image_naming import repository
 from envbuild.testrun.job import selftest_id
@@ -100,7 +100,7 @@ def gpu_of(run: TestRun) -> dict[str, Any] | None:
     }
 
 
-def statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
+def test_statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
     """In-toto Statement v1 with test-result v0.1, as its schema has it; a probe that did not run is in no list."""
     model, own = model_of(record), record["selftest"]["own"]
     named = {
@@ -136,7 +136,7 @@ def save(record: Mapping[str, Any], where: Mapping[str, Any] | None = None) -> P
     write_atomically(folder / f"{digest}.record.json", text)
     if where:
         write_atomically(folder / f"{digest}.where.json", json.dumps(dict(where), indent=1, sort_keys=True))
-    made = statement(record, digest)
+    made = test_statement(record, digest)
     path = folder / f"{digest}.statement.json"
     write_atomically(path, json.dumps(made, indent=1, sort_keys=True))
     return path
@@ -144,7 +144,7 @@ def save(record: Mapping[str, Any], where: Mapping[str, Any] | None = None) -> P
 
 def save_envelope(statement_file: Path, envelope: Mapping[str, Any]) -> Path:
     """Write the signed form of a statement beside it: one file that can be given to others."""
-    file = statement_file.with_name(f"{digest_of(statement_file)}.dsse.json")
+    file = statement_file.with_name(f"{record_digest(statement_file)}.dsse.json")
     write_atomically(file, json.dumps(envelope, sort_keys=True))
     return file
 
@@ -181,7 +181,7 @@ def _hex(digest: str) -> str:
     return digest.removeprefix("sha256:")
 
 
-def prove(image_id: str, wanted: RequiredProof, models: Sequence[str] = (CPU,)) -> list[Proof]:
+def newest_proofs(image_id: str, wanted: RequiredProof, models: Sequence[str] = (CPU,)) -> list[Proof]:
     """For each model the newest evidence that counts, else the newest with the reason why it does not.
 
     Beside evidence of a later format none counts: it may say that the self-test failed since.
@@ -191,7 +191,7 @@ def prove(image_id: str, wanted: RequiredProof, models: Sequence[str] = (CPU,)) 
     for path in sorted(_folder(image_id).glob("*.statement.json")):
         if path not in known and (why := _newer(path)):
             return [Proof(model, "stale", path, why) for model in models]
-    return [judge(model, wanted, found) for model in models]
+    return [judge_model(model, wanted, found) for model in models]
 
 
 def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
@@ -213,13 +213,13 @@ def newest_first(found: Iterable[tuple[Path, dict[str, Any]]]) -> list[tuple[Pat
 
 
 def _result(record: Mapping[str, Any]) -> str:
-    return str(statement(record, "")["predicate"]["result"])
+    return str(test_statement(record, "")["predicate"]["result"])
 
 
 def _newer(path: Path) -> str | None:
     """Why a statement's record is not read, where it is of a later format."""
     try:
-        checked(json.loads(record_text(path)))
+        validate_record(json.loads(record_text(path)))
     except Newer as newer:
         return str(newer)
     except (OSError, ValueError, RecursionError):
@@ -232,9 +232,9 @@ def _read(path: Path, image_id: str) -> dict[str, Any] | None:
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
         text = record_text(path)
-        record = checked(json.loads(text))
+        record = validate_record(json.loads(text))
         digest = hashlib.sha256(text).hexdigest()
-        whole = stated == statement(record, digest) and path.name == f"{digest}.statement.json"
+        whole = stated == test_statement(record, digest) and path.name == f"{digest}.statement.json"
         return record if whole and record["image"]["id"] == image_id else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -10,12 +10,12 @@ from envbuild.evidence.rules import Proof, RequiredProof
 from envbuild.image.build_records import Record
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
-from envbuild.testrun.job import demands, project_tests_digests, required
+from envbuild.testrun.job import performance_requirements, project_tests_digests, required_probes
 
 
 def wanted(name: str, profile: Profile, lock: Lock) -> RequiredProof:
     selftest = profile.selftest
-    require = tuple(required(selftest, bool(profile.gpus), gpu_count=profile.gpu_count))
+    require = tuple(required_probes(selftest, bool(profile.gpus), gpu_count=profile.gpu_count))
     settings = {"allow_tf32": selftest.allow_tf32}
     return RequiredProof(
         name,
@@ -26,18 +26,18 @@ def wanted(name: str, profile: Profile, lock: Lock) -> RequiredProof:
         profile.gpu_count,
         selftest.transport,
         project_tests_digests(selftest),
-        demands(selftest),
+        performance_requirements(selftest),
     )
 
 
-def models(profile: Profile) -> tuple[str, ...]:
+def models_to_prove(profile: Profile) -> tuple[str, ...]:
     """What must be proved: each of the profile's GPUs, or the CPU."""
     return profile.gpus or (rules.CPU,)
 
 
 def proofs_of(image_id: str, name: str, profile: Profile, lock: Lock) -> tuple[Proof, ...]:
     """For each model the evidence on one image."""
-    return tuple(evidence_store.prove(image_id, wanted(name, profile, lock), models(profile)))
+    return tuple(evidence_store.newest_proofs(image_id, wanted(name, profile, lock), models_to_prove(profile)))
 
 
 _BEST_FIRST = ("proved", "stale", "missing")
@@ -50,12 +50,12 @@ def on_disk(
 
     `published`: proofs of this lock that others signed.
     """
-    found = list(map(rules.never, models(profile)))
+    found = list(map(rules.untested, models_to_prove(profile)))
     for record in built:
         found += proofs_of(record.image, name, profile, lock) if lock and record.lock == lock.id else ()
     found += published
     best = sorted(found, key=lambda proof: _BEST_FIRST.index(proof.state))
-    return tuple(next(proof for proof in best if proof.model == model) for model in models(profile))
+    return tuple(next(proof for proof in best if proof.model == model) for model in models_to_prove(profile))
 
 
 def reason(name: str, proof: Proof) -> str:
@@ -63,7 +63,7 @@ def reason(name: str, proof: Proof) -> str:
     return f"{name if proof.model == rules.CPU else proof.model}: {proof.reason}"
 
 
-def sentence(name: str, proofs: Iterable[Proof]) -> str:
+def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:
     """`proved on NVIDIA H20, 2026-11-21`; `proved: never` where no card was ever tried."""
     told = [p.reason if p.state == "proved" else reason(name, p) for p in proofs if p.state != "missing"]
     never = [proof.model for proof in proofs if proof.state == "missing"]

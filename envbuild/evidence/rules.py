@@ -39,7 +39,7 @@ class RequiredProof:
 
     `gpu_count`: so many cards or more were there; `transport`: it was required of NCCL; None: it may have been.
     `own`: the sha256 of what the profile adds to the self-test, by "script" and "shapes".
-    `demands`: by name, what was asked for at least (job.demands).
+    `demands`: by name, what was asked for at least (job.performance_requirements).
     """
 
     profile: str
@@ -73,22 +73,22 @@ def model_of(record: Mapping[str, Any]) -> str:
     return str(record["gpu"]["model"]) if record["gpu"] else CPU
 
 
-def sharing(model: str) -> frozenset[str]:
+def models_sharing_proof(model: str) -> frozenset[str]:
     """The models whose proof is also this one's."""
     gpu = database.gpus().get(model)
     return frozenset(other.id for other in database.family(gpu)) if gpu else frozenset({model})
 
 
-def judge(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
     """What statements (named by their records' digests, the newest first) and records say of one model.
 
     A failure is the answer until a run that came after it is a proof, or at least had what failed pass.
     """
-    found = [(path, record) for path, record in found if model_of(record) in sharing(model)]
-    denials = {digest_of(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
+    found = [(path, record) for path, record in found if model_of(record) in models_sharing_proof(model)]
+    denials = {record_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
     denied = failed = stale = None
     for path, record in found:
-        mine = denials.get(digest_of(path))
+        mine = denials.get(record_digest(path))
         if mine is None and failures(record):
             continue  # what failed is none of this profile's, and nothing else is believed of such a run
         reason = _objection(record, wanted)
@@ -102,10 +102,10 @@ def judge(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, dict[st
             )
         elif mine is None:
             stale = stale or Proof(model, "stale", path, reason)
-        elif not any(_outweighs(other, digest_of(path), record, wanted) for _, other in found):
+        elif not any(_outweighs(other, record_digest(path), record, wanted) for _, other in found):
             said = mine[1]
             failed = failed or Proof(model, "stale", path, f"the self-test failed: {', '.join(said)}", failed=True)
-    return denied or failed or stale or never(model)
+    return denied or failed or stale or untested(model)
 
 
 def _proof(model: str, path: Path, record: Mapping[str, Any]) -> Proof:
@@ -115,7 +115,7 @@ def _proof(model: str, path: Path, record: Mapping[str, Any]) -> Proof:
     return Proof(model, "proved", path, reason, unconfined=lacks, level=record["selftest"]["level"])
 
 
-def never(model: str) -> Proof:
+def untested(model: str) -> Proof:
     """For a GPU without evidence. A name close to that of a known GPU is questioned, as it may be misspelt."""
     known = database.gpus()
     meant = near(model, known) if model not in known and model != CPU else None
@@ -152,7 +152,7 @@ def _probes(record: Mapping[str, Any], status: str) -> list[str]:
     return [result["probe"] for result in record["results"] if result["status"] == status]
 
 
-def digest_of(statement_file: Path) -> str:
+def record_digest(statement_file: Path) -> str:
     """Of the record that it points at, hex."""
     return statement_file.name.partition(".")[0]
 

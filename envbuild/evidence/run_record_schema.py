@@ -76,7 +76,7 @@ class Newer(ValueError):
     """A run record of a later format: what it says is not known, and so it may be a denial."""
 
 
-def checked(record: Any) -> dict[str, Any]:
+def validate_record(record: Any) -> dict[str, Any]:
     """The same, if it has the shape of a run record, with all that one may leave out. Raises ValueError, Newer."""
     version = record.get("version") if isinstance(record, dict) else None
     if isinstance(version, int) and version > VERSION:

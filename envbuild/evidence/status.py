@@ -44,19 +44,19 @@ def compute(engine: Engine, source: Source) -> Status:
     plan = resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
     if locked is None:
-        return judge(engine, source, None, [], "")
+        return status_of(engine, source, None, [], "")
     stale = locked.stale(plan)
     if not stale:
         resolver.as_locked(plan, locked.versions)
-    return judge(engine, source, locked, stale, dockerfile.render(locked, source.name))
+    return status_of(engine, source, locked, stale, dockerfile.render(locked, source.name))
 
 
-def judge(engine: Engine, source: Source, locked: Lock | None, stale: list[str], text: str) -> Status:
+def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[str], text: str) -> Status:
     """`stale`: the parts of the lock that no longer fit the profile; `text`: the Dockerfile of the lock."""
     name, profile = source.name, source.profile
     named = repository(name)
     tags = engine.tags(named)
-    image = build.built(engine, locked, text) if locked else None
+    image = build.existing_image(engine, locked, text) if locked else None
     proofs = profile_proofs.proofs_of(image.id, name, profile, locked) if locked and image else ()
     reasons = [f"{part} changed in the profile since it was locked" for part in stale]
     reasons += [profile_proofs.reason(name, proof) for proof in proofs if proof.state != "proved"]
@@ -97,7 +97,7 @@ def _tag(
     if handle is None:
         return "the tag verified is missing" if is_proved else None
     tagged = image if image and handle == image.handle else engine.find(handle)
-    locks = {record.lock for record in build_records.every(tagged.id)} if tagged else set()
+    locks = {record.lock for record in build_records.all_records(tagged.id)} if tagged else set()
     if locked and not locks and tags.get(locked.short) == handle:
         return _ELSEWHERE
     # An image that was proved in its time keeps the tag until its successor is.

@@ -124,7 +124,7 @@ def explain(log: Log) -> Explanation:
 def _possible(log: Log, known: Reading, advisories: Mapping[str, Advisory]) -> Iterable[SignatureMatch]:
     found: dict[str, SignatureMatch] = {}
     rows, heard = log_signatures.signatures(), log_signatures.hearsay()
-    for row in log_signatures.possible():
+    for row in log_signatures.possible_causes():
         matches = [match for pattern in row.lines for match in log.find(pattern, LINES, (), heard)]
         lines = sorted({line for line, _ in matches}, key=lambda line: (log.files.index(line.file), line.number))
         for name, confidence in row.advisories.items() if lines and not log.has(row.unless) else ():

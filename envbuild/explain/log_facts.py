@@ -63,7 +63,7 @@ class Reading:
 
 
 def read(log: Log) -> Reading:
-    first, said = rank_failures.first(log), log_versions.read(log)
+    first, said = rank_failures.first_failure(log), log_versions.read(log)
     situations = tuple(_situations(log, said))
     situation = _common(situations)
     stack = stack_frames.read(log)
@@ -162,7 +162,7 @@ def _gpus(log: Log) -> tuple[Gpu, ...]:
                 found[gpu.id] = gpu
     if not lines:
         named = [f"{match[1]}.{match[2]}" for _, match in log.find(compiled(_CAPABILITY), 20)]
-        named += [card.compute_capability for card in log_signatures.cards() if log.has([card.pattern])]
+        named += [card.compute_capability for card in log_signatures.gpu_patterns() if log.has([card.pattern])]
         found = {capability: _unlisted(capability) for capability in named}
     return tuple(found.values())
 

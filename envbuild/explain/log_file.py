@@ -78,7 +78,7 @@ class _Unpacked(LogSource):
                     return b""
 
 
-def opened(stream: BinaryIO) -> LogSource:
+def open_log(stream: BinaryIO) -> LogSource:
     """The stream, or what it unpacks to: by its first bytes, whatever its name."""
     begin = stream.read(len(_MARK))
     return (_Unpacked if begin == _MARK else LogSource)(begin, stream)

@@ -133,7 +133,7 @@ class Log:
         return texts, _Index(sorted(texts.items()))
 
 
-def joined(parts: Iterable[Log]) -> Log:
+def join_logs(parts: Iterable[Log]) -> Log:
     """Several logs as one, in this order."""
     whole, whole.files = Log(), ()
     for log in parts:
@@ -206,7 +206,7 @@ class _Index:
 def read(stream: BinaryIO, share: int = 1, file: str = "") -> Log:
     """All of a stream, unpacked where it is of gzip, or its begin and end where it is larger than both together.
     `share`: of that room, where so many logs are read together; `file`: its name, where there are several."""
-    source = log_file.opened(stream)
+    source = log_file.open_log(stream)
     begin = source.read(_SNIFFED)
     foreign = log_file.foreign(begin)
     log = Log(b"" if foreign else chain([begin], _blocks(source, share)), share, file)

@@ -141,7 +141,7 @@ _FOLLOWS = (
 _LATE = r"watchdog caught collective|ncclremoteerror|connection closed by|connection reset by|wait timeout after"
 
 
-def first(log: Log) -> Failure | None:
+def first_failure(log: Log) -> Failure | None:
     """The root cause that elastic names, else the child that it saw fail first, else the first rank with an error."""
     for line, _ in log.find(compiled(_ROOT), 1):
         block = [o for o in log.lines if o.file == line.file and line.number < o.number <= line.number + 8]

@@ -60,7 +60,7 @@ class Complaint(FactRow):
 
 
 @cache
-def wheels() -> Mapping[int, Wheels]:
+def compiler_wheels() -> Mapping[int, Wheels]:
     """By CUDA's major version."""
     return {row.major: row for row in fact_files.rows("compilers", "wheels", Wheels)}
 
@@ -99,5 +99,5 @@ def complaints() -> tuple[Complaint, ...]:
     return fact_files.rows("compilers", "complaints", Complaint)
 
 
-def out_of_memory() -> tuple[Complaint, ...]:
+def out_of_memory_messages() -> tuple[Complaint, ...]:
     return fact_files.rows("compilers", "out_of_memory", Complaint)

@@ -94,7 +94,7 @@ def site_files() -> tuple[Path, ...]:
     return tuple(sorted((settings.config_file().parent / "facts.d").glob("*.yaml")))
 
 
-def digest() -> str:
+def facts_digest() -> str:
     """sha256, hex, over the names and contents of all facts, a site's own included: which facts decided."""
     found = hashlib.sha256()
     for file in (*sorted(_FOLDER.glob("*.yaml")), *site_files()):

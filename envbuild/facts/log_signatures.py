@@ -151,7 +151,7 @@ def _signatures(site: tuple[Path, ...]) -> Mapping[str, Signature]:
 
 
 @cache
-def cards() -> tuple[GpuPattern, ...]:
+def gpu_patterns() -> tuple[GpuPattern, ...]:
     return fact_files.rows("signatures", "cards", GpuPattern)
 
 
@@ -175,7 +175,7 @@ def system_messages() -> tuple[SystemMessage, ...]:
     return fact_files.rows("signatures", "system_messages", SystemMessage)
 
 
-def possible() -> tuple[Possible, ...]:
+def possible_causes() -> tuple[Possible, ...]:
     """Raises FactsError where an advisory is named that is not there."""
     rows, known = (
         fact_files.rows("signatures", "possible", Possible),

@@ -15,7 +15,7 @@ _ADDRESS = re.compile(
 )
 
 
-def refused(text: str) -> str | None:
+def refusal_reason(text: str) -> str | None:
     """Why a requirement, a name or an address must not be looked up; None where it may."""
     for match in (_NAME.match(text), _ADDRESS.search(text)):  # a file's name alone looks like a package's
         if match and (why := _MEANT.get(canonicalize_name(match[1]))):

@@ -58,7 +58,7 @@ class _Dtype(FactRow):
     feature: Feature | None = None
 
 
-def settings(gpus: Sequence[Gpu]) -> Iterator[Setting]:
+def mixed_gpu_settings(gpus: Sequence[Gpu]) -> Iterator[Setting]:
     """Nothing for cards of one model. Raises FactsError where the facts are malformed."""
     if len(gpus) < 2:
         return

@@ -51,7 +51,7 @@ class ProbeInfo:
 
 
 @cache
-def known() -> Mapping[str, ProbeInfo]:
+def known_probes() -> Mapping[str, ProbeInfo]:
     """The probes by name, in the order they run."""
     tree = ast.parse((_PROBES / "catalogue.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Probe"]
@@ -81,14 +81,14 @@ def _named(function: ast.expr) -> tuple[str, str]:
     return function.value.id, function.attr
 
 
-def unknown(name: str) -> str:
+def unknown_probe(name: str) -> str:
     """What to say of a name that no probe has."""
-    hint = near(name, known()) or f"known: {', '.join(known())}"
+    hint = near(name, known_probes()) or f"known: {', '.join(known_probes())}"
     return f"there is no probe {name!r} ({hint})"
 
 
-def check(names: Iterable[str]) -> None:
+def refuse_unknown(names: Iterable[str]) -> None:
     """Raises UsageError naming all that are no probe's."""
-    wrong = [unknown(name) for name in names if name not in known()]
+    wrong = [unknown_probe(name) for name in names if name not in known_probes()]
     if wrong:
         raise UsageError("; ".join(wrong), hint="envbuild test --list")

@@ -14,7 +14,7 @@ from pathlib import Path
 from envbuild.fetch.store import Store
 from envbuild.util import disk_space, settings, tempdirs, urls
 from envbuild.util.errors import NetworkError, ProfileError
-from envbuild.util.memo import once
+from envbuild.util.memo import thread_safe_cache
 from envbuild.util.process import Completed, ProcessMissing, run
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -59,7 +59,7 @@ class AptUnavailable(NetworkError):
         self.missing = tuple(missing)
 
 
-def archives(suite: str) -> list[AptArchive]:
+def apt_archives(suite: str) -> list[AptArchive]:
     """Where `suite` is fetched from: the site's settings, else apt's own sources with the suite's name put in.
 
     Raises NetworkError if neither names a Debian archive.
@@ -94,7 +94,7 @@ def _host_codename() -> str:
     return ""
 
 
-def resolve(
+def resolve_debs(
     suite: str, packages: Sequence[str], keep: Sequence[Deb] = (), components: Sequence[str] = ("main",)
 ) -> list[Deb]:
     """Every package that Debian's essential set and `packages` need, sorted by name; `keep` at its exact versions.
@@ -107,13 +107,13 @@ def resolve(
     return list(_resolve(suite, tuple(packages), tuple(keep), tuple(components)))
 
 
-@once
+@thread_safe_cache
 def _resolve(
     suite: str, packages: tuple[str, ...], keep: tuple[Deb, ...], components: tuple[str, ...]
 ) -> tuple[Deb, ...]:
     """Once for all profiles that are locked together: most share their base."""
     with tempdirs.folder("apt") as state:
-        config = _configure(state, archives(suite), components)
+        config = _configure(state, apt_archives(suite), components)
         _update(config)
         # `?essential` alone misses packages that are needed only once: apt resolves the rest.
         wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
@@ -210,7 +210,7 @@ def _deb(line: str) -> Deb:
     return Deb(name, version, match["sha256"], int(match["bytes"]), path)
 
 
-def fetch(debs: Sequence[Deb], suite: str, store: Store, timestamp: str | None) -> int:
+def fetch_debs(debs: Sequence[Deb], suite: str, store: Store, timestamp: str | None) -> int:
     """Bring the packages that the store lacks; returns how many. `timestamp` is when they were locked.
 
     Raises Unavailable, naming those that neither the mirrors nor the site's snapshot archive have.
@@ -219,7 +219,7 @@ def fetch(debs: Sequence[Deb], suite: str, store: Store, timestamp: str | None) 
     wanted = len(missing)
     if not missing:
         return 0
-    roots = list(dict.fromkeys(archive.root for archive in archives(suite)))
+    roots = list(dict.fromkeys(archive.root for archive in apt_archives(suite)))
     snapshot = settings.setting("debian_snapshot")
     if snapshot and timestamp:
         roots.append(snapshot.replace("{timestamp}", timestamp).rstrip("/"))

@@ -26,16 +26,16 @@ _LARGEST = 16 << 30  # bytes
 _LOOK_SECONDS = 1800.0
 
 
-def take(wanted: ArchiveRequest, progress: Callable[[str, int], None]) -> Archive:
+def inspect_archive(wanted: ArchiveRequest, progress: Callable[[str, int], None]) -> Archive:
     """Fetch an archive and look through it.
 
     Raises what fetch raises; ProfileError, naming the profile's line, for one that holds nothing of the kind, another
     version than fits, a member that would leave the folder it is unpacked in, or no end.
     """
-    held = store.archives()
+    held = store.archive_store()
     if held.holds(wanted.sha256, wanted.name):
         held.check(wanted.sha256, wanted.name)
-    fetch([wanted], progress)
+    fetch_archives([wanted], progress)
     file = held.path(wanted.sha256, wanted.name)
     try:
         done = run([sys.executable, UNPACKER, wanted.name, file], timeout=_LOOK_SECONDS)
@@ -53,12 +53,12 @@ def _refused(wanted: ArchiveRequest, said: str) -> ProfileError:
     return ProfileError(f"the archive {wanted.name} cannot be used", faults=[replace(wanted.at, message=said)])
 
 
-def fetch(archives: Iterable[ArchiveRequest], progress: Callable[[str, int], None]) -> None:
+def fetch_archives(archives: Iterable[ArchiveRequest], progress: Callable[[str, int], None]) -> None:
     """Bring those that the store lacks; `progress` is told the name and the bytes that came.
 
     Raises HashMismatch for another file, NetworkError for an address that does not answer or is not given.
     """
-    held = store.archives()
+    held = store.archive_store()
     for wanted in archives:
         if not held.holds(wanted.sha256, wanted.name):
             _bring(wanted, held, progress)
@@ -66,13 +66,13 @@ def fetch(archives: Iterable[ArchiveRequest], progress: Callable[[str, int], Non
 
 def _bring(wanted: ArchiveRequest, held: Store, progress: Callable[[str, int], None]) -> None:
     address = _address(wanted)
-    shown = urls.shown(address)
+    shown = urls.redact_url(address)
     with held.incoming() as folder:
         file = folder / wanted.sha256
         name = f"{wanted.name} ({shown})"
         told = functools.partial(progress, wanted.name)
         try:
-            download.fetch(index_config.session(), address, name, file, told, limit=_LARGEST)
+            download.fetch_file(index_config.index_session(), address, name, file, told, limit=_LARGEST)
         except NetworkError as error:
             raise NetworkError(error.message, hint=error.hint, faults=[wanted.named]) from error
         try:
@@ -94,6 +94,6 @@ def _address(wanted: ArchiveRequest) -> str:
             f"{settings.config_file()}",
         )
     try:
-        return urls.checked(address)
+        return urls.validate_url(address)
     except ValueError as error:
         raise NetworkError(f"the address of {wanted.name} is malformed: {error}") from None

@@ -42,7 +42,7 @@ def head(session: requests.Session, address: str, name: str) -> Head:
     return Head(int(length), ranges="bytes" in headers.get("Accept-Ranges", ""))
 
 
-def opened(session: requests.Session, address: str, name: str, size: int) -> IO[bytes]:
+def open_remote_file(session: requests.Session, address: str, name: str, size: int) -> IO[bytes]:
     """The file at `address`, of which only the parts that are read are fetched."""
     local = _local(address, name)
     return local.open("rb") if local else cast("IO[bytes]", Remote(session, address, name, size))
@@ -52,7 +52,7 @@ class RangeIgnored(NetworkError):
     """The server answers a request for a part of a file with something else. No OSError: zipfile would hide it."""
 
 
-def fetch(
+def fetch_file(
     session: requests.Session,
     address: str,
     name: str,

@@ -20,7 +20,7 @@ from envbuild.fetch import uv_config
 from envbuild.util import settings
 from envbuild.util.errors import SettingsError
 from envbuild.util.http_limits import Adapter, Network
-from envbuild.util.memo import once
+from envbuild.util.memo import thread_safe_cache
 from envbuild.util.process import run
 from envbuild.util.urls import host
 
@@ -28,7 +28,7 @@ PARALLEL = 8
 PIP_SECONDS = 30.0
 
 
-@once
+@thread_safe_cache
 def _pip() -> Mapping[str, str]:
     """pip's own settings for installing, as `pip config list` names them: environment over [install] over [global].
 
@@ -45,7 +45,7 @@ def _pip() -> Mapping[str, str]:
     return {name: value for name, (_, value) in found.items()}
 
 
-@once
+@thread_safe_cache
 def uv_environment() -> dict[str, str]:
     """pip's indexes, find-links and certificate as uv's variables; what uv itself is configured with stays in force.
 
@@ -86,11 +86,11 @@ def uv_options() -> list[str]:
     return ["--no-index"] if _pip().get("no-index", "").lower() in ("1", "true", "yes", "on") else []
 
 
-@once
+@thread_safe_cache
 def credentials() -> dict[str, tuple[str, str]]:
     """User and password by host and port, from the configured indexes' own addresses."""
     found: dict[str, tuple[str, str]] = {}
-    for address in addresses():
+    for address in package_sources():
         parts = urllib.parse.urlsplit(address)
         if parts.username:
             known = (urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or ""))
@@ -103,7 +103,7 @@ def certificate() -> str | None:
     return _pip().get("cert")
 
 
-def addresses() -> list[str]:
+def package_sources() -> list[str]:
     """The indexes, pages and folders that packages are taken from, credentials included: those of pip and of uv, and
     pip's own default where none replaces it. Nothing where pip may ask no index and knows no page or folder."""
     default, others, links = _places()
@@ -194,7 +194,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def session(tries: int = 5, limits: Network | None = None) -> requests.Session:
+def index_session(tries: int = 5, limits: Network | None = None) -> requests.Session:
     """Proxies, netrc and certificates as requests finds them in the environment, as pip does.
 
     `limits`: None: as they are configured."""

@@ -28,7 +28,7 @@ from packaging.version import Version
 from envbuild.fetch import index_config
 from envbuild.util import http_limits, urls
 from envbuild.util.errors import NetworkError
-from envbuild.util.memo import once
+from envbuild.util.memo import thread_safe_cache
 
 MAX_BYTES = 64 << 20  # the largest page of a single package is a few MB
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
@@ -54,8 +54,8 @@ class Listed:
         return found[0], found[1]
 
 
-@once
-def listed(name: str) -> tuple[Listed, ...]:
+@thread_safe_cache
+def listed_files(name: str) -> tuple[Listed, ...]:
     """The files of a package (its normal name), yanked ones included. Raises NetworkError where an index does not
     answer."""
     found: list[Listed] = []
@@ -95,7 +95,7 @@ def _page(address: str, name: str) -> list[Listed]:
         return list(_html(file.read_text(encoding="utf-8", errors="replace"))) if file.is_file() else []
     shown = urls.host(urllib.parse.urlsplit(address).netloc)
     try:
-        with index_config.session() as session:
+        with index_config.index_session() as session:
             answer = session.get(address, headers={"Accept": _ACCEPT}, timeout=60, stream=True)
             if 400 <= answer.status_code < 500:  # it has no such package, or none for us
                 return []

@@ -58,7 +58,7 @@ class Lag:
         return f"{some(self.releases, 'release')}{months} behind {self.newest}"
 
 
-def releases(files: Iterable[Listed], python: str, tags: Collection[Tag]) -> list[Release]:
+def matching_releases(files: Iterable[Listed], python: str, tags: Collection[Tag]) -> list[Release]:
     """The versions of a package that are not yanked, oldest first, for a Python and the wheel tags of a platform."""
     grouped: dict[Version, list[Listed]] = {}
     for file in files:
@@ -129,7 +129,7 @@ def lag(name: str, chosen: str, wanted: SpecifierSet, known: Sequence[Release]) 
     return found if found.far or not fitting[-1].usable else None
 
 
-def sentence(found: Lag, target: str) -> str:
+def lag_sentence(found: Lag, target: str) -> str:
     """The version, the newest release, and why that was not chosen. `target`: what a wheel must fit."""
     why = {
         "no wheel": f"{found.newest} has no wheel for {target}",
@@ -149,7 +149,7 @@ def refusal(found: Sequence[Lag], target: str, reasons: Mapping[str, str]) -> Pr
     return ProfileError(
         f"far behind the newest release, and not asked for: {', '.join(f'{one.name} {one.chosen}' for one in found)}",
         hint="\n".join([*ways, *(f"why not {name}: {text[:600]}" for name, text in reasons.items())]),
-        faults=[Fault(sentence(one, target)) for one in found],
+        faults=[Fault(lag_sentence(one, target)) for one in found],
     )
 
 

@@ -34,7 +34,7 @@ class Store:
 
     def put(self, file: Path, sha256: str, name: str) -> Path:
         """Move `file` in after checking it. Raises HashMismatch, naming the file."""
-        found = digest(file)
+        found = file_digest(file)
         if found != sha256:
             raise HashMismatch(
                 f"{name} is not the file that was locked: sha256 {found}, locked {sha256}",
@@ -49,7 +49,7 @@ class Store:
     def check(self, sha256: str, name: str) -> None:
         """Raises HashMismatch if a stored file is no longer what was put there; it is removed."""
         path = self.path(sha256, name)
-        found = digest(path)
+        found = file_digest(path)
         if found != sha256:
             path.unlink()
             raise HashMismatch(
@@ -58,7 +58,7 @@ class Store:
             )
 
 
-def wheels() -> Store:
+def wheel_store() -> Store:
     return Store(settings.cache_folder("wheels"))
 
 
@@ -66,11 +66,11 @@ def debs() -> Store:
     return Store(settings.cache_folder("debs"))
 
 
-def archives() -> Store:
+def archive_store() -> Store:
     return Store(settings.cache_folder("archives"))
 
 
-def digest(file: Path) -> str:
+def file_digest(file: Path) -> str:
     """sha256 of a file's content, hex."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

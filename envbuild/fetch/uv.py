@@ -30,7 +30,7 @@ from envbuild.fetch.locked_artifacts import LockedWheel, Wheel
 from envbuild.fetch.store import Store
 from envbuild.util import disk_space, tempdirs
 from envbuild.util.errors import EnvbuildError, Fault, NetworkError, ProfileError
-from envbuild.util.memo import once
+from envbuild.util.memo import thread_safe_cache
 from envbuild.util.process import Completed, ProcessTimeout, run
 
 # uv 0.13 knows no platform beyond manylinux_2_40; which file fits is judged by our own tags.
@@ -79,7 +79,7 @@ def _resolved(lines: Iterable[str], python: str, glibc: str, *options: str) -> C
     with tempdirs.folder("uv") as folder:
         done = run(
             # wheels are only chosen and none is built: uv needs no other Python than ours, and looks for none
-            [uv_binary(), "pip", "compile", "--quiet", "--no-header", *uv_config.options(folder),
+            [uv_binary(), "pip", "compile", "--quiet", "--no-header", *uv_config.config_options(folder),
              "--only-binary", ":all:", "--python", sys.executable, "--no-python-downloads", "--python-version", python,
              "--python-platform", platform, *index_config.uv_options(), *options, "-"],
             stdin="".join(f"{line}\n" for line in lines),
@@ -90,11 +90,11 @@ def _resolved(lines: Iterable[str], python: str, glibc: str, *options: str) -> C
         )  # fmt: skip
     if done.code and disk_space.lacked(done.stderr):
         own = os.environ.get("UV_CACHE_DIR") or platformdirs.user_cache_dir("uv")
-        raise disk_space.full([Path(own), *disk_space.places()], "the disk is full while uv resolves")
+        raise disk_space.full([Path(own), *disk_space.written_folders()], "the disk is full while uv resolves")
     return done
 
 
-def resolve(
+def resolve_wheels(
     requirements: Sequence[str],
     python: str,
     glibc: str,
@@ -115,7 +115,7 @@ def resolve(
         options += _lists(folder, constraints, overrides)
         done = _compile(requirements, python, glibc, *options)
         if done.code:
-            raise _with_newest(uv_errors.refused(requirements, done), python, glibc)
+            raise _with_newest(uv_errors.resolution_error(requirements, done), python, glibc)
         resolved = _parse(output.read_text(encoding="utf-8"))
     _refuse_unrelated(resolved)
     _refuse_prereleases(resolved, [*requirements, *constraints, *overrides], python, glibc)
@@ -138,7 +138,7 @@ def contradiction(
     """Why these cannot be met together, in uv's words; None where they can. Raises NetworkError."""
     with tempdirs.folder("uv") as folder:
         done = _compile(requirements, python, glibc, "--no-annotate", *_lists(folder, constraints, overrides))
-    error = uv_errors.refused(requirements, done) if done.code else None
+    error = uv_errors.resolution_error(requirements, done) if done.code else None
     if isinstance(error, NetworkError):
         raise error
     return error.hint if error else None
@@ -173,7 +173,7 @@ def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: st
     faults = []
     for name in names:
         parents = ", ".join(sorted(resolved.wanted_by[name] - {""}))
-        known = release_lag.releases(index_pages.listed(name), python, tags(python, glibc))
+        known = release_lag.matching_releases(index_pages.listed_files(name), python, tags(python, glibc))
         stable = [release for release in known if not release.version.is_prerelease]
         why = "it has no release"
         if stable:
@@ -197,7 +197,7 @@ def target(python: str, glibc: str) -> str:
 def _refuse_unrelated(resolved: Resolved) -> None:
     """What a package asks for, of which the index has another than it means."""
     for name in resolved.versions:
-        meant = misleading_packages.refused(name)
+        meant = misleading_packages.refusal_reason(name)
         if meant:
             asking = ", ".join(sorted(resolved.wanted_by[name] - {""})) or "the profile"
             raise ProfileError(f"{asking} needs {name}: {meant}", hint=f"another version of {asking}, or none of it")
@@ -225,7 +225,7 @@ def offered(requirements: Sequence[str], python: str, glibc: str, oldest: bool =
     resolution = ["--resolution", "lowest"] if oldest else []
     done = _compile(requirements, python, glibc, "--no-deps", "--no-annotate", *_RELEASES, *resolution)
     if done.code:
-        raise uv_errors.refused(requirements, done)
+        raise uv_errors.resolution_error(requirements, done)
     return dict(_parse(done.stdout).versions)
 
 
@@ -253,7 +253,7 @@ def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collect
     pins = [f"{name}=={version}" for name, version in versions.items()]
     done = _compile(pins, python, glibc, "--no-deps", "--format", "pylock.toml")
     if done.code:
-        raise uv_errors.refused(pins, done)
+        raise uv_errors.resolution_error(pins, done)
     supported = tags(python, glibc)
     found: dict[Wheel, str] = {}
     for package in tomllib.loads(done.stdout)["packages"]:
@@ -310,25 +310,25 @@ def _file_name(address: str) -> str:
 
 def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
     """Bytes of each file. Raises NetworkError."""
-    return {wheel: head.bytes for wheel, head in heads(addresses).items()}
+    return {wheel: head.bytes for wheel, head in request_heads(addresses).items()}
 
 
-def heads(addresses: Mapping[Wheel, str]) -> dict[Wheel, Head]:
+def request_heads(addresses: Mapping[Wheel, str]) -> dict[Wheel, Head]:
     """Of each file, by a HEAD request. Raises NetworkError."""
     files = [wheel.file for wheel in addresses]
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
         return dict(zip(addresses, pool.map(_head, addresses.values(), files), strict=True))
 
 
-@once
+@thread_safe_cache
 def _head(address: str, file: str) -> Head:
     return download.head(_session(), address, file)
 
 
-_session = once(index_config.session)
+_session = thread_safe_cache(index_config.index_session)
 
 
-def fetch(
+def fetch_wheels(
     locked: Iterable[LockedWheel], python: str, glibc: str, store: Store, progress: Callable[[str, int], None]
 ) -> int:
     """Bring the wheels that the store lacks; returns how many. `progress` is told the file and the bytes that came.
@@ -347,7 +347,7 @@ def fetch(
     gone = [wheel.file for wheel in missing if wheel.file not in addresses]
     if gone:
         raise NetworkError(f"the configured indexes no longer have {', '.join(gone)}", hint="lock again")
-    session = index_config.session()
+    session = index_config.index_session()
     stop = threading.Event()  # one failure, or Ctrl-C, ends the other downloads too
     with store.incoming() as folder, ThreadPoolExecutor(index_config.PARALLEL) as pool:
 
@@ -355,7 +355,7 @@ def fetch(
             file = folder / wheel.sha256
             address = addresses[wheel.file]
             told = functools.partial(progress, wheel.file)
-            download.fetch(session, address, wheel.file, file, told, limit=limits[wheel], stop=stop)
+            download.fetch_file(session, address, wheel.file, file, told, limit=limits[wheel], stop=stop)
             if stop.is_set():
                 return
             store.put(file, wheel.sha256, wheel.file)

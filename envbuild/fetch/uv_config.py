@@ -48,7 +48,7 @@ _SEPARATORS = {"UV_FIND_LINKS": ",", "UV_INDEX": None, "UV_EXTRA_INDEX_URL": Non
 _SINGLE = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_CACHE_DIR", "UV_CREDENTIALS_DIR", "SSL_CERT_FILE", "NETRC")
 
 
-def options(folder: Path) -> list[str]:
+def config_options(folder: Path) -> list[str]:
     """uv's options for its configuration; a file in `folder` holds the site's part.
 
     Raises SettingsError where the user's or the system's uv.toml cannot be read.
@@ -157,7 +157,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
 
 
-def ignored(folders: Iterable[Path]) -> Iterator[str]:
+def ignored_by_uv_config(folders: Iterable[Path]) -> Iterator[str]:
     """A sentence for each file, and one for the environment, whose settings uv alone would use and envbuild ignores:
     their names, and what to do instead. `folders`: where uv looks for a project's configuration.
 

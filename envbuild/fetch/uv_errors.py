@@ -20,7 +20,7 @@ _NO_PAGE = re.compile(r"Received some unexpected ([A-Za-z]+) from")
 _DOCTOR = "envbuild doctor asks every index that is configured here"
 
 
-def refused(requirements: Sequence[str], done: Completed) -> ProfileError | NetworkError:
+def resolution_error(requirements: Sequence[str], done: Completed) -> ProfileError | NetworkError:
     """uv ends with 1 where the requirements cannot be met or an index refuses it, with 2 where it could not ask. What
     it says is repeated without users, passwords and queries of addresses."""
     said = urls.struck(done.stderr.strip())
@@ -49,7 +49,10 @@ def refused(requirements: Sequence[str], done: Completed) -> ProfileError | Netw
             )
     cause = _CAUSE.split(said, maxsplit=1)[-1]
     meant = {
-        found for word in re.findall(r"[A-Za-z0-9._-]+", said) for found in [misleading_packages.refused(word)] if found
+        found
+        for word in re.findall(r"[A-Za-z0-9._-]+", said)
+        for found in [misleading_packages.refusal_reason(word)]
+        if found
     }
     return ProfileError("the packages cannot be resolved together", hint="\n".join([cause[:1200], *sorted(meant)]))
 

@@ -27,26 +27,26 @@ _WHEEL_UNPACKED, _DEB_UNPACKED = 3.7, 4.5
 _TOOL_UNPACKED = 3.0
 
 
-def recorded(lock: Lock, text: str) -> list[Record]:
+def matching_records(lock: Lock, text: str) -> list[Record]:
     """What was built from this lock with this Dockerfile by this envbuild, in whatever engine."""
-    wanted = recipe(lock, text)
-    return [record for record in build_records.every() if record.recipe == wanted]
+    wanted = recipe_digest(lock, text)
+    return [record for record in build_records.all_records() if record.recipe == wanted]
 
 
-def built(engine: Engine, lock: Lock, text: str) -> Image | None:
+def existing_image(engine: Engine, lock: Lock, text: str) -> Image | None:
     """The image that was built from this lock and Dockerfile, if the engine still has it."""
-    for record in recorded(lock, text):
+    for record in matching_records(lock, text):
         image = engine.find(record.handle)
         if image and image.id == record.image:
             return image
     return None
 
 
-def recipe(lock: Lock, text: str) -> str:
+def recipe_digest(lock: Lock, text: str) -> str:
     """sha256 over all that decides what is in an image: lock, Dockerfile, installers, recipe of the base."""
     tools = [tool.read_text(encoding="utf-8") for tool in dockerfile.TOOLS]
     uv = importlib.metadata.version("uv")
-    return canonical_digest([lock.id, text, tools, uv, root_filesystem.recipe() if lock.suite else None])
+    return canonical_digest([lock.id, text, tools, uv, root_filesystem.base_recipe() if lock.suite else None])
 
 
 def needed_bytes(lock: Lock, compiling: bool = False) -> int:
@@ -76,7 +76,7 @@ def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
     `compiling`: with what extensions are compiled with.
     """
     wheels, archives, tools = _packed(lock, compiling)
-    wheel_store, archive_store, deb_store = store.wheels(), store.archives(), store.debs()
+    wheel_store, archive_store, deb_store = store.wheel_store(), store.archive_store(), store.debs()
     packed_bytes = sum(w.bytes for w in wheels if not wheel_store.holds(w.wheel.sha256, w.wheel.file))
     packed_bytes += sum(a.bytes for a in archives if not archive_store.holds(a.sha256, a.name))
     packed_bytes += sum(deb.bytes for deb in tools if not deb_store.holds(deb.sha256, deb.file))
@@ -84,7 +84,7 @@ def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
     return packed_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
 
 
-def check_disk(engine: Engine, lock: Lock, compiling: bool = False) -> None:
+def require_disk_space(engine: Engine, lock: Lock, compiling: bool = False) -> None:
     """Raises DiskError, with the figures, where a disk cannot take what is fetched and built; `compiling`: where an
     extension is compiled first."""
     places = [(settings.cache_folder("wheels"), fetched_bytes(lock, compiling))]
@@ -101,7 +101,7 @@ def check_disk(engine: Engine, lock: Lock, compiling: bool = False) -> None:
             )
 
 
-def begin(engine: Engine, lock: Lock, name: str, text: str) -> None:
+def start_build(engine: Engine, lock: Lock, name: str, text: str) -> None:
     """Build what needs no wheel, for build_layers to find in the engine's cache; the base must be made. Nothing, where
     that engine was given it by a build of this name before.
 
@@ -142,10 +142,10 @@ def build_layers(
     Everything it is made of must be in the stores, its extensions built. Raises EngineError, BuildError or DiskError.
     """
     _require_platform(engine, lock)
-    build_context.fill(lock, name, {one.name: one.path for one in extensions})
+    build_context.fill_context(lock, name, {one.name: one.path for one in extensions})
     options = ["--no-cache"] if no_cache else []
     tag = layers_tag(lock, name)
-    return _image(engine, lock, name, text, tag, options, say, on_line, lambda: check_disk(engine, lock))
+    return _image(engine, lock, name, text, tag, options, say, on_line, lambda: require_disk_space(engine, lock))
 
 
 def layers_tag(lock: Lock, name: str) -> str:
@@ -175,8 +175,10 @@ def build_labelled(
     builder = f"docker {engine.version}" + (f", builder {engine.builder}" if engine.builder else "")
     compiled = tuple(one.record for one in extensions)
     engine.remove(layers_tag(lock, name))  # before the record: with that there is no next build, to remove it
-    record = Record(image.id, image.handle, lock.id, recipe(lock, text), image.layers, builder, compiled)
-    told = build_records.another(recorded(lock, text), record, [layer.title for layer in dockerfile.layers(lock)])
+    record = Record(image.id, image.handle, lock.id, recipe_digest(lock, text), image.layers, builder, compiled)
+    told = build_records.another(
+        matching_records(lock, text), record, [layer.title for layer in dockerfile.image_layers(lock)]
+    )
     if told:
         note(told)  # before the record: with that there is no next build, to tell it
     build_records.write(record)

@@ -23,33 +23,35 @@ from envbuild.util import atomic_files, settings
 _OWN, _WHEELS, _BEGUN = "own", "wheels", "begun"
 
 
-def folder(name: str) -> Path:
+def context_folder(name: str) -> Path:
     """Of a profile; holds all its contexts."""
     return settings.cache_folder("contexts") / name
 
 
 def main_context(name: str) -> Path:
     """The build's own context."""
-    return folder(name) / _OWN
+    return context_folder(name) / _OWN
 
 
 def of_wheels(name: str) -> dict[str, Path]:
     """The contexts beside it: by name, the folders of each layer's wheels."""
-    return {dockerfile.wheels_context(layer.name): layer for layer in sorted((folder(name) / _WHEELS).glob("*"))}
+    return {
+        dockerfile.wheels_context(layer.name): layer for layer in sorted((context_folder(name) / _WHEELS).glob("*"))
+    }
 
 
 def discard(name: str) -> None:
     """What the next build of that name would fill anew."""
-    shutil.rmtree(folder(name), ignore_errors=True)
+    shutil.rmtree(context_folder(name), ignore_errors=True)
 
 
-def fill(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
+def fill_context(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
     """All that the image is made of, which must be in the stores; `built`: the wheel of each extension.
 
     Raises LockError for wheels that must not be installed.
     """
     wheel_conflicts.refuse_stored(lock.wheels, lock.startup, built)
-    target = folder(name)
+    target = context_folder(name)
     _fill_shared(lock, target)
     for extension, wheel in built.items():
         _link(wheel, target / _OWN / "extensions" / extension / wheel.name)
@@ -57,32 +59,32 @@ def fill(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
 
 def fill_beginning(lock: Lock, name: str) -> None:
     """What dockerfile.beginning takes, which must be in the stores."""
-    _fill_base(lock, folder(name))
+    _fill_base(lock, context_folder(name))
 
 
 def begun(name: str) -> str | None:
     """What mark_begun was told last."""
-    file = folder(name) / _BEGUN
+    file = context_folder(name) / _BEGUN
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def mark_begun(name: str, key: str) -> None:
     """The builder has made what is in the contexts; `key`: of what, and where."""
-    atomic_files.write_atomically(folder(name) / _BEGUN, key)
+    atomic_files.write_atomically(context_folder(name) / _BEGUN, key)
 
 
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
     """The same for compiling an extension. Raises SourceDamaged too."""
     assert lock.builder
     wheel_conflicts.refuse_stored(lock.compiled_with, lock.startup)
-    target = folder(name)
+    target = context_folder(name)
     _fill_shared(lock, target)
     _wheels(lock.builder.wheels, target)
     _archives(lock.builder.archives, target / _OWN)
     _debs(lock.builder.debs, target / _OWN / dockerfile.BUILDER_DEBS)
     source = target / _OWN / "sources" / extension.name / "source.tar"
     source.parent.mkdir(parents=True)
-    extension_sources.write(extension, source)
+    extension_sources.write_archive(extension, source)
 
 
 def _fill_shared(lock: Lock, target: Path) -> None:
@@ -101,7 +103,7 @@ def _fill_base(lock: Lock, target: Path) -> None:
     for tool in dockerfile.TOOLS:
         shutil.copy2(tool, main / "bin" / tool.name)
     if lock.suite:
-        _link(root_filesystem.checked(lock), main / "base.tar")
+        _link(root_filesystem.intact_base(lock), main / "base.tar")
     _debs(lock.apt, main / dockerfile.DEBS)
 
 
@@ -113,13 +115,13 @@ def _debs(debs: Iterable[Deb], target: Path) -> None:
 
 def _archives(archives: Iterable[Archive], target: Path) -> None:
     for archive in archives:
-        held = store.archives().path(archive.sha256, archive.name)
+        held = store.archive_store().path(archive.sha256, archive.name)
         _link(held, target / "archives" / archive.name / archive.name)
 
 
 def _wheels(locked: Iterable[LockedWheel], target: Path) -> None:
     for item in locked:
-        held = store.wheels().path(item.wheel.sha256, item.wheel.file)
+        held = store.wheel_store().path(item.wheel.sha256, item.wheel.file)
         _link(held, target / _WHEELS / item.layer / item.wheel.file)
 
 

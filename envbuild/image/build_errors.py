@@ -15,9 +15,9 @@ _NUMBERS = re.compile(r"(?:#[0-9]+ )?(?:[0-9]+\.[0-9]+ )?")  # BuildKit's, of th
 _MARKS = ("error:", "Error:", "error ", "fatal", "FAILED:", "install:")
 
 
-def out_of_memory(said: str) -> bool:
+def is_out_of_memory(said: str) -> bool:
     """The kernel's killer, or an allocation that failed."""
-    return any(row.pattern.search(said) for row in extension_compilers.out_of_memory())
+    return any(row.pattern.search(said) for row in extension_compilers.out_of_memory_messages())
 
 
 def explained(said: str) -> str:
@@ -26,10 +26,10 @@ def explained(said: str) -> str:
         match = row.pattern.search(said)
         if match:
             return f"{row.say.format(**match.groupdict())}\n{match.group()}"
-    return "\n".join(telling(said))
+    return "\n".join(first_errors(said))
 
 
-def telling(said: str) -> Sequence[str]:
+def first_errors(said: str) -> Sequence[str]:
     """The first lines that name an error; else what BuildKit itself says, else the last lines."""
     own = builders(said)
     lines = _lines(said)

@@ -46,11 +46,11 @@ def write(record: Record) -> None:
     write_atomically(_file(record), json.dumps(asdict(record), indent=1))
 
 
-def remove(record: Record) -> None:
+def remove_record(record: Record) -> None:
     _file(record).unlink(missing_ok=True)
 
 
-def every(image_id: str | None = None) -> Iterator[Record]:
+def all_records(image_id: str | None = None) -> Iterator[Record]:
     """All of them, or those of one image."""
     for file in sorted(settings.state_folder("builds", make=False).glob("*.json")):
         record = _read(file)

@@ -117,10 +117,10 @@ def _files(lock: Lock) -> Iterator[tuple[Store, str, str]]:
     """(store, sha256, name) of all that may be in the context."""
     builder = lock.builder
     wheels, archives = (builder.wheels, builder.archives) if builder else ((), ())
-    yield from ((store.wheels(), w.wheel.sha256, w.wheel.file) for w in (*lock.wheels, *wheels))
+    yield from ((store.wheel_store(), w.wheel.sha256, w.wheel.file) for w in (*lock.wheels, *wheels))
     debs = (*lock.apt, *(builder.debs if builder else ()))
     yield from ((store.debs(), deb.sha256, deb.file) for deb in debs)
-    yield from ((store.archives(), archive.sha256, archive.name) for archive in (*lock.archives, *archives))
+    yield from ((store.archive_store(), archive.sha256, archive.name) for archive in (*lock.archives, *archives))
 
 
 # What BuildKit says when it cannot get the base image, before any step has run.
@@ -154,8 +154,8 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
         full = engine.without_room()
         if full:
             return full
-    telling = "\n".join(build_errors.telling(stderr))
-    if build_errors.out_of_memory(stderr):
+    telling = "\n".join(build_errors.first_errors(stderr))
+    if build_errors.is_out_of_memory(stderr):
         has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free some"
         return Failed("the image build ran out of memory", f"{has}\n{telling}", stderr)
     return Failed(f"the image build{f' by {engine.builder!r}' if engine.builder else ''} failed", telling, stderr)
@@ -165,4 +165,6 @@ def _full(engine: Engine) -> DiskError:
     """The engine's disk, or one that its client writes to."""
     folder = None if engine.builder else engine.data_folder
     where = "" if folder else ", at the engine or here"
-    return disk_space.full([folder, *disk_space.places()], f"the disk is full in the middle of the build{where}")
+    return disk_space.full(
+        [folder, *disk_space.written_folders()], f"the disk is full in the middle of the build{where}"
+    )

@@ -15,14 +15,14 @@ from envbuild.util.atomic_files import write_atomically
 _KIND = "built"
 
 
-def note(lock_file: Path) -> None:
+def note_lock(lock_file: Path) -> None:
     """Nothing for a lock that is no file, as of what is made again for a comparison: it would wait for ever."""
     file = _file(lock_file.absolute())
     if lock_file.is_file() and not file.is_file():
         write_atomically(file, os.fsencode(lock_file.absolute()))
 
 
-def every() -> Iterator[Path]:
+def all_locks() -> Iterator[Path]:
     """The locks that were noted, whether they are still there or not."""
     for file in sorted(settings.cache_folder(_KIND, make=False).glob("*.txt")):
         with contextlib.suppress(FileNotFoundError):  # another prune forgot it meanwhile
@@ -31,7 +31,7 @@ def every() -> Iterator[Path]:
                 yield path
 
 
-def forget(lock_file: Path) -> None:
+def forget_lock(lock_file: Path) -> None:
     _file(lock_file).unlink(missing_ok=True)
 
 

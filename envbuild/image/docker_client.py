@@ -21,10 +21,10 @@ class Client(NamedTuple):
 
 def program() -> Path:
     """A docker client with buildx. Raises EngineError if there is none."""
-    return find().program
+    return find_client().program
 
 
-def find(seconds: float = 30.0) -> Client:
+def find_client(seconds: float = 30.0) -> Client:
     """A docker client with buildx: beside this Python first (the private engine's is linked there), then on PATH.
 
     Raises EngineError if none answers within `seconds`.

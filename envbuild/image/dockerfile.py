@@ -64,7 +64,7 @@ class Parts:
     stages: tuple[BuildStage, ...] = ()
 
 
-def parts(lock: Lock) -> Parts:
+def layer_parts(lock: Lock) -> Parts:
     """Layers in the order they are made, from what profiles share to what is this one's own."""
     epoch = str(SOURCE_DATE_EPOCH)
     # Debian packages first: they remove bytecode, and a whiteout of what a layer below has keeps the time of the build.
@@ -93,9 +93,9 @@ def wheels_context(layer: str) -> str:
     return f"wheels-{layer}"
 
 
-def layers(lock: Lock) -> list[Layer]:
+def image_layers(lock: Lock) -> list[Layer]:
     """Those of the image."""
-    found = parts(lock)
+    found = layer_parts(lock)
     return [*found.shared, *found.own]
 
 
@@ -176,7 +176,7 @@ def render(lock: Lock, name: str) -> str:
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters.update(exec=_exec, variable=_variable, reference=_reference)
-    found = parts(lock)
+    found = layer_parts(lock)
     count = 1 + len(found.shared) + max(len(found.own), len(found.tools) + 1 if found.stages else 0)
     if count > MAX_LAYERS:
         raise LockError(f"the lock makes {count} layers; {MAX_LAYERS} is the most", hint="name fewer large packages")

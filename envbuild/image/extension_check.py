@@ -52,7 +52,7 @@ class _Unreadable(Exception):
     """The wheel must not be opened, or cannot be: every reason in `args`."""
 
 
-def faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python: str | None = None) -> list[str]:
+def wheel_faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python: str | None = None) -> list[str]:
     """Everything that is wrong with the wheel of distribution `name`, a sentence each; none: it is as asked.
 
     `modules`: what must be importable. `arch`: TORCH_CUDA_ARCH_LIST as it was built with ("9.0;10.0"; PTX is not asked

@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 from envbuild.facts import extension_compilers
 from envbuild.fetch.archive_spec import TOOLKIT
 from envbuild.fetch.locked_artifacts import LockedExtension
-from envbuild.fetch.store import digest
+from envbuild.fetch.store import file_digest
 from envbuild.image import build_context, build_errors, buildx, dockerfile, extension_check
 from envbuild.image.build_records import CompiledRecord
 from envbuild.image.engine import Engine
@@ -98,14 +98,14 @@ def _folder(name: str) -> Path:
     return settings.cache_folder("extensions") / name
 
 
-def find(lock: Lock, one: LockedExtension) -> BuiltWheel | None:
+def find_wheel(lock: Lock, one: LockedExtension) -> BuiltWheel | None:
     """The wheel, if it was made before and is still what was made. Only looks: another may be making it just now."""
     name = key(lock, one)
     try:
         about = json.loads((_folder(name) / _ABOUT).read_text(encoding="utf-8"))
         path = _folder(name) / about["file"]
         built = BuiltWheel(one.name, name, path, about["sha256"], about["seconds"], about["jobs"], about["made"])
-        if path.parent == _folder(name) and digest(path) == built.sha256:
+        if path.parent == _folder(name) and file_digest(path) == built.sha256:
             return built
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -128,14 +128,14 @@ class CompileOrder:
     on_line: Callable[[str], None]
 
 
-def build(order: CompileOrder) -> BuiltWheel:
+def compile_wheel(order: CompileOrder) -> BuiltWheel:
     """Compile an extension, or find it compiled meanwhile. Its source and all that compiles it must be at hand.
 
     Raises BuildError with what is wrong and what to do; what buildx.build raises.
     """
     lock, one = order.lock, order.one
     with process_locks.exclusive(f"_extension-{key(lock, one)[:16]}", f"compiles {one.name}", order.say):
-        return find(lock, one) or _make(order)
+        return find_wheel(lock, one) or _make(order)
 
 
 def _make(order: CompileOrder) -> BuiltWheel:
@@ -148,13 +148,15 @@ def _make(order: CompileOrder) -> BuiltWheel:
         jobs = _compile(order, out)
         seconds = time.monotonic() - begin
         wheel = _only(out, one)
-        wrong = extension_check.faults(wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python)
+        wrong = extension_check.wheel_faults(
+            wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python
+        )
         wrong = wrong or list(_lacking(wheel, lock))  # which opens it: only one that has no fault
         if wrong:
             raise BuildError(f"the wheel of {one.name} is not what was asked for", hint="\n".join([*wrong, *_why(one)]))
         about = {
             "file": wheel.name,
-            "sha256": digest(wheel),
+            "sha256": file_digest(wheel),
             "bytes": wheel.stat().st_size,
             "seconds": round(seconds, 1),
             "jobs": jobs,
@@ -167,7 +169,7 @@ def _make(order: CompileOrder) -> BuiltWheel:
         write_atomically(whole / _ABOUT, json.dumps(about, indent=1))
         shutil.rmtree(target, ignore_errors=True)  # a damaged one; whoever makes it holds its lock
         whole.rename(target)
-    found = find(lock, one)
+    found = find_wheel(lock, one)
     assert found
     return found
 
@@ -196,7 +198,7 @@ def _compile(order: CompileOrder, out: Path) -> int:
             buildx.build(engine, order.lock, order.profile, order.text, options, order.say, order.on_line)
             return jobs
         except buildx.Failed as failed:
-            if not build_errors.out_of_memory(failed.said):
+            if not build_errors.is_out_of_memory(failed.said):
                 raise _explained(one, failed) from None
             if jobs == 1:
                 said = f"{one.name} needs more memory than the engine has, with one job too"

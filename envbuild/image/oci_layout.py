@@ -53,7 +53,7 @@ class Folder:
 
     def referrers(self, digest: str) -> list[dict[str, Any]]:
         index = self.manifest(oci.fallback_tag(digest))
-        return oci.listed(index.document, "manifests") if index else []
+        return oci.descriptors(index.document, "manifests") if index else []
 
     def put_blob(self, raw: bytes) -> None:
         self._path(oci.digest_of(raw)).write_bytes(raw)

@@ -34,7 +34,7 @@ def images(
     """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock; of
     profiles `elsewhere`, which are not seen from here, only those that this envbuild built."""
     repositories, others = {repository(name) for name in names}, {repository(name) for name in elsewhere}
-    made = {record.handle for record in build_records.every()}
+    made = {record.handle for record in build_records.all_records()}
     keep_tags = {lock.short for lock in current} | {VERIFIED}
     listed = engine.images(PREFIX)
     kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == VERIFIED} | engine.used()
@@ -75,12 +75,12 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
             yield Removable("contexts", str(context), _size(context))
 
 
-def forget(engine: Engine, noted: Iterable[Path]) -> None:
+def forget_gone_locks(engine: Engine, noted: Iterable[Path]) -> None:
     """Locks that are gone, once no image of theirs is there."""
     there = {tag.rpartition(":")[0] for tag, _, _ in engine.images(PREFIX)}
     for file in noted:
         if not file.exists() and repository(built_locks.name(file)) not in there:
-            built_locks.forget(file)
+            built_locks.forget_lock(file)
 
 
 def temporary() -> Iterator[Removable]:
@@ -98,7 +98,7 @@ def _archives(lock: Lock) -> Iterator[str]:
     yield from (one.digest for one in lock.extensions if one.kind == "sdist")
 
 
-def remove(engine: Engine | None, items: Iterable[Removable]) -> None:
+def remove_items(engine: Engine | None, items: Iterable[Removable]) -> None:
     for item in items:
         if item.kind == "image":
             assert engine is not None

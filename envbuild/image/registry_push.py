@@ -12,7 +12,7 @@ from envbuild.registry.reference_grammar import REGISTRY
 from envbuild.util.errors import CheckFailed, UsageError
 
 
-def repository(text: str) -> Reference:
+def parse_repository(text: str) -> Reference:
     """Raises UsageError for what names an image of it, or nothing."""
     try:
         reference = Reference.parse(text)
@@ -36,7 +36,7 @@ def pushed(
         engine.remove(f"{name}:{tag}")  # of one that was killed just after it had pushed
         return found, True
     if zstd:
-        zstd_push.push(engine, place, image, tag, on_line)
+        zstd_push.push_zstd(engine, place, image, tag, on_line)
     else:
         _by_the_engine(engine, name, image, tag, on_line)
     found = there(place, image)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from envbuild.fetch.apt import Deb
-from envbuild.fetch.store import Store, digest
+from envbuild.fetch.store import Store, file_digest
 from envbuild.lock.lock_file import Lock
 from envbuild.util import disk_space, settings, tempdirs
 from envbuild.util.atomic_files import write_atomically
@@ -54,19 +54,19 @@ def tar_file(lock: Lock, make: bool = True) -> Path:
 
 
 def _key(lock: Lock) -> str:
-    return canonical_digest([recipe(), lock.content["base"]])
+    return canonical_digest([base_recipe(), lock.content["base"]])
 
 
-def recipe() -> str:
+def base_recipe() -> str:
     """sha256 over what a base is made with, beside the packages."""
     return canonical_digest([_OPTIONS, SOURCE_DATE_EPOCH])
 
 
-def checked(lock: Lock) -> Path:
+def intact_base(lock: Lock) -> Path:
     """The base, still as it was made. Raises HashMismatch if not; it is removed then."""
     target = tar_file(lock)
     noted = target.with_suffix(".sha256")
-    if not noted.is_file() or noted.read_text(encoding="utf-8") != digest(target):
+    if not noted.is_file() or noted.read_text(encoding="utf-8") != file_digest(target):
         target.unlink()
         raise HashMismatch(
             f"the cached base {target.name} was damaged on this disk",
@@ -75,7 +75,7 @@ def checked(lock: Lock) -> Path:
     return target
 
 
-def make(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
+def make_base(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
     """Make the base of `lock` from packages that `store` holds, or find it made already.
 
     Raises ProcessMissing without mmdebstrap, BuildError if it fails.
@@ -90,7 +90,7 @@ def make(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
         with tempdirs.folder("base", target.parent) as beside:  # moving it into place is one step
             made = beside / target.name
             _bootstrap(lock.suite, lock.base, folder, made, on_line)
-            write_atomically(target.with_suffix(".sha256"), digest(made))
+            write_atomically(target.with_suffix(".sha256"), file_digest(made))
             made.replace(target)
     return target
 

@@ -38,7 +38,7 @@ class _Part:
     packed: dict[str, Any] = field(default_factory=dict)
 
 
-def push(engine: Engine, place: Repository, image: Image, tag: str, on_line: Callable[[str], None]) -> None:
+def push_zstd(engine: Engine, place: Repository, image: Image, tag: str, on_line: Callable[[str], None]) -> None:
     """The image under a tag. What the registry has of it is not sent again; the manifest comes last, and is the same
     for the same image and release of zstd. Raises DiskError without room for the largest layer, EngineError if the
     engine saves something else, NetworkError."""
@@ -56,7 +56,7 @@ def push(engine: Engine, place: Repository, image: Image, tag: str, on_line: Cal
                 sizes = f"{part.packed['size'] / 1e6:.0f} of {part.size / 1e6:.0f} MB"
                 on_line(f"layer {len(found)} of {len(image.layers)}: {sizes}")
     lacking = [layer for layer in image.layers if layer not in found]
-    if lacking or not raw or image_reader.parsed(image.id, raw).layers != image.layers:
+    if lacking or not raw or image_reader.parse_config(image.id, raw).layers != image.layers:
         text = f"the engine saves another image than {image.id}"
         detail = f": nothing in it is {lacking[0]}" if lacking else ""
         raise EngineError(text + detail, hint="is its disk sound? docker image rm, then envbuild make, builds it anew")
@@ -74,9 +74,8 @@ def _require_room(engine: Engine, image: Image, folder: Path) -> None:
     """Packed, a layer is hardly ever larger than it was."""
     largest = max(engine.layer_sizes(image) or (0,))
     if shutil.disk_usage(folder).free < largest:
-        text = (
-            f"a layer of {largest / 1e9:.1f} GB may find no room to be packed in: {disk_space.figures(folder.parent)}"
-        )
+        free = disk_space.free_space(folder.parent)
+        text = f"a layer of {largest / 1e9:.1f} GB may find no room to be packed in: {free}"
         raise DiskError(text, hint="free some, or name a folder that has more: TMPDIR=FOLDER")
 
 

@@ -50,7 +50,7 @@ _MOST_BYTES = 4 << 20  # of one such file
 _MOST_MEMBERS, _LARGEST_TOTAL, _LARGEST_HEADER = 500_000, 8 << 30, 1 << 20
 
 
-def take(wanted: ExtensionRequest, progress: Progress) -> LockedExtension:
+def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtension:
     """Fetch a source and look at it, to lock it.
 
     Raises NetworkError where it cannot be had, HashMismatch for another sdist, ProfileError, naming the profile's line,
@@ -62,14 +62,14 @@ def take(wanted: ExtensionRequest, progress: Progress) -> LockedExtension:
     locked = LockedExtension(
         extension.name, kind, digest, extension.modules, None, dict(build.env), tuple(build.settings)
     )
-    fetch(wanted, progress)
+    fetch_source(wanted, progress)
     if extension.commit:
         repository = _repository(extension.commit)
         _refuse_submodules(wanted, repository)
         locked = replace(locked, tree=_git(repository, "rev-parse", f"{extension.commit}^{{tree}}").stdout.strip())
     with tempdirs.folder("source") as folder:
         file = folder / "source.tar"
-        write(locked, file)
+        write_archive(locked, file)
         try:
             unknown = _unmentioned(file, set(build.env) - extension_compilers.variables())
         except _BROKEN as error:
@@ -110,11 +110,11 @@ _OTHERWISE = (
 )
 
 
-def fetch(wanted: ExtensionRequest, progress: Progress) -> None:
-    """Bring a source that is not there yet. Raises as `take` does."""
+def fetch_source(wanted: ExtensionRequest, progress: Progress) -> None:
+    """Bring a source that is not there yet. Raises as `inspect_source` does."""
     extension = wanted.extension
     if extension.sdist:
-        archives.fetch([_sdist(wanted)], progress)
+        archives.fetch_archives([_sdist(wanted)], progress)
     elif extension.commit and not _repository(extension.commit).is_dir():
         _clone(wanted, extension.commit)
 
@@ -128,10 +128,10 @@ def _sdist(wanted: ExtensionRequest) -> ArchiveRequest:
 _SDIST = "source"
 
 
-def write(locked: LockedExtension, file: Path) -> None:
+def write_archive(locked: LockedExtension, file: Path) -> None:
     """The source as a tar with one folder at its top. Raises SourceDamaged if it is no longer what was fetched."""
     if locked.kind == "sdist":
-        held = store.archives()
+        held = store.archive_store()
         held.check(locked.digest, _SDIST)
         shutil.copyfile(held.path(locked.digest, _SDIST), file)
         return
@@ -164,7 +164,7 @@ def _git(repository: Path, *arguments: str | Path) -> Completed:
     done = run(["git", "--git-dir", repository, *arguments], env=_ENVIRONMENT, timeout=_FETCH_SECONDS)
     if done.code and disk_space.lacked(done.stderr):
         raise disk_space.full(
-            [repository, *disk_space.places()], "the disk is full while git fetches or writes a source"
+            [repository, *disk_space.written_folders()], "the disk is full while git fetches or writes a source"
         )
     return done
 
@@ -186,13 +186,13 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
             every = _git(made, "fetch", "--quiet", address, "+refs/*:refs/kept/*")
             if every.code:
                 raise NetworkError(
-                    f"the source of {wanted.extension.name} cannot be fetched from {urls.shown(address)}",
-                    hint=f"{every.stderr.replace(address, urls.shown(address)).strip()[-600:]}\n{_elsewhere()}",
+                    f"the source of {wanted.extension.name} cannot be fetched from {urls.redact_url(address)}",
+                    hint=f"{every.stderr.replace(address, urls.redact_url(address)).strip()[-600:]}\n{_elsewhere()}",
                     faults=[replace(wanted.at, message="it is named here")],
                 )
         found = _git(made, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").stdout.strip()
         if found != commit or _git(made, "fsck", "--no-dangling", "--no-progress").code:
-            said = f"{urls.shown(address)} has no commit {commit}"
+            said = f"{urls.redact_url(address)} has no commit {commit}"
             raise ProfileError(
                 f"the source of {wanted.extension.name} cannot be had", faults=[replace(wanted.at, message=said)]
             )

@@ -228,7 +228,7 @@ def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = 
     write_within(yamldoc.home(file), file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
 
 
-def required(source: Source) -> Lock:
+def required_lock(source: Source) -> Lock:
     """The lock of a profile, whether it still fits or not. Raises OutOfDate where there is none, and what read does."""
     lock = read(source.known_lock)
     if lock is None:

@@ -49,7 +49,7 @@ class _Wish:
     requirements: tuple[str, ...]
 
 
-def find(plan: Plan, lock: Lock) -> list[Outdated]:
+def find_outdated(plan: Plan, lock: Lock) -> list[Outdated]:
     """Raises NetworkError where the index does not answer."""
     versions = lock.versions
     newest = _newest(plan, {name: patches_of(name, version) for name, version in versions.items()})

@@ -37,7 +37,7 @@ class Difference:
     index: str | None
 
 
-def differences(release: TorchRelease, say: Callable[[str], None]) -> list[Difference]:
+def pin_differences(release: TorchRelease, say: Callable[[str], None]) -> list[Difference]:
     """Read the metadata of torch's wheel: from the file next to it (PEP 658), else from within the wheel by range
     requests, else from the downloaded wheel, which `say` announces.
 
@@ -50,18 +50,18 @@ def _metadata(release: TorchRelease, say: Callable[[str], None]) -> str:
     python = next(p for p in reversed(release.pythons) if not p.endswith("t"))
     python = "3.11" if "3.11" in release.pythons else python
     ((wheel, address),) = uv.locate({"torch": f"={release.version}"}, python, _GLIBC).items()
-    session = index_config.session()
+    session = index_config.index_session()
     found = None if address.startswith("file:") else _metadata_file(session, address, wheel.file)
     if found is not None:
         return found
     size = download.head(session, address, wheel.file).bytes
     try:
-        with download.opened(session, address, wheel.file, size) as stream:
+        with download.open_remote_file(session, address, wheel.file, size) as stream:
             return _inside(stream, wheel.file)
     except download.RangeIgnored:
         say(f"the index has no metadata file and serves no ranges: fetching {wheel.file}, {size / 1e6:.0f} MB")
-    held, wanted = store.wheels(), LockedWheel(wheel, min(size, _LARGEST_WHEEL), "")
-    uv.fetch([wanted], python, _GLIBC, held, lambda file, count: None)
+    held, wanted = store.wheel_store(), LockedWheel(wheel, min(size, _LARGEST_WHEEL), "")
+    uv.fetch_wheels([wanted], python, _GLIBC, held, lambda file, count: None)
     with held.path(wheel.sha256, wheel.file).open("rb") as stream:
         return _inside(stream, wheel.file)
 
@@ -71,7 +71,7 @@ def _metadata_file(session: requests.Session, address: str, name: str) -> str | 
     with tempdirs.folder("metadata") as folder:
         file = folder / "METADATA"
         try:
-            download.fetch(session, f"{address}.metadata", name, file, lambda count: None, limit=_LARGEST)
+            download.fetch_file(session, f"{address}.metadata", name, file, lambda count: None, limit=_LARGEST)
         except NetworkError as error:
             answer = getattr(error.__cause__, "response", None)
             if answer is not None and answer.status_code in (requests.codes.not_found, requests.codes.forbidden):

@@ -22,7 +22,7 @@ from envbuild.lock.lock_file import PACKAGES, SMALL, TOOLCHAIN, Lock
 from envbuild.resolve.resolver import Plan, as_locked
 from envbuild.util import canonical_json
 from envbuild.util.errors import ProfileError, UsageError, near, some
-from envbuild.util.memo import once
+from envbuild.util.memo import thread_safe_cache
 
 # A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
 OWN_LAYER_BYTES = 20_000_000
@@ -32,7 +32,7 @@ _SOURCES = threading.Lock()
 BASE = "base"
 
 
-def make(
+def update_lock(
     plan: Plan,
     previous: Lock | None,
     upgrade: frozenset[str] = frozenset(),
@@ -67,7 +67,7 @@ def make(
         say(note)
     as_locked(plan, {item.wheel.name: item.wheel.version for item in locked})
     there = (*base, *apt)
-    debian = plan.workshop is not None and plan.workshop.toolchain.debian is not None
+    debian = plan.extension_toolchain is not None and plan.extension_toolchain.toolchain.debian is not None
     again = stale | {"extensions"} if debian and BASE in upgrade else stale
     with _SOURCES:
         extensions, builder = extension_update.lock(
@@ -101,7 +101,7 @@ def _archives(
     if previous is not None and "archives" not in stale:
         return previous.archives
     with _SOURCES:
-        return tuple(archives.take(wanted, progress) for wanted in plan.archives)
+        return tuple(archives.inspect_archive(wanted, progress) for wanted in plan.archives)
 
 
 def _made(previous: Lock | None, base: tuple[Deb, ...], more: tuple[Deb, ...]) -> str:
@@ -154,7 +154,7 @@ def _debs(
     if plan.suite is None:
         return (), ()
     if previous is None or upgrade or "base" in stale:
-        base = tuple(apt.resolve(plan.suite, plan.base_packages))
+        base = tuple(apt.resolve_debs(plan.suite, plan.base_packages))
         return base, _late(plan, base, ())
     if "apt" not in stale:
         return previous.base, previous.apt
@@ -162,7 +162,7 @@ def _debs(
         return previous.base, _late(plan, previous.base, previous.apt)
     except ProfileError:
         # the mirror has moved on, so the base is locked again too; if a wanted package is missing, this says so
-        base = tuple(apt.resolve(plan.suite, plan.base_packages))
+        base = tuple(apt.resolve_debs(plan.suite, plan.base_packages))
         return base, _late(plan, base, ())
 
 
@@ -171,13 +171,13 @@ def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ..
     assert plan.suite is not None
     if not plan.apt:
         return ()
-    wanted = apt.beyond(apt.resolve(plan.suite, plan.apt, keep=base), base)
+    wanted = apt.beyond(apt.resolve_debs(plan.suite, plan.apt, keep=base), base)
     before = {deb.name: deb for deb in kept}
     same = [before[deb.name] for deb in wanted if deb.name in before]
     if not same:
         return wanted
     try:
-        return apt.beyond(apt.resolve(plan.suite, plan.apt, keep=[*base, *same]), base)
+        return apt.beyond(apt.resolve_debs(plan.suite, plan.apt, keep=[*base, *same]), base)
     except ProfileError:
         return wanted
 
@@ -209,13 +209,13 @@ def _wheels(plan: Plan, keep: dict[str, str], accept_old: frozenset[str]) -> _Ch
     )  # fmt: skip
 
 
-@once
+@thread_safe_cache
 def _chosen(wishes: _Wishes) -> _Chosen:
     keep, overridden = dict(sorted(wishes.keep)), wishes.overridden
 
     def resolved_with(requirements: Iterable[str], keep: dict[str, str]) -> Resolved:
         wanted = [*wishes.core, *wishes.packages, *requirements]
-        return uv.resolve(wanted, wishes.python, wishes.glibc, keep, wishes.constraints, wishes.overrides)
+        return uv.resolve_wheels(wanted, wishes.python, wishes.glibc, keep, wishes.constraints, wishes.overrides)
 
     resolved = resolved_with((), keep)
     notes, accepted_old = _judged(wishes, resolved.versions)
@@ -226,7 +226,7 @@ def _chosen(wishes: _Wishes) -> _Chosen:
         # a second time, so that the wheels of a runtime image stay as they are, in layers of their own
         resolved = resolved_with(wishes.tools, {**keep, **resolved.versions})
     located = uv.locate(resolved.versions, wishes.python, wishes.glibc)
-    heads = uv.heads(located)
+    heads = uv.request_heads(located)
     wheel_conflicts.refuse_offered(located, heads)
     locked = [
         LockedWheel(
@@ -254,7 +254,10 @@ def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ..
     free = [name for name in wanted if not release_lag.is_pinned(wanted[name]) and versions[name] != keep.get(name)]
     supported = uv.tags(wishes.python, wishes.glibc)
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
-        known = [release_lag.releases(files, wishes.python, supported) for files in pool.map(index_pages.listed, free)]
+        known = [
+            release_lag.matching_releases(files, wishes.python, supported)
+            for files in pool.map(index_pages.listed_files, free)
+        ]
     judged = (release_lag.lag(name, versions[name], wanted[name], r) for name, r in zip(free, known, strict=True))
     lags = [found for found in judged if found]
     target = uv.target(wishes.python, wishes.glibc)
@@ -263,7 +266,7 @@ def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ..
     if refused:
         raise release_lag.refusal(refused, target, dict(_contradictions(wishes, refused)))
     accepted = tuple(AcceptedOld(found.name, found.chosen, found.newest) for found in far)
-    return tuple(release_lag.sentence(found, target) for found in lags), accepted
+    return tuple(release_lag.lag_sentence(found, target) for found in lags), accepted
 
 
 def _contradictions(wishes: _Wishes, lags: Iterable[Lag]) -> Iterator[tuple[str, str]]:
@@ -291,7 +294,7 @@ def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = (), late
     return [*first, *sorted(names - {*first, *last}), *last]
 
 
-def differences(before: Lock | None, after: Lock) -> Iterator[str]:
+def version_changes(before: Lock | None, after: Lock) -> Iterator[str]:
     """What moved, a line each: `numpy 2.4.5 -> 2.4.6`."""
     if before is None:
         yield f"{some(len(after.wheels), 'wheel')}, {some(len(after.base) + len(after.apt), 'Debian package')}"

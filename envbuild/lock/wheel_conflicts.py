@@ -24,7 +24,7 @@ from envbuild.lock import wheel_contents
 from envbuild.selftest.inventory import startup_files
 from envbuild.util import atomic_files, settings
 from envbuild.util.errors import Fault, LockError, ProfileError
-from envbuild.util.memo import once
+from envbuild.util.memo import thread_safe_cache
 
 _MOST = 20
 _HINT = "leave one of the packages out, or lock another version of it"
@@ -51,7 +51,7 @@ def refuse_stored(
     `accepted`: files that may run code at Python's start. Raises LockError; HashMismatch for a file that was damaged in
     the store.
     """
-    files = {_name(w): store.wheels().path(w.sha256, w.file) for w in (item.wheel for item in locked)}
+    files = {_name(w): store.wheel_store().path(w.sha256, w.file) for w in (item.wheel for item in locked)}
     files |= built or {}
     listings = {name: wheel_contents.listing(path) for name, path in files.items()}
     # of a wheel that is refused anyway no content is read: its names may be ambiguous, its packing unsupported
@@ -77,7 +77,7 @@ def _own(listings: Mapping[str, Listing]) -> list[str]:
 def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
     """What a wheel installs; None where that is not known without fetching it. Raises ProfileError for an invalid wheel
     of the index, else what wheel_contents.listing raises."""
-    held = store.wheels().path(wheel.sha256, wheel.file)
+    held = store.wheel_store().path(wheel.sha256, wheel.file)
     if held.is_file():
         return wheel_contents.listing(held)
     noted = settings.cache_folder("listings") / f"{wheel.sha256}.json"
@@ -85,7 +85,7 @@ def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
     if known is not None or not head.ranges:
         return known
     try:
-        with download.opened(_session(), address, wheel.file, head.bytes) as stream:
+        with download.open_remote_file(_session(), address, wheel.file, head.bytes) as stream:
             found = wheel_paths.read(stream, wheel.file)
     except download.RangeIgnored:
         return None
@@ -97,7 +97,7 @@ def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
     return found
 
 
-_session = once(index_config.session)
+_session = thread_safe_cache(index_config.index_session)
 
 
 # two wheels
@@ -114,7 +114,7 @@ def _alike(clash: Clash, files: Mapping[str, Path]) -> bool:
     names = (clash.first, clash.second)
     if clash.path != clash.other or not files.keys() >= set(names):
         return False
-    found = {wheel_contents.sha256(files[name], clash.path) for name in names}
+    found = {wheel_contents.installed_sha256(files[name], clash.path) for name in names}
     known = {hashlib.sha256(text).hexdigest() for text in database.namespace_texts()}
     return len(found) == 1 or (_is_namespace(clash) and found <= known)
 
@@ -129,7 +129,9 @@ def _is_namespace(clash: Clash) -> bool:
 def _startup(name: str, wheel: Path, listing: Listing, accepted: Collection[StartupFile]) -> Iterator[str]:
     """A `.pth` file counts with every line: the folder that it adds may hold a sitecustomize. Of the metadata only the
     entry points of torch.backends count."""
-    known = {row.sha256 for row in database.startup_files() if row.distribution == wheel_contents.distribution(wheel)}
+    known = {
+        row.sha256 for row in database.startup_files() if row.distribution == wheel_contents.distribution_name(wheel)
+    }
     for path in listing.files:
         below = path.removeprefix(f"{SITE}/")
         is_pth = "/" not in below and below.endswith(".pth")
@@ -137,8 +139,8 @@ def _startup(name: str, wheel: Path, listing: Listing, accepted: Collection[Star
         is_module = (module(path) or "").split("/")[0] in startup_files.MODULES
         if path == below or not (is_pth or is_entry_points or is_module):
             continue
-        content, sha256 = wheel_contents.read(wheel, path), wheel_contents.sha256(wheel, path)
-        takes_effect = (is_pth and startup_files.lines(content)) or (
+        content, sha256 = wheel_contents.read(wheel, path), wheel_contents.installed_sha256(wheel, path)
+        takes_effect = (is_pth and startup_files.pth_lines(content)) or (
             is_entry_points and startup_files.loads_backend(content)
         )
         if (is_pth or is_entry_points) and len(content) <= wheel_contents.LARGEST_TEXT and not takes_effect:

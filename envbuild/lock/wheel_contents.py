@@ -22,7 +22,7 @@ from envbuild.fetch.wheel_paths import BROKEN, SITE, Listing, installed
 from envbuild.lock.lock_file import Lock
 from envbuild.util import atomic_files, settings
 from envbuild.util.errors import EnvbuildError, LockError, printable
-from envbuild.util.memo import once
+from envbuild.util.memo import thread_safe_cache
 
 LARGEST_TEXT = 1 << 20
 """Bytes of a file that are read to be judged by its text."""
@@ -32,12 +32,12 @@ _SHARED = frozenset({"nvidia", "google"})
 _BLOCK = 1 << 20
 
 
-def distribution(wheel: Path) -> str:
+def distribution_name(wheel: Path) -> str:
     """The normal name of a wheel's distribution, by the name of its file."""
     return parse_wheel_filename(wheel.name)[0]
 
 
-@once
+@thread_safe_cache
 def listing(wheel: Path) -> Listing:
     """What a wheel installs. Raises HashMismatch for a file that was damaged in the store, LockError for any other that
     is not a readable wheel."""
@@ -66,8 +66,8 @@ def read(wheel: Path, path: str) -> bytes:
         return stream.read(LARGEST_TEXT + 1)
 
 
-@once
-def sha256(wheel: Path, path: str) -> str:
+@thread_safe_cache
+def installed_sha256(wheel: Path, path: str) -> str:
     """Of what a wheel installs as `path`; of a generated script, of the function that it calls. Raises what `listing`
     raises."""
     with _opened(wheel, path) as stream:
@@ -83,7 +83,7 @@ def _sha256(stream: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def _opened(wheel: Path, path: str) -> Iterator[IO[bytes]]:
-    name = distribution(wheel)
+    name = distribution_name(wheel)
     with _readable(wheel), zipfile.ZipFile(wheel) as archive:
         member = next((i for i in archive.infolist() if installed(i.filename, name) == path), None)
         if member is None:
@@ -103,7 +103,7 @@ def _readable(wheel: Path) -> Iterator[None]:
 
 
 def _unreadable(wheel: Path, error: Exception) -> EnvbuildError:
-    held = store.wheels()
+    held = store.wheel_store()
     if wheel.parent.parent == held.folder:
         held.check(wheel.parent.name, wheel.name)
     why = printable(str(error))[:200] or type(error).__name__
@@ -113,10 +113,10 @@ def _unreadable(wheel: Path, error: Exception) -> EnvbuildError:
 # the bytes of all files
 
 
-def hashes(lock: Lock) -> dict[str, dict[str, str]]:
+def wheel_hashes(lock: Lock) -> dict[str, dict[str, str]]:
     """By "name==version" of each locked wheel that the store has: sha256 by path below site-packages. Raises what
     `listing` raises."""
-    paths = {item.wheel: store.wheels().path(item.wheel.sha256, item.wheel.file) for item in lock.wheels}
+    paths = {item.wheel: store.wheel_store().path(item.wheel.sha256, item.wheel.file) for item in lock.wheels}
     held = {wheel: path for wheel, path in paths.items() if path.is_file()}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         names = [f"{wheel.name}=={wheel.version}" for wheel in held]

@@ -73,12 +73,12 @@ class BatchOutcome:
         return str(self.document.get("status", "failed"))
 
 
-def worst(codes: Sequence[int]) -> int:
+def worst_exit_code(codes: Sequence[int]) -> int:
     """The exit code of all: a code that is not known is worse than any."""
     return min(codes, key=lambda code: _WORST_FIRST.index(code) if code in _WORST_FIRST else -1)
 
 
-class Pool:
+class ResourcePool:
     """Units of something, each in one pair of hands at a time."""
 
     def __init__(self, units: Sequence[str]) -> None:
@@ -102,14 +102,14 @@ class Pool:
 
 
 @dataclass
-class Crowd:
+class BatchRun:
     """The profiles that are made, and what they take turns at."""
 
     wanted: BatchItem
     say: Say
-    builds: Pool
-    tests: Pool  # on the CPU
-    cards: Pool
+    builds: ResourcePool
+    tests: ResourcePool  # on the CPU
+    cards: ResourcePool
     environment: Mapping[str, str]  # of those that sign
     stop: Stop = field(default_factory=Stop)
 
@@ -191,7 +191,9 @@ def _refused(error: EnvbuildError) -> tuple[int, dict[str, Any]]:
     return error.code, {**error.partial, "error": error.document()}
 
 
-def make(names: Sequence[str], wanted: BatchItem, say: Say, done: Callable[[BatchOutcome], None]) -> list[BatchOutcome]:
+def make_profiles(
+    names: Sequence[str], wanted: BatchItem, say: Say, done: Callable[[BatchOutcome], None]
+) -> list[BatchOutcome]:
     """Make every profile; one that fails stops no other. `say` gets a profile's name and what it says, `done` each
     outcome as it comes; both from several threads.
 
@@ -213,10 +215,10 @@ def make(names: Sequence[str], wanted: BatchItem, say: Say, done: Callable[[Batc
             done(outcomes[-1])
     if wanted.gpus and found and not any(source.profile.gpus for _, source in found.values()):
         raise UsageError("--gpus: none of these profiles names gpus", hint="they are tested on the CPU")
-    crowd = _crowd(engine, [source for _, source in found.values()], wanted, say)
+    batch_run = _batch_run(engine, [source for _, source in found.values()], wanted, say)
 
     def one(item: tuple[str, Source]) -> BatchOutcome:
-        outcome = crowd.make(*item)
+        outcome = batch_run.make(*item)
         done(outcome)
         return outcome
 
@@ -224,23 +226,23 @@ def make(names: Sequence[str], wanted: BatchItem, say: Say, done: Callable[[Batc
         try:
             return [*outcomes, *threads.map(one, found.values())]
         except BaseException:
-            crowd.stop()
+            batch_run.stop()
             raise
 
 
-def _crowd(engine: Engine, profiles: Sequence[Source], wanted: BatchItem, say: Say) -> Crowd:
+def _batch_run(engine: Engine, profiles: Sequence[Source], wanted: BatchItem, say: Say) -> BatchRun:
     cpus, memory = int(engine.info.get("NCPU") or 1), int(engine.info.get("MemTotal") or 0)
     most = max((s.profile.selftest.memory_gb for s in profiles if not s.profile.gpus), default=1.0)
     held = memory / (most * (1 << 30)) + _KERNELS_SHARE
-    return Crowd(
+    return BatchRun(
         wanted,
         say,
         builds=_pool(cpus),  # most of them wait for their turn at the engine
         tests=_pool(min(int(cpus / _CPUS_EACH), int(held))),
-        cards=Pool(wanted.gpus) if wanted.gpus else _pool(1),
+        cards=ResourcePool(wanted.gpus) if wanted.gpus else _pool(1),
         environment=signing.for_children(),
     )
 
 
-def _pool(count: int) -> Pool:
-    return Pool([str(number) for number in range(max(1, count))])
+def _pool(count: int) -> ResourcePool:
+    return ResourcePool([str(number) for number in range(max(1, count))])

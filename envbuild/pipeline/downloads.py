@@ -17,7 +17,7 @@ from envbuild.util import process, process_locks
 from envbuild.util.errors import EnvbuildError, HashMismatch
 
 
-def shown(progress: Progress) -> Callable[[str, int], None]:
+def show_download(progress: Progress) -> Callable[[str, int], None]:
     """Shows how much has come, and the file under way."""
     came: dict[str, int] = {}
 
@@ -62,34 +62,36 @@ def beside(work: Callable[[], None]) -> Iterator[None]:
         process.stop_all.lift()
 
 
-def image(plan: Plan, locked: Lock, progress: Progress, meanwhile: Callable[[], None] | None = None) -> None:
+def fetch_image_parts(
+    plan: Plan, locked: Lock, progress: Progress, meanwhile: Callable[[], None] | None = None
+) -> None:
     """All that an image is made of, but for its extensions; its base is made, first. `meanwhile`: what can be done once
     it is, while the rest is fetched."""
-    show = shown(progress)
+    show = show_download(progress)
     with one_fetch_at_a_time(progress):
         if locked.suite:
-            root_filesystem.make(locked, store.debs(), progress.line)
+            root_filesystem.make_base(locked, store.debs(), progress.line)
     ahead = beside(meanwhile) if meanwhile else contextlib.nullcontext()
     with ahead, one_fetch_at_a_time(progress):
-        uv.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), show)
+        uv.fetch_wheels(locked.wheels, plan.python, plan.glibc, store.wheel_store(), show)
         wheel_conflicts.refuse_stored(locked.wheels, locked.startup)
-        archives.fetch(plan.archives, show)
+        archives.fetch_archives(plan.archives, show)
 
 
 def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
     """What an extension is compiled with and from, as far as it is not in the image."""
-    assert locked.builder and plan.workshop
-    show = shown(progress)
+    assert locked.builder and plan.extension_toolchain
+    show = show_download(progress)
     with one_fetch_at_a_time(progress):
-        uv.fetch(locked.builder.wheels, plan.python, plan.glibc, store.wheels(), show)
+        uv.fetch_wheels(locked.builder.wheels, plan.python, plan.glibc, store.wheel_store(), show)
         wheel_conflicts.refuse_stored(locked.compiled_with, locked.startup)
-        if locked.builder.archives and plan.workshop.toolchain.archive:
-            archives.fetch([plan.workshop.toolchain.archive], show)
-        wanted = next(item for item in plan.workshop.wanted if item.extension.name == one.name)
-        extension_sources.fetch(wanted, show)
+        if locked.builder.archives and plan.extension_toolchain.toolchain.archive:
+            archives.fetch_archives([plan.extension_toolchain.toolchain.archive], show)
+        wanted = next(item for item in plan.extension_toolchain.wanted if item.extension.name == one.name)
+        extension_sources.fetch_source(wanted, show)
         if locked.suite:
             try:
-                apt.fetch(locked.builder.debs, locked.suite, store.debs(), locked.made)
+                apt.fetch_debs(locked.builder.debs, locked.suite, store.debs(), locked.made)
             except apt.AptUnavailable as gone:
                 again = f"envbuild lock {plan.asked} --upgrade base"
                 gone.hint = f"set debian_snapshot in config.yaml, or lock others: {again}"

@@ -119,5 +119,5 @@ class Made:
         }
 
 
-def counts(run: TestRun) -> str:
+def probe_counts(run: TestRun) -> str:
     return ", ".join(f"{len(run.by_status(s))} {s}" for s in ("passed", "failed", "skipped") if run.by_status(s))

@@ -67,9 +67,9 @@ def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsi
     signing key unless it may stay `unsigned`, NotProved unless all evidence is there, NetworkError, CheckFailed if the
     registry has something else.
     """
-    reference = registry_push.repository(target)
+    reference = registry_push.parse_repository(target)
     session = Session(name, Options(locked=True), progress)
-    signer = None if unsigned else signing.configured()
+    signer = None if unsigned else signing.configured_signer()
     if signer is None and not unsigned:
         raise UsageError("No signing key: nothing was pushed", hint=_NO_SIGNER)
     done = Pushed(name, reference.repository, signer.public.fingerprint if signer else None)
@@ -87,12 +87,12 @@ def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsi
     return done
 
 
-def export(name: str, file: Path, progress: Progress) -> Pushed:
+def export_bundle(name: str, file: Path, progress: Progress) -> Pushed:
     """A verified image with its evidence, the public key and its lock as one file. Raises NotProved."""
     if file.exists():
         raise UsageError(f"{file} is there already", hint="choose another name")
     session = Session(name, Options(locked=True), progress)
-    signer = signing.configured()
+    signer = signing.configured_signer()
     done = Pushed(name, str(file), signer.public.fingerprint if signer else None)
     with (
         working(session, done.document),
@@ -121,7 +121,7 @@ def _saved(session: Session, place: oci_layout.Folder, image: Image) -> tuple[Ma
     return place.take(session.connected(), image), False, some(len(image.layers), "layer")
 
 
-def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
+def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
     """Load a bundle's image, after its evidence and every byte were checked; (the verdict, the image's tag).
 
     Raises CheckFailed with every reason, and then nothing was loaded.
@@ -152,7 +152,7 @@ def bring(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]
 def _proved(session: Session) -> tuple[Source, Lock, Image]:
     source, locked, image = existing(session, None)
     wanted = profile_proofs.wanted(source.name, source.profile, locked)
-    found = evidence_store.prove(image.id, wanted, profile_proofs.models(source.profile))
+    found = evidence_store.newest_proofs(image.id, wanted, profile_proofs.models_to_prove(source.profile))
     missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
     if missing:
         text = f"{source.name} is not proved on all it is for: nothing is published"
@@ -168,8 +168,8 @@ def _image(session: Session, place: Repository, image: Image, zstd: bool) -> tup
 def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) -> list[tuple[str, bytes]]:
     """Every statement about an image, as (kind, payload): its build, its contents, and each run of its self-test."""
     made = [
-        statements.build(built(source, locked, image), subject),
-        statements.sbom(sbom.make(source.name, locked, image.id), subject),
+        statements.slsa_provenance(build_details(source, locked, image), subject),
+        statements.sbom(sbom.make_sbom(source.name, locked, image.id), subject),
     ]
     for path, record in evidence_store.stored(image.id):
         if (record["profile"], record["lock"]) == (source.name, locked.id):
@@ -177,13 +177,13 @@ def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) 
     return [(one["predicateType"], statements.canonical(one)) for one in made]
 
 
-def built(source: Source, locked: Lock, image: Image) -> BuildDetails:
+def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:
     """What this envbuild recorded of the build. Wheels that are no longer in the store are fetched again."""
-    record = next(record for record in build_records.every(image.id) if record.lock == locked.id)
+    record = next(record for record in build_records.all_records(image.id) if record.lock == locked.id)
     plan = resolver.resolve(source)
-    uv.fetch(locked.wheels, plan.python, plan.glibc, store.wheels(), lambda file, count: None)
+    uv.fetch_wheels(locked.wheels, plan.python, plan.glibc, store.wheel_store(), lambda file, count: None)
     roots = {
-        item.wheel.file: wheel_contents.roots(store.wheels().path(item.wheel.sha256, item.wheel.file))
+        item.wheel.file: wheel_contents.roots(store.wheel_store().path(item.wheel.sha256, item.wheel.file))
         for item in locked.wheels
     }
     return BuildDetails(
@@ -191,7 +191,7 @@ def built(source: Source, locked: Lock, image: Image) -> BuildDetails:
         document=source.document.data,
         lock=locked,
         lock_text=source.known_lock.read_text(encoding="utf-8"),
-        facts=fact_files.digest(),
+        facts=fact_files.facts_digest(),
         recipe=record.recipe,
         versions={"envbuild": importlib.metadata.version("envbuild"), "engine": record.builder},
         roots=roots,

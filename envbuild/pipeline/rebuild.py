@@ -23,7 +23,7 @@ from envbuild.util.refusal import Reason, Refusal
 _NAMES = "the registry's image", "what the lock gives"
 
 
-def objections(verdict: Verdict, progress: Progress) -> list[Reason]:
+def rebuild_objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     """Why what the lock gives is not the image that was proved; empty if it is the same. The verdict learns
     which layers hold the same in another order.
 
@@ -73,7 +73,7 @@ def _compared(
     differing = []
     for number, (layer, there, here) in enumerate(zip(manifest.layers, config.layers, made.layers, strict=True), 1):
         if there == here:
-            image_reader.require(place, digest_in(layer), there)
+            image_reader.require_layer(place, digest_in(layer), there)
         else:
             differing.append((number, (place, digest_in(layer), there), here))
     if made.id == config.id:
@@ -82,7 +82,7 @@ def _compared(
         for number, where, here in differing:
             if how := layer_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} is another: {how}")
-        given = image_reader.parsed(made.id, local.blob(made.id))
+        given = image_reader.parse_config(made.id, local.blob(made.id))
     differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]
     if differ:
         return Reason("rebuild", f"the layers hold the same, its configuration is another: {', '.join(differ)}")

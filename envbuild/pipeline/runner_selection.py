@@ -83,7 +83,7 @@ _ZEROS = f"sha256:{0:064}"  # for the digest of what is not pushed yet
 
 
 def _repository(registry: str) -> Repository:
-    return Repository(registry_push.repository(registry))
+    return Repository(registry_push.parse_repository(registry))
 
 
 def _fetched(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
@@ -120,7 +120,7 @@ def require_cards(source: Source, gpus: Sequence[str]) -> None:
         )
 
 
-def models(profile: Profile, gpu: str | None) -> tuple[str, ...]:
+def models_to_test(profile: Profile, gpu: str | None) -> tuple[str, ...]:
     """The GPUs on one of which the self-test is to run. Raises UsageError if `gpu` is none of the profile's."""
     if gpu is None:
         return tuple(profile.gpus)

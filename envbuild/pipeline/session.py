@@ -37,7 +37,7 @@ from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock import lock_file, update, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import downloads, runner_selection
-from envbuild.pipeline.model import Made, Options, Progress, Step, counts
+from envbuild.pipeline.model import Made, Options, Progress, Step, probe_counts
 from envbuild.profile.source import Source
 from envbuild.resolve import profile_reader, resolver
 from envbuild.resolve.resolver import Plan
@@ -126,11 +126,11 @@ class Session:
             )
             after = self.at_hand(plan, after)
             if after is not before:
-                for note in (*profile_reader.ignored([source]), *source.notes):
+                for note in (*profile_reader.ignored_uv_settings([source]), *source.notes):
                     self.note(note)
                 if not self.options.trial:
                     lock_file.write(after, source.lock_file, source.name, source.origin)
-                for change in update.differences(before, after):
+                for change in update.version_changes(before, after):
                     self.progress.say(f"locked: {change}")
             self.made.lock = after
             return after, after is before, f"{after.short} {display(source.lock_file)}"
@@ -139,8 +139,8 @@ class Session:
 
     def _lock(self, plan: Plan, before: Lock | None) -> Lock:
         accepted = {update.EVERYTHING} if self.options.tolerant else set(self.options.accept_old)
-        show = downloads.shown(self.progress)
-        return update.make(plan, before, progress=show, accept_old=frozenset(accepted), say=self.note)
+        show = downloads.show_download(self.progress)
+        return update.update_lock(plan, before, progress=show, accept_old=frozenset(accepted), say=self.note)
 
     def at_hand(self, plan: Plan, found: Lock) -> Lock:
         """Base packages that no mirror has any longer are locked again, unless --locked forbids it."""
@@ -149,15 +149,15 @@ class Session:
         wanted = found.apt if root_filesystem.tar_file(found).is_file() else (*found.base, *found.apt)
         try:
             with downloads.one_fetch_at_a_time(self.progress):
-                apt.fetch(wanted, found.suite, store.debs(), found.made)
+                apt.fetch_debs(wanted, found.suite, store.debs(), found.made)
             return found
         except apt.AptUnavailable as gone:
             if self.options.locked:
                 raise
             self.progress.say(f"the base is locked again: {gone.message}")
-        again = update.make(plan, found, frozenset({update.BASE}))
+        again = update.update_lock(plan, found, frozenset({update.BASE}))
         with downloads.one_fetch_at_a_time(self.progress):
-            apt.fetch((*again.base, *again.apt), found.suite, store.debs(), again.made)
+            apt.fetch_debs((*again.base, *again.apt), found.suite, store.debs(), again.made)
         return again
 
     def render(self, source: Source, locked: Lock) -> str:
@@ -177,8 +177,8 @@ class Session:
 
     def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
         """The image of a lock: built already, or its layers made, audited, and labelled with what is in them."""
-        built_locks.note(source.known_lock)  # before there is an image that prune would not know
-        there = None if self.options.no_cache else build.built(self.connected(), locked, text)
+        built_locks.note_lock(source.known_lock)  # before there is an image that prune would not know
+        there = None if self.options.no_cache else build.existing_image(self.connected(), locked, text)
         if there is not None:
             image = self.step("build", lambda: self._built(source, locked, there))
         else:
@@ -212,13 +212,13 @@ class Session:
                 self.connected().remove(reference)
         for record in self.recorded:
             if self.connected().find(record.handle) is None:  # by no other name, and not kept by a container
-                build_records.remove(record)
+                build_records.remove_record(record)
 
     def extensions(self, source: Source, plan: Plan, locked: Lock, text: str) -> tuple[BuiltWheel, ...]:
         """The wheels of what is compiled from source; no step where there is none."""
 
         def work() -> tuple[tuple[BuiltWheel, ...], bool, str]:
-            found = [extension_wheels.find(locked, one) for one in locked.extensions]
+            found = [extension_wheels.find_wheel(locked, one) for one in locked.extensions]
             made = tuple(
                 built or self._compiled(source, plan, locked, text, one)
                 for built, one in zip(found, locked.extensions, strict=True)
@@ -230,11 +230,13 @@ class Session:
 
     def _compiled(self, source: Source, plan: Plan, locked: Lock, text: str, one: LockedExtension) -> BuiltWheel:
         engine = self.connected()
-        build.check_disk(engine, locked, compiling=True)
-        downloads.image(plan, locked, self.progress)
+        build.require_disk_space(engine, locked, compiling=True)
+        downloads.fetch_image_parts(plan, locked, self.progress)
         downloads.builder(plan, locked, one, self.progress)
         progress = self.progress
-        return extension_wheels.build(CompileOrder(engine, locked, source.name, text, one, progress.say, progress.line))
+        return extension_wheels.compile_wheel(
+            CompileOrder(engine, locked, source.name, text, one, progress.say, progress.line)
+        )
 
     def _built(self, source: Source, locked: Lock, image: Image) -> tuple[Image, bool, str]:
         """It is there already; its tag may not be."""
@@ -247,10 +249,10 @@ class Session:
         self, source: Source, plan: Plan, locked: Lock, text: str, compiled: tuple[BuiltWheel, ...]
     ) -> tuple[Image, bool, str]:
         engine = self.connected()
-        build.check_disk(engine, locked)
+        build.require_disk_space(engine, locked)
         tell = self.progress
-        begin = functools.partial(build.begin, engine, locked, source.name, text)
-        downloads.image(plan, locked, tell, None if self.options.no_cache else begin)
+        begin = functools.partial(build.start_build, engine, locked, source.name, text)
+        downloads.fetch_image_parts(plan, locked, tell, None if self.options.no_cache else begin)
         image = build.build_layers(
             engine, locked, source.name, text, compiled,
             no_cache=self.options.no_cache, say=tell.say, on_line=tell.line,
@@ -260,8 +262,8 @@ class Session:
     def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
         """What the layers really hold; a defect or a known fault ends the build."""
         target = build.layers_tag(locked, source.name)
-        held = image_collection.of_image(self.connected(), image, target, wheel_contents.hashes(locked))
-        done = assessment.judge(target, held, assessment.expected(source, locked, claimed=True))
+        held = image_collection.collect_from_image(self.connected(), image, target, wheel_contents.wheel_hashes(locked))
+        done = assessment.assess(target, held, assessment.expected_contents(source, locked, claimed=True))
         done.require()
         return assessment.labels(held), False, done.summary
 
@@ -270,11 +272,11 @@ class Session:
     ) -> tuple[Image, bool, str]:
         engine = self.connected()
         tell = self.progress
-        before = {record.image for record in build.recorded(locked, text)}
+        before = {record.image for record in build.matching_records(locked, text)}
         image = build.build_labelled(
             engine, locked, source.name, text, labels, compiled, say=tell.say, on_line=tell.line, note=self.note
         )  # fmt: skip
-        self.recorded = [record for record in build.recorded(locked, text) if record.image not in before]
+        self.recorded = [record for record in build.matching_records(locked, text) if record.image not in before]
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
         return image, False, said
 
@@ -286,10 +288,10 @@ class Session:
             watch = Watch(functools.partial(self._tell, prepared.nonce), self.progress.say)
             self.made.memory_gb = source.profile.selftest.memory_gb if runner.image else None
             output = runner.run(prepared, watch)
-            run = output_parser.judge(output, prepared.nonce, prepared.require)
-            left_out = {} if runner.image else job.left_out(source.profile.selftest, self.options.asked)
+            run = output_parser.judge_output(output, prepared.nonce, prepared.require)
+            left_out = {} if runner.image else job.left_out_on_host(source.profile.selftest, self.options.asked)
             run = self.made.run = run.leaving_out(left_out)
-            return run, False, counts(run)
+            return run, False, probe_counts(run)
 
         run = self.step("self-test", work)
         return self._across(run, source, runner, versions, python) if self.options.on.nodes > 1 and run.passed else run
@@ -303,8 +305,8 @@ class Session:
             prepared = self.job(source, runner, versions, python, self.options.on.nodes)
             watch = Watch(functools.partial(self._tell, prepared.nonce), self.progress.say)
             run = output_parser.judge_nodes(runner.run(prepared, watch), prepared.nonce, prepared.require)
-            self.made.run = output_parser.joined(alone, run)
-            return self.made.run, False, counts(run)
+            self.made.run = output_parser.join_runs(alone, run)
+            return self.made.run, False, probe_counts(run)
 
         return self.step("nodes", work)
 
@@ -329,13 +331,13 @@ class Session:
         """What the runner is handed. `nodes`: several are asked for what only they can show."""
         wanted = source.profile.selftest
         asked = replace(self.options.asked, probes=(job.ACROSS,)) if nodes > 1 else self.options.asked
-        models = runner_selection.models(source.profile, self.options.on.gpu)
+        models = runner_selection.models_to_test(source.profile, self.options.on.gpu)
         if not runner.image:
             wanted = job.on_host(wanted, asked)
         cards = [name for gpu in models for name in database.gpus()[gpu].all_names]
-        count, expected = source.profile.gpu_count, expected_hardware.expected(source.profile)
+        count, expected = source.profile.gpu_count, expected_hardware.expected_hardware(source.profile)
         expected |= {"nodes": nodes} if nodes > 1 else {}
-        made = job.make(runner.image, wanted, versions, python, cards, asked, count, expected, models, runner.nonce)
+        made = job.make_job(runner.image, wanted, versions, python, cards, asked, count, expected, models, runner.nonce)
         return replace(made, nodes=nodes)
 
     def _tell(self, nonce: str, line: bytes) -> None:
@@ -364,7 +366,7 @@ class Session:
         def work() -> tuple[TestRun, bool, str]:
             assert proofs[0].evidence is not None
             run = evidence_store.run_of(proofs[0].evidence, image.id)
-            return run, True, counts(run)
+            return run, True, probe_counts(run)
 
         self.made.run = self.step("self-test", work)
         self.made.proofs = self.step("evidence", lambda: (proofs, True, proofs[0].reason))

@@ -14,7 +14,7 @@ from envbuild.fetch import uv
 from envbuild.pipeline import workflows
 from envbuild.pipeline.model import Options, Progress, Step
 from envbuild.pipeline.session import Session
-from envbuild.pipeline.version_search import Bisection, Hunt, Try, most_tries, search
+from envbuild.pipeline.version_search import Bisection, Hunt, Try, most_tries, search_versions
 from envbuild.profile import project_tests
 from envbuild.resolve import resolver
 from envbuild.resolve.resolver import Plan
@@ -33,14 +33,14 @@ def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
         plan = session.resolve(session.load())
         done.profile = session.made.name
         gpus = plan.choice.situation.gpus
-        if probe_names.known()[hunt.probe].needs == "cuda" and not gpus:
+        if probe_names.known_probes()[hunt.probe].needs == "cuda" and not gpus:
             raise UsageError(f"{hunt.probe} needs a GPU; {session.made.name} is for the CPU")
         trial = Options(
             tolerant=True,
             asked=RunRequest(probes=tuple(dict.fromkeys((*([_CARD] if gpus else []), hunt.probe)))),
             script=project_tests.given(hunt.script, plan.python) if hunt.script else None,
         )
-        distribution = done.distribution = resolver.distribution(plan, hunt.pin)
+        distribution = done.distribution = resolver.pinned_distribution(plan, hunt.pin)
         if gpus:
             session.look_for_card()
         versions = done.versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
@@ -51,12 +51,12 @@ def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
             done.tries.append(session.step(version, lambda: _try(name, version, options, hunt, progress)))
             return done.tries[-1].passed
 
-        done.found = search(len(versions), passes)
+        done.found = search_versions(len(versions), passes)
     return done
 
 
 def _versions(plan: Plan, distribution: str, hunt: Hunt) -> tuple[list[str], bool, str]:
-    found = releases(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
+    found = releases_between(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
     if not found:
         raise UsageError(f"no release of {distribution} lies within these bounds", hint="--from and --to are versions")
     tries = f"at most {some(most_tries(len(found)), 'try', 'tries')} if each can be made"
@@ -80,7 +80,7 @@ def _try(name: str, version: str, options: Options, hunt: Hunt, progress: Progre
 
 def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
     try:
-        source, locked, image = workflows.image(session)
+        source, locked, image = workflows.build_image(session)
     except (ProfileError, CheckFailed) as error:
         return None, error.message
     session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
@@ -119,7 +119,9 @@ class _Within:
         """Nothing: the try ends as a step of its own."""
 
 
-def releases(name: str, python: str, glibc: str, oldest: str | None = None, newest: str | None = None) -> list[str]:
+def releases_between(
+    name: str, python: str, glibc: str, oldest: str | None = None, newest: str | None = None
+) -> list[str]:
     """Those with a wheel that fits, oldest first, the bounds included; no pre-releases where there are others.
 
     The newest below the last one is asked for until there is none: so they are what a lock would take, from the same

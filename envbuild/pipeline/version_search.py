@@ -28,7 +28,7 @@ class Found:
         return self.low if self.low_passes else self.high if self.high_passes else None
 
 
-def search(count: int, passes: Callable[[int], bool | None]) -> Found | None:
+def search_versions(count: int, passes: Callable[[int], bool | None]) -> Found | None:
     """Try both ends, then halve what lies between them, if they differ; None where nothing could be tried.
 
     `passes` says None for what cannot be tried at all; its neighbours are then. With one change in the row that one is
@@ -60,7 +60,7 @@ def search(count: int, passes: Callable[[int], bool | None]) -> Found | None:
 
 
 def most_tries(count: int) -> int:
-    """How often `search` asks at most of a row of `count`, where each can be tried: both ends, then halves."""
+    """How often `search_versions` asks at most of a row of `count`, where each can be tried: both ends, then halves."""
     return min(count, 2) + max(0, count - 2).bit_length()
 
 

@@ -37,7 +37,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
         text = session.render(source, locked)
         image = session.build(source, plan, locked, text)
         if not session.proved_already(source, image, locked):
-            signer = signing.configured()  # before the long part: it may ask for a passphrase
+            signer = signing.configured_signer()  # before the long part: it may ask for a passphrase
             run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
             session.evidence(source, image, locked, run, signer)
             _passed(session, source, image)
@@ -49,11 +49,11 @@ def build_only(name: str, options: Options, progress: Progress) -> Made:
     """Layers and tags, no proof."""
     session = Session(name, options, progress)
     with working(session, session.made.document):
-        image(session)
+        build_image(session)
     return session.made
 
 
-def image(session: Session) -> tuple[Source, Lock, Image]:
+def build_image(session: Session) -> tuple[Source, Lock, Image]:
     """From the profile to an image that is built, by whatever the session's options say."""
     source = session.load()
     plan = session.resolve(source)
@@ -66,15 +66,15 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
     session = Session(name, Options(locked=True, asked=RunRequest(gpus=gpus), on=on), progress)
     with working(session, session.made.document):
         source, locked, image = existing(session, reference)
-        recipe = build.recipe(locked, dockerfile.render(locked, source.name))
-        if not any(record.recipe == recipe for record in build_records.every(image.id)):
+        recipe = build.recipe_digest(locked, dockerfile.render(locked, source.name))
+        if not any(record.recipe == recipe for record in build_records.all_records(image.id)):
             raise CheckFailed(
                 f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
                 hint=f"its self-test output could be forged; build it: envbuild build {source.known}, "
                 f"or only look: envbuild test {source.known}",
             )
         session.there(source, image, locked)
-        signer = signing.configured()
+        signer = signing.configured_signer()
         run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
         session.evidence(source, image, locked, run, signer)
         _passed(session, source, image)
@@ -91,7 +91,7 @@ def test(name: str, reference: str | None, progress: Progress, asked: RunRequest
     return session.made
 
 
-def script(
+def cluster_script(
     name: str, reference: str | None, progress: Progress, on: On, asked: RunRequest = ALL, *, brief: bool = False
 ) -> str:
     """What `test` or `prove` would hand to a cluster, `brief` as Scheduled.script has it; of an image that is only
@@ -143,7 +143,7 @@ def _known(session: Session, reference: str | None) -> tuple[Source, Lock, Image
     source, locked = _locked(session)
     engine = session.connected()
     if reference is None:
-        return source, locked, build.built(engine, locked, dockerfile.render(locked, source.name))
+        return source, locked, build.existing_image(engine, locked, dockerfile.render(locked, source.name))
     return source, locked, engine.get(reference)
 
 

@@ -22,7 +22,7 @@ ExtensionName = Annotated[
 GitAddress = Annotated[
     str,
     shaped(r"^(https?|ssh|file)://[A-Za-z0-9/][!-~]*$", "an address of https, http, ssh or file, without spaces", 1000),
-    AfterValidator(urls.checked),
+    AfterValidator(urls.validate_url),
 ]
 Commit = Annotated[
     str,

@@ -41,7 +41,7 @@ from envbuild.profile.value_types import (
     SitePath,
     Text,
     VariableName,
-    line,
+    one_line,
     shaped,
 )
 from envbuild.util.errors import Fault, ProfileError, near
@@ -105,7 +105,7 @@ class Accept(Model):
     """A refusal that this profile takes on itself."""
 
     advisory: Id
-    reason: Annotated[str, line(600, shortest=1)]
+    reason: Annotated[str, one_line(600, shortest=1)]
 
 
 class Startup(Model):
@@ -114,7 +114,7 @@ class Startup(Model):
 
     file: SitePath = Field(description="path below site-packages, as in my.pth")
     sha256: Sha256
-    reason: Annotated[str, line(600, shortest=1)]
+    reason: Annotated[str, one_line(600, shortest=1)]
 
 
 class Floor(Model):
@@ -213,7 +213,7 @@ class Profile(Model):
         return selftest
 
 
-def checked(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile:
+def validate_profile(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile:
     """The model of a profile as written, where no fault is `known`.
 
     Raises ProfileError with all faults, each with its file and line.
@@ -221,11 +221,11 @@ def checked(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile
     found = tried(merged)
     if known or not isinstance(found, Profile):
         malformed = [] if isinstance(found, Profile) else found
-        raise refused(name, [*known, *(fault for _, fault in malformed)])
+        raise profile_error(name, [*known, *(fault for _, fault in malformed)])
     return found
 
 
-def refused(name: str, faults: Iterable[Fault], hint: str | None = None) -> ProfileError:
+def profile_error(name: str, faults: Iterable[Fault], hint: str | None = None) -> ProfileError:
     """Faults in the order of the file."""
     ordered = sorted(faults, key=lambda fault: (fault.file or "", fault.line or 0))
     return ProfileError(f"profile {name} is not valid", faults=ordered, hint=hint)

@@ -41,14 +41,14 @@ def _folders() -> Iterator[Path]:
         yield root / "projects"
 
 
-def names() -> list[str]:
+def profile_names() -> list[str]:
     """Every profile that can be named, the shadowed ones once; with a project's requirements, once they are locked."""
     return _names(_folders())
 
 
 def own_names() -> list[str]:
     """The profiles of the working folder, for commands that write; all where it has none."""
-    return _names([Path.cwd() / "profiles", Path.cwd() / "profiles" / "projects"]) or names()
+    return _names([Path.cwd() / "profiles", Path.cwd() / "profiles" / "projects"]) or profile_names()
 
 
 def _names(folders: Iterable[Path]) -> list[str]:
@@ -75,7 +75,7 @@ def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
     return found
 
 
-def find(name: str, beside: Path | None = None) -> Path:
+def find_profile(name: str, beside: Path | None = None) -> Path:
     """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
     if is_path(name):
         # without `..`, since its folders are compared; a link to a profile does not move it
@@ -103,7 +103,7 @@ def find(name: str, beside: Path | None = None) -> Path:
     text = database.unsupported(name, value_types.PLATFORM)
     if text:
         raise ProfileError(text)
-    known = names()
+    known = profile_names()
     hint = near(name, known) or f"known profiles: {', '.join(known) or 'none'}"
     raise ProfileError(f"there is no profile {name!r}", hint=hint)
 
@@ -190,13 +190,13 @@ def _refuse_another(made: Meant, wanted: Path) -> None:
 def _profile(name: str, beside: Path | None = None) -> Meant:
     """A profile or its variant."""
     try:
-        file = find(name, beside)
+        file = find_profile(name, beside)
         return Meant(file.stem, file, name, quote(name))
     except ProfileError:
         plain = name.removesuffix(f"-{DEVEL}")
         if plain == name or plain not in _profiles(_folders()):
             raise
-        return Meant(name, find(plain), name, quote(name))
+        return Meant(name, find_profile(plain), name, quote(name))
 
 
 def _origin(name: str) -> tuple[str, Path, Path] | None:
@@ -210,7 +210,7 @@ def _origin(name: str) -> tuple[str, Path, Path] | None:
     profile, wanted = (found.get("profile"), found.get("requirements")) if isinstance(found, dict) else (None, None)
     if not isinstance(profile, str) or not isinstance(wanted, str):
         return None
-    return profile, Path(relative(file.parent / wanted, Path.cwd())), file.parent
+    return profile, Path(relative_path(file.parent / wanted, Path.cwd())), file.parent
 
 
 _REQUIREMENTS = re.compile(r"[A-Za-z0-9._-]*requirements[A-Za-z0-9._-]*\.(txt|in)|pyproject\.toml")
@@ -242,6 +242,6 @@ def _is_named(name: str) -> bool:
         return True
 
 
-def relative(file: Path, folder: Path) -> str:
+def relative_path(file: Path, folder: Path) -> str:
     """The path of a file as seen from a folder; links are left as they are."""
     return os.path.relpath(file, folder)

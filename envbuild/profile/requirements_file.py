@@ -103,7 +103,9 @@ def _lines(
         elif line.startswith("-"):
             option = f"option {line.split()[0].partition('=')[0]} is not taken from here: {_ELSEWHERE}"
             meant = (
-                misleading_packages.refused(line.partition(" ")[2]) if line.startswith(("-e", "--editable")) else None
+                misleading_packages.refusal_reason(line.partition(" ")[2])
+                if line.startswith(("-e", "--editable"))
+                else None
             )
             faults.append(Fault(meant or option, name, number))
         elif line:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.profile.model import Accept, Profile
-from envbuild.profile.name_lookup import LOCK, Meant, is_path, relative
+from envbuild.profile.name_lookup import LOCK, Meant, is_path, relative_path
 from envbuild.profile.project_tests import Script
 from envbuild.util import package_data, yamldoc
 from envbuild.util.yamldoc import Document
@@ -72,8 +72,8 @@ class Source:
         folder = self.lock_file.parent
         by_path = is_path(self.meant.profile)
         return {
-            "profile": relative(self.meant.file, folder) if by_path else self.meant.profile,
-            "requirements": relative(self.meant.requirements, folder),
+            "profile": relative_path(self.meant.file, folder) if by_path else self.meant.profile,
+            "requirements": relative_path(self.meant.requirements, folder),
         }
 
     def accepting(self, ids: Iterable[str], reason: str) -> Source:

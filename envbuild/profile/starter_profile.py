@@ -5,7 +5,7 @@ from __future__ import annotations
 from envbuild.profile.source import Source
 
 
-def draft(name: str, parent: Source) -> str:
+def starter_profile(name: str, parent: Source) -> str:
     """A profile that builds on `parent`: what it inherits stands in comments, ready to be changed."""
     base = parent.profile
     kept = [

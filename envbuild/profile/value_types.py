@@ -23,7 +23,7 @@ def _version(text: str) -> str:
 
 
 def _requirement(text: str) -> str:
-    meant = misleading_packages.refused(text)
+    meant = misleading_packages.refusal_reason(text)
     if meant:
         raise ValueError(meant)
     try:
@@ -51,15 +51,15 @@ def shaped(pattern: str, allowed: str, longest: int, shortest: int | None = None
     return StringConstraints(min_length=shortest, max_length=longest, pattern=pattern)
 
 
-def line(longest: int, shortest: int | None = None) -> StringConstraints:
+def one_line(longest: int, shortest: int | None = None) -> StringConstraints:
     return shaped(PRINTABLE, "text on one line, without control characters", longest, shortest)
 
 
 _ID = r"^[a-z0-9][a-z0-9.-]*$", "lower case letters, digits, dots and dashes, as in rtx4090 or cublas-hopper-fpe"
 Platform = Annotated[str, AfterValidator(_platform)]
-Text = Annotated[str, line(2000)]
-Release = Annotated[str, line(60), AfterValidator(_version)]
-PackageSpec = Annotated[str, line(300), AfterValidator(_requirement)]
+Text = Annotated[str, one_line(2000)]
+Release = Annotated[str, one_line(60), AfterValidator(_version)]
+PackageSpec = Annotated[str, one_line(300), AfterValidator(_requirement)]
 # Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters.
 DebianPackage = Annotated[
     str, shaped(r"^[a-z0-9][a-z0-9+.-]+$", "a package's name: lower case letters, digits and + - . alone", 100)
@@ -96,7 +96,7 @@ class ArchiveFile(Model):
         Annotated[
             str,
             shaped(r"^(https?|file)://[!-~]+$", "an address of http, https or file, without spaces", 1000),
-            AfterValidator(urls.checked),
+            AfterValidator(urls.validate_url),
         ]
         | None
     ) = None

@@ -55,7 +55,7 @@ def _context(authority: str | None) -> ssl.SSLContext:
     return context
 
 
-def session(authority: str | None, tries: int = 4, limits: Network | None = None) -> requests.Session:
+def registry_session(authority: str | None, tries: int = 4, limits: Network | None = None) -> requests.Session:
     """Proxies as the environment has them, but no netrc; `authority`: a file of more certificates to trust; `limits`:
     None: as they are configured."""
     made = requests.Session()
@@ -178,7 +178,7 @@ class Access:
 
     def _trusts(self, realm: str) -> bool:
         """Whether a token service may have the registry's credentials."""
-        named = http_limits.configured().token_services.get(self.host)
+        named = http_limits.configured_limits().token_services.get(self.host)
         return related(self.base, realm) or (named is not None and _origin(realm) == _origin(f"https://{named}"))
 
     def _token(self, asked: dict[str, str], known: dict[str, str], scope: str) -> str:
@@ -199,7 +199,7 @@ class Access:
                 answer = self._http.get(
                     realm, params=fields, headers=headers, allow_redirects=False, stream=True, timeout=TIMEOUT
                 )
-            raw = body(answer, _TOKEN_BYTES, "the token")
+            raw = whole_body(answer, _TOKEN_BYTES, "the token")
         except requests.RequestException as error:
             raise unreachable(urlsplit(realm).hostname or realm, error) from None
         except ValueError:
@@ -264,7 +264,7 @@ def _is_address(host: str) -> bool:
         return False
 
 
-def body(answer: requests.Response, limit: int, what: str) -> bytes:
+def whole_body(answer: requests.Response, limit: int, what: str) -> bytes:
     """All of an answer. Raises Refusal beyond `limit` bytes, requests' errors where it is cut off."""
     found = http_limits.body(answer, limit)
     if len(found) > limit:

@@ -31,7 +31,7 @@ class Repository:
         host = _HUB if reference.host == "docker.io" else reference.host
         file = Path("/etc/docker/certs.d") / host / "ca.crt"
         authority = str(file) if file.is_file() else None
-        self._access = Access(reference.host, _origin(host, authority), auth.session(authority))
+        self._access = Access(reference.host, _origin(host, authority), auth.registry_session(authority))
         self._url = f"{self._access.base}/v2/{reference.name}"
 
     def manifest(self, target: str) -> Manifest | None:
@@ -83,9 +83,9 @@ class Repository:
         answer = self._get(f"referrers/{digest}", also_missing=(400, 405))
         if answer is not None:
             raw = self._body(answer, oci.MAX_MANIFEST, "the list of referrers")
-            return oci.listed(strict_json.parse(raw, "the list of referrers"), "manifests")
+            return oci.descriptors(strict_json.parse(raw, "the list of referrers"), "manifests")
         index = self.manifest(oci.fallback_tag(digest))
-        return oci.listed(index.document, "manifests") if index else []
+        return oci.descriptors(index.document, "manifests") if index else []
 
     def put_blob(self, raw: bytes) -> None:
         """Does nothing if it is there."""
@@ -148,7 +148,7 @@ class Repository:
 
     def _body(self, answer: requests.Response, limit: int, what: str) -> bytes:
         try:
-            return auth.body(answer, limit, what)
+            return auth.whole_body(answer, limit, what)
         except requests.RequestException as error:
             raise auth.unreachable(self.reference.host, error) from None
 
@@ -156,7 +156,7 @@ class Repository:
 def _told(answer: requests.Response) -> str:
     """The registry's own words."""
     try:
-        errors = json.loads(auth.body(answer, 1 << 16, "the error"))["errors"]
+        errors = json.loads(auth.whole_body(answer, 1 << 16, "the error"))["errors"]
         words = "; ".join(f"{item.get('code')}: {item.get('message')}" for item in errors[:3])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, EnvbuildError, requests.RequestException):
         return ""
@@ -167,7 +167,7 @@ def _origin(host: str, authority: str | None) -> str:
     """https; on this very machine http too, where nothing speaks TLS, as docker does."""
     if auth.is_local(urlsplit(f"//{host}").hostname or ""):
         try:
-            once = auth.session(authority, tries=1)
+            once = auth.registry_session(authority, tries=1)
             once.get(f"https://{host}/v2/", timeout=auth.TIMEOUT, allow_redirects=False, stream=True).close()
         except requests.exceptions.SSLError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):

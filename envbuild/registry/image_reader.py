@@ -37,15 +37,15 @@ class Config:
 
 def config_of(place: ImageSource, manifest: Manifest) -> Config:
     """Raises Refusal if the registry's answer is not what the manifest names, NetworkError."""
-    found = parsed(manifest.config, place.blob(manifest.config, CONFIG_BYTES))
+    found = parse_config(manifest.config, place.blob(manifest.config, CONFIG_BYTES))
     if len(found.layers) != len(manifest.layers):
         raise Malformed("the image's manifest and its configuration name different layers")
     return found
 
 
-def parsed(image_id: str, raw: bytes) -> Config:
+def parse_config(image_id: str, raw: bytes) -> Config:
     """A configuration as its bytes tell it. Raises Malformed."""
-    document = oci.parsed(raw, "the image's configuration", CONFIG_BYTES)
+    document = oci.parse_document(raw, "the image's configuration", CONFIG_BYTES)
     try:
         inner = document.get("config") or {}
         layers = tuple(str(layer) for layer in document["rootfs"]["diff_ids"])
@@ -122,7 +122,7 @@ def content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> Iterator[bytes
         raise Malformed(f"a layer is damaged in the file {printable(member.name)[:200]}") from None
 
 
-def require(place: ImageSource, digest: str, diff_id: str) -> None:
+def require_layer(place: ImageSource, digest: str, diff_id: str) -> None:
     """Reads a layer to its end. Raises Refusal if it is not the one of its digests."""
     with _unpacked(place, digest, diff_id):
         pass

@@ -86,7 +86,7 @@ _SPELLED = {key.casefold(): key for key in _KEYS}
 _MAPS = ("annotations", "Labels", "ExposedPorts", "Volumes")  # whose keys are anybody's words
 
 
-def parsed(raw: bytes, what: str, limit: int) -> dict[str, Any]:
+def parse_document(raw: bytes, what: str, limit: int) -> dict[str, Any]:
     """A manifest, an index or a configuration. Raises Malformed, also where an engine would read something else in it:
     Go's reader takes a key in any case, the last one of all, and so `Env` of `env` (encoding/json, Unmarshal)."""
     found = strict_json.parse(raw, what, limit)
@@ -127,7 +127,7 @@ class Manifest:
     @cached_property
     def document(self) -> dict[str, Any]:
         """Raises Malformed, also where it may be taken for an index as well as for an image's manifest."""
-        found = parsed(self.raw, "the manifest", MAX_MANIFEST)
+        found = parse_document(self.raw, "the manifest", MAX_MANIFEST)
         if "manifests" in found and {"layers", "config"} & found.keys():
             raise Malformed("the manifest is an index, too")
         return found
@@ -147,13 +147,13 @@ class Manifest:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        return listed(self.document, "layers")
+        return descriptors(self.document, "layers")
 
     @property
     def only_image(self) -> dict[str, Any]:
         """The descriptor of the one image in an index. Engines choose by platform, and each reads platforms in its own
         way (`x86_64`, `Linux/AMD64`, none at all), so an index of several images is refused."""
-        images = [item for item in listed(self.document, "manifests") if not _is_attestation(item)]
+        images = [item for item in descriptors(self.document, "manifests") if not _is_attestation(item)]
         if len(images) != 1:
             raise Refusal("index", f"the index has {some(len(images), 'image')}, not exactly one")
         return images[0]
@@ -181,7 +181,7 @@ class Target(ImageSource, Protocol):
     def put_manifest(self, target: str, manifest: Manifest) -> bool: ...
 
 
-def listed(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+def descriptors(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """A manifest's list of descriptors. Raises Malformed."""
     found = document.get(key)
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):

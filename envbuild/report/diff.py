@@ -119,7 +119,7 @@ class Diff:
         }
 
 
-def compare(a: DiffSide, b: DiffSide) -> Diff:
+def compare_sides(a: DiffSide, b: DiffSide) -> Diff:
     both = a.advisories is not None and b.advisories is not None
     known = {layer.identity for layer in a.layers}
     return Diff(
@@ -145,7 +145,7 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
     if choice:
         known = choice.situation
         basics |= {"gpus": ", ".join(gpu.id for gpu in known.gpus) or None, "cuda": known.cuda, "driver": choice.driver}
-    layers = (_base(lock), *(_layer(layer, lock) for layer in dockerfile.layers(lock)))
+    layers = (_base(lock), *(_layer(layer, lock) for layer in dockerfile.image_layers(lock)))
     return DiffSide(
         name=name,
         kind="profile" if choice else "lock",
@@ -159,7 +159,7 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
     )
 
 
-def of_image(name: str, image: Image, sizes: Sequence[int] | None, found: Audit) -> DiffSide:
+def side_of_image(name: str, image: Image, sizes: Sequence[int] | None, found: Audit) -> DiffSide:
     """An image as it is. `sizes`: bytes of its layers, unpacked, where the engine tells them."""
     held, torch = found.held, found.held.torch
     # A library that no distribution brought is known by its file alone.

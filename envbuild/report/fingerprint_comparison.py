@@ -86,7 +86,7 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def compare(a: Fingerprint, b: Fingerprint) -> Comparison:
+def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> Comparison:
     """Raises UsageError where the two were not recorded of the same operations on the same inputs."""
     _comparable(a, b)
     rows = tuple(_row(*ops) for ops in zip(a.ops, b.ops, strict=True))
@@ -225,7 +225,7 @@ def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
         yield "without a reference, samples and sizes are compared: half of the bits must agree"
 
 
-def machine(found: FingerprintMachine) -> str:
+def machine_line(found: FingerprintMachine) -> str:
     """What a fingerprint was recorded on, in one line: `NVIDIA H20, torch 2.7.1, cublas 12.6.4, cudnn 9.5.1`."""
     device = found.gpu.name if found.gpu else " ".join(filter(None, (found.cpu, found.cpu_capability)))
     libraries = (f"{name} {found.libraries[name]}" for name in ("cublas", "cudnn") if name in found.libraries)

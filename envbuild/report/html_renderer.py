@@ -48,7 +48,14 @@ def html(page: Page) -> str:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        number=number, size=size, percent=percent, place=place, link=link, marks=marks, bar=bar, speed=speed
+        number=three_digits,
+        size=readable_size,
+        percent=percent,
+        place=scale_position,
+        link=link,
+        marks=marks,
+        bar=bar,
+        speed=speed,
     )
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(
@@ -57,17 +64,17 @@ def html(page: Page) -> str:
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         axis=_axis(),
         groups=groups,
-        skipped=skipped,
-        cards=cards,
+        skipped=skipped_by_reason,
+        cards=speeds_by_gpu,
         bare=bare,
-        sharing=sharing,
-        differing=differing,
-        counts=counts,
+        sharing=sharing_letters,
+        differing=differing_operations,
+        counts=counts_by_kind,
         bad=(PRECISION, BREAKAGE),
     )
 
 
-def place(share: float | None) -> float | None:
+def scale_position(share: float | None) -> float | None:
     """Where a share of a bound stands on the scale, in percent of its width; None for none."""
     if share is None:
         return None
@@ -82,7 +89,7 @@ def place(share: float | None) -> float | None:
 
 def marks(shares: Iterable[float]) -> list[tuple[float, float]]:
     """Where figures stand, each place once, and how tall its mark is: 1 for one figure, 4 for a thousand."""
-    found = Counter(round((place(share) or 0.0) / _STEP) * _STEP for share in shares)
+    found = Counter(round((scale_position(share) or 0.0) / _STEP) * _STEP for share in shares)
     return [(at, round(1 + math.log10(count), 2)) for at, count in sorted(found.items())]
 
 
@@ -91,7 +98,7 @@ def _axis() -> list[tuple[float, str, str]]:
     first, last = _DECADES
     powers = [
         (
-            place(10.0**power) or 0.0,
+            scale_position(10.0**power) or 0.0,
             "bound" if power == 0 else f"10{_raised(power)}",
             "bound" if power == 0 else "minor",
         )
@@ -104,7 +111,7 @@ def _raised(power: int) -> str:
     return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def number(value: float | str | None) -> str:
+def three_digits(value: float | str | None) -> str:
     """Three digits, of thousands all; what a record tells as text is read as the number it is."""
     try:
         found = float(value) if value not in (None, "") else None
@@ -119,7 +126,7 @@ def number(value: float | str | None) -> str:
     return f"{found:,.0f}" if 1e3 <= abs(found) < 1e6 else f"{found:.3g}"
 
 
-def size(count: int | None) -> str:
+def readable_size(count: int | None) -> str:
     if count is None:
         return "not known"
     return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} kB" if count else "0"
@@ -156,7 +163,7 @@ def groups(run: Run) -> Mapping[str, list[MeasuredStage]]:
     return found
 
 
-def cards(run: Run) -> list[tuple[str, list[Speed]]]:
+def speeds_by_gpu(run: Run) -> list[tuple[str, list[Speed]]]:
     """The speeds by the card that reached them; several of one name are numbered in the order of their GPUs."""
     found: dict[tuple[str, int], list[Speed]] = {}
     for speed in run.speeds:
@@ -165,7 +172,7 @@ def cards(run: Run) -> list[tuple[str, list[Speed]]]:
     return [(f"{card} ({run.unit} {index})" if names[card] > 1 else card, found[card, index]) for card, index in found]
 
 
-def skipped(run: Run) -> Mapping[str, list[MeasuredProbe]]:
+def skipped_by_reason(run: Run) -> Mapping[str, list[MeasuredProbe]]:
     """The probes that did not run, by the reason."""
     found: dict[str, list[MeasuredProbe]] = {}
     for probe in run.by_status("skipped"):
@@ -178,7 +185,7 @@ def bare(run: Run) -> list[MeasuredProbe]:
     return [probe for probe in run.by_status("passed") if not probe.shares]
 
 
-def sharing(layers: Layers) -> dict[tuple[str, ...], str]:
+def sharing_letters(layers: Layers) -> dict[tuple[str, ...], str]:
     """A letter for each set of profiles that is too long to be named with every layer that it shares."""
     found = dict.fromkeys(layer.shared for layer in layers.layers if len(layer.shared) > _MOST_NAMES)
     return {names: _letter(number) for number, names in enumerate(found)}
@@ -189,13 +196,13 @@ def _letter(number: int) -> str:
     return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
 
 
-def differing(rows: Iterable[ComparedOperation], name: str) -> tuple[list[Pass], int]:
+def differing_operations(rows: Iterable[ComparedOperation], name: str) -> tuple[list[Pass], int]:
     """Of one pass the operations that are not the same to the bit, and how many more there are than a page takes."""
     found = [one for row in rows for one in row.passes if one.name == name and one.kind != IDENTICAL]
     return found[:_MOST_ROWS], max(0, len(found) - _MOST_ROWS)
 
 
-def counts(rows: Iterable[ComparedOperation]) -> list[tuple[str, int]]:
+def counts_by_kind(rows: Iterable[ComparedOperation]) -> list[tuple[str, int]]:
     """How many operations are of each kind."""
     found = Counter(row.kind or "not compared" for row in rows)
     return [(kind, found[kind]) for kind in (*KINDS, "not compared") if found[kind]]

@@ -13,7 +13,7 @@ from envbuild.util.errors import UsageError
 _NAMES = "the second image", "the first"
 
 
-def pairs(engine: Engine, a: Image, b: Image, say: Callable[[str], None]) -> tuple[Pair, ...]:
+def changed_layers(engine: Engine, a: Image, b: Image, say: Callable[[str], None]) -> tuple[Pair, ...]:
     """Each layer that is another in `b`, and how its files differ. Takes the room of both images in a temporary folder.
 
     Raises UsageError where one has more layers, EngineError, DiskError, or Refusal for a layer that cannot be read.

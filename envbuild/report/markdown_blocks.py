@@ -83,7 +83,7 @@ def _markers(text: str) -> tuple[list[tuple[int, str, tuple[str, ...]]], int | N
     return found, since if fence is not None and hidden else None
 
 
-def fill(text: str, found: list[Block], content: Callable[[Block], str]) -> tuple[str, list[Block]]:
+def fill_blocks(text: str, found: list[Block], content: Callable[[Block], str]) -> tuple[str, list[Block]]:
     """The text with the content of its blocks made anew, and those that changed. Line ends stay as they are."""
     lines = text.splitlines(keepends=True)
     changed = []
@@ -96,7 +96,7 @@ def fill(text: str, found: list[Block], content: Callable[[Block], str]) -> tupl
     return "".join(lines), changed[::-1]
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def markdown_table(rows: list[tuple[str, ...]]) -> str:
     """A table; the first row is its head. What the cells hold is shown as text, whoever wrote it."""
     head, *body = [[cell_text(cell) for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))

@@ -24,7 +24,7 @@ from envbuild.report.measurements import (
     Run,
     Speed,
 )
-from envbuild.selftest.harness.probe_outcome import checked
+from envbuild.selftest.harness.probe_outcome import check_count
 from envbuild.testrun import expected_hardware
 
 _STAGE = re.compile(r"(?P<backend>nccl|gloo) (?P<members>\d{1,4}(\+\d{1,4}){0,63})(?P<settings>( [A-Z0-9_]+=\w+){0,8})")
@@ -33,7 +33,7 @@ _MOST_STAGES = 2000
 _SPEEDS = (("perf.gemm", "TFLOP/s", "gemm"), ("perf.memory", "GB/s", "memory"))
 
 
-def run(record: Mapping[str, Any], evidence: str) -> Run:
+def measured_run(record: Mapping[str, Any], evidence: str) -> Run:
     """`record` as evidence_store.record_of gives it; `evidence`: the sha256 of its bytes, hex."""
     gpu, start, environment = record["gpu"] or {}, _mapping(record.get("start")), record["environment"]
     staged: Mapping[str, Any] = next((result for result in record["results"] if result["probe"] == "dist.staged"), {})
@@ -96,7 +96,7 @@ def _figures(listed: Any) -> Iterator[MeasuredFigure]:
                 error=_text(figure.get("error")),
                 bound=_text(figure.get("bound")),
                 share=math.inf if share is None else share,
-                checks=checked(figure),
+                checks=check_count(figure),
             )
 
 
@@ -104,10 +104,10 @@ def _signed(result: Mapping[str, Any]) -> KnownAdvisory | None:
     """The advisory that a failure is the signature of."""
     checked = {**result, "traits": _mapping(result.get("traits"))}
     found = next((item for item in database.advisories() if item.matches(checked)), None)
-    return known(found) if found else None
+    return known_advisory(found) if found else None
 
 
-def known(advisory: Advisory) -> KnownAdvisory:
+def known_advisory(advisory: Advisory) -> KnownAdvisory:
     return KnownAdvisory(advisory.id, advisory.title, advisory.remedy, advisory.cite)
 
 

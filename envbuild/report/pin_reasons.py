@@ -12,7 +12,7 @@ from envbuild.resolve.resolver import Plan, required_by
 from envbuild.resolve.torch_stack import Choice
 
 
-def versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str | None]:
+def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str | None]:
     """Everything by its short name, else by its distribution's; None where nothing is pinned. `choice` is the plan's,
     as it holds against `locked` (distribution -> version; empty where no lock fits)."""
     known = choice.situation
@@ -28,7 +28,7 @@ def versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str,
     return found | {name: version for name, version in locked.items() if not database.library_of(name)}
 
 
-def reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str]:
+def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str]:
     """Why each has its version: a line of the profile, torch's requirement, or that a resolver chose it."""
     torch = str(choice.situation.torch)
     found = {**dict.fromkeys([*locked, *choice.situation.libraries], "locked"), **plan.reasons}
@@ -48,5 +48,5 @@ def _required(torch: str) -> dict[str, str]:
 
 def fleet_settings(plan: Plan, choice: Choice) -> list[Setting]:
     """The image's variables that unequal cards need; where the profile has a value of its own, that one wins."""
-    settings = mixed_gpu_settings.settings(choice.situation.gpus)
+    settings = mixed_gpu_settings.mixed_gpu_settings(choice.situation.gpus)
     return [setting for setting in settings if plan.environment[setting.variable] == setting.value]

@@ -162,7 +162,7 @@ def page(
     that `proofs` point at. `others`: the locks of other profiles, by name."""
     fits = lock is not None and not lock.stale(plan)
     versions = lock.versions if lock and fits else {}
-    reasons = pin_reasons.reasons(plan, choice, versions)
+    reasons = pin_reasons.pin_reasons(plan, choice, versions)
     fleet = {setting.variable: setting.reason for setting in pin_reasons.fleet_settings(plan, choice)}
     environment = lock.environment if lock and fits else plan.environment
     return Page(
@@ -174,13 +174,14 @@ def page(
         driver=choice.situation.driver,
         status=status(plan, lock, proofs, images, source.profile.gpus),
         runs=tuple(runs),
-        layers=layers(source.name, lock, others) if lock else None,
+        layers=page_layers(source.name, lock, others) if lock else None,
         advice=tuple(
-            PageAdvice(item.state, item.reason, measurement_reader.known(item.advisory)) for item in choice.advice
+            PageAdvice(item.state, item.reason, measurement_reader.known_advisory(item.advisory))
+            for item in choice.advice
         ),
         pins=tuple(
             PagePin(name, version, reasons.get(name, ""))
-            for name, version in pin_reasons.versions(plan, choice, versions).items()
+            for name, version in pin_reasons.pin_versions(plan, choice, versions).items()
             if version is not None
         ),
         left_out=tuple(LeftOut(one.name, one.none) for one in source.profile.extensions if one.none),
@@ -234,7 +235,7 @@ def _card(proof: Proof) -> PageGpu:
     return PageGpu(proof.model, proof.state, proof.failed, proof.reason, name)
 
 
-def layers(name: str, lock: Lock, others: Mapping[str, Lock]) -> Layers:
+def page_layers(name: str, lock: Lock, others: Mapping[str, Lock]) -> Layers:
     """The largest first, those of one size in the image's order. Layers are compared as `envbuild diff` does."""
     holders: dict[str, list[str]] = {}
     for other, held in sorted(others.items()):
@@ -256,9 +257,9 @@ def layers(name: str, lock: Lock, others: Mapping[str, Lock]) -> Layers:
 def comparison(a: Fingerprint, b: Fingerprint) -> Compared:
     """Raises UsageError where the two cannot be compared."""
     return Compared(
-        fingerprint_comparison.machine(a.machine),
-        fingerprint_comparison.machine(b.machine),
-        fingerprint_comparison.compare(a, b),
+        fingerprint_comparison.machine_line(a.machine),
+        fingerprint_comparison.machine_line(b.machine),
+        fingerprint_comparison.compare_fingerprints(a, b),
     )
 
 

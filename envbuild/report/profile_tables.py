@@ -28,10 +28,10 @@ class ProfileRow:
     proofs: Sequence[Proof] = ()
 
 
-def versions(rows: Iterable[ProfileRow]) -> str:
+def versions_table(rows: Iterable[ProfileRow]) -> str:
     """One line a profile: cards, locked versions, oldest driver, advisories taken on, proof."""
     head = ("Profile", "GPU", "CUDA", "torch", *_LIBRARIES.values(), "Python", "Driver", "Accepted", "Proved")
-    return markdown_blocks.table([head, *map(_cells, rows)])
+    return markdown_blocks.markdown_table([head, *map(_cells, rows)])
 
 
 def _cells(row: ProfileRow) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def _cells(row: ProfileRow) -> tuple[str, ...]:
         row.lock.python,
         f">= {row.choice.driver}" if row.choice.driver else "",
         ", ".join(advice.advisory.id for advice in row.choice.advice if advice.state == "accepted"),
-        profile_proofs.sentence(row.name, row.proofs).removeprefix("proved: "),
+        profile_proofs.proof_sentence(row.name, row.proofs).removeprefix("proved: "),
     )
 
 
@@ -64,19 +64,19 @@ def minimum(situations: Sequence[Situation]) -> str:
         (needs, where, *([", ".join(gpus)] if len(every) > 1 else []), title, source)
         for (needs, where, title, source), gpus in found.items()
     ]
-    return markdown_blocks.table([head, *rows])
+    return markdown_blocks.markdown_table([head, *rows])
 
 
 def _named(gpus: Sequence[Gpu]) -> list[str]:
     return [gpu.id for gpu in gpus] or ["CPU"]
 
 
-def proofs(rows: Sequence[community_evidence.EvidenceRow]) -> str:
+def proofs_table(rows: Sequence[community_evidence.EvidenceRow]) -> str:
     """Who proved which profile on which card; a run that is no proof, or none any longer, says why."""
     if not rows:
         return "No evidence yet: no profile is proved on a GPU."
     said = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in rows]
-    return markdown_blocks.table([("GPU", "Profile", "Who", "When", "Does it count?"), *said])
+    return markdown_blocks.markdown_table([("GPU", "Profile", "Who", "When", "Does it count?"), *said])
 
 
 def _asking(situation: Situation) -> Iterator[tuple[tuple[str, ...], list[str]]]:

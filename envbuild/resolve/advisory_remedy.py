@@ -40,7 +40,7 @@ def written(change: Change, known: Situation, there: Situation | None = None) ->
     return found | ({"env": dict(change.env)} if change.env else {})
 
 
-def lines(document: Mapping[str, Any]) -> Iterator[str]:
+def yaml_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Each key as a line of YAML: `pins: {cublas: 12.4.5.8}`."""
     for key, value in document.items():
         inline = yaml.safe_dump([value], default_flow_style=True, width=10_000).strip()

@@ -25,7 +25,7 @@ class ExtensionRequest:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class ExtensionToolchain:
     """What a profile's extensions are compiled with. `arch`: TORCH_CUDA_ARCH_LIST, the profile's own cards alone."""
 
     toolchain: Toolchain
@@ -53,12 +53,12 @@ def _wish(extension: Extension) -> list[object]:
     return [extension.name, extension.source, dict(build.env), list(build.settings), list(extension.modules)]
 
 
-def furnish(source: Source, toolchain: Toolchain, arch: str) -> Workshop | None:
+def choose_extension_toolchain(source: Source, toolchain: Toolchain, arch: str) -> ExtensionToolchain | None:
     """None where the profile compiles nothing."""
     named = enumerate(source.profile.extensions)
     wanted = tuple(_wanted(source, index, one) for index, one in named if one.none is None)
     asked = {text for item in wanted for text in (*BUILD_TOOLS, *item.extension.build.requires)}
-    return Workshop(toolchain, arch, tuple(sorted(asked)), wanted) if wanted else None
+    return ExtensionToolchain(toolchain, arch, tuple(sorted(asked)), wanted) if wanted else None
 
 
 def _wanted(source: Source, index: int, extension: Extension) -> ExtensionRequest:
@@ -68,7 +68,7 @@ def _wanted(source: Source, index: int, extension: Extension) -> ExtensionReques
     return ExtensionRequest(extension, fault(here, ""), places)
 
 
-def contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Iterator[Fault]:
+def toolchain_contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Iterator[Fault]:
     """What cannot work, known beforehand: probes of what is not there, no card to compile for, a compiler that nvcc
     refuses."""
     yield from _without_extension(source)

@@ -8,7 +8,7 @@ from envbuild.facts import database
 from envbuild.profile.model import Profile
 
 
-def parts(profile: Profile) -> dict[str, str]:
+def minimum_drivers(profile: Profile) -> dict[str, str]:
     """The oldest driver for torch's CUDA ("cuda"), for the profile ("profile") and for its cards ("cards"), as far as
     they are known."""
     release = database.torch_release(profile.torch)
@@ -28,7 +28,7 @@ def oldest(profile: Profile) -> str | None:
     same; where it declares nothing, the driver that CUDA's major version before needs is a lower bound, and no more:
     each package of NVIDIA's has its own list of drivers.
     """
-    found = parts(profile) if profile.gpus else {}
+    found = minimum_drivers(profile) if profile.gpus else {}
     if profile.driver.compat and "cuda" in found:
         release = database.torch_release(profile.torch)
         before = database.driver_minimum(str(Version(release.cuda).major - 1)).compatible if release else None

@@ -15,7 +15,7 @@ from envbuild.facts import database
 from envbuild.facts.fields import is_version
 from envbuild.fetch import uv_config
 from envbuild.profile import name_lookup, requirements_file
-from envbuild.profile.model import Profile, refused, tried
+from envbuild.profile.model import Profile, profile_error, tried
 from envbuild.profile.project_tests import read_script
 from envbuild.profile.source import PIN, Source
 from envbuild.resolve import semantic_errors
@@ -55,15 +55,17 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
         told = {fault.field for fault in faults}
         malformed = [] if isinstance(found, Profile) else [item for item in found if item[1].field not in told]
         more, hint = semantic_errors.contradictions(asked, merged, malformed, faults)
-        raise refused(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
+        raise profile_error(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
     file = Path.cwd() / "profiles" / file.name if wanted else file
     return Source(asked.name, file, found, merged, asked, plain if isinstance(plain, Profile) else None, tuple(notes))
 
 
-def ignored(found: Iterable[Source]) -> list[str]:
+def ignored_uv_settings(found: Iterable[Source]) -> list[str]:
     """The settings of uv that a lock leaves out: of the working folder, and of these profiles' requirements files."""
     files = {source.meant.requirements for source in found if source.meant and source.meant.requirements}
-    return list(uv_config.ignored(dict.fromkeys([Path.cwd(), *sorted(file.resolve().parent for file in files)])))
+    return list(
+        uv_config.ignored_by_uv_config(dict.fromkeys([Path.cwd(), *sorted(file.resolve().parent for file in files)]))
+    )
 
 
 def _require(merged: Document, wanted: Path, pins: Mapping[str, str], notes: list[str]) -> list[Fault]:
@@ -168,7 +170,7 @@ def _extended(file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault
     try:
         if name_lookup.is_path(parent):
             yamldoc.inside(parent, file.parent, root)
-        found = name_lookup.find(parent, file.parent)
+        found = name_lookup.find_profile(parent, file.parent)
     except (ProfileError, ValueError) as error:
         fault = here.fault(("extends",), str(error))
         raise ProfileError(str(error), hint=getattr(error, "hint", None), faults=[fault]) from None

@@ -18,9 +18,9 @@ from envbuild.profile.extension_spec import Extension
 from envbuild.profile.model import Profile
 from envbuild.profile.source import PIN, Source
 from envbuild.resolve import advisory_remedy, extension_toolchain, toolchain
-from envbuild.resolve.extension_toolchain import Workshop
+from envbuild.resolve.extension_toolchain import ExtensionToolchain
 from envbuild.resolve.toolchain import Toolchain
-from envbuild.resolve.torch_stack import Advice, Choice, choose
+from envbuild.resolve.torch_stack import Advice, Choice, choose_stack
 from envbuild.util.errors import Fault, ProfileError, UsageError
 from envbuild.util.yamldoc import Place
 
@@ -53,8 +53,9 @@ def computing(versions: Mapping[str, str]) -> dict[str, str]:
 @dataclass(frozen=True)
 class Plan:
     """What is wanted, before anything is looked up. `asked`: as Source has it, `suite` or `image` is the base,
-    `toolchain` stays in the image, `workshop` is what its extensions are compiled with, `extensions` what each is known
-    by; None: it is left out. `notes`: as Source has them."""
+    `toolchain` stays in the image, `extension_toolchain` is what its extensions are compiled with, `extensions` what
+    each is known by; None: it is left out. `notes`: as Source has them.
+    """
 
     name: str
     asked: str
@@ -74,7 +75,7 @@ class Plan:
     toolchain: Toolchain | None = None
     startup: tuple[StartupFile, ...] = ()
     archives: tuple[ArchiveRequest, ...] = ()
-    workshop: Workshop | None = None
+    extension_toolchain: ExtensionToolchain | None = None
     extensions: Mapping[str, str | None] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class Plan:
             "environment": dict(self.environment),
             **({"startup": [[file.file, file.sha256] for file in self.startup]} if self.startup else {}),
             **({"archives": [[a.name, a.sha256, a.fits] for a in self.archives]} if self.archives else {}),
-            **({"extensions": self.workshop.wishes} if self.workshop else {}),
+            **({"extensions": self.extension_toolchain.wishes} if self.extension_toolchain else {}),
         }
 
     def place(self, name: str) -> Place | None:
@@ -120,10 +121,12 @@ def resolve(source: Source) -> Plan:
     """Raises ProfileError with every contradiction in the profile."""
     profile = source.profile
     suite = database.suites()[profile.base.bootstrap] if profile.base.bootstrap else None
-    choice = choose(source)
-    chosen = toolchain.choose(source, choice.situation.cuda, f"{VENV}/lib/python{profile.python}/site-packages")
+    choice = choose_stack(source)
+    chosen = toolchain.choose_toolchain(
+        source, choice.situation.cuda, f"{VENV}/lib/python{profile.python}/site-packages"
+    )
     refused = [chosen] if isinstance(chosen, Fault) else []
-    unbuildable = extension_toolchain.contradictions(source, suite, choice.situation.cuda)
+    unbuildable = extension_toolchain.toolchain_contradictions(source, suite, choice.situation.cuda)
     faults = [*_contradictions(source, profile, suite, choice.situation.gpus), *choice.faults, *refused, *unbuildable]
     if faults:
         raise _refusal(source.name, choice, faults, hint=_way_out(source, choice))
@@ -149,7 +152,9 @@ def resolve(source: Source) -> Plan:
         toolchain=kept,
         startup=tuple(StartupFile(file.file, file.sha256) for file in profile.startup),
         archives=tuple(_archives(source, choice, kept)),
-        workshop=extension_toolchain.furnish(source, compiler, choice.environment.get(ARCH_LIST, ""))
+        extension_toolchain=extension_toolchain.choose_extension_toolchain(
+            source, compiler, choice.environment.get(ARCH_LIST, "")
+        )
         if compiler
         else None,
         extensions={one.name: one.source for one in profile.extensions},
@@ -190,7 +195,7 @@ def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
 def _way_out(source: Source, choice: Choice) -> str | None:
     """The nearest versions that no advisory refuses, as they would be asked for: with --pin where one was."""
     found: dict[str, Any] = {}
-    there = choose(source.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
+    there = choose_stack(source.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
     for item in choice.advice:
         if item.state == "refused":
             found |= advisory_remedy.written(item.advisory.change, choice.situation, there)
@@ -199,7 +204,7 @@ def _way_out(source: Source, choice: Choice) -> str | None:
     if any(place.file == PIN for place in source.document.places.values()):
         own = {key: found[key] for key in ("torch", *(["cuda"] if source.profile.cuda else [])) if key in found}
         return " ".join(f"--pin {name}={version}" for name, version in {**own, **found.get("pins", {})}.items()) or None
-    return f"in the profile: {'; '.join(advisory_remedy.lines(found))}"
+    return f"in the profile: {'; '.join(advisory_remedy.yaml_lines(found))}"
 
 
 _OTHERWISE = "ask for another version in the profile's packages or pins, or accept the advisory there, with a reason"
@@ -218,7 +223,7 @@ def _refusal(name: str, choice: Choice, faults: list[Fault], hint: str | None = 
     return refusal
 
 
-def distribution(plan: Plan, pin: str) -> str:
+def pinned_distribution(plan: Plan, pin: str) -> str:
     """What has the versions of a pin: torch, a package of the profile, or the wheel of a library.
 
     Raises UsageError for any other name.
@@ -248,9 +253,9 @@ def _contradictions(source: Source, profile: Profile, suite: database.Suite | No
         fits = ", ".join(f"{s.name} {s.python}" for s in database.suites().values())
         found.append(where(("python",), f"{suite.name} carries Python {suite.python}, not {profile.python} ({fits})"))
     for index, name in enumerate(profile.selftest.require):
-        probe = probe_names.known().get(name)
+        probe = probe_names.known_probes().get(name)
         if probe is None:
-            found.append(where(("selftest", "require", index), probe_names.unknown(name)))
+            found.append(where(("selftest", "require", index), probe_names.unknown_probe(name)))
         elif probe.needs == "cuda" and not profile.gpus:
             found.append(where(("selftest", "require", index), f"{name} needs a GPU; this profile is for the CPU"))
         elif probe.needs == "script" and profile.selftest.script is None:

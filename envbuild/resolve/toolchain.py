@@ -41,7 +41,7 @@ class Toolchain:
         return {"CUDA_HOME": self.home, "PATH": f"{first}:{self.home}/bin:{rest}"}
 
 
-def choose(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault | None:
+def choose_toolchain(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault | None:
     """The toolchain of a profile that names or needs one; why it cannot be had; None where none is asked for.
 
     `cuda` is torch's, None where it is not known; `packages` the folder of the environment's packages.
@@ -66,7 +66,7 @@ def choose(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault
     if wanted == "debian":
         found = _packaged(profile, cuda)
         return Toolchain(found.home, cuda, debian=found) if isinstance(found, Debian) else fault(where, found)
-    compiler = extension_compilers.wheels().get(Version(cuda).major)
+    compiler = extension_compilers.compiler_wheels().get(Version(cuda).major)
     if compiler and not compiler.lacks:
         return Toolchain(f"{packages}/{compiler.folder}", cuda, (_requirement(compiler, cuda, profile.torch),))
     lacks = f" ({compiler.lacks})" if compiler else ""
@@ -95,7 +95,7 @@ def _packaged(profile: Profile, cuda: str) -> Debian | str:
 
 def _instead(profile: Profile, cuda: str, known: Iterable[Debian]) -> Iterator[str]:
     """What serves where Debian's nvcc does not, the cheapest first."""
-    compiler = extension_compilers.wheels().get(Version(cuda).major)
+    compiler = extension_compilers.compiler_wheels().get(Version(cuda).major)
     if compiler and not compiler.lacks:
         yield "leave toolchain out, and nvcc comes as wheels"
         return

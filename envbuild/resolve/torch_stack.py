@@ -77,7 +77,7 @@ class Choice:
         return replace(self, situation=now, advice=tuple(_advice(self.accepted, now)))
 
 
-def choose(source: Source) -> Choice:
+def choose_stack(source: Source) -> Choice:
     """Never raises: what contradicts is in `faults`, for all of it to be shown at once."""
     profile = source.profile
     faults: list[Fault] = []
@@ -198,7 +198,7 @@ _PACKAGES = "another distribution is one of `packages`, as NAME==VERSION"
 
 
 def _unknown_pin(name: str, release: TorchRelease | None) -> str:
-    meant = misleading_packages.refused(name)
+    meant = misleading_packages.refusal_reason(name)
     if meant:
         return meant
     if release is None:
@@ -238,7 +238,7 @@ def _environment(gpus: tuple[Gpu, ...]) -> dict[str, str]:
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
         "TORCH_CUDA_ARCH_LIST": ";".join(capabilities),
-        **{setting.variable: setting.value for setting in mixed_gpu_settings.settings(gpus)},
+        **{setting.variable: setting.value for setting in mixed_gpu_settings.mixed_gpu_settings(gpus)},
     }
 
 

@@ -41,16 +41,16 @@ class Local:
         self.image = image.handle
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        return run(self._engine, job, watch.line)
+        return run_in_container(self._engine, job, watch.line)
 
 
-def run(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
+def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
     """Run the job to its end. `on_line` gets each whole line of its stdout as it comes.
 
     Raises EngineError if the container cannot be started. The container is gone afterwards, also after an
     interruption; one that a killed envbuild, or an engine that went away, left behind is removed first.
     """
-    sweep(engine)
+    sweep_containers(engine)
     name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
     api: Any = engine.client.api
     with _cleared(f"container {name}", lambda: _remove(api, name)), asking(engine), _card_asked(job):
@@ -233,7 +233,7 @@ def _remove(api: Any, name: str) -> None:
         ) from error
 
 
-def sweep(engine: Engine) -> int:
+def sweep_containers(engine: Engine) -> int:
     """Remove containers and images of look_for_gpu whose envbuild process is gone (killed, or the machine restarted);
     returns how many."""
     api: Any = engine.client.api

@@ -21,13 +21,13 @@ class Here:
     nonce: str | None = None
 
     def __init__(self, named: str) -> None:
-        self.python = find(named)
+        self.python = find_interpreter(named)
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        return start(self.python, job, watch.line)
+        return run_on_host(self.python, job, watch.line)
 
 
-def find(named: str) -> Path:
+def find_interpreter(named: str) -> Path:
     """The interpreter of a path: itself, or that of an environment's folder. Raises UsageError if none runs there."""
     path = Path(named).absolute()
     if path.is_dir():
@@ -50,7 +50,7 @@ def version(python: Path) -> str | None:
     return number if done.code == 0 and word == "Python" else None
 
 
-def start(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
+def run_on_host(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
     """Run the job to its end; `on_line` gets each line of its stdout. Whatever it writes is gone afterwards.
 
     Raises ProcessMissing if the file is no program.

@@ -53,7 +53,7 @@ def keep(runner: str, ticket: Ticket) -> None:
     write_atomically(_file(runner, ticket.job), json.dumps(asdict(ticket), indent=1))
 
 
-def forget(runner: str, name: str) -> None:
+def forget_ticket(runner: str, name: str) -> None:
     """Those of a job by its name, which is known before its id is."""
     for file in settings.state_folder(runner).glob("*.ticket.json"):
         with contextlib.suppress(FileNotFoundError):  # another process forgets its own

@@ -55,7 +55,7 @@ def main(document: Mapping[str, Any]) -> int:
         scheduler.run(PROBES, parsed, collector, supervisor.Terms())
     except scheduler.RunInterrupted as interruption:
         return 128 + interruption.number
-    differing = env_libs.differing(parsed, mapped_libraries.take(()).distributions)
+    differing = env_libs.version_mismatches(parsed, mapped_libraries.take_inventory(()).distributions)
     results = [with_versions(result, differing) for result in collector.probes()]
     wrong = [result for result in results if is_wrong(result, parsed.require)]
     if not any(result["status"] == "passed" for result in results):

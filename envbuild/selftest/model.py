@@ -23,7 +23,8 @@ import torch
 from envbuild.selftest.harness.probe_context import dtype_name
 from envbuild.selftest.numerics import inputs
 from envbuild.selftest.numerics.fingerprint_document import MODEL, document, flags, write
-from envbuild.selftest.numerics.output_statistics import first, judged, not_finite, observe, tensors
+from envbuild.selftest.numerics.output_statistics import first_fault as first
+from envbuild.selftest.numerics.output_statistics import judged, not_finite, observe, tensors
 from envbuild.selftest.numerics.reference import raw_digest
 from envbuild.selftest.numerics.tolerances import TF32
 

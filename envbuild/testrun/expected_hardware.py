@@ -15,19 +15,19 @@ from envbuild.resolve import minimum_driver
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
-def expected(profile: Profile) -> dict[str, Any]:
+def expected_hardware(profile: Profile) -> dict[str, Any]:
     """Of the job document's `expect`, as far as the facts know: the oldest driver for torch's CUDA and for the profile,
     and by the cards' names what is known of each, and its datasheet.
     """
-    return known(map(database.gpus().__getitem__, profile.gpus)) | {
+    return devices_by_name(map(database.gpus().__getitem__, profile.gpus)) | {
         "driver": {
             who: ".".join(map(str, Version(text).release))
-            for who, text in minimum_driver.parts(profile).items() if who in ("cuda", "profile")
+            for who, text in minimum_driver.minimum_drivers(profile).items() if who in ("cuda", "profile")
         },
     }  # fmt: skip
 
 
-def known(gpus: Iterable[Gpu]) -> dict[str, Any]:
+def devices_by_name(gpus: Iterable[Gpu]) -> dict[str, Any]:
     """By each name that a driver prints for these GPUs: what the self-test compares with the device."""
     named = {name: gpu for gpu in gpus for name in gpu.all_names}
     return {

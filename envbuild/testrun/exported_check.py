@@ -84,7 +84,7 @@ def _comments(mark: str, text: str) -> Iterator[str]:
 def _document(source: Source, locked: Lock) -> dict[str, Any]:
     """What the self-test's own `environment_check.main` takes."""
     cards = [name for gpu in source.profile.gpus for name in database.gpus()[gpu].all_names]
-    asked, expected = job.RunRequest(level="quick"), expected_hardware.expected(source.profile)
+    asked, expected = job.RunRequest(level="quick"), expected_hardware.expected_hardware(source.profile)
     selftest, versions = job.on_host(source.profile.selftest), resolver.computing(locked.versions)
     require = [name for name in selftest.require if name != job.OWN_SCRIPT]  # it is left out, required or not
     selftest = selftest.model_copy(update={"require": require})

@@ -131,13 +131,13 @@ def drawn_seed() -> int:
     return 1 + secrets.randbelow(_MOST_SEED)
 
 
-def payload(document: bytes) -> bytes:
+def bootstrap_payload(document: bytes) -> bytes:
     """What BOOTSTRAP reads: the self-test and a job document for it."""
     archive = selftest_zip()
     return f"{len(archive)} {len(document)}\n".encode() + archive + document
 
 
-def make(
+def make_job(
     image: str,
     wanted: SelfTest,
     versions: Mapping[str, str],
@@ -158,7 +158,7 @@ def make(
     return Job(
         image=image,
         argv=("python", *started(image), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
-        stdin=payload(json.dumps(made).encode()),
+        stdin=bootstrap_payload(json.dumps(made).encode()),
         nonce=made["nonce"],
         limits=_limits(wanted, bool(gpus)),
         gpus=bool(gpus),
@@ -194,15 +194,15 @@ def document(
     """What the self-test is told, with a nonce of its own unless it is one that was begun before.
 
     `gpus`: the names that the card may have, as the driver prints them; none: the CPU. `gpu_count`: as many must be
-    there and work together. `hardware`: more of what is expected, as expected_hardware.expected gives it.
+    there and work together. `hardware`: more of what is expected, as expected_hardware.expected_hardware gives it.
     """
     return {
         "version": 1,
         "nonce": nonce or secrets.token_hex(16),
         "level": asked.level or wanted.level,
         "device": "cuda" if gpus else "cpu",
-        "probes": required(wanted, bool(gpus), asked, gpu_count) if asked.probes else None,
-        "require": required(wanted, bool(gpus), asked, gpu_count),
+        "probes": required_probes(wanted, bool(gpus), asked, gpu_count) if asked.probes else None,
+        "require": required_probes(wanted, bool(gpus), asked, gpu_count),
         "expect": {
             "distributions": dict(versions),
             "python": python,
@@ -225,13 +225,13 @@ def document(
     }
 
 
-def demands(wanted: SelfTest) -> dict[str, float]:
+def performance_requirements(wanted: SelfTest) -> dict[str, float]:
     """What is asked for by degrees: fractions of the datasheet's speed, and seconds of burning. A proof has as much."""
     burn = {"burn": float(wanted.burn_seconds)} if wanted.level == "full" else {}
     return {**wanted.floor.model_dump(exclude_none=True), **burn}
 
 
-def required(wanted: SelfTest, gpu: bool, asked: RunRequest = ALL, gpu_count: int = 1) -> list[str]:
+def required_probes(wanted: SelfTest, gpu: bool, asked: RunRequest = ALL, gpu_count: int = 1) -> list[str]:
     """What must pass: the probes asked for by name; else the profile's list, on a GPU which card it is, on several that
     they work together, and a script that the profile brings, as far as the level asked for has them."""
     extra = [FINGERPRINT] if asked.fingerprint else []
@@ -241,7 +241,7 @@ def required(wanted: SelfTest, gpu: bool, asked: RunRequest = ALL, gpu_count: in
     staged = ["dist.staged"] if gpu and (gpu_count > 1 or wanted.transport) else []
     script = [OWN_SCRIPT] if wanted.script else []
     names = [*identity, *wanted.require, *staged, *script]
-    reached = (name for name in names if asked.level is None or probe_names.known()[name].within(asked.level))
+    reached = (name for name in names if asked.level is None or probe_names.known_probes()[name].within(asked.level))
     return list(dict.fromkeys([*reached, *extra]))
 
 
@@ -250,7 +250,7 @@ def on_host(wanted: SelfTest, asked: RunRequest = ALL) -> SelfTest:
     return wanted if OWN_SCRIPT in asked.probes else wanted.model_copy(update={"script": None})
 
 
-def left_out(wanted: SelfTest, asked: RunRequest = ALL) -> dict[str, str]:
+def left_out_on_host(wanted: SelfTest, asked: RunRequest = ALL) -> dict[str, str]:
     """What `on_host` takes away of what would have run, with the reason."""
     gone = wanted.script and not on_host(wanted, asked).script and not asked.probes
     return {OWN_SCRIPT: f"outside a container only with --probe {OWN_SCRIPT}"} if gone else {}

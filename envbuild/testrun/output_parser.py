@@ -76,7 +76,7 @@ def progress_of(line: bytes, nonce: str) -> dict[str, Any] | None:
         return None
 
 
-def judge(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
+def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
     """What the output says, every doubt counted as an error."""
     ended = _ending(output)
     errors = [*ended]
@@ -177,9 +177,9 @@ def judge_nodes(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRu
         begin += size
         late = output.timed_out and code not in (0, 5)  # such a node came to its end, and another did not
         own = replace(output, stdout=stdout, exit_code=None if late else code, timed_out=late)
-        runs.append(judge(own, nonce, require))
+        runs.append(judge_output(own, nonce, require))
     if not runs:
-        return replace(judge(output, nonce, require), errors=("no node left any output",))
+        return replace(judge_output(output, nonce, require), errors=("no node left any output",))
     names = dict.fromkeys(result["probe"] for run in runs for result in run.results)
     skipped = dict.fromkeys(name for run in runs for name in run.skipped_required)
     return replace(
@@ -198,7 +198,7 @@ def _worst(name: str, runs: Sequence[TestRun]) -> Mapping[str, Any]:
     return {**worst, "reason": f"node {number}: {worst['reason']}"}
 
 
-def joined(alone: TestRun, across: TestRun) -> TestRun:
+def join_runs(alone: TestRun, across: TestRun) -> TestRun:
     """Both, as one run: what each lacked in confinement is said of it."""
     lacks = [*alone.where.get("unconfined", ()), *across.where.get("unconfined", ())]
     return replace(

@@ -83,7 +83,7 @@ class TestRun:
 
 def _skipped(probe: str, reason: str) -> dict[str, Any]:
     nothing = dict.fromkeys(("failure", "signal", "at", "detail", "output"))
-    level = probe_names.known()[probe].level
+    level = probe_names.known_probes()[probe].level
     return {"probe": probe, "level": level, "status": "skipped", "reason": reason, **nothing, "output_cut": False,
             "figures": [], "seconds": 0.0, "traits": {}}  # fmt: skip
 

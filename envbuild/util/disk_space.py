@@ -20,7 +20,7 @@ _SAID = re.compile(r"no space left on device|disk quota exceeded|os error (28|12
 _HINT = "free some, then run the same command again: envbuild prune; docker buildx prune; docker image prune"
 
 
-def lacks(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Whether a call failed because a disk, or this user's quota of it, is full; tempfile says so in words alone."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT) or (
         error.errno == errno.ENOENT and "No usable temporary directory" in str(error.strerror)
@@ -40,13 +40,13 @@ def is_none(folder: Path) -> bool:
 def full(folders: Iterable[Path | None] = (), what: str = "the disk is full", hint: str = _HINT) -> DiskError:
     """The error to raise, with figures: of those `folders` that have hardly any room, or of all where none is low (a
     quota is used up, or room was made meanwhile). Without any, of all folders that envbuild writes to."""
-    found = list(_apart([folder for folder in folders if folder] or places()))
+    found = list(_apart([folder for folder in folders if folder] or written_folders()))
     low = [folder for folder in found if is_low(folder)]
     when = "" if low else ", or was a moment ago"
-    return DiskError(f"{what}{when}: {'; '.join(map(figures, low or found))}", hint=hint)
+    return DiskError(f"{what}{when}: {'; '.join(map(free_space, low or found))}", hint=hint)
 
 
-def places() -> list[Path]:
+def written_folders() -> list[Path]:
     """Where envbuild writes here: the project, its own folders, temporary files, and stdout if that is a file."""
     own = [Path(platformdirs.user_cache_dir("envbuild")), Path(platformdirs.user_state_dir("envbuild"))]
     # gettempdir raises where no place for temporary files has room
@@ -57,7 +57,7 @@ def places() -> list[Path]:
     return [Path.cwd(), *own, *temporary, *([stdout.parent] if stdout.is_file() else [])]
 
 
-def figures(folder: Path) -> str:
+def free_space(folder: Path) -> str:
     """`/x: 1.2 of 8.0 GB free`, of the file system that the folder is on."""
     usage = shutil.disk_usage(_there(folder))
     unit, size = ("GB", 1e9) if usage.total >= 1e9 else ("MB", 1e6)

@@ -48,7 +48,7 @@ _NUMBERS = {"deadline": (86_400, "seconds"), "rate": (10**9, "bytes per second")
 KNOWN = (*_NUMBERS, "token_services")
 
 
-def configured() -> Network:
+def configured_limits() -> Network:
     """Raises SettingsError."""
     return settings.read("network", parse, {})
 
@@ -185,7 +185,7 @@ class Adapter(HTTPAdapter):
     proxy have no limits. Raises SettingsError where the settings are needed and invalid."""
 
     def __init__(self, network: Network | None = None, **options: Any) -> None:
-        self._pools = _pools(network or configured())
+        self._pools = _pools(network or configured_limits())
         super().__init__(**options)
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:

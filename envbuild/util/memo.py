@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class once(Generic[T]):
+class thread_safe_cache(Generic[T]):
     """functools.cache among threads: who asks for what another is finding waits for that one's answer. What failed is
     tried again by whoever asks next."""
 

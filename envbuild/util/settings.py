@@ -67,7 +67,7 @@ HINT = f"known: {', '.join([*_KNOWN, *_SECTIONS])}"
 
 
 @cache
-def whole() -> tuple[Document, tuple[Fault, ...]]:
+def settings_document() -> tuple[Document, tuple[Fault, ...]]:
     """The file, and what is wrong in it, but for what only the readers of its sections can say. Raises SettingsError
     where it cannot be read."""
     file = config_file()
@@ -79,7 +79,7 @@ def whole() -> tuple[Document, tuple[Fault, ...]]:
 
 
 def _settings() -> Document:
-    found, faults = whole()
+    found, faults = settings_document()
     if faults:
         raise SettingsError(f"the settings in {found.file} are not valid", faults=faults, hint=HINT)
     return found
@@ -137,7 +137,7 @@ def placed(name: str, fault: Fault) -> Fault:
     """A fault of a setting with its file and line. `field`: a key of the section, or KEY.INNER, where INNER may hold
     dots, as a label's name does."""
     path = (name, *(fault.field or "").split(".", 1))
-    return replace(whole()[0].fault(path, fault.message), field=".".join(filter(None, path)))
+    return replace(settings_document()[0].fault(path, fault.message), field=".".join(filter(None, path)))
 
 
 def origins(name: str, given: Mapping[str, str]) -> dict[str, str]:

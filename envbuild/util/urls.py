@@ -9,7 +9,7 @@ IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://[^\s`\"<>]*[^\s`\"<>).,;:']")
 """One that stands in a sentence, without the marks behind it."""
 
 
-def checked(text: str) -> str:
+def validate_url(text: str) -> str:
     """One that can be taken apart, which a pattern alone does not say of `https://a[b/c`. Raises ValueError."""
     try:
         urllib.parse.urlsplit(text)
@@ -18,7 +18,7 @@ def checked(text: str) -> str:
     return text
 
 
-def shown(address: str) -> str:
+def redact_url(address: str) -> str:
     """Without user, password, query and fragment; `***` where it is not sure at which @ a password ends."""
     scheme, separator, rest = address.rpartition("://")
     middle = re.split(r"[/?#]", rest, maxsplit=1)[0] if separator else rest
@@ -32,8 +32,8 @@ def shown(address: str) -> str:
 
 
 def struck(text: str) -> str:
-    """A text whose addresses are as `shown` has them."""
-    return IN_TEXT.sub(lambda found: shown(found[0]), text)
+    """A text whose addresses are as `redact_url` has them."""
+    return IN_TEXT.sub(lambda found: redact_url(found[0]), text)
 
 
 def host(place: str) -> str:

@@ -180,8 +180,8 @@ def test_an_archive_of_this_machine(project: Path, outside: Path) -> None:
     write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "driver": {"compat": compat}})
     plan = resolver.resolve(profile_reader.load("sample"))
     with pytest.raises(HashMismatch) as caught:
-        archives.take(plan.archives[0], lambda name, size: None)
-    assert store.digest(outside / "token") not in caught.value.message + str(caught.value.hint)
+        archives.inspect_archive(plan.archives[0], lambda name, size: None)
+    assert store.file_digest(outside / "token") not in caught.value.message + str(caught.value.hint)
 
 
 WITHOUT_END = "the file is refused, without waiting for it or reading it to its end"

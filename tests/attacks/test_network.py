@@ -107,8 +107,13 @@ def test_an_index_that_drips_is_given_up(tmp_path: Path, at_once: bytes) -> None
     with dripping(at_once) as host:
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="too slowly"):
-            download.fetch(
-                index_config.session(), f"http://{host}/a.whl", "a.whl", tmp_path / "a", lambda count: None, limit=9999
+            download.fetch_file(
+                index_config.index_session(),
+                f"http://{host}/a.whl",
+                "a.whl",
+                tmp_path / "a",
+                lambda count: None,
+                limit=9999,
             )
         assert time.monotonic() - begin < LONG
 
@@ -129,7 +134,7 @@ def test_an_index_that_drips_while_uv_resolves_is_given_up(monkeypatch: pytest.M
 def test_an_upload_that_nobody_reads_is_given_up() -> None:
     configure(LIMITS)
     with sending(b"", b"", 600, 1) as host:
-        session = auth.session(None)
+        session = auth.registry_session(None)
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="too slowly"):
             session.put(f"http://{host}/x", data=bytes(1 << 26))
@@ -142,8 +147,8 @@ def test_an_upload_that_nobody_reads_is_given_up() -> None:
 def test_a_slow_answer_above_the_minimum_rate_is_read() -> None:
     configure("network:\n  deadline: 5\n  rate: 100\n")
     with sending(HEAD.replace(b"600", b"18000"), bytes(1000), 0.4, 18) as host:
-        answer = auth.session(None).get(f"http://{host}/", stream=True, timeout=auth.TIMEOUT)
-        assert auth.body(answer, 1 << 20, "the answer") == bytes(18_000)
+        answer = auth.registry_session(None).get(f"http://{host}/", stream=True, timeout=auth.TIMEOUT)
+        assert auth.whole_body(answer, 1 << 20, "the answer") == bytes(18_000)
 
 
 class Sent(BaseAdapter):
@@ -173,7 +178,7 @@ class Sent(BaseAdapter):
 def shown(registry: str, realm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The credentials that the token service at `realm` is shown by one who is logged in at `registry`."""
     docker_login(tmp_path, monkeypatch, **{registry: f"me:{SECRET}"})
-    session, sent = auth.session(None), Sent(realm)
+    session, sent = auth.registry_session(None), Sent(realm)
     session.mount("https://", sent)
     auth.Access(registry, f"https://{registry}", session).send("GET", f"https://{registry}/v2/a/manifests/b", "pull")
     (found,) = [proof for url, proof in sent.requests if url.endswith("/token")]

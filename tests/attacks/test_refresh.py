@@ -50,7 +50,7 @@ def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[t
     (served.folder / WHEEL.file).write_bytes(content)
     if metadata is not None:
         (served.folder / f"{WHEEL.file}.metadata").write_bytes(metadata)
-    return torch_pins.differences(database.torch_releases()["2.7.1"], pytest.fail)
+    return torch_pins.pin_differences(database.torch_releases()["2.7.1"], pytest.fail)
 
 
 @pytest.mark.parametrize(

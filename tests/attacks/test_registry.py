@@ -220,12 +220,12 @@ def test_the_image_that_is_expected(site: Site) -> None:
 def test_an_image_of_several_profiles(site: Site) -> None:
     media_type, raw = site.registry.manifests["verified"]
     subject = oci.Manifest(raw, media_type)
-    envelopes, _ = attestations.fetch(site.place, subject.digest)
+    envelopes, _ = attestations.fetch_envelopes(site.place, subject.digest)
     stated = [json.loads(base64.b64decode(envelope["payload"])) for envelope in envelopes]
     (build,) = (one for one in stated if one["predicateType"] == statements.PROVENANCE)
     build["predicate"]["buildDefinition"]["externalParameters"]["profile"]["name"] = "other"
     wanted = [(statements.PROVENANCE, statements.canonical(build))]
-    assert attestations.publish(site.place, subject, wanted, signing.configured()) == 1
+    assert attestations.publish(site.place, subject, wanted, signing.configured_signer()) == 1
     for name in ("sample", "other"):
         said = verify(site, "--profile", name)
         assert (said.code, said.document["profile"]) == (0, name), said.stdout
@@ -239,7 +239,7 @@ def test_evidence_that_was_signed_before_the_push(site: Site) -> None:
     record = dict(evidence_store.stored(site.engine.image.id))[path]
     subject = statements.Subject("envbuild/sample", site.engine.image.id)
     made = statements.test_result(record, evidence_store.record_text(path), subject)
-    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
+    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured_signer()))
     assert refused(verify(site, "--gpu", "h20")) == ["gpu"]
     assert verify(site, "--gpu", "h20", "--evidence", str(file)).code == 0
 
@@ -251,7 +251,7 @@ def test_evidence_of_another_profile_or_lock(site: Site) -> None:
     made = statements.test_result(
         record, evidence_store.record_text(path), statements.Subject("x", record["image"]["id"])
     )
-    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
+    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured_signer()))
     asked = ("verify", "--evidence", str(file), "--key", "team.pub", "--json")
     assert refused(envbuild(*asked, "--profile", "h20")) == ["profile"]
     assert refused(envbuild(*asked, "--lock", sha("x"))) == ["lock"]
@@ -340,8 +340,8 @@ def test_a_child_with_another_configuration(site: Site, settings: dict[str, Any]
 def test_a_child_that_changes_a_setting_of_its_base(settings: dict[str, Any]) -> None:
     base = Config("b", (), {}, {}, {"User": "1000", "StopSignal": "SIGINT", "Volumes": {"/data": {}}})
     child = replace(base, settings={key: value for key, value in {**base.settings, **settings}.items() if value})
-    assert [reason.id for reason in child_configuration.objections(child, base, ())] == ["configuration"]
-    assert list(child_configuration.objections(base, base, ("User", "Env", "Cmd"))) == []
+    assert [reason.id for reason in child_configuration.configuration_objections(child, base, ())] == ["configuration"]
+    assert list(child_configuration.configuration_objections(base, base, ("User", "Env", "Cmd"))) == []
 
 
 @pytest.mark.attack("author of a child image", "a label that names another lock", "refused (configuration)")
@@ -416,8 +416,11 @@ def test_a_child_with_another_command_than_its_base() -> None:
     """Every image of envbuild has one: `python`; and those on a foreign base image run as user 0."""
     base = Config("b", (), {}, {}, {"Cmd": ["python"], "User": "0", "WorkingDir": "/workspace"})
     child = replace(base, settings={"Cmd": ["serve"], "User": "1000", "WorkingDir": "/app"})
-    assert list(child_configuration.objections(child, base, ())) == []
-    assert child_configuration.differences(replace(base, settings={}), base) == {"Cmd": None, "WorkingDir": None}
+    assert list(child_configuration.configuration_objections(child, base, ())) == []
+    assert child_configuration.configuration_differences(replace(base, settings={}), base) == {
+        "Cmd": None,
+        "WorkingDir": None,
+    }
 
 
 @pytest.mark.attack(

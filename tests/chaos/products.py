@@ -60,7 +60,7 @@ def _stocked(product: Product, pins: dict[str, str]) -> Lock:
     source = session.load()
     plan = session.resolve(source)
     locked = session.lock(source, plan)
-    downloads.image(plan, locked, session.progress)
+    downloads.fetch_image_parts(plan, locked, session.progress)
     return locked
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.fetch import store
-from envbuild.fetch.store import digest
+from envbuild.fetch.store import file_digest
 from envbuild.image import root_filesystem
 from envbuild.lock import lock_file
 
@@ -132,5 +132,5 @@ def test_the_base_is_the_same_where_apts_user_may_not_go(
     closed.mkdir(mode=0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(closed))
     monkeypatch.setattr(root_filesystem, "tar_file", lambda lock, make=True: made)
-    root_filesystem.make(locked, store.debs(), print)
-    assert digest(made) == digest(usual)
+    root_filesystem.make_base(locked, store.debs(), print)
+    assert file_digest(made) == file_digest(usual)

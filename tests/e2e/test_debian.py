@@ -42,7 +42,7 @@ def aged(quick: Proved, scratch: Path) -> Aged:
     (now,) = (deb for deb in found.base if deb.name == PACKAGE)
     file = repacked(machine_cache("debs") / now.sha256 / now.file, scratch)
     path = f"pool/main/h/{PACKAGE}/{file.name}"
-    then = Deb(PACKAGE, VERSION, store.digest(file), file.stat().st_size, path)
+    then = Deb(PACKAGE, VERSION, store.file_digest(file), file.stat().st_size, path)
     base = tuple(then if deb == now else deb for deb in found.base)
     lock_file.write(replace(found, base=base), here.project.lock(here.name), here.name)
     project = here.project.with_cache(scratch, "debs")

@@ -113,7 +113,7 @@ def test_what_a_killed_look_for_the_card_left_is_swept(
         with contextlib.suppress(NotProved):
             docker_runner.look_for_gpu(engine)
     assert docker("image", "ls", "--quiet", "envbuild-look-*") != ""
-    docker_runner.sweep(engine)
+    docker_runner.sweep_containers(engine)
     assert docker("image", "ls", "--quiet", "envbuild-look-*") == ""
 
 

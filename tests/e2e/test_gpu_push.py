@@ -34,7 +34,7 @@ manifest = place.manifest(reference.target)
 assert manifest.config == image.id
 subject = Subject(tag, image.id, reference.repository, manifest.digest)
 said = publish.statements_of(source, lock_file.read(source.known_lock), image, subject)
-attestations.publish(place, manifest, said, signing.configured())
+attestations.publish(place, manifest, said, signing.configured_signer())
 """
 
 

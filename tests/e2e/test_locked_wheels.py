@@ -20,9 +20,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.mark.legitimate("every shipped profile", "installs its locked wheels together", "accepted")
-@pytest.mark.parametrize("name", [name for name in name_lookup.names() if not name.endswith("-devel")])
+@pytest.mark.parametrize("name", [name for name in name_lookup.profile_names() if not name.endswith("-devel")])
 def test_the_wheels_of_a_shipped_profile_go_together(name: str) -> None:
-    locked = lock_file.required(profile_reader.load(name))
+    locked = lock_file.required_lock(profile_reader.load(name))
     glibc = database.suites()[locked.suite].glibc if locked.suite else "2.28"
     for group in (locked.wheels, locked.compiled_with):
         look(group, locked.python, glibc)
@@ -33,6 +33,6 @@ def look(group: tuple[LockedWheel, ...], python: str, glibc: str) -> None:
     versions = {item.wheel.name: item.wheel.version for item in group}
     found = uv.locate(versions, python, glibc, {item.wheel.sha256 for item in group})
     assert set(found) == {item.wheel for item in group}
-    wheel_conflicts.refuse_offered(found, uv.heads(found))
+    wheel_conflicts.refuse_offered(found, uv.request_heads(found))
     noted = {file.stem for file in settings.cache_folder("listings").iterdir()}
     assert {item.wheel.sha256 for item in group} <= noted

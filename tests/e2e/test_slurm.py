@@ -84,11 +84,11 @@ class Bare:
         names = database.gpus()["h20"].all_names if gpus else ()
         asked = RunRequest(probes=("env.identity" if gpus else "gemm.crash",))
         known = handle(reference) or reference
-        prepared = job.make(known, SelfTest(), {}, "3.11", names, asked, models=("h20",) if gpus else ())
+        prepared = job.make_job(known, SelfTest(), {}, "3.11", names, asked, models=("h20",) if gpus else ())
         image = Image(known, known, (), {}, {}, 1)
         site = replace(site, folder=str(self.place.shared), grace=3, constraint=node or None)
         runner = Slurm(site, image, reference if site.registry else None, "bare")
-        return output_parser.judge(runner.run(prepared, Watch()), prepared.nonce, prepared.require)
+        return output_parser.judge_output(runner.run(prepared, Watch()), prepared.nonce, prepared.require)
 
 
 @pytest.fixture

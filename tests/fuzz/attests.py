@@ -103,7 +103,7 @@ def _build() -> dict[str, Any]:
     text = as_yaml(next(seed for seed in lock_seeds() if seed["content"]["wheels"])).decode()
     roots = {_lock().wheels[0].wheel.file: ("torch",)}
     made = BuildDetails("sample", profile, _lock(), text, sha("facts"), sha("recipe"), {"envbuild": "0.1.0"}, roots)
-    return statements.build(made, _subject())
+    return statements.slsa_provenance(made, _subject())
 
 
 def _result(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _statements(value: tuple[list[dict[str, Any]], Policy]) -> None:
     json.dumps([[proof.reason for proof in on], [str(reason) for reason in reasons]])
     for envelope in envelopes:
         try:
-            community_evidence.rows([("x.dsse.json", envelope)], {"who": signer().public}, NOW)
+            community_evidence.evidence_rows([("x.dsse.json", envelope)], {"who": signer().public}, NOW)
         except EnvbuildError:
             continue
 
@@ -171,10 +171,10 @@ def _envelope(raw: bytes) -> None:
     file = Path("x.dsse.json")
     file.write_bytes(raw)
     found = verify.read_file(file)
-    judged = verify.statement([found], Policy(keys=(signer().public,)), NOW)
+    judged = verify.verify_statement([found], Policy(keys=(signer().public,)), NOW)
     json.dumps(judged.document())
     if trust.believe([found], [signer().public], None).records:
-        assert signing.payload(found) in [signing.payload(known) for known in _envelopes()]
+        assert signing.envelope_payload(found) in [signing.envelope_payload(known) for known in _envelopes()]
     assert not trust.believe([found], [], None).records
 
 
@@ -325,8 +325,8 @@ def _asked(said: dict[str, Any]) -> None:
     http.trust_env = False
     http.mount("https://", _Answers(said))
     http.mount("http://", _Answers(said))
-    with mock.patch.object(auth, "session", lambda authority, tries=4: http):
-        found = verify.image(PLACE, Policy(keys=(signer().public,)), [], NOW)
+    with mock.patch.object(auth, "registry_session", lambda authority, tries=4: http):
+        found = verify.verify_image(PLACE, Policy(keys=(signer().public,)), [], NOW)
     json.dumps(found.document())
     if found.verified:  # only what was signed for this very image counts
         assert found.image is not None and found.image.id == _image_id()
@@ -381,7 +381,7 @@ def _layer(raw: bytes) -> None:
     above = image_reader.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
     parts = [{"digest": digest} for digest in (oci.digest_of(LAYER), oci.digest_of(raw))]
     manifest = Manifest(json.dumps({"layers": parts}).encode(), oci.MANIFEST)
-    for reason in child_image.objections(_Place(raw), manifest, above, base, build, record_seeds()):
+    for reason in child_image.child_objections(_Place(raw), manifest, above, base, build, record_seeds()):
         str(reason)
 
 
@@ -430,7 +430,7 @@ def _bundle(raw: bytes) -> None:
     if manifest is None:
         return
     config = image_reader.config_of(found, manifest)
-    attestations.fetch(found, manifest.digest)
+    attestations.fetch_envelopes(found, manifest.digest)
     taken = sum(len(block) for block in found.loadable(manifest, config.layers, "envbuild/sample"))
     assert taken <= len(raw) + 20 * 512, "more is loaded than the bundle has"
 
@@ -463,7 +463,7 @@ def _pem(raw: bytes) -> None:
         assert signing.trusted(Path("a.pub"))
         return
     made = signing.private(raw, "a.key")
-    assert signing.opened(signing.seal(b"{}", made), [made.public]) == {}
+    assert signing.signed_statement(signing.seal(b"{}", made), [made.public]) == {}
 
 
 @cache

@@ -120,7 +120,7 @@ def _lock(raw: bytes) -> None:
     found = lock_file.read(file)
     assert found is not None
     judged(found)
-    sbom.make("sample", found, f"sha256:{'0' * 64}")
+    sbom.make_sbom("sample", found, f"sha256:{'0' * 64}")
     lock_file.write(found, file, "sample")
     assert lock_file.read(file) == found
 
@@ -240,13 +240,13 @@ def _settings(raw: bytes) -> None:
     file = settings.config_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(raw)
-    settings.whole.cache_clear()
+    settings.settings_document.cache_clear()
     try:
         settings.setting("debian_mirror")
         signing.trusted()
-        signing.configured()
+        signing.configured_signer()
     finally:
-        settings.whole.cache_clear()
+        settings.settings_document.cache_clear()
         file.unlink()
 
 

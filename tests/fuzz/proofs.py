@@ -51,17 +51,17 @@ def _selftest(value: tuple[bytes, int | None, bool]) -> None:
     """Judged, told while it runs, reported, and kept as evidence that can be read again."""
     stdout, code, timed_out = value
     told = [found for one in stdout.split(b"\n") if (found := output_parser.progress_of(one, NONCE))]
-    run = output_parser.judge(output(stdout, exit_code=code, timed_out=timed_out), NONCE, NAMES)
+    run = output_parser.judge_output(output(stdout, exit_code=code, timed_out=timed_out), NONCE, NAMES)
     assert not run.passed or (code == 0 and len(told) == len(run.results) + 1)
     json.dumps(run.summary())
     junit.render("sample", run, {})
     record = evidence_store.run_record(image_of(), WANTED, run, "docker 26", NOW)
     raw = json.dumps(record, indent=1, sort_keys=True).encode()
-    stated = evidence_store.statement(record, sha("record"))
+    stated = evidence_store.test_statement(record, sha("record"))
     assert stated["predicate"]["result"] != "PASSED" or run.passed
     json.dumps(stated)
     try:
-        run_record_schema.checked(strict_json.parse(raw, "the record"))
+        run_record_schema.validate_record(strict_json.parse(raw, "the record"))
     except ValueError:
         assert not run.passed or evidence_store.gpu_of(run), (
             "a proof that nobody can read"
@@ -107,7 +107,9 @@ def _fingerprint(raw: bytes) -> None:
     for seed in prints_seeds():
         for a, b in ((found, _model(seed)), (_model(seed), found), (found, found)):
             try:
-                json.dumps(fingerprint_comparison.document(fingerprint_comparison.compare(a, b)), allow_nan=False)
+                json.dumps(
+                    fingerprint_comparison.document(fingerprint_comparison.compare_fingerprints(a, b)), allow_nan=False
+                )
             except UsageError:
                 continue
 

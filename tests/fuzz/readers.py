@@ -84,10 +84,10 @@ def _markdown(raw: bytes) -> None:
     assert not re.search(opens, re.sub(r"&#\d+;", " ", cell))
     if faults:
         return
-    filled, changed = markdown_blocks.fill(text, found, lambda block: f"| {cell} |")
+    filled, changed = markdown_blocks.fill_blocks(text, found, lambda block: f"| {cell} |")
     again, _ = markdown_blocks.blocks(filled, "README.md")
     assert [(block.kind, block.names) for block in again] == [(block.kind, block.names) for block in found]
-    assert markdown_blocks.fill(filled, again, lambda block: f"| {cell} |") == (filled, [])
+    assert markdown_blocks.fill_blocks(filled, again, lambda block: f"| {cell} |") == (filled, [])
     assert changed or filled == text
 
 
@@ -114,7 +114,7 @@ _PARTS = (
 def _reference(raw: bytes) -> None:
     text = raw.decode("utf-8", "replace")
     made, found = digest_pinning.pinned(text, lambda image: f"sha256:{'1' * 64}")
-    assert len(found) == len(list(digest_pinning.found(made))) and all(
+    assert len(found) == len(list(digest_pinning.image_references(made))) and all(
         pin.current for pin in digest_pinning.pinned(made, lambda image: f"sha256:{'1' * 64}")[1]
     )
     parsed = oci.Reference.parse(text)
@@ -161,7 +161,7 @@ def _wheel(value: tuple[str, bytes]) -> None:
     file = Path(name)
     file.write_bytes(raw)
     try:
-        faults = extension_check.faults(file, **ASKED)  # type: ignore[arg-type]
+        faults = extension_check.wheel_faults(file, **ASKED)  # type: ignore[arg-type]
         assert all(isinstance(fault, str) and fault for fault in faults)
         try:
             extension_check.contents(file)
@@ -236,7 +236,7 @@ def _node(raw: bytes) -> None:
     """A hostile node beside two that are alike: what is said of them can be written and shown."""
     found = [node_comparison.parse("odd", raw), *(node_comparison.parse(name, as_json(_NODE)) for name in "ab")]
     for several in (found, found[:1], found[:2]):
-        checks = node_comparison.compare(several)
+        checks = node_comparison.compare_nodes(several)
         json.dumps(node_comparison.document(several, checks))
         assert all("\x1b" not in check.detail and "\n" not in check.detail for check in checks)
 
@@ -259,12 +259,12 @@ _KERNEL = [
 
 
 def _kernel(raw: bytes) -> None:
-    found = system_reader.xids(raw)
+    found = system_reader.parse_xids(raw)
     assert all(
         0 <= xid.number <= 9999 and xid.text.isprintable() and len(xid.text) <= machine_model.MAX_TEXT for xid in found
     )
     assert machine_model.clean(raw.decode("utf-8", "replace")).isprintable()
-    assert machine_model.shown(raw.decode("utf-8", "replace")).isprintable()
+    assert machine_model.short_address(raw.decode("utf-8", "replace")).isprintable()
 
 
 _TEXT = st.sampled_from(("NVIDIA H20", "550.54.15", "12.4", "9.0", "completed", "", *TEXTS[:30])).map(
@@ -304,7 +304,7 @@ def _driver(value: tuple[machine_model.DriverReading, tuple[machine_model.Xid, .
     host = machine_model.Host(
         "a", "2026-11-21T00:00:00Z", read(), driver=driver, pci=pci, log=machine_model.KernelLog(xids)
     )
-    checks = machine_verdict.judge(host, [])
+    checks = machine_verdict.check_machine(host, [])
     assert all(isinstance(check, Check) and "\x1b" not in check.detail for check in checks)
     node = node_comparison.parse("a", json.dumps(machine_verdict.document(host, checks)))
     assert node.described, node.fault

@@ -30,7 +30,7 @@ from pretend import expected, launch, sweep  # noqa: E402
 from pretend.gpus import GPUS  # noqa: E402
 from pretend.sizes import SHORT  # noqa: E402
 
-NAMES = list(probe_names.known())
+NAMES = list(probe_names.known_probes())
 ASKED = ["burn", "memory", "fingerprint"]  # in addition to level standard; dist.nodes needs several machines
 REAL_SIZES = ("h100", "t4")
 GB = 1e9

@@ -30,7 +30,9 @@ WRONG_ON_GPUS = {
 
 def skipped(gpu: str) -> frozenset[str]:
     """The probes that a healthy GPU skips: it is too old, or apex is not installed."""
-    older = (name for name, probe in probe_names.known().items() if GPUS[gpu].capability < probe.least_capability)
+    older = (
+        name for name, probe in probe_names.known_probes().items() if GPUS[gpu].capability < probe.least_capability
+    )
     return WITHOUT_APEX | frozenset(older)
 
 

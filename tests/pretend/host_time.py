@@ -27,7 +27,7 @@ from pretend.clock import Spent  # noqa: E402
 from pretend.gpus import GPUS  # noqa: E402
 
 MODEL, LEVEL = "h100", "standard"
-NAMES = list(probe_names.known())
+NAMES = list(probe_names.known_probes())
 OVERHEAD = """
 import time, torch
 from pretend import gpus, runtime, tensors

@@ -24,8 +24,8 @@ SMALL: tuple[tuple[Any, str, Any], ...] = (
     (burn, "SIDE", burn.SIDE_CPU),
     (memory, "CHUNK", memory.CHUNK_CPU),
     (large, "ROWS", 67),
-    (burn, "chunks_within", _chunks(BURN_CHUNKS)),
-    (memory, "chunks_within", _chunks(memory.CHUNKS_CPU)),
+    (burn, "chunks_to_hold", _chunks(BURN_CHUNKS)),
+    (memory, "chunks_to_write", _chunks(memory.CHUNKS_CPU)),
 )
 # With the variable SHORT attention is as short as on the CPU, and other sizes too: for what does not depend on them.
 SHORT = "PRETEND_SHORT"

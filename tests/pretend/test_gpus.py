@@ -24,7 +24,7 @@ def on(gpu: str, work: Callable[[], object]) -> object:
         install(GPUS[gpu])
         tell("returned", work())
 
-    ending = forking.run(simulate, 60)
+    ending = forking.run_forked(simulate, 60)
     assert ending.failure is None, ending.failure
     return ending.told["returned"]
 

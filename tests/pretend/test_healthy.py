@@ -18,7 +18,7 @@ from pretend.runtime import OLD_AUTOCAST
 from pretend.sizes import SHORT
 
 Result = dict[str, dict[str, Any]]
-NAMES = list(probe_names.known())
+NAMES = list(probe_names.known_probes())
 ASKED = ["burn", "memory", "fingerprint"]  # in addition to the level's; dist.nodes needs several machines
 ATTENTION = ["attention.math", "attention.efficient"]
 

@@ -15,11 +15,11 @@ fingerprint.DTYPES = (torch.float32,)
 
 def seeded(context: Context) -> None:
     F.linear = wrong_element(F.linear, torch.float32, (0, 7, 500), 0.1)
-    fingerprint.record(context)
+    fingerprint.fingerprint(context)
 
 
 PROBES = (
     Probe("good", "quick", "cpu", 60, good),
-    Probe("fingerprint", "asked", "cpu", 60, fingerprint.record),
+    Probe("fingerprint", "asked", "cpu", 60, fingerprint.fingerprint),
     Probe("seeded", "asked", "cpu", 60, seeded),
 )

@@ -50,7 +50,7 @@ def case(name: str, answers: Mapping[str, str]) -> Probe:
     return Probe(name, "quick", real.needs, real.timeout, function, real.untouched)
 
 
-OPERATIONS = env_arch.operations
+OPERATIONS = env_arch.run_operations
 LISTED = ["sm_50", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_120"]
 
 
@@ -85,7 +85,7 @@ def card(
         module: Any = env_arch
         module.missing_gpu = lambda: None
         module.cards, module.operations = cards or (lambda: {capability: "cpu"}), operations
-        env_arch.arch(context)
+        env_arch.env_arch(context)
 
     return Probe(f"env.arch:{seed}", "quick", "cuda", 120, function, untouched=True)
 

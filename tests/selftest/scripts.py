@@ -4,7 +4,7 @@ import dataclasses
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.project_test_spec import Own, ScriptSpec
+from envbuild.selftest.harness.project_test_spec import ProjectTestSpec, ScriptSpec
 from envbuild.selftest.probes.catalogue import PROBES as REAL
 
 RIGHT = {
@@ -83,7 +83,7 @@ def brings(name: str, text: str) -> Probe:
     (real,) = (probe for probe in REAL if probe.name == "own.script")
 
     def function(context: Context) -> None:
-        context.job = dataclasses.replace(context.job, own=Own(script=ScriptSpec(f"{name}.py", text)))
+        context.job = dataclasses.replace(context.job, own=ProjectTestSpec(script=ScriptSpec(f"{name}.py", text)))
         real.function(context)
 
     return Probe(name, "quick", "script", 1 if name == "loops" else 60, function)

@@ -250,7 +250,7 @@ def test_what_the_model_raises_comes_through_and_hooks_go() -> None:
 def compared(a: Any, b: Any, folder: Path) -> fingerprint_comparison.Comparison:
     for name, document in (("a", a), ("b", b)):
         write(document, folder / f"{name}.json")
-    return fingerprint_comparison.compare(
+    return fingerprint_comparison.compare_fingerprints(
         numeric_fingerprint.read(folder / "a.json"), numeric_fingerprint.read(folder / "b.json")
     )
 

@@ -121,15 +121,15 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
     wheels = []
     for item in lock_for(plan).wheels:  # real ones, so that what they fill can be read
         file = write_wheel(project / "wheels", item.wheel.name, item.wheel.version)
-        real = dataclasses.replace(item.wheel, file=file.name, sha256=store.digest(file))
-        store.wheels().put(file, real.sha256, real.file)
+        real = dataclasses.replace(item.wheel, file=file.name, sha256=store.file_digest(file))
+        store.wheel_store().put(file, real.sha256, real.file)
         wheels.append(dataclasses.replace(item, wheel=real))
     made = dataclasses.replace(lock_for(plan), wheels=tuple(wheels))
     lock_file.write(made, source.lock_file, "sample")
     config = config_of([LAYER], {LOCK_LABEL: made.id})
     image = Image(oci.digest_of(config), "handle", (LAYER,), {}, {}, 1)
     record = build_records.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
-    monkeypatch.setattr(build_records, "every", lambda image_id=None: iter([record]))
+    monkeypatch.setattr(build_records, "all_records", lambda image_id=None: iter([record]))
     with serving(Registry()) as registry:
         engine = Engine(registry, image, config)
         monkeypatch.setattr(publish, "existing", lambda session, reference: (source, made, image))
@@ -153,6 +153,6 @@ def new_key(monkeypatch: pytest.MonkeyPatch) -> signing.PublicKey:
     """A key pair; from now on it signs."""
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
     monkeypatch.setenv("ENVBUILD_SIGNING_KEY", signing.generate(SECRET)[0].decode())
-    signer = signing.configured()
+    signer = signing.configured_signer()
     assert signer is not None
     return signer.public

@@ -34,7 +34,7 @@ from envbuild.lock.lock_file import Lock, inputs
 from envbuild.profile.extension_spec import Extension
 from envbuild.profile.source import Source
 from envbuild.resolve import profile_reader, resolver
-from envbuild.resolve.extension_toolchain import Workshop
+from envbuild.resolve.extension_toolchain import ExtensionToolchain
 from envbuild.resolve.resolver import Plan
 from envbuild.util import settings
 from envbuild.util.process import Completed
@@ -115,8 +115,10 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
         startup=plan.startup,
         archives=tuple(Archive(a.name, _VERSIONS[a.name], a.sha256, 1_000_000) for a in plan.archives),
         nvcc=Nvcc(plan.toolchain.home, plan.toolchain.release) if plan.toolchain else None,
-        extensions=tuple(_extension(item.extension) for item in plan.workshop.wanted) if plan.workshop else (),
-        builder=_builder(plan.workshop, plan.archives) if plan.workshop else None,
+        extensions=tuple(_extension(item.extension) for item in plan.extension_toolchain.wanted)
+        if plan.extension_toolchain
+        else (),
+        builder=_builder(plan.extension_toolchain, plan.archives) if plan.extension_toolchain else None,
     )
 
 
@@ -127,15 +129,20 @@ def _extension(wanted: Extension) -> LockedExtension:
     return LockedExtension(wanted.name, kind, str(source), wanted.modules, tree, dict(build.env), build.settings)
 
 
-def _builder(workshop: Workshop, inside: Sequence[ArchiveRequest]) -> Builder:
-    asked = sorted(Requirement(text).name for text in (*workshop.toolchain.requirements, *workshop.requires))
+def _builder(extension_toolchain: ExtensionToolchain, inside: Sequence[ArchiveRequest]) -> Builder:
+    asked = sorted(
+        Requirement(text).name for text in (*extension_toolchain.toolchain.requirements, *extension_toolchain.requires)
+    )
     wheels = tuple(LockedWheel(wheel(name), 1_000_000, lock_file.BUILDER) for name in asked)
-    archive = workshop.toolchain.archive
+    archive = extension_toolchain.toolchain.archive
     apart = [archive] if archive and archive not in inside else []
     archives = tuple(Archive(item.name, _VERSIONS[item.name], item.sha256, 1_000_000) for item in apart)
-    debian, nvcc = workshop.toolchain.debian, Nvcc(workshop.toolchain.home, workshop.toolchain.release)
+    debian, nvcc = (
+        extension_toolchain.toolchain.debian,
+        Nvcc(extension_toolchain.toolchain.home, extension_toolchain.toolchain.release),
+    )
     debs = tuple(deb(name) for name in debian.packages) if debian else ()
-    return Builder(workshop.arch, nvcc, wheels, archives, debs, dict(debian.environment) if debian else {})
+    return Builder(extension_toolchain.arch, nvcc, wheels, archives, debs, dict(debian.environment) if debian else {})
 
 
 _VERSIONS = {COMPAT: "580.95.05", TOOLKIT: "12.6.3"}
@@ -387,4 +394,4 @@ def configure(text: str) -> None:
     file = settings.config_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
-    settings.whole.cache_clear()
+    settings.settings_document.cache_clear()

@@ -81,7 +81,7 @@ def test_its_dockerfile_installs_what_it_did() -> None:
 
 
 def test_evidence_proves_what_it_proved(state: Path) -> None:
-    (proof,) = evidence_store.prove(IMAGE, wanted())
+    (proof,) = evidence_store.newest_proofs(IMAGE, wanted())
     assert (proof.state, proof.reason) == ("proved", "proved on the CPU, 2026-11-21")
     run = evidence_store.run_of(state / "evidence" / IMAGE[7:] / str(proof.evidence and proof.evidence.name), IMAGE)
     assert run.passed and len(run.by_status("passed")) == 11 and "own.script" in run.by_status("passed")
@@ -90,24 +90,26 @@ def test_evidence_proves_what_it_proved(state: Path) -> None:
 @pytest.mark.parametrize("changes", [{"lock": f"sha256:{'0' * 64}"}, {"level": "full"}, {"require": ("train.step",)}])
 def test_evidence_does_not_prove_what_it_did_not(state: Path, changes: dict[str, Any]) -> None:
     asked = rules.RequiredProof(**{**vars(wanted()), **changes})
-    assert evidence_store.prove(IMAGE, asked)[0].state == "stale"
+    assert evidence_store.newest_proofs(IMAGE, asked)[0].state == "stale"
 
 
 def test_a_build_record_is_read(state: Path) -> None:
-    (record,) = build_records.every(IMAGE)
+    (record,) = build_records.all_records(IMAGE)
     assert (record.lock, len(record.layers), record.extensions) == (LOCK, 5, ())
 
 
 def test_a_signed_statement_is_believed(state: Path) -> None:
     (file,) = (state / "evidence").glob("*/*.dsse.json")
-    verdict = verify.statement([verify.read_file(file)], Policy((key(),)), NOW)
+    verdict = verify.verify_statement([verify.read_file(file)], Policy((key(),)), NOW)
     assert (verdict.reasons, verdict.gpus, verdict.digest) == ([], ["cpu"], IMAGE)
 
 
 def test_a_signed_statement_of_another_key_is_not(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file,) = (state / "evidence").glob("*/*.dsse.json")
     other = Policy((new_key(monkeypatch),))
-    assert [reason.id for reason in verify.statement([verify.read_file(file)], other, NOW).reasons] == ["signature"]
+    assert [reason.id for reason in verify.verify_statement([verify.read_file(file)], other, NOW).reasons] == [
+        "signature"
+    ]
 
 
 @pytest.fixture
@@ -169,7 +171,7 @@ def test_beside_later_evidence_none_counts(state: Path) -> None:
     """It may say that the self-test failed since; an older envbuild cannot know."""
     asked = wanted()
     written = later(state)
-    (proof,) = evidence_store.prove(IMAGE, asked)
+    (proof,) = evidence_store.newest_proofs(IMAGE, asked)
     assert (proof.state, proof.evidence) == ("stale", written)
     assert proof.reason == "a run record has format 2, this envbuild reads 1: use a newer envbuild"
 
@@ -178,7 +180,7 @@ def test_later_evidence_about_another_image_does_no_harm(state: Path) -> None:
     asked = wanted()
     later(state).parent.rename(state / "evidence" / ("0" * 64))
     shutil.copytree(RELEASED / "state", state.parent, dirs_exist_ok=True)
-    assert evidence_store.prove(IMAGE, asked)[0].state == "proved"
+    assert evidence_store.newest_proofs(IMAGE, asked)[0].state == "proved"
 
 
 @pytest.mark.parametrize("version", ["2", None, 1.5, [], {}, -1, True])
@@ -186,13 +188,13 @@ def test_what_is_no_later_format_is_just_malformed(state: Path, version: Any) ->
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": version}
     with pytest.raises(ValueError) as caught:
-        run_record_schema.checked({**record, "image": {}})
+        run_record_schema.validate_record({**record, "image": {}})
     assert not isinstance(caught.value, run_record_schema.Newer)
 
 
 def signed(predicate_type: str, statement: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Policy]:
     public = new_key(monkeypatch)
-    signer = signing.configured()
+    signer = signing.configured_signer()
     assert signer
     return signing.seal(statements.canonical(statement), signer), Policy((public,))
 
@@ -202,7 +204,7 @@ def test_a_later_signed_statement_is_refused_by_name(state: Path, monkeypatch: p
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2}
     made = statements.test_result(record, json.dumps(record).encode(), statements.Subject("x", IMAGE))
     envelope, policy = signed(evidence_store.TEST_RESULT, made, monkeypatch)
-    (reason,) = verify.statement([envelope], policy, NOW).reasons
+    (reason,) = verify.verify_statement([envelope], policy, NOW).reasons
     assert reason.id == "newer" and reason.detail.endswith("use a newer envbuild")
 
 
@@ -246,4 +248,4 @@ def test_a_build_record_of_a_later_release_proves_nothing(state: Path) -> None:
     (file,) = (state / "builds").glob("*.json")
     found = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**found, "of_a_later_release": 1}), encoding="utf-8")
-    assert list(build_records.every(IMAGE)) == []
+    assert list(build_records.all_records(IMAGE)) == []

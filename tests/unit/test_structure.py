@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import envbuild as package
+from envbuild.facts import probe_names
 
 ROOT = Path(package.__file__).parent
 TESTS = Path(__file__).parents[1]
@@ -54,6 +55,25 @@ READERS = {
 }
 MOST_MODULES = 20  # of a package, at one level
 SAME_NAME = {"__main__", "model"}  # base names that mean the same in several packages
+# Public functions of one name in several modules do the same job there, of what the module's name says:
+# `lock_file.read`, `junit.render`. Classes have no such list, and no other function has its name twice.
+SHARED_FUNCTIONS = {
+    "case": "the case at a sampled point, of each module of cases",
+    "cases": "every case that is not sampled, of each module of cases",
+    "check": "run cases and judge them: one case, or those sampled of operations",
+    "command": "what each file in cli/ defines for click, and the self-test's own command line",
+    "document": "the JSON document that says what the module is about",
+    "fingerprint": "record one: of the probe's operations, and in selftest/model.py of a user's model",
+    "main": "the entry point of a process",
+    "parse": "text or a document of others to a model",
+    "possible": "whether a sampled point is one that can be tried",
+    "read": "from a file, a folder or a stream to a model",
+    "render": "from a model to the text of a file",
+    "run": "run to its end: a program, or the self-test's plan",
+    "sampled_operations": "the operations whose cases are sampled, of each module of cases",
+    "softmax": "the operation in float64, and its tolerance",
+    "write": "from a model to a file",
+}
 LONG = 20  # lines; a shorter function may speak for itself
 
 
@@ -132,6 +152,30 @@ def test_no_package_is_too_large() -> None:
 def test_base_names_of_modules_are_unique() -> None:
     names = Counter(name.rpartition(".")[2] for name in FILES if name != "envbuild" and in_package(name))
     assert {name for name, count in names.items() if count > 1} <= SAME_NAME
+
+
+def public(kind: type[ast.stmt]) -> Counter[str]:
+    """How many modules define a public function, or class, of each name."""
+    return Counter(
+        name
+        for module in FILES
+        for name in {node.name for node in tree(module).body if isinstance(node, kind)}  # type: ignore[attr-defined]
+        if not name.startswith("_")
+    )
+
+
+def test_public_functions_of_one_name_do_the_same_job() -> None:
+    assert {name for name, count in public(ast.FunctionDef).items() if count > 1} == set(SHARED_FUNCTIONS)
+
+
+def test_names_of_public_classes_are_unique() -> None:
+    functions, classes = public(ast.FunctionDef), public(ast.ClassDef)
+    assert {name for name, count in classes.items() if count > 1 or name in functions} == set()
+
+
+def test_a_probes_function_has_the_probes_name() -> None:
+    named = {probe.name: probe.function[1] for probe in probe_names.known_probes().values()}
+    assert named == {name: name.replace(".", "_") for name in named}
 
 
 @pytest.mark.parametrize(("tests", "mirrored"), [(TESTS / "unit", ROOT), (TESTS / "selftest", ROOT / "selftest")])
@@ -244,6 +288,7 @@ HEAVY = (
     "cryptography",
     "securesystemslib",
     "cyclonedx",
+    "kubernetes",
     "pynvml",
     "zstandard",
 )

@@ -118,7 +118,7 @@ class Kubernetes:
                 f"the cluster does not show the job: {refused}", ending="unknown", hint="is it the same cluster?"
             ) from refused
         if found is None or uid(found) != ticket.place:
-            resume_tickets.forget(_RUNNER, self._name)
+            resume_tickets.forget_ticket(_RUNNER, self._name)
             raise RunnerError(
                 f"job {cluster.namespace}/{self._name} is lost: the cluster has it no longer, nor its output",
                 ending="lost",
@@ -127,7 +127,7 @@ class Kubernetes:
 
     def _remove(self, cluster: Cluster, watch: Watch) -> None:
         """What is left of it where that fails goes an hour after its end."""
-        resume_tickets.forget(_RUNNER, self._name)
+        resume_tickets.forget_ticket(_RUNNER, self._name)
         try:
             cluster.remove(self._name)
         except (Silent, ApiRefused) as error:

@@ -99,7 +99,7 @@ def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Objec
 
 def _pod(job: Job, site: KubernetesSite, name: str, image: str, seconds: int) -> Object:
     limits = job.limits
-    command = ("python", "-I", "-S", "-c", around(limits.timeout), *job.argv, "/envbuild/payload")
+    command = ("python", "-I", "-S", "-c", wrapper_command(limits.timeout), *job.argv, "/envbuild/payload")
     optional = {
         "runtimeClassName": site.runtime_class,
         "priorityClassName": site.priority_class,
@@ -149,7 +149,7 @@ def _pod(job: Job, site: KubernetesSite, name: str, image: str, seconds: int) ->
     }
 
 
-def around(seconds: float, stderr: str = _STDERR) -> str:
+def wrapper_command(seconds: float, stderr: str = _STDERR) -> str:
     """A program that runs its arguments for so long, and keeps the end of what they write to stderr in that file."""
     return _AROUND.format(stderr=stderr, most=_MAX_STDERR, seconds=seconds, late=LATE)
 
@@ -166,7 +166,7 @@ def _placed(job: Job, site: KubernetesSite) -> Object:
     """On which nodes: a label of one value is a nodeSelector, one of several takes an affinity."""
     selector = dict(site.nodes)
     found: Object = {"tolerations": tolerations(job, site)}
-    names = products(job, site)
+    names = product_labels(job, site)
     if len(names) == 1:
         selector[PRODUCT] = names[0]
     elif names:
@@ -176,7 +176,7 @@ def _placed(job: Job, site: KubernetesSite) -> Object:
     return {**found, "nodeSelector": selector}
 
 
-def products(job: Job, site: KubernetesSite) -> tuple[str, ...]:
+def product_labels(job: Job, site: KubernetesSite) -> tuple[str, ...]:
     """The values of the product label on one of which the job may run; none: on any node.
 
     GPU feature discovery joins a name's words by "-". Raises UsageError where several models are asked for.

@@ -152,7 +152,7 @@ def pod(document: Object) -> Pod:
     )
 
 
-def fault(seen: Pod) -> EnvbuildError | None:
+def pod_error(seen: Pod) -> EnvbuildError | None:
     """Why it came to no end of its own; None where it did, or may yet. A self-test that ended as it does counts,
     whatever became of the pod afterwards."""
     if seen.ended and seen.ended.code in (0, 5):
@@ -207,7 +207,7 @@ class Lacks:
 _PASSING = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 
 
-def lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) -> Lacks:
+def node_lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) -> Lacks:
     """What keeps a pod of this `spec` from a node, by what the node says; `wanted`: values of the product label."""
     meta, status = _dict(node.get("metadata")), _dict(node.get("status"))
     labels = _dict(meta.get("labels"))
@@ -247,10 +247,12 @@ def _tolerated(taint: Mapping[str, Any], spec: Object) -> bool:
 
 def by_node(nodes: Iterable[Object], spec: Object, wanted: Sequence[str], count: int) -> dict[str, Lacks]:
     """Node -> what it lacks; nothing where only what runs there now is in the way."""
-    return {_text(_dict(node.get("metadata")).get("name"), 253): lacks(node, spec, wanted, count) for node in nodes}
+    return {
+        _text(_dict(node.get("metadata")).get("name"), 253): node_lacks(node, spec, wanted, count) for node in nodes
+    }
 
 
-def reasons(found: Mapping[str, Lacks], most: int = 20) -> str:
+def node_reasons(found: Mapping[str, Lacks], most: int = 20) -> str:
     """A line for each node, of which there may be many."""
     said = {name: ", ".join([*what.now, *what.ever]) for name, what in found.items()}
     lines = [f"{name}: {words or 'in use, or too little memory left'}" for name, words in said.items()]

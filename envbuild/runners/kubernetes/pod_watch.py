@@ -74,7 +74,7 @@ class Attempt:
         self._lasts("no pod", False)
         pod = self._same([pod_states.pod(one) for one in found])
         self._tell(pod.told())
-        wrong = pod_states.fault(pod)
+        wrong = pod_states.pod_error(pod)
         if wrong:
             raise wrong
         if pod.ended or (pod.reason == pod_states.DEADLINE and pod.begun):
@@ -108,7 +108,7 @@ class Attempt:
         found = (self._nodes() or {}).get(pod.node)
         if found and not found.ready:
             return RunnerError(f"the pod was removed because its node {pod.node} failed, or is cut off",
-                               ending="node-failure", hint=pod_states.reasons({pod.node: found}))  # fmt: skip
+                               ending="node-failure", hint=pod_states.node_reasons({pod.node: found}))  # fmt: skip
         return RunnerError("somebody deleted the pod, or its node is drained", ending="cancelled",
                            hint=self._node(pod.node))  # fmt: skip
 
@@ -161,13 +161,13 @@ class Attempt:
             nodes = self._cluster.nodes()
         except (ApiRefused, Silent):
             return None
-        wanted = manifest.products(self._job, self._site)
+        wanted = manifest.product_labels(self._job, self._site)
         return pod_states.by_node(nodes, self._spec, wanted, self._job.count if self._job.gpus else 0)
 
     def _node(self, name: str) -> str:
         found = self._nodes() or {}
         lacks = found.get(name)
-        return pod_states.reasons({name: lacks}) if lacks and (lacks.ever or lacks.now) else "run it again"
+        return pod_states.node_reasons({name: lacks}) if lacks and (lacks.ever or lacks.now) else "run it again"
 
     def _placeable(self, pod: Pod) -> None:
         """Raises NotProved where no node could ever take the pod; RunnerError where none did for long enough."""
@@ -175,7 +175,7 @@ class Attempt:
             return
         self._next_look = time.monotonic() + GRACE
         found = self._nodes()
-        why = pod_states.reasons(found) if found is not None else pod.unplaced
+        why = pod_states.node_reasons(found) if found is not None else pod.unplaced
         queue = self._site.queue
         if queue is None and found is not None and all(lacks.ever for lacks in found.values()):
             raise NotProved(

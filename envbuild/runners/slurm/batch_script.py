@@ -41,13 +41,13 @@ def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: S
     `names`: by which the node's runtime may know the image, each a digest; the first that it has is taken. Raises
     UsageError for a value that does not belong into a script, and for a GPU that is not one of one model.
     """
-    require(folder, name, names)
-    image = fetched(site, names[0]) if site.registry else found(names)
-    parts = [options(job, site, folder, name), _head(job, folder), _runtime(job, site), image, TAIL]
+    require_plain_values(folder, name, names)
+    image = fetched(site, names[0]) if site.registry else image_lookup(names)
+    parts = [sbatch_options(job, site, folder, name), _head(job, folder), _runtime(job, site), image, TAIL]
     return "\n".join(parts)
 
 
-def require(folder: PurePosixPath, name: str, names: Sequence[str]) -> None:
+def require_plain_values(folder: PurePosixPath, name: str, names: Sequence[str]) -> None:
     """Raises UsageError for what does not belong into a script."""
     for one in names:
         require_digest(one)
@@ -56,7 +56,7 @@ def require(folder: PurePosixPath, name: str, names: Sequence[str]) -> None:
                          hint="slurm: {folder: ...} names another; letters, digits and ._-+@=~ alone")  # fmt: skip
 
 
-def options(job: Job, site: SlurmSite, folder: PurePosixPath, name: str) -> str:
+def sbatch_options(job: Job, site: SlurmSite, folder: PurePosixPath, name: str) -> str:
     """#SBATCH lines: sbatch reads double quotes in them; no value holds one, or a `#`."""
     memory = f"{(job.limits.memory >> 20) + _BESIDE}M"
     options = {
@@ -90,7 +90,7 @@ def _gres(job: Job, site: SlurmSite) -> str | None:
 
 
 def _head(job: Job, folder: PurePosixPath) -> str:
-    return f"""{begin(folder)}
+    return f"""{script_begin(folder)}
 {FINISH}
 {FUNCTIONS}
 {TRAPPED}
@@ -98,7 +98,7 @@ limit={math.ceil(job.limits.timeout)}
 """
 
 
-def begin(folder: PurePosixPath) -> str:
+def script_begin(folder: PurePosixPath) -> str:
     return f"""set -u
 umask 077
 at={quote(str(folder))}/attempt-"${{SLURM_RESTART_COUNT:-0}}"
@@ -148,7 +148,7 @@ def _runtime(job: Job, site: SlurmSite) -> str:
     command = " ".join(map(quote, job.argv[1:]))
     entry = quote(job.argv[0])
     if site.container in ("docker", "podman"):
-        return GPU[site.container if job.gpus else ""] + engine(job, site)
+        return GPU[site.container if job.gpus else ""] + engine_command(job, site)
     check = GPU["other" if job.gpus else ""]
     if site.container == "apptainer":
         nv = "--nv " if job.gpus else ""
@@ -190,7 +190,7 @@ GPU = {
 }
 
 
-def engine(job: Job, site: SlurmSite, network: str = "none") -> str:
+def engine_command(job: Job, site: SlurmSite, network: str = "none") -> str:
     """As the local runner has it: runners/docker_runner.py says why. `network`: and options that come with one.
 
     Before bash 4.4 an array without elements is unset, where `set -u` stands: ${a[@]+...} is nothing then.
@@ -215,7 +215,7 @@ run() {{
 """
 
 
-def found(names: Sequence[str]) -> str:
+def image_lookup(names: Sequence[str]) -> str:
     """Without a registry the node's engine has the image, or has not."""
     return f"""for one in {" ".join(map(quote, names))}; do
     "$program" image inspect "$one" >/dev/null 2>>"$at/stderr" && image=$one && break

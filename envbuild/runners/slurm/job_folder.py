@@ -16,7 +16,7 @@ from envbuild.util.errors import printable
 _OUTCOME = 32 << 10  # bytes: 64 nodes have names of 16 kB at most
 
 
-def remove(folder: Path) -> None:
+def remove_job_folder(folder: Path) -> None:
     """What there is of a job, here."""
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -44,7 +44,7 @@ class FileTail:
             self._on_line(line)
 
 
-def attempt(folder: Path) -> Path | None:
+def latest_attempt(folder: Path) -> Path | None:
     """The newest: what an earlier one wrote, before its node was lost, does not count."""
     try:
         found = [path for path in folder.iterdir() if re.fullmatch("attempt-[0-9]{1,6}", path.name)]
@@ -53,16 +53,16 @@ def attempt(folder: Path) -> Path | None:
     return max(found, key=lambda path: int(path.name[8:]), default=None)
 
 
-def outcome(attempt: Path) -> JobOutcome | None:
+def read_outcome(attempt: Path) -> JobOutcome | None:
     """None where it has not ended yet, or was stopped."""
     try:
         with (attempt / "outcome").open("rb") as file:
-            return job_outcome.outcome(file.read(_OUTCOME).decode(errors="replace"))
+            return job_outcome.parse_outcome(file.read(_OUTCOME).decode(errors="replace"))
     except OSError:
         return None
 
 
-def whole(attempt: Path, outcome: JobOutcome) -> bool:
+def is_complete(attempt: Path, outcome: JobOutcome) -> bool:
     """Whether the stdout that is there is the one that was written."""
     digest, size = hashlib.sha256(), 0
     try:

@@ -43,7 +43,7 @@ _SHAPE = {
 }  # fmt: skip
 
 
-def outcome(text: str) -> JobOutcome | None:
+def parse_outcome(text: str) -> JobOutcome | None:
     """Of the file `outcome`; None where it is not as the script writes it."""
     found = dict(line.partition("=")[::2] for line in text.splitlines())
     if set(found) != set(_SHAPE) or not all(re.fullmatch(_SHAPE[key], value) for key, value in found.items()):

@@ -144,7 +144,7 @@ class Queue:
                 ending="unschedulable",
                 hint="slurm: {queue: MINUTES} gives it more",
             )
-        why = never(seen.reason)
+        why = endless_wait(seen.reason)
         self._vain = None if why is None else now if self._vain is None else self._vain
         if why is None or self._vain is None or now - self._vain < GRACE:
             return None
@@ -154,7 +154,7 @@ class Queue:
         )
 
 
-def never(reason: str) -> str | None:
+def endless_wait(reason: str) -> str | None:
     """What a reason means that does not end by itself; None for any other."""
     word = reason.partition(",")[0]
     return next((why for pattern, why in _NEVER if re.fullmatch(pattern, word)), None)

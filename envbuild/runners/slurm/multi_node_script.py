@@ -34,17 +34,17 @@ def network(site: SlurmSite) -> str:
 
 def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: Sequence[str]) -> str:
     """As batch_script.render has it, for `job.nodes`. Raises UsageError too where no network is declared."""
-    batch_script.require(folder, name, names)
+    batch_script.require_plain_values(folder, name, names)
     interface = network(site)
-    image = batch_script.fetched(site, names[0]) if site.registry else batch_script.found(names)
+    image = batch_script.fetched(site, names[0]) if site.registry else batch_script.image_lookup(names)
     parts = [
-        batch_script.options(job, site, folder, name),
-        batch_script.begin(folder),
+        batch_script.sbatch_options(job, site, folder, name),
+        batch_script.script_begin(folder),
         f"limit={math.ceil(job.limits.timeout)}\ninterface={quote(interface)}\ncount={job.nodes}",
         batch_script.FUNCTIONS,
         _PART_BEGIN,
         batch_script.TRAPPED,
-        (batch_script.GPU[site.container] if job.gpus else "") + batch_script.engine(job, site, _NETWORK),
+        (batch_script.GPU[site.container] if job.gpus else "") + batch_script.engine_command(job, site, _NETWORK),
         _PART_IMAGE,
         image,
         _PART_RUN,

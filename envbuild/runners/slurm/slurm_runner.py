@@ -165,11 +165,11 @@ class Slurm:
                     self._cancel(ticket.name, watch)
                     ends.hint = f"{ends.hint}\n{self._asked(job)}"
                     raise ends
-            attempt = job_folder.attempt(Path(ticket.place))
+            attempt = job_folder.latest_attempt(Path(ticket.place))
             if attempt:
                 tail.read(attempt)
-                outcome = job_folder.outcome(attempt)
-                if outcome and outcome.job == ticket.job and job_folder.whole(attempt, outcome):
+                outcome = job_folder.read_outcome(attempt)
+                if outcome and outcome.job == ticket.job and job_folder.is_complete(attempt, outcome):
                     tail.read(attempt)
                     return attempt, outcome
             if over_since is not None and now - over_since >= self._site.grace:
@@ -191,7 +191,7 @@ class Slurm:
 
     def _without(self, ticket: Ticket, attempt: Path | None) -> RunnerError:
         """Why it left nothing that counts."""
-        if attempt and job_folder.outcome(attempt):
+        if attempt and job_folder.read_outcome(attempt):
             return RunnerError(
                 f"job {ticket.job} ended, and its output is not what it wrote: cut off, or changed since",
                 ending="truncated",
@@ -268,8 +268,8 @@ def _ask(job: str) -> tuple[bool, Seen | None]:
 
 
 def _forget(name: str, folder: Path) -> None:
-    job_folder.remove(folder)
-    resume_tickets.forget(_NAME, name)
+    job_folder.remove_job_folder(folder)
+    resume_tickets.forget_ticket(_NAME, name)
 
 
 def _private(folder: Path) -> None:

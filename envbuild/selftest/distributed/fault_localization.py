@@ -65,7 +65,7 @@ class StageVerdict:
     cure: str | None = None
 
 
-def judge(stages: Sequence[Stage], capabilities: Mapping[int, str]) -> StageVerdict | None:
+def localize_faults(stages: Sequence[Stage], capabilities: Mapping[int, str]) -> StageVerdict | None:
     """What the failures come to; None where nothing failed.
 
     `capabilities` are the cards' compute capabilities by member; empty on the CPU, where gloo alone is tried.

@@ -71,7 +71,7 @@ class Tried:
     endings: tuple[ForkEnding, ...]
 
 
-def run(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
+def run_worlds(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
     """Run worlds that share no member, all at once, `limit` seconds at most."""
     with temporary_folder("envbuild-ranks-") as folder:
         places = [folder / str(number) for number in range(len(worlds))]
@@ -110,7 +110,7 @@ def _log(folder: Path) -> NcclLog:
 
 def _stage(world: World, endings: Sequence[ForkEnding], log: NcclLog) -> Stage:
     first = world.among.first if world.among else 0
-    found = tuple(dataclasses.replace(fault, rank=first + fault.rank) for fault in faults(world.members, endings))
+    found = tuple(dataclasses.replace(fault, rank=first + fault.rank) for fault in rank_faults(world.members, endings))
     if found and log.warnings:
         reason = f"{found[0].reason}; NCCL says: {log.warnings[0]}"
         found = (dataclasses.replace(found[0], reason=reason), *found[1:])
@@ -124,7 +124,7 @@ def _stage(world: World, endings: Sequence[ForkEnding], log: NcclLog) -> Stage:
     )
 
 
-def faults(members: Sequence[int], endings: Sequence[ForkEnding]) -> tuple[StageFault, ...]:
+def rank_faults(members: Sequence[int], endings: Sequence[ForkEnding]) -> tuple[StageFault, ...]:
     """Those of the ranks that are to blame, the first to fail first: the others only waited for them, or lost them.
 
     A death outweighs all else (but for SIGABRT, by which torch itself ends who lost another); then wrong results, and

@@ -64,7 +64,7 @@ class ForkEnding:
     moment: float = 0.0
 
 
-class Apart:
+class ForkedWork:
     """A piece of work under way."""
 
     def __init__(self, work: Work) -> None:
@@ -178,7 +178,7 @@ class Apart:
         return None if code == 0 else f"the process ended with status {code}: {last[0]}".rstrip(": ")
 
 
-def run(work: Work, limit: float) -> ForkEnding:
+def run_forked(work: Work, limit: float) -> ForkEnding:
     """Start and wait; a machine that allows no further process is told as a failure."""
     return run_groups([[work]], limit, math.inf)[0][0]
 
@@ -189,18 +189,18 @@ def run_groups(groups: Sequence[Sequence[Work]], limit: float, grace: float) -> 
     Those of a group may wait for each other: once one broke off, the others have `grace` seconds more. A machine that
     does not allow so many processes is told as a failure of all.
     """
-    processes: list[list[Apart]] = [[] for _ in groups]
+    processes: list[list[ForkedWork]] = [[] for _ in groups]
     try:
         for works, started in zip(groups, processes):
             for work in works:
-                started.append(Apart(work))
+                started.append(ForkedWork(work))
     except OSError as error:
         _attend(processes, 0, 0)
         return [[ForkEnding(failure=f"no process could be started: {error}") for _ in works] for works in groups]
     return _attend(processes, limit, grace)
 
 
-def _attend(groups: Sequence[Sequence[Apart]], limit: float, grace: float) -> list[list[ForkEnding]]:
+def _attend(groups: Sequence[Sequence[ForkedWork]], limit: float, grace: float) -> list[list[ForkEnding]]:
     left = [process for group in groups for process in group]
     for process in left:
         process.allow(limit)

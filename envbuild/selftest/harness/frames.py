@@ -28,7 +28,7 @@ _MESSAGE_LIMIT = 32 << 20
 Message = tuple[bytes, bytes]
 
 
-def encode(document: Mapping[str, Any]) -> bytes:
+def encode_document(document: Mapping[str, Any]) -> bytes:
     """Strict JSON in one line of ASCII; raises ValueError for NaN or infinity."""
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii")
 
@@ -48,7 +48,7 @@ class FrameWriter:
         self._seq = 0
 
     def __call__(self, document: Mapping[str, Any]) -> None:
-        body = encode(document)
+        body = encode_document(document)
         head = f"{MARK} {self._nonce} {self._seq} {zlib.crc32(body):08x} "
         write_all(self._fd, head.encode("ascii") + body + b"\n")
         self._seq += 1

@@ -14,7 +14,7 @@ from typing import Any
 from envbuild.selftest.distributed.nccl_log import TRANSPORTS
 from envbuild.selftest.harness import project_test_spec
 from envbuild.selftest.harness.cpu_count import processors
-from envbuild.selftest.harness.project_test_spec import Own
+from envbuild.selftest.harness.project_test_spec import ProjectTestSpec
 
 VERSION = 1
 LEVELS = ("quick", "standard", "full")
@@ -82,7 +82,7 @@ class JobDocument:
     timeouts: Mapping[str, float] = field(default_factory=dict)
     threads: int | None = None
     memory_mb: int | None = None
-    own: Own = field(default_factory=Own)
+    own: ProjectTestSpec = field(default_factory=ProjectTestSpec)
 
     @property
     def thread_count(self) -> int:

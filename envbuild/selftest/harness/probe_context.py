@@ -13,6 +13,7 @@ import torch
 
 from envbuild.selftest.harness.job_document import LEVELS, JobDocument
 from envbuild.selftest.harness.probe_outcome import Figure, ratio
+from envbuild.selftest.harness.tracebacks import FOLDER
 from envbuild.selftest.numerics.reference import Worst
 
 Refusal = Callable[[Exception], bool]
@@ -85,8 +86,10 @@ class Context:
         environment: Callable[[Mapping[str, Any]], None] = lambda document: None,
         fingerprint: Callable[[Mapping[str, Any]], None] = lambda document: None,
         note: Callable[[str], None] = lambda reason: None,
+        folders: str = FOLDER,
     ) -> None:
         self.job = job
+        self.folders = folders  # what the names of temporary folders begin with
         self.device = torch.device(job.device)
         self.figures: list[Figure] = []
         self.faults: list[ProbeFault] = []

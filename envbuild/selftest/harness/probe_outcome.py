@@ -42,7 +42,7 @@ class Skip(Exception):
     """Ends a probe as skipped; the message says why."""
 
 
-def number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
     """A float as strict JSON can hold it: the non-finite ones as "nan", "inf" and "-inf"."""
     value = float(value)
     return value if math.isfinite(value) else str(value)
@@ -92,10 +92,10 @@ class Figure:
             "case": self.case,
             "dtype": self.dtype,
             "shape": list(self.shape),
-            "error": number(self.error),
-            "bound": number(self.bound),
-            "ratio": number(self.ratio),
-            "beyond_rounding": None if self.beyond_rounding is None else number(self.beyond_rounding),
+            "error": json_number(self.error),
+            "bound": json_number(self.bound),
+            "ratio": json_number(self.ratio),
+            "beyond_rounding": None if self.beyond_rounding is None else json_number(self.beyond_rounding),
             "seconds": round(self.seconds, 6),
             "checks": self.checks,
         }
@@ -154,7 +154,7 @@ def checks(figures: Sequence[Mapping[str, Any]]) -> str:
 
     In records from before rounding was left out, the share is that of the whole error.
     """
-    known = [(figure.get("beyond_rounding", figure.get("ratio")), checked(figure)) for figure in figures]
+    known = [(figure.get("beyond_rounding", figure.get("ratio")), check_count(figure)) for figure in figures]
     shares = [share for share, _ in known if share is not None]
     if not shares:
         return ""
@@ -169,7 +169,7 @@ def checks(figures: Sequence[Mapping[str, Any]]) -> str:
     return f"{count}, largest error beyond rounding: {_percent(max(shares))} of the tolerance"
 
 
-def note(result: Mapping[str, Any]) -> str:
+def result_note(result: Mapping[str, Any]) -> str:
     """What the line of a probe's result says: why it failed or was skipped and where, or what was checked."""
     at = result["at"] if result["status"] == "failed" else None
     reason = result["reason"] or checks(result["figures"])
@@ -177,7 +177,7 @@ def note(result: Mapping[str, Any]) -> str:
     return " ".join(f"{where}{reason}".split())
 
 
-def checked(figure: Mapping[str, Any]) -> int:
+def check_count(figure: Mapping[str, Any]) -> int:
     """How many checks a figure's document is the worst of: 1 where a record does not say, or not with a number."""
     number = figure.get("checks")
     return number if isinstance(number, int) and number > 0 else 1

@@ -17,7 +17,16 @@ from typing import Any, NoReturn
 import torch
 
 from envbuild.selftest.harness.forking import limit_memory
-from envbuild.selftest.harness.frames import ANNOUNCE, ENVIRONMENT, FINGERPRINT, NOTE, RESULT, encode, pack, write_all
+from envbuild.selftest.harness.frames import (
+    ANNOUNCE,
+    ENVIRONMENT,
+    FINGERPRINT,
+    NOTE,
+    RESULT,
+    encode_document,
+    pack,
+    write_all,
+)
 from envbuild.selftest.harness.job_document import SETTINGS, JobDocument
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
@@ -28,12 +37,15 @@ from envbuild.selftest.harness.probe_outcome import FAILED, PASSED, SKIPPED, Out
 class Ends:
     """The child's ends of its pipes: messages, the crash dump, whatever libraries print; and `go`, to be read: a byte
     when it is the probe's turn, nothing where the harness is gone.
+
+    `folders`: what the names of its temporary folders begin with, which the harness removes after it.
     """
 
     messages: int
     dump: int
     noise: int
     go: int
+    folders: str
 
 
 def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = ()) -> NoReturn:
@@ -51,7 +63,7 @@ def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = (
                 torch.cuda.synchronize()
         if os.read(ends.go, 1):
             result = _result(probe, job, ends)
-            write_all(ends.messages, pack(RESULT, encode(result)))
+            write_all(ends.messages, pack(RESULT, encode_document(result)))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -113,9 +125,10 @@ def _result(probe: Probe, job: JobDocument, ends: Ends) -> dict[str, Any]:
     context = Context(
         job,
         announce=lambda step: write_all(ends.messages, pack(ANNOUNCE, step.encode("utf-8"))),
-        environment=lambda document: write_all(ends.messages, pack(ENVIRONMENT, encode(document))),
-        fingerprint=lambda document: write_all(ends.messages, pack(FINGERPRINT, encode(document))),
+        environment=lambda document: write_all(ends.messages, pack(ENVIRONMENT, encode_document(document))),
+        fingerprint=lambda document: write_all(ends.messages, pack(FINGERPRINT, encode_document(document))),
         note=lambda reason: write_all(ends.messages, pack(NOTE, reason.encode("utf-8", "replace"))),
+        folders=ends.folders,
     )
     begin = time.perf_counter()
     outcome = _attempt(probe, job, context)

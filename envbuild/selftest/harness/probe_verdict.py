@@ -14,7 +14,7 @@ from envbuild.selftest.harness.probe_outcome import DETAIL_LIMIT, FAILED, Outcom
 from envbuild.selftest.harness.supervisor import ProbeEnding
 
 
-def judge(ending: ProbeEnding, timeout: float) -> Outcome:
+def judge_ending(ending: ProbeEnding, timeout: float) -> Outcome:
     """The outcome of a probe. Only a process that left with status 0 after one whole result is believed."""
     if ending.status is None:
         return _failed(ending, "wedged", "could not be killed: the driver or the kernel holds the process")
@@ -35,7 +35,7 @@ def judge(ending: ProbeEnding, timeout: float) -> Outcome:
 def judge_script(ending: ProbeEnding, timeout: float) -> Outcome:
     """The same of a script, whose words are its author's: what it printed stands apart from what was found, and its
     stacks are cut to its own frames."""
-    found, printed = judge(replace(ending, noise=""), timeout), tracebacks.renamed(ending.noise)
+    found, printed = judge_ending(replace(ending, noise=""), timeout), tracebacks.renamed(ending.noise)
     return replace(
         found,
         reason=tracebacks.renamed(found.reason) if found.reason else found.reason,

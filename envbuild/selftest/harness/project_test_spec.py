@@ -54,7 +54,7 @@ class ScriptSpec:
 
 
 @dataclass(frozen=True)
-class Own:
+class ProjectTestSpec:
     """What a profile brings along; nothing, as a rule."""
 
     shapes: tuple[ShapeSpec, ...] = ()
@@ -62,19 +62,19 @@ class Own:
     script: ScriptSpec | None = None
 
 
-def read(value: Any, fault: Fault) -> Own:
+def read(value: Any, fault: Fault) -> ProjectTestSpec:
     """The field `own` of a job document; every fault is told to `fault`, with its place."""
     if value is None:
-        return Own()
+        return ProjectTestSpec()
     if not isinstance(value, dict) or not set(value) <= {"shapes", "script"}:
         fault("own", "a mapping of shapes and script expected")
-        return Own()
+        return ProjectTestSpec()
     shapes = value.get("shapes", [])
     if not isinstance(shapes, list):
         fault("own.shapes", "a list expected")
         shapes = []
     found = [_shape(f"own.shapes[{index}]", item, fault) for index, item in enumerate(shapes)]
-    return Own(
+    return ProjectTestSpec(
         tuple(shape for shape in found if isinstance(shape, ShapeSpec)),
         tuple(shape for shape in found if isinstance(shape, AttentionSpec)),
         _script(value.get("script"), fault),

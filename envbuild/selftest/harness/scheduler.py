@@ -136,7 +136,9 @@ class _Processes:
         ending = supervisor.finish(process, timeout, self._terms)
         with _uninterrupted():
             self._children.pop(probe.name).end()
-        judged = (probe_verdict.judge_script if probe.needs == "script" else probe_verdict.judge)(ending, timeout)
+        judged = (probe_verdict.judge_script if probe.needs == "script" else probe_verdict.judge_ending)(
+            ending, timeout
+        )
         return self._attributed(judged), probe_verdict.documents(ending)
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envbuild.selftest.harness.frames import write_all
-from envbuild.selftest.harness.probe_outcome import note
+from envbuild.selftest.harness.probe_outcome import result_note
 
 
 class Table:
@@ -53,7 +53,7 @@ def _start(document: Mapping[str, Any]) -> str:
 
 
 def _probe(document: Mapping[str, Any]) -> str:
-    line = "{status:<8} {probe:<20} {seconds:6.2f} s  {note}".format(note=note(document), **document)
+    line = "{status:<8} {probe:<20} {seconds:6.2f} s  {note}".format(note=result_note(document), **document)
     failed = document["status"] == "failed"
     detail = textwrap.indent((document["detail"] or "").rstrip(), "    ").splitlines() if failed else []
     return "\n".join([line.rstrip(), *detail])

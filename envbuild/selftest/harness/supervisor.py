@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from envbuild.selftest.harness import probe_process
 from envbuild.selftest.harness.frames import Message, Unpacker
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.tracebacks import FOLDER
 
 _TICK = 0.02  # seconds between looks at the child; its last pipe's end wakes the harness sooner
 _CHUNK = 1 << 16
@@ -83,6 +88,7 @@ class Child:
         self.noise = OutputTail(passed_on=True)
         self.status: int | None = None
         self._open: dict[int, str] = {}
+        self._folders = f"{FOLDER}{secrets.token_hex(8)}-"
         turn, go = os.pipe()
         self._go = [go]
         try:
@@ -112,7 +118,7 @@ class Child:
             pid = os.fork()
             if pid == 0:
                 messages, dump, noise = (write for _, write in pipes)
-                ends = probe_process.Ends(messages, dump, noise, turn)
+                ends = probe_process.Ends(messages, dump, noise, turn, self._folders)
                 probe_process.main(probe, job, ends, not_ours=(*self.descriptors, *hidden))
         except OSError:
             self.close()
@@ -166,10 +172,17 @@ class Child:
             (self.dump if name == "dump" else self.noise).feed(data)
 
     def end(self) -> None:
-        """Leave nothing running and no pipe open, whatever happened."""
+        """Leave nothing running, no pipe open and no folder of a script, whatever happened."""
         if self.status is None:
             self.kill_group()
         self.close()
+        self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        """A process that dies by a signal cannot remove its own."""
+        with contextlib.suppress(OSError):  # there is no folder for temporary files: it had none either
+            for folder in Path(tempfile.gettempdir()).glob(f"{self._folders}*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         for fd in self.descriptors:

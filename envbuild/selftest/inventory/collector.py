@@ -29,7 +29,7 @@ from envbuild.selftest.inventory import (
     mapped_libraries,
     startup_files,
 )
-from envbuild.selftest.inventory.library_search import SITE, Search, library_of, own_digits, search
+from envbuild.selftest.inventory.library_search import SITE, Search, library_of_file, own_digits, search_libraries
 from envbuild.selftest.inventory.mapped_libraries import Inventory
 
 VERSION = 1
@@ -49,7 +49,7 @@ def main(job: Any, out: int = 1) -> int:
         return BAD_JOB
     startup_files.extend_path(variables=True)
     startup_files.disable_backends()
-    FrameWriter(take(out), nonce)(printable(collect(job.get("wheels") or {})))
+    FrameWriter(take(out), nonce)(printable_document(collect(job.get("wheels") or {})))
     return OK
 
 
@@ -60,23 +60,23 @@ def collect(wheels: installed_files.Wheels = MappingProxyType({})) -> dict[str, 
     """
     begin = time.monotonic()
     sites = distributions.sites()
-    held = installed_files.take([site for site in sites if site.endswith("/site-packages")], wheels)
-    started = startup_files.take(distributions.startup_folders(), held.owners)
+    held = installed_files.compare_files([site for site in sites if site.endswith("/site-packages")], wheels)
+    started = startup_files.find_startup_files(distributions.startup_folders(), held.owners)
     compared = time.monotonic()
     importing = _import_torch()
-    found = search(sites, distributions.prefixes(), os.environ)
+    found = search_libraries(sites, distributions.prefixes(), os.environ)
     searched = time.monotonic()
-    libraries = mapped_libraries.take(sorted(found.copies)[:_MOST_COPIES], hashed=held.hashes)
+    libraries = mapped_libraries.take_inventory(sorted(found.copies)[:_MOST_COPIES], hashed=held.hashes)
     hashed = time.monotonic()
-    ending = importing.finish(_IMPORT_SECONDS) if isinstance(importing, forking.Apart) else importing
+    ending = importing.finish(_IMPORT_SECONDS) if isinstance(importing, forking.ForkedWork) else importing
     imported = time.monotonic()
     loaded = [str(path) for path in ending.told.get("mapped", ())] if ending else []
     unseen = [path for path in loaded if path not in found.copies]
-    later = mapped_libraries.take(unseen)
+    later = mapped_libraries.take_inventory(unseen)
     reported = dict(ending.told.get("reported", {})) if ending else {}
     copies = _copies([libraries, later], found, loaded, reported)
     copied = time.monotonic()
-    compiled, left_out = compiled_extensions.collect(has_torch=bool(ending and "version" in ending.told))
+    compiled, left_out = compiled_extensions.extension_rows(has_torch=bool(ending and "version" in ending.told))
     return {
         "kind": "holdings",
         "python": distributions.python(),
@@ -93,7 +93,7 @@ def collect(wheels: installed_files.Wheels = MappingProxyType({})) -> dict[str, 
         "apex": distributions.apex(),
         "variables": {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)},
         "compat": sorted(found.compat),
-        "machine": distributions.machine(),
+        "machine": distributions.driver_and_gpus(),
         "cut": found.cut or left_out or held.cut or len(found.copies) > _MOST_COPIES,
         "seconds": {
             "files": compared - begin,
@@ -107,11 +107,11 @@ def collect(wheels: installed_files.Wheels = MappingProxyType({})) -> dict[str, 
     }
 
 
-def _import_torch() -> forking.Apart | forking.ForkEnding | None:
+def _import_torch() -> forking.ForkedWork | forking.ForkEnding | None:
     if not distributions.has("torch"):
         return None
     try:
-        return forking.Apart(library_versions.torch)
+        return forking.ForkedWork(library_versions.torch)
     except OSError as error:
         return forking.ForkEnding(failure=f"no process could be started: {error}")
 
@@ -153,14 +153,14 @@ def _copies(
     rows = []
     mapped, asked = frozenset(loaded), 0
     for library in (library for part in taken for library in part.libraries):
-        path, kind = library.path, library_of(library.name)
+        path, kind = library.path, library_of_file(library.name)
         # what torch's wheel bundles is not of torch's version
         own = library.record and library.owner.startswith("nvidia-")
         version = library.version if own else own_digits(path)
         says = reported.get(path)
         if version is None and says is None and kind in library_versions.ASKED and asked < _MOST_IDENTIFIED:
             asked += 1
-            says = forking.run(library_versions.identify(path), _LOAD_SECONDS).told.get("reported", {}).get(path)
+            says = forking.run_forked(library_versions.identify(path), _LOAD_SECONDS).told.get("reported", {}).get(path)
         about = elf.read(path) or elf.Elf()
         rows.append(
             {
@@ -188,7 +188,7 @@ def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     cublas = str(max(of_kind, key=lambda copy: bool(copy["loaded"]))["path"])
     beside = sorted(Path(cublas).parent.glob("libcublasLt*.so*"))
     lt = os.path.realpath(beside[0]) if beside else None
-    ending = forking.run(library_versions.cublas_first(cublas, lt), _LOAD_SECONDS)
+    ending = forking.run_forked(library_versions.cublas_first(cublas, lt), _LOAD_SECONDS)
     return {
         "cublas": cublas,
         "beside": lt,
@@ -198,12 +198,12 @@ def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def printable(value: Any) -> Any:
+def printable_document(value: Any) -> Any:
     """The document with whatever a terminal could take for more than text spelled out: paths may hold anything."""
     if isinstance(value, str):
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in value)
     if isinstance(value, Mapping):
-        return {printable(key): printable(item) for key, item in value.items()}
+        return {printable_document(key): printable_document(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [printable(item) for item in value]
+        return [printable_document(item) for item in value]
     return value

@@ -46,7 +46,7 @@ class ExtensionFile:
         return self.file is not None and bool(self.file.module or self.file.links_torch)
 
 
-def collect(has_torch: bool) -> tuple[list[dict[str, Any]], bool]:
+def extension_rows(has_torch: bool) -> tuple[list[dict[str, Any]], bool]:
     """A row for each file of each compiled extension, and whether some were left out at a bound.
 
     `tried`: whether loading it was tried; `failure`: why it failed, or why what can be loaded was not tried.
@@ -85,7 +85,7 @@ def _files() -> tuple[list[ExtensionFile], bool]:
         if _OTHERS.fullmatch(name):
             continue
         found = []
-        for path, real, _ in distribution_records.recorded(distribution):
+        for path, real, _ in distribution_records.recorded_libraries(distribution):
             left -= 1
             if left < 0:
                 return kept[:_MOST_KEPT], True
@@ -105,7 +105,7 @@ def _loaded(files: Sequence[ExtensionFile], has_torch: bool) -> dict[str, tuple[
     for _ in range(_MOST_CRASHES):
         if not left:
             break
-        ending = forking.run(_load(left, has_torch), _LOAD_SECONDS)
+        ending = forking.run_forked(_load(left, has_torch), _LOAD_SECONDS)
         failures.update({real: (True, why) for real, why in ending.told.get("failed", {}).items()})
         at = ending.told.get("at")
         if ending.failure is None:

@@ -66,19 +66,19 @@ def _hexadecimal(text: str) -> str | None:
         return value
 
 
-def recorded(distribution: metadata.Distribution) -> Iterator[tuple[str, str, str | None]]:
+def recorded_libraries(distribution: metadata.Distribution) -> Iterator[tuple[str, str, str | None]]:
     """(path, real path, sha256 as `record_rows` has it) of each shared library in the distribution's RECORD."""
     for path, sha256 in record_rows(distribution, ".so"):
         if ".so" in Path(path).name:
             yield path, os.path.realpath(str(distribution.locate_file(path))), sha256
 
 
-def hashes(paths: Iterable[str]) -> dict[str, str | None]:
+def file_hashes(paths: Iterable[str]) -> dict[str, str | None]:
     """sha256 of each file; None for one that is not there.
 
     The biggest come first, and small ones in batches. Threads do it: hashlib releases the interpreter's lock.
     """
-    by_size = sorted(paths, key=size, reverse=True)
+    by_size = sorted(paths, key=file_size, reverse=True)
     large, small = by_size[: 8 * _BATCH], by_size[8 * _BATCH :]
     batches = [[path] for path in large] + [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
     with ThreadPoolExecutor(max_workers=processors()) as pool:
@@ -86,17 +86,17 @@ def hashes(paths: Iterable[str]) -> dict[str, str | None]:
 
 
 def _batch(paths: Sequence[str]) -> list[tuple[str, str | None]]:
-    return [(path, sha256(path)) for path in paths]
+    return [(path, file_sha256(path)) for path in paths]
 
 
-def size(path: str) -> int:
+def file_size(path: str) -> int:
     try:
         return Path(path).stat().st_size
     except OSError:
         return 0
 
 
-def sha256(path: str) -> str | None:
+def file_sha256(path: str) -> str | None:
     """None where the file is gone: the kernel then calls it "PATH (deleted)"."""
     digest = hashlib.sha256()
     try:

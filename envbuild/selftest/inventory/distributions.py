@@ -95,7 +95,7 @@ def apex() -> dict[str, Any] | None:
     }
 
 
-def machine() -> dict[str, Any]:
+def driver_and_gpus() -> dict[str, Any]:
     """The GPUs and the driver of this machine as the kernel's module lists them; no library of the driver is needed."""
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [line.partition(":")[2].strip() for card in cards for line in _lines(card) if line.startswith("Model:")]

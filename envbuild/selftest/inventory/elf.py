@@ -69,7 +69,7 @@ class ElfFile:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[ElfFile | None]:
+def open_elf(path: str) -> Iterator[ElfFile | None]:
     """The file, to be read by position; None for what cannot be opened."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,14 +84,14 @@ def opened(path: str) -> Iterator[ElfFile | None]:
 
 def read(path: str) -> Elf | None:
     """None for what is no such file, or cannot be read."""
-    with opened(path) as file:
+    with open_elf(path) as file:
         try:
             return _parse(file) if file else None
         except OSError:
             return None
 
 
-def section(file: ElfFile, name: str) -> tuple[int, int] | None:
+def find_section(file: ElfFile, name: str) -> tuple[int, int] | None:
     """(offset, size in bytes) of the first section of that name, within the file; None where there is none."""
     head = _head(file)
     if head is None:

@@ -40,9 +40,9 @@ class DeviceCode:
 
 def read(path: str) -> DeviceCode | None:
     """None for a file without such a section, or that is no ELF file, or cannot be read."""
-    with elf.opened(path) as file:
+    with elf.open_elf(path) as file:
         try:
-            found = elf.section(file, SECTION) if file else None
+            found = elf.find_section(file, SECTION) if file else None
             return _walked(file, *found) if file and found else None
         except OSError:
             return None

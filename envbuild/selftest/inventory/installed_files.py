@@ -53,7 +53,7 @@ class _Wanted:
         return self.owner.partition("==")[0]
 
 
-def take(folders: Iterable[str], wheels: Wheels) -> Installed:
+def compare_files(folders: Iterable[str], wheels: Wheels) -> Installed:
     """Compare every file of every RECORD on sys.path. `folders`: where files in no RECORD are listed."""
     found = Installed()
     wanted = [
@@ -61,7 +61,7 @@ def take(folders: Iterable[str], wheels: Wheels) -> Installed:
         for distribution in distribution_records.found_distributions()
         for item in _wanted(distribution, wheels, found)
     ]
-    found.hashes = distribution_records.hashes({item.path for item in wanted})
+    found.hashes = distribution_records.file_hashes({item.path for item in wanted})
     # metadata that an upgrade left behind lists files of another version
     right = {(item.path, item.name) for item in wanted if found.hashes[item.path] == item.sha256}
     wrong = [item for item in wanted if found.hashes[item.path] != item.sha256

@@ -54,7 +54,7 @@ class Search:
     cut: bool = False
 
     def add(self, path: str, *ways: str) -> None:
-        if library_of(Path(path).name):
+        if library_of_file(Path(path).name):
             real = os.path.realpath(path)
             if _is_file(real):
                 self.copies.setdefault(real, set()).update(ways)
@@ -62,7 +62,7 @@ class Search:
             self.compat.add(path)
 
 
-def library_of(name: str) -> str | None:
+def library_of_file(name: str) -> str | None:
     """cublasLt of libcublasLt.so.12; None for a file that is no copy of these libraries."""
     match = _NAME.fullmatch(name.partition(" (deleted)")[0])
     return match[1] if match else None
@@ -74,7 +74,7 @@ def own_digits(path: str) -> str | None:
     return match[1] if match else None
 
 
-def search(
+def search_libraries(
     sites: Iterable[str], prefixes: Iterable[str], environment: Mapping[str, str], bounds: Bounds = Bounds()
 ) -> Search:
     """Look through an interpreter's package folders (`sites`), its installation (`prefixes`; conda keeps libraries
@@ -165,7 +165,7 @@ class _Walk:
 
 
 def library_or_driver(name: str) -> bool:
-    return library_of(name) is not None or name.startswith("libcuda.so")
+    return library_of_file(name) is not None or name.startswith("libcuda.so")
 
 
 def _listed(folder: str) -> list[os.DirEntry[str]]:

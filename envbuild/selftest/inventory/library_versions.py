@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from envbuild.selftest.harness.forking import Tell
 from envbuild.selftest.inventory import mapped_libraries
-from envbuild.selftest.inventory.library_search import library_of
+from envbuild.selftest.inventory.library_search import library_of_file
 
 # cuDNN loads its parts when one is first needed; these checks of a part's version load it and touch no GPU.
 _CUDNN_PARTS = ("cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnOpsInferVersionCheck")
@@ -50,10 +50,10 @@ def cublas_first(cublas: str, lt: str | None) -> Callable[[Tell], None]:
 
     def work(tell: Tell) -> None:
         ctypes.CDLL(cublas)
-        tell("alone", [path for path in _copies() if library_of(Path(path).name) == "cublasLt"])
+        tell("alone", [path for path in _copies() if library_of_file(Path(path).name) == "cublasLt"])
         if lt:
             ctypes.CDLL(lt)
-        tell("both", [path for path in _copies() if library_of(Path(path).name) == "cublasLt"])
+        tell("both", [path for path in _copies() if library_of_file(Path(path).name) == "cublasLt"])
 
     return work
 
@@ -63,7 +63,7 @@ def identify(path: str) -> Callable[[Tell], None]:
 
     def work(tell: Tell) -> None:
         file = Path(path)
-        if library_of(file.name) == "cublas":
+        if library_of_file(file.name) == "cublas":
             for beside in sorted(file.parent.glob("libcublasLt*.so*")):
                 ctypes.CDLL(str(beside))
                 break
@@ -73,14 +73,14 @@ def identify(path: str) -> Callable[[Tell], None]:
 
 
 def _copies() -> list[str]:
-    return [path for path in mapped_libraries.mapped() if library_of(Path(path).name)]
+    return [path for path in mapped_libraries.mapped() if library_of_file(Path(path).name)]
 
 
 def reported(paths: Iterable[str]) -> dict[str, str]:
     """Path -> version, as the library itself says; left out where it has no such function or cannot be loaded."""
     found: dict[str, str] = {}
     for path in paths:
-        ask = ASKED.get(library_of(Path(path).name) or "")
+        ask = ASKED.get(library_of_file(Path(path).name) or "")
         if not ask or not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name with a NUL before 3.8
             continue
         try:
@@ -94,7 +94,7 @@ def reported(paths: Iterable[str]) -> dict[str, str]:
 
 def _load_cudnn_parts() -> None:
     for path in _copies():
-        if library_of(Path(path).name) != "cudnn":
+        if library_of_file(Path(path).name) != "cudnn":
             continue
         library = ctypes.CDLL(path)
         for name in _CUDNN_PARTS:

@@ -84,13 +84,13 @@ def mapped(pid: str = "self") -> tuple[str, ...]:
     return mapped_paths(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape"))
 
 
-def found(roots: Iterable[str]) -> tuple[str, ...]:
+def libraries_below(roots: Iterable[str]) -> tuple[str, ...]:
     """The shared libraries that lie under the folders, mapped or not, sorted."""
     paths = (path for root in roots for path in Path(root).rglob("*.so*") if path.is_file())
     return tuple(sorted({os.path.realpath(path) for path in paths}))
 
 
-def take(
+def take_inventory(
     paths: Sequence[str],
     path_entries: Sequence[str] | None = None,
     hashed: Mapping[str, str | None] = MappingProxyType({}),
@@ -117,7 +117,7 @@ def _judged(
 ) -> Inventory:
     new = [path for path in paths if path not in known]
     unread = [path for path in new if path not in hashed]
-    digests = {**hashed, **distribution_records.hashes(unread)}
+    digests = {**hashed, **distribution_records.file_hashes(unread)}
     judged = {path: _library(path, digests[path], records.get(path, ())) for path in new}
     libraries = {**known, **judged}
     return Inventory(tuple(libraries[path] for path in paths), distributions, records)
@@ -130,12 +130,12 @@ def _records(path_entries: Sequence[str] | None) -> tuple[dict[str, str], dict[s
     for distribution in distribution_records.found_distributions(path_entries):
         name = distribution_records.normalise(str(distribution.metadata["Name"]))
         distributions.setdefault(name, distribution.version)  # an import takes the first on the path
-        for _, path, sha256 in distribution_records.recorded(distribution):
+        for _, path, sha256 in distribution_records.recorded_libraries(distribution):
             records.setdefault(path, []).append(Recorded(name, distribution.version, sha256))
     return distributions, records
 
 
-def faults(inventory: Inventory) -> list[str]:
+def library_faults(inventory: Inventory) -> list[str]:
     """What is wrong with mapped libraries of torch's family, a sentence each."""
     family = [library for library in inventory.libraries if library.is_family]
     owners = {_STEM.sub(r"\1", Path(path).name): found[0].owner for path, found in inventory.records.items()}

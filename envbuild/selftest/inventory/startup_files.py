@@ -1,7 +1,7 @@
 """Files that run code whenever Python starts: `.pth` files with lines that import, sitecustomize and usercustomize;
 and entry points of torch.backends, whose code `import torch` runs.
 
-They run in every program, a self-test too, though nothing imports their package. The host uses `lines`, `runs`,
+They run in every program, a self-test too, though nothing imports their package. The host uses `pth_lines`, `runs`,
 `loads_backend` and `MODULES` for wheels and layers.
 """
 
@@ -26,7 +26,7 @@ _BACKENDS = re.compile(r"\[+\s*torch\.backends\s*\]")
 _LARGEST = 1 << 20
 
 
-def lines(content: bytes) -> list[str]:
+def pth_lines(content: bytes) -> list[str]:
     """The lines of a `.pth` file that are not comments, wherever any Python release ends a line."""
     found = content.decode("utf-8-sig", "replace").splitlines()
     return [line for line in found if line.strip() and not line.startswith("#")]
@@ -88,10 +88,10 @@ def _named(folder: Path) -> Iterator[str]:
     """The folders that a folder's `.pth` files add."""
     for path in sorted(folder.glob("*.pth")):
         with contextlib.suppress(OSError):
-            yield from (str(folder / line.rstrip()) for line in lines(path.read_bytes()) if not runs(line))
+            yield from (str(folder / line.rstrip()) for line in pth_lines(path.read_bytes()) if not runs(line))
 
 
-def take(folders: Iterable[str], owners: Mapping[str, str]) -> list[dict[str, Any]]:
+def find_startup_files(folders: Iterable[str], owners: Mapping[str, str]) -> list[dict[str, Any]]:
     """Find these files in `folders` of sys.path and the folders that their `.pth` files add: each with its sha256 and
     the distribution whose RECORD lists it (`owners`: by real path)."""
     found = {path: None for folder in dict.fromkeys(folders) for path in _files(Path(folder))}
@@ -122,7 +122,7 @@ def _files(folder: Path, follow: bool = True) -> Iterator[Path]:
         elif follow and entry.name.endswith(".pth") and entry.is_file():
             with entry.open("rb") as file:
                 content = file.read(_LARGEST + 1)
-            said = lines(content[:_LARGEST])
+            said = pth_lines(content[:_LARGEST])
             if len(content) > _LARGEST or any(map(runs, said)):
                 yield entry
             for line in said:

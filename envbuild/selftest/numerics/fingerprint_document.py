@@ -19,7 +19,7 @@ from typing import Any, Callable
 import torch
 
 from envbuild.selftest.inventory import library_versions, mapped_libraries
-from envbuild.selftest.inventory.library_search import library_of
+from envbuild.selftest.inventory.library_search import library_of_file
 from envbuild.selftest.nvidia import libcuda
 
 VERSION = 1
@@ -39,7 +39,7 @@ _FLAGS: dict[str, Callable[[], bool]] = {
 
 def document(subject: str, inputs: str, device: torch.device, ops: list[dict[str, Any]]) -> dict[str, Any]:
     """`subject` is OPERATIONS or MODEL. For after the operations: libraries are mapped when they are first needed."""
-    return {"version": VERSION, "subject": subject, "inputs": inputs, "machine": machine(device), "ops": ops}
+    return {"version": VERSION, "subject": subject, "inputs": inputs, "machine": recording_machine(device), "ops": ops}
 
 
 def write(made: Mapping[str, Any], file: str | Path) -> None:
@@ -58,10 +58,10 @@ def flags() -> list[str]:
     return found
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def recording_machine(device: torch.device) -> dict[str, Any]:
     """The card (null on the CPU), the processor, torch, and the version that each mapped CUDA library gives itself."""
     capability = re.search(r"CPU capability usage: (\S+)", torch.__config__.show())
-    copies = [path for path in mapped_libraries.mapped() if library_of(Path(path).name)]
+    copies = [path for path in mapped_libraries.mapped() if library_of_file(Path(path).name)]
     return {
         "gpu": _gpu(device) if device.type == "cuda" else None,
         "cpu": _first(_CPU, r"model name\s*:\s*(.+)"),
@@ -71,7 +71,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "libraries": {
-            str(library_of(Path(path).name)): said for path, said in library_versions.reported(copies).items()
+            str(library_of_file(Path(path).name)): said for path, said in library_versions.reported(copies).items()
         },
     }
 

@@ -34,37 +34,42 @@ class Op:
     weights: tuple[torch.Tensor, ...] = ()
 
 
-def start() -> torch.Tensor:
+def input_video() -> torch.Tensor:
     """The video, (1, channels, frames, side, side), float32."""
-    return signed((1, CHANNELS, FRAMES, SIDE, SIDE), 1)
+    return signed_values((1, CHANNELS, FRAMES, SIDE, SIDE), 1)
 
 
-def signed(shape: tuple[int, ...], seed: int, size: float = 1.0) -> torch.Tensor:
+def signed_values(shape: tuple[int, ...], seed: int, size: float = 1.0) -> torch.Tensor:
     """float32 in [-size, size); `size` is a power of two."""
     return inputs.signed(shape, seed) * size
 
 
-def chain() -> tuple[Op, ...]:
+def operation_chain() -> tuple[Op, ...]:
     """The operations in order; each takes the output of the one before."""
     return (
         Op(
             "conv3d",
             _conv3d,
-            float64_operations.conv,
-            (signed((STEM, CHANNELS, 3, 3, 3), 2, 2**-3), signed((STEM,), 3)),
+            float64_operations.convolution,
+            (signed_values((STEM, CHANNELS, 3, 3, 3), 2, 2**-3), signed_values((STEM,), 3)),
         ),
         Op("silu", F.silu, float64_operations.silu),
-        Op("conv2d", _conv2d, _exact_conv2d, (signed((WIDTH, STEM, 3, 3), 4, 2**-3),)),
+        Op("conv2d", _conv2d, _exact_conv2d, (signed_values((WIDTH, STEM, 3, 3), 4, 2**-3),)),
         Op("gelu", F.gelu, float64_operations.gelu),
-        Op("layernorm", _layer_norm, _exact_layer_norm, (1 + signed((WIDTH,), 5, 2**-1), signed((WIDTH,), 6))),
+        Op(
+            "layernorm",
+            _layer_norm,
+            _exact_layer_norm,
+            (1 + signed_values((WIDTH,), 5, 2**-1), signed_values((WIDTH,), 6)),
+        ),
         Op("linear.qkv", F.linear, float64_operations.linear, _weights(3 * WIDTH, WIDTH, 7)),
         Op("sdpa", _attention, _exact_attention),
         Op("linear.out", F.linear, float64_operations.linear, _weights(WIDTH, WIDTH, 9)),
-        Op("rmsnorm", _rms_norm, _exact_rms_norm, (1 + signed((WIDTH,), 11, 2**-1),)),
+        Op("rmsnorm", _rms_norm, _exact_rms_norm, (1 + signed_values((WIDTH,), 11, 2**-1),)),
         Op("linear.up", F.linear, float64_operations.linear, _weights(HIDDEN, WIDTH, 12)),
         Op("gelu.tanh", _gelu_tanh, float64_operations.gelu_tanh),
         Op("linear.down", F.linear, float64_operations.linear, _weights(WIDTH, HIDDEN, 14)),
-        Op("matmul.scores", torch.matmul, float64_operations.matmul, (signed((WIDTH, TOKENS), 16, 2**-2),)),
+        Op("matmul.scores", torch.matmul, float64_operations.matmul, (signed_values((WIDTH, TOKENS), 16, 2**-2),)),
         Op("softmax", _softmax, float64_operations.softmax),
         Op("matmul.mix", torch.matmul, float64_operations.matmul, (inputs.uniform((TOKENS, MIXED), 17),)),
         Op("mean", lambda x: torch.mean(x, dim=1), lambda how, x: float64_operations.mean(how, x, 1)),
@@ -74,7 +79,7 @@ def chain() -> tuple[Op, ...]:
 
 def _weights(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Weight and bias of a Linear whose output is of about its input's size."""
-    return signed((rows, columns), seed, 2**-3), signed((rows,), seed + 1)
+    return signed_values((rows, columns), seed, 2**-3), signed_values((rows,), seed + 1)
 
 
 def _conv3d(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -91,7 +96,7 @@ def _conv2d(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def _exact_conv2d(how: Arithmetic, x: torch.Tensor, w: torch.Tensor) -> Exact:
-    return float64_operations.conv(how, _frames(x), w, stride=2)
+    return float64_operations.convolution(how, _frames(x), w, stride=2)
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +112,7 @@ def _exact_layer_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torc
     return float64_operations.layer_norm(how, _tokens(x), w, b, EPSILON)
 
 
-def heads(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split_heads(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(1, tokens, 3 width) to q, k and v, each (1, heads, tokens, width / heads)."""
     q, k, v = x.reshape(1, TOKENS, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).contiguous()
     return q, k, v
@@ -118,11 +123,11 @@ def _merged(x: torch.Tensor) -> torch.Tensor:
 
 
 def _attention(x: torch.Tensor) -> torch.Tensor:
-    return _merged(F.scaled_dot_product_attention(*heads(x)))
+    return _merged(F.scaled_dot_product_attention(*split_heads(x)))
 
 
 def _exact_attention(how: Arithmetic, x: torch.Tensor) -> Exact:
-    found = float64_operations.attention(how, *heads(x))
+    found = float64_operations.attention(how, *split_heads(x))
     return Exact(_merged(found.value), _merged(found.bound))
 
 

@@ -50,7 +50,7 @@ def _biased(how: Arithmetic, before: Exact, bias: torch.Tensor) -> Exact:
     return Exact(value, before.bound + rounded)
 
 
-def conv(
+def convolution(
     how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, stride: int = 1, padding: int = 1
 ) -> Exact:
     """Of any dimension: x (batch, in, ...), w (out, in, ...), as one product with gathered patches. Winograd's and

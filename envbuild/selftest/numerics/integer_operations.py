@@ -29,7 +29,7 @@ class IntegerOp:
     expected: torch.Tensor
 
 
-def operations() -> tuple[IntegerOp, ...]:
+def integer_operations() -> tuple[IntegerOp, ...]:
     """Products of {-1, 0, 1} in each dtype, and what adds, orders and moves integers."""
     keys, values = inputs.hashes(COUNT, 24) % KEYS, inputs.hashes(COUNT, 25)
     table = inputs.ternary((KEYS, WIDE), 26)

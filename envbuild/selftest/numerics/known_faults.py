@@ -56,7 +56,7 @@ KNOWN_FAULTS = (
 )
 
 
-def left_out(operation: str, device: str, at: Mapping[str, Any]) -> frozenset[str]:
+def uncomputed_results(operation: str, device: str, at: Mapping[str, Any]) -> frozenset[str]:
     """The results of an operation that are not computed at a point, by name."""
     rows = (row for row in KNOWN_FAULTS if (row.operation, row.device) == (operation, device))
     return frozenset(row.result for row in rows if row.covers(at))

@@ -17,12 +17,12 @@ GAP = 8192.0
 _APART = 3  # elements or rows
 
 
-def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+def with_large_gaps(x: torch.Tensor, layout: str) -> torch.Tensor:
     """The same values with other strides. Raises ValueError for a layout that is not known."""
     if layout == "contiguous":
         return x.contiguous()
     if layout in ("transposed", "columns apart"):
-        return laid_out(x.mT, "contiguous" if layout == "transposed" else "rows apart").mT
+        return with_large_gaps(x.mT, "contiguous" if layout == "transposed" else "rows apart").mT
     if layout == "batch inside":
         return x.transpose(0, 1).contiguous().transpose(0, 1)
     shape = list(x.shape)

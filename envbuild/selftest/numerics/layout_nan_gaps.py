@@ -8,7 +8,7 @@ from typing import Callable
 import torch
 
 
-def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
+def with_nan_gaps(values: torch.Tensor, layout: str) -> torch.Tensor:
     """`values` as one of LAYOUTS, on their own device. Raises KeyError for an unknown name."""
     return LAYOUTS[layout](values)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from envbuild.selftest.harness.probe_context import dtype_name
-from envbuild.selftest.harness.probe_outcome import number
+from envbuild.selftest.harness.probe_outcome import json_number
 from envbuild.selftest.numerics.reference import compare, raw_digest
 from envbuild.selftest.numerics.tolerances import unit_roundoff
 
@@ -38,7 +38,7 @@ def observe(got: torch.Tensor, fed: int, samples: int = SAMPLES) -> dict[str, An
         "nonfinite": wide.numel() - finite.numel(),
         "rms": short(finite.square().mean().sqrt()) if finite.numel() else 0.0,
         "peak": short(finite.abs().max()) if finite.numel() else 0.0,
-        "samples": [number(value) for value in wide[positions].tolist()],
+        "samples": [json_number(value) for value in wide[positions].tolist()],
         "against": None,
     }
 
@@ -82,7 +82,7 @@ def _against(got: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> dic
         "expected": short(worst.expected),
         "wrong": worst.wrong,
         "count": worst.count,
-        "relative": relative(values, exact),
+        "relative": relative_error(values, exact),
     }
 
 
@@ -119,7 +119,7 @@ def histogram(values: torch.Tensor) -> dict[str, int]:
     return {str(place): count for place, count in zip(found.tolist(), counts.tolist())}
 
 
-def relative(got: torch.Tensor, exact: torch.Tensor) -> float | str:
+def relative_error(got: torch.Tensor, exact: torch.Tensor) -> float | str:
     """The root of the mean squared error over that of the exact values; "nan" where something is not finite."""
     exact = exact.to(torch.float64)
     error, size = float((got.to(torch.float64) - exact).norm()), float(exact.norm())
@@ -128,7 +128,7 @@ def relative(got: torch.Tensor, exact: torch.Tensor) -> float | str:
 
 def short(value: torch.Tensor | float) -> float | str:
     """Six digits, which is more than a measure of an error has."""
-    return number(float(f"{float(value):.6g}"))
+    return json_number(float(f"{float(value):.6g}"))
 
 
 def tensors(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -156,18 +156,18 @@ def not_finite(*values: object) -> int:
     return found
 
 
-def first(ops: list[Mapping[str, Any]]) -> dict[str, str] | None:
+def first_fault(ops: list[Mapping[str, Any]]) -> dict[str, str] | None:
     """The first operation that is out of its bound, or not finite where its inputs are; None where all are right:
     {"op", "pass", "kind", "reason"} with a kind of outcome.FAILURES."""
     for op in ops:
         for name in ("teacher", "free"):
-            found = fault(op, op[name]) if op[name] else None
+            found = output_fault(op, op[name]) if op[name] else None
             if found:
                 return {"op": op["id"], "pass": name, "kind": found[0], "reason": found[1]}
     return None
 
 
-def fault(op: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, str] | None:
+def output_fault(op: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, str] | None:
     """Why one output is wrong: a kind of probe_outcome.FAILURES and a sentence."""
     if (seen["dtype"], seen["shape"]) != (op["dtype"], op["shape"]):
         return "mismatch", "output is {dtype} {shape}, ".format(**seen) + "should be {dtype} {shape}".format(**op)

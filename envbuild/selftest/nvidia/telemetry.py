@@ -140,7 +140,7 @@ class Gpus:
         return Report(gpus, [(names.get(gpu, "unknown"), number) for gpu, number in xids], refused)
 
 
-def faults(window: Window, when: str) -> Iterator[str]:
+def telemetry_faults(window: Window, when: str) -> Iterator[str]:
     """What makes a GPU unfit, of what came about in a time; `when`, in words."""
     for name, sentence in _FAULTS.items():
         if window.growth(name):
@@ -153,7 +153,11 @@ def attribute(outcome: Outcome, report: Report) -> Outcome:
     traits = {**outcome.traits, **_traits(report)}
     found = [
         *report.refused,
-        *(f"GPU {gpu}: {fault}" for gpu, window in report.gpus.items() for fault in faults(window, "meanwhile")),
+        *(
+            f"GPU {gpu}: {fault}"
+            for gpu, window in report.gpus.items()
+            for fault in telemetry_faults(window, "meanwhile")
+        ),
         *(
             f"GPU {gpu}: the driver reported Xid {number} meanwhile: see the host's log, and {DRAIN}"
             for gpu, number in report.xids

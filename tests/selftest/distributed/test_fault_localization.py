@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from envbuild.selftest.distributed import fault_localization
-from envbuild.selftest.distributed.fault_localization import RETRIES, Stage, StageFault, judge
+from envbuild.selftest.distributed.fault_localization import RETRIES, Stage, StageFault, localize_faults
 
 P2P, SHM, NVLS = RETRIES
 FOUR = (0, 1, 2, 3)
@@ -30,14 +30,14 @@ def tried(
 
 
 def text(stages: list[Stage]) -> str:
-    verdict = judge(stages, SAME)
+    verdict = localize_faults(stages, SAME)
     assert verdict
     return verdict.text
 
 
 def test_where_nothing_fails_there_is_nothing_to_say() -> None:
-    assert judge(tried([]), SAME) is None
-    assert judge([Stage("gloo", members) for members in (*ALONE, *PAIRS, FOUR)], {}) is None
+    assert localize_faults(tried([]), SAME) is None
+    assert localize_faults([Stage("gloo", members) for members in (*ALONE, *PAIRS, FOUR)], {}) is None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_where_nothing_fails_there_is_nothing_to_say() -> None:
     ],
 )
 def test_the_worlds_that_fail_say_where(failed: list[tuple[int, ...]], place: str, words: str) -> None:
-    verdict = judge(tried(failed), SAME)
+    verdict = localize_faults(tried(failed), SAME)
     assert verdict and verdict.place == place
     assert verdict.text.startswith(words), verdict.text
 
@@ -76,7 +76,7 @@ def test_the_worlds_that_fail_say_where(failed: list[tuple[int, ...]], place: st
     ],
 )
 def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None, layer: str, words: str) -> None:
-    verdict = judge(tried(failed, gloo), SAME)
+    verdict = localize_faults(tried(failed, gloo), SAME)
     assert verdict and verdict.layer == layer
     assert words in verdict.text
 
@@ -93,7 +93,7 @@ def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None,
     ],
 )
 def test_what_helps_names_the_transport(cured: list[tuple[str, ...]], cure: str | None, words: str) -> None:
-    verdict = judge(tried([(0, 1), FOUR], cured=cured), SAME)
+    verdict = localize_faults(tried([(0, 1), FOUR], cured=cured), SAME)
     assert verdict and verdict.cure == cure
     assert words in verdict.text
 
@@ -110,7 +110,7 @@ def test_one_card_that_fails() -> None:
 
 
 def test_on_the_cpu_there_is_no_card_to_blame() -> None:
-    verdict = judge([Stage("gloo", (0,)), Stage("gloo", (1,)), Stage("gloo", (0, 1), faults=FAULT)], {})
+    verdict = localize_faults([Stage("gloo", (0,)), Stage("gloo", (1,)), Stage("gloo", (0, 1), faults=FAULT)], {})
     assert verdict and verdict.layer == "image"
     assert verdict.text == "each process works alone and no pair does; gloo needs no GPU: the image, or the code"
 
@@ -119,7 +119,7 @@ def test_unequal_cards_are_named_whether_they_fail_or_not() -> None:
     mixed = {0: "8.0", 1: "9.0", 2: "8.0", 3: "9.0"}
     sentence = "the compute capability is not the same on all cards: 8.0 (GPU 0 and GPU 2), 9.0 (GPU 1 and GPU 3)"
     assert fault_localization.inequality(mixed) == sentence
-    verdict = judge(tried([FOUR]), mixed)
+    verdict = localize_faults(tried([FOUR]), mixed)
     assert verdict and verdict.text.endswith(sentence)
     assert fault_localization.inequality(SAME) is None
     assert fault_localization.inequality({}) is None

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envbuild.selftest.distributed.collectives import DONE, STEP, WRONG
-from envbuild.selftest.distributed.rank_processes import faults
+from envbuild.selftest.distributed.rank_processes import rank_faults
 from envbuild.selftest.harness import forking
 from envbuild.selftest.harness.forking import ForkEnding
 
@@ -84,7 +84,7 @@ LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:29500"
     ],
 )  # fmt: skip
 def test_who_is_to_blame(endings: Sequence[ForkEnding], blamed: list[tuple[int, str, str]]) -> None:
-    found = faults([10 + rank for rank in range(len(endings))], endings)
+    found = rank_faults([10 + rank for rank in range(len(endings))], endings)
     assert [(fault.rank, fault.kind) for fault in found] == [(rank, kind) for rank, kind, _ in blamed]
     for fault, (rank, _, words) in zip(found, blamed, strict=True):
         assert fault.member == 10 + rank
@@ -92,9 +92,9 @@ def test_who_is_to_blame(endings: Sequence[ForkEnding], blamed: list[tuple[int, 
 
 
 def test_a_rank_is_blamed_at_its_step() -> None:
-    assert faults([0], [died("SIGSEGV", step=4)])[0].step == "step 4"
-    assert faults([0], [wrong("broadcast")])[0].step == "broadcast"
-    assert faults([0], [ForkEnding(failure="no process could be started: x")])[0].step == "start"
+    assert rank_faults([0], [died("SIGSEGV", step=4)])[0].step == "step 4"
+    assert rank_faults([0], [wrong("broadcast")])[0].step == "broadcast"
+    assert rank_faults([0], [ForkEnding(failure="no process could be started: x")])[0].step == "start"
 
 
 # processes that end together
@@ -140,13 +140,13 @@ def test_another_group_is_not_hurried() -> None:
 
 
 def test_what_is_stopped_says_where_it_was() -> None:
-    ending = forking.run(waits, 0.3)
+    ending = forking.run_forked(waits, 0.3)
     assert "in waits" in ending.noise
     assert (ending.stopped, ending.failure) == (True, "not done after 0.3 s")
 
 
 def test_what_ignores_sigabrt_is_killed() -> None:
-    ending = forking.run(stubborn, 0.3)
+    ending = forking.run_forked(stubborn, 0.3)
     assert ending.stopped and ending.seconds < 5
 
 

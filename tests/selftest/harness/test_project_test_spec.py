@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.project_test_spec import AttentionSpec, Own
+from envbuild.selftest.harness.project_test_spec import AttentionSpec, ProjectTestSpec
 from envbuild.selftest.harness.tracebacks import FOLDER
 from envbuild.selftest.probes.attention import attention_torch
 from selftest import scripts
@@ -32,9 +32,11 @@ SHAPE = {"m": 3, "k": 7, "n": 5, "dtype": "bf16"}
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     given = job(threads=2, own={"script": {"name": "replaced.py", "text": ""}})
-    frames, status, err = run("scripts", given, tmp_path_factory.mktemp("scripts") / "frames")
+    folder, temporary = tmp_path_factory.mktemp("scripts"), tmp_path_factory.mktemp("temporary")
+    frames, status, err = run("scripts", given, folder / "frames", TMPDIR=str(temporary))
     assert status == 5
-    return {**outcomes(frames), "run": {"stderr": err}}
+    folders = [path.name for path in temporary.iterdir() if path.name.startswith(FOLDER)]
+    return {**outcomes(frames), "run": {"stderr": err, "folders": folders}}
 
 
 @pytest.mark.parametrize("name", list(scripts.RIGHT))
@@ -80,6 +82,11 @@ def test_a_script_that_does_not_is_told_apart(
     assert (frame["status"], frame["failure"], frame["at"]) == ("failed", failure, at), frame
     assert words in frame["reason"]
     assert len(frame["reason"]) < 4000
+
+
+def test_a_script_leaves_no_folder_however_it_ends(told: dict[str, Frame]) -> None:
+    """Some of them die by a signal, or are ended where their time is over."""
+    assert told["run"]["folders"] == []
 
 
 def test_no_script_is_left_untested(told: dict[str, Frame]) -> None:
@@ -185,12 +192,14 @@ SDPA = F.scaled_dot_product_attention
 
 def with_own(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor], backend: str = "math") -> Context:
     """attention.<backend> of a small shape of the profile's own and another, by this kernel."""
-    cases = attention_torch.cases
+    cases = attention_torch.attention_shapes
     monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
-    monkeypatch.setattr(attention_torch, "cases", lambda context: itertools.islice(cases(context), 2))
+    monkeypatch.setattr(attention_torch, "attention_shapes", lambda context: itertools.islice(cases(context), 2))
     monkeypatch.setattr(attention_torch, "_tell", lambda context, backend: None)
-    context = Context(JobDocument("0" * 32, own=Own(attentions=(AttentionSpec(1, 70, 32, "float32", False),))))
-    attention_torch.judge(context, backend)
+    context = Context(
+        JobDocument("0" * 32, own=ProjectTestSpec(attentions=(AttentionSpec(1, 70, 32, "float32", False),)))
+    )
+    attention_torch.check_backend(context, backend)
     return context
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from envbuild.selftest.harness import scheduler
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe import Probe
-from envbuild.selftest.harness.project_test_spec import Own
+from envbuild.selftest.harness.project_test_spec import ProjectTestSpec
 from envbuild.selftest.nvidia.telemetry import Report, Window
 from selftest import stubs
 from selftest.harness.test_scheduler import is_over, wait_for
@@ -53,7 +53,7 @@ def test_who_starts_ahead(waiting: str, ahead: str) -> None:
         ({"level": "full"}, [WHOLE], 0),
         ({"threads": 2}, [WHOLE], 1),
         ({"threads": 1}, [WHOLE], 0),
-        ({"own": Own(shapes=({},))}, [WHOLE], 0),
+        ({"own": ProjectTestSpec(shapes=({},))}, [WHOLE], 0),
         ({}, [{**WHOLE, "compute_mode": 3}], 0),
         ({}, [{"free_mib": 80 << 10}], 0),
         ({}, [{"compute_mode": 0}], 0),

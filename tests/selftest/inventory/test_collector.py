@@ -28,7 +28,7 @@ def put(path: Path) -> Path:
 
 
 def found(*sites: Path, bounds: library_search.Bounds = BOUNDS, **environ: str) -> "dict[str, set[str]]":
-    copies = library_search.search([str(site) for site in sites], [], environ, bounds).copies
+    copies = library_search.search_libraries([str(site) for site in sites], [], environ, bounds).copies
     return {path: ways for path, ways in copies.items() if path.startswith(str(sites[0].parent))}
 
 
@@ -59,7 +59,7 @@ def site(tmp_path: Path) -> Path:
     ],
 )
 def test_a_name_tells_the_library(name: str, kind: "str | None") -> None:
-    assert library_search.library_of(name) == kind
+    assert library_search.library_of_file(name) == kind
 
 
 def test_copies_are_found_wherever_they_lie(site: Path) -> None:
@@ -109,8 +109,8 @@ def test_the_loaders_folder_is_told(site: Path) -> None:
 def test_a_large_tree_is_cut(site: Path) -> None:
     for number in range(50):
         put(site / f"p{number}" / "file")
-    assert library_search.search([str(site)], [], {}, library_search.Bounds(entries=20)).cut
-    assert library_search.search([str(site)], [], {}, library_search.Bounds(seconds=-1)).cut
+    assert library_search.search_libraries([str(site)], [], {}, library_search.Bounds(entries=20)).cut
+    assert library_search.search_libraries([str(site)], [], {}, library_search.Bounds(seconds=-1)).cut
 
 
 def test_any_other_folder_of_the_path_is_not_searched_deep(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_loaders_cache_is_read_whatever_its_layout(site: Path, monkeypatch: py
 
 
 def test_what_was_told_comes_back() -> None:
-    ending = forking.run(lambda tell: (tell("a", 1), tell("a", [2]))[0], 20)
+    ending = forking.run_forked(lambda tell: (tell("a", 1), tell("a", [2]))[0], 20)
     assert (dict(ending.told), ending.failure) == ({"a": [2]}, None)
 
 
@@ -187,7 +187,7 @@ def leave(tell: forking.Tell) -> None:
 )
 def test_however_it_ends_what_was_told_before_counts(work: forking.Work, failure: str) -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    ending = forking.run(work, 30 if work is talk else 0.5)
+    ending = forking.run_forked(work, 30 if work is talk else 0.5)
     assert ending.told["before"] is True
     assert ending.failure == failure
     assert ending.seconds < 10
@@ -196,9 +196,9 @@ def test_however_it_ends_what_was_told_before_counts(work: forking.Work, failure
 
 def test_what_is_told_and_what_is_printed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "_MOST_TOLD", 1 << 20)
-    ending = forking.run(talk, 20)
+    ending = forking.run_forked(talk, 20)
     assert ending.failure == "it told too much" and ending.seconds < 10
-    under_way = forking.Apart(flood)
+    under_way = forking.ForkedWork(flood)
     under_way.finish(0.3)
     assert len(under_way._streams[under_way._heard]) <= 16384
 
@@ -208,7 +208,7 @@ def test_what_is_told_and_what_is_printed_is_bounded(monkeypatch: pytest.MonkeyP
 
 def test_paths_may_hold_anything() -> None:
     raw = {"a\x1b[2J": ["/x\udcff\u202e", 1, None, True], "b": ("ü",)}
-    assert collector.printable(raw) == {"a\\x1b[2J": ["/x\\udcff\\u202e", 1, None, True], "b": ["ü"]}
+    assert collector.printable_document(raw) == {"a\\x1b[2J": ["/x\\udcff\\u202e", 1, None, True], "b": ["ü"]}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Site:
             (info / "RECORD").write_text("".join(lines) + f"{info.name}/RECORD,,\n")
 
     def take(self, *paths: Path) -> mapped_libraries.Inventory:
-        return mapped_libraries.take([str(path) for path in paths], [str(self.path)])
+        return mapped_libraries.take_inventory([str(path) for path in paths], [str(self.path)])
 
 
 CUBLAS = "nvidia/cublas/lib/libcublas.so.12"
@@ -67,26 +67,26 @@ def test_a_library_as_recorded_has_its_distributions_version(site: Site) -> None
         "owner": "nvidia-cublas-cu12==12.5.3.2",
         "record": True,
     }
-    assert mapped_libraries.faults(taken) == []
+    assert mapped_libraries.library_faults(taken) == []
 
 
 def test_a_modified_library_is_seen(site: Site) -> None:
     (site.path / CUBLAS).write_bytes(b"patched")
-    (fault,) = mapped_libraries.faults(site.take(site.path / CUBLAS))
+    (fault,) = mapped_libraries.library_faults(site.take(site.path / CUBLAS))
     assert fault == f"{site.path / CUBLAS} is not the file that nvidia-cublas-cu12==12.5.3.2 recorded"
 
 
 def test_a_library_replaced_after_it_was_mapped_is_seen(site: Site) -> None:
     taken = site.take(Path(f"{site.path / 'torch/lib/libtorch.so'} (deleted)"))
     assert taken.libraries[0].sha256 is None
-    assert len(mapped_libraries.faults(taken)) == 1
+    assert len(mapped_libraries.library_faults(taken)) == 1
 
 
 def test_a_library_in_no_record_is_seen_in_site_packages_only(site: Site, tmp_path: Path) -> None:
     stray = site.path / "torch" / "lib" / "libtorch_cpu.so"
     stray.parent.mkdir(parents=True)
     stray.write_text("stray")
-    (fault,) = mapped_libraries.faults(site.take(stray, elsewhere(tmp_path, "libgomp.so.1")))
+    (fault,) = mapped_libraries.library_faults(site.take(stray, elsewhere(tmp_path, "libgomp.so.1")))
     assert fault == f"{stray} stands in no distribution's RECORD"
 
 
@@ -94,22 +94,22 @@ def test_a_foreign_library_outside_the_family_is_none_of_our_business(site: Site
     other = site.path / "other" / "libother.so"
     other.parent.mkdir()
     other.write_text("other")
-    assert mapped_libraries.faults(site.take(other)) == []
+    assert mapped_libraries.library_faults(site.take(other)) == []
 
 
 def test_a_system_library_that_shadows_the_locked_one_is_seen(site: Site, tmp_path: Path) -> None:
     shadow = elsewhere(tmp_path, "libcublas.so.12.1.3.1")
-    (fault,) = mapped_libraries.faults(site.take(shadow))
+    (fault,) = mapped_libraries.library_faults(site.take(shadow))
     assert fault == f"{shadow} is mapped instead of the one that nvidia-cublas-cu12 brought"
 
 
 def test_a_system_library_that_no_wheel_brings_is_not(site: Site, tmp_path: Path) -> None:
-    assert mapped_libraries.faults(site.take(elsewhere(tmp_path, "libnccl.so.2.19"))) == []
+    assert mapped_libraries.library_faults(site.take(elsewhere(tmp_path, "libnccl.so.2.19"))) == []
 
 
 def test_two_copies_and_two_folders_are_seen(site: Site, tmp_path: Path) -> None:
     second = elsewhere(tmp_path, "libcublas.so.11")
-    faults = mapped_libraries.faults(site.take(site.path / CUBLAS, second))
+    faults = mapped_libraries.library_faults(site.take(site.path / CUBLAS, second))
     assert f"libcublas is mapped 2 times: {site.path / CUBLAS}, {second}" in faults
     assert any(fault.startswith("cublas is mapped from several folders") for fault in faults)
 
@@ -117,14 +117,14 @@ def test_two_copies_and_two_folders_are_seen(site: Site, tmp_path: Path) -> None
 def test_the_parts_of_cudnn_come_from_one_folder(site: Site, tmp_path: Path) -> None:
     site.add("nvidia_cudnn_cu12", "9.1.0.70", "nvidia/cudnn/lib/libcudnn.so.9")
     part = elsewhere(tmp_path, "libcudnn_engines_tensor_ir.so.9")
-    faults = mapped_libraries.faults(site.take(site.path / "nvidia/cudnn/lib/libcudnn.so.9", part))
+    faults = mapped_libraries.library_faults(site.take(site.path / "nvidia/cudnn/lib/libcudnn.so.9", part))
     assert [fault.split(":")[0] for fault in faults] == ["cudnn is mapped from several folders"]
 
 
 def test_the_first_distribution_of_a_name_counts(site: Site, tmp_path: Path) -> None:
     later = Site(tmp_path / "later")
     later.add("nvidia_cublas_cu12", "12.1.3.1", CUBLAS)
-    taken = mapped_libraries.take([], [str(site.path), str(later.path)])
+    taken = mapped_libraries.take_inventory([], [str(site.path), str(later.path)])
     assert taken.distributions == {"nvidia-cublas-cu12": "12.5.3.2"}
 
 
@@ -177,7 +177,7 @@ def test_this_processs_own_libraries_are_mapped() -> None:
 def test_found_lists_files_mapped_or_not(site: Site) -> None:
     (site.path / "link.so").symlink_to(site.path / CUBLAS)
     (site.path / "gone.so").symlink_to(site.path / "nowhere")
-    assert mapped_libraries.found([str(site.path)]) == (str(site.path / CUBLAS), str(site.path / LT))
+    assert mapped_libraries.libraries_below([str(site.path)]) == (str(site.path / CUBLAS), str(site.path / LT))
 
 
 @pytest.mark.parametrize(("name", "same"), [("Nvidia_cuBLAS.cu12", "nvidia-cublas-cu12"), ("torch", "torch")])
@@ -190,15 +190,15 @@ def test_every_record_here_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     library = os.path.realpath(Path(torch.__file__).parent / "lib" / "libc10.so")
-    (taken,) = mapped_libraries.take([library]).libraries
+    (taken,) = mapped_libraries.take_inventory([library]).libraries
     assert (taken.record, taken.owner.split("==")[0]) == (True, "torch"), sys.path
 
 
 def test_of_more_libraries_only_new_ones_are_hashed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     first, hashed = site.take(site.path / CUBLAS), []
     whole = site.take(site.path / CUBLAS, site.path / LT)
-    real = distribution_records.sha256
-    monkeypatch.setattr(distribution_records, "sha256", lambda path: hashed.append(path) or real(path))
+    real = distribution_records.file_sha256
+    monkeypatch.setattr(distribution_records, "file_sha256", lambda path: hashed.append(path) or real(path))
     monkeypatch.setattr(
         distribution_records, "found_distributions", lambda path_entries: pytest.fail("RECORDs are read again")
     )

@@ -52,9 +52,12 @@ def test_attention_is_what_torch_gives_in_float64() -> None:
 def test_convolutions_are_what_torch_gives_in_float64(stride: int, padding: int) -> None:
     flat, solid = values(2, 3, 9, 7), values(2, 3, 5, 6, 7)
     w2, w3, b = values(4, 3, 3, 3, seed=2), values(4, 3, 3, 2, 3, seed=3), values(4, seed=4)
-    near(float64_operations.conv(HOW, flat, w2, b, stride, padding), F.conv2d(flat, w2, b, stride, padding))
-    near(float64_operations.conv(HOW, solid, w3, b, stride, padding), F.conv3d(solid, w3, b, stride, padding))
-    near(float64_operations.conv(HOW, solid, w3, None, stride, padding), F.conv3d(solid, w3, None, stride, padding))
+    near(float64_operations.convolution(HOW, flat, w2, b, stride, padding), F.conv2d(flat, w2, b, stride, padding))
+    near(float64_operations.convolution(HOW, solid, w3, b, stride, padding), F.conv3d(solid, w3, b, stride, padding))
+    near(
+        float64_operations.convolution(HOW, solid, w3, None, stride, padding),
+        F.conv3d(solid, w3, None, stride, padding),
+    )
 
 
 def test_tf32_is_within_its_own_bound_and_not_within_float32s() -> None:
@@ -77,9 +80,9 @@ def split(convolve: Callable[..., torch.Tensor], x: torch.Tensor, w: torch.Tenso
 
 @pytest.mark.parametrize("slices", [2, 4, 8])
 def test_split_k_in_half_precision_is_within_a_gpus_bound_and_a_lost_channel_is_not(slices: int) -> None:
-    x, w = fingerprint_sequence.start().half(), fingerprint_sequence.chain()[0].weights[0].half()
+    x, w = fingerprint_sequence.input_video().half(), fingerprint_sequence.operation_chain()[0].weights[0].half()
     plain, allowed = (
-        float64_operations.conv(Arithmetic(torch.float16, half_sums=half), x.double(), w.double())
+        float64_operations.convolution(Arithmetic(torch.float16, half_sums=half), x.double(), w.double())
         for half in (False, True)
     )
     error = (split(F.conv3d, x, w, slices).double() - plain.value).abs()
@@ -92,17 +95,18 @@ def test_split_k_in_half_precision_is_within_a_gpus_bound_and_a_lost_channel_is_
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_only_float16_may_be_added_up_in_half_precision(dtype: torch.dtype) -> None:
     x, w = (
-        part.to(dtype).double() for part in (fingerprint_sequence.start(), fingerprint_sequence.chain()[0].weights[0])
+        part.to(dtype).double()
+        for part in (fingerprint_sequence.input_video(), fingerprint_sequence.operation_chain()[0].weights[0])
     )
-    plain, allowed = (float64_operations.conv(Arithmetic(dtype, half_sums=half), x, w) for half in (False, True))
+    plain, allowed = (float64_operations.convolution(Arithmetic(dtype, half_sums=half), x, w) for half in (False, True))
     assert torch.equal(plain.bound, allowed.bound)
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 10), (torch.float16, 8), (torch.bfloat16, 5)])
 def test_the_last_rounding_is_within_every_bound_and_fewer_bits_are_not(dtype: torch.dtype, bits: int) -> None:
     """Off by 2^-bits of the largest value no operation passes."""
-    golden = fingerprint_sequence.start().to(dtype)
-    for op in fingerprint_sequence.chain():
+    golden = fingerprint_sequence.input_video().to(dtype)
+    for op in fingerprint_sequence.operation_chain():
         found = op.exact(Arithmetic(dtype), golden.double(), *(part.to(dtype).double() for part in op.weights))
         golden = found.value.to(dtype)
         assert bool(torch.isfinite(golden).all()), op.name
@@ -112,8 +116,8 @@ def test_the_last_rounding_is_within_every_bound_and_fewer_bits_are_not(dtype: t
 
 
 def test_the_first_input_and_the_weights_keep_the_chain_in_range() -> None:
-    golden = fingerprint_sequence.start().double()
-    for op in fingerprint_sequence.chain():
+    golden = fingerprint_sequence.input_video().double()
+    for op in fingerprint_sequence.operation_chain():
         golden = op.exact(HOW, golden, *(part.double() for part in op.weights)).value
         assert 0.005 < float(golden.square().mean().sqrt()) < 60, op.name
         assert float(golden.abs().max()) < 100, op.name

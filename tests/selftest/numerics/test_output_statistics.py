@@ -85,7 +85,7 @@ def test_another_shape_cannot_be_judged_and_is_a_fault() -> None:
     seen = output_statistics.judged(torch.zeros(2, 3), 0, torch.zeros(3, 2).double(), torch.zeros(3, 2).double())
     op = {"id": "x", "dtype": "float32", "shape": [3, 2], "exact": False, "teacher": seen, "free": None}
     assert seen["against"] is None
-    found = output_statistics.first([op])
+    found = output_statistics.first_fault([op])
     assert found is not None and (found["kind"], found["pass"]) == ("mismatch", "teacher")
 
 

@@ -10,4 +10,4 @@ from envbuild.selftest.nvidia import libcuda
 
 def test_the_drivers_file_is_read_by_one_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libcuda, "module_version", lambda: "550.54.15")
-    assert distributions.machine()["driver"] == "550.54.15"
+    assert distributions.driver_and_gpus()["driver"] == "550.54.15"

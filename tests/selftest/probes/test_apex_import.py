@@ -111,7 +111,7 @@ def test_what_an_older_apex_lacks_and_what_master_weights_leave_out_is_told(seed
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_the_reference_is_torchs_adam(decoupled: bool) -> None:
     case = AdamCase("plain", torch.float64, decoupled)
-    p = torch.nn.Parameter(optim_apex.start(1000).double())
+    p = torch.nn.Parameter(optim_apex.start_parameters(1000).double())
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     rate, decay = optim_apex.RATE, optim_apex.DECAY
     optimizer = kind([p], lr=rate, betas=optim_apex.BETAS, eps=optim_apex.EPSILON, weight_decay=decay)

@@ -143,7 +143,7 @@ def padded_width(kernel: Kernel) -> Kernel:
     return wrong
 
 
-ATTENTION, NORMS = attention_cases.attention, norm_cases.norms
+ATTENTION, NORMS = attention_cases.attention_cases, norm_cases.norm_cases
 WRONG = [
     (ATTENTION, "scaled_dot_product_attention", last_key_left_out, "output: element ["),
     (ATTENTION, "scaled_dot_product_attention", causal_to_the_end, ", causal"),
@@ -177,7 +177,7 @@ def test_a_right_kernel_passes_and_says_what_is_covered() -> None:
 @pytest.mark.parametrize("layout", layout_nan_gaps.LAYOUTS)
 def test_a_layout_changes_strides_and_nothing_else(layout: str) -> None:
     values = torch.arange(2 * 3 * 5 * 8.0).view(2, 3, 5, 8)
-    found = layout_nan_gaps.lay_out(values, layout)
+    found = layout_nan_gaps.with_nan_gaps(values, layout)
     assert torch.equal(found, values)
     assert (found.stride(), found.storage_offset()) != (values.stride(), 0) or layout == "contiguous"
 

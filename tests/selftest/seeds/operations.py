@@ -337,7 +337,7 @@ def graph(name: str, captured: Callable[[Model, torch.Tensor], Model]) -> Probe:
     def function(context: Context) -> None:
         module: Any = graph_replay
         module.captured = captured
-        graph_replay.replay(context)
+        graph_replay.graph_replay(context)
 
     return Probe(f"graph.replay:{name}", "quick", "cpu", 60, function)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.project_test_spec import Own, ShapeSpec
+from envbuild.selftest.harness.project_test_spec import ProjectTestSpec, ShapeSpec
 
 from .making import BRAIN, HALF, SINGLE, Kernel, named, seeded, tf32, wrong_element
 
@@ -95,7 +95,7 @@ def refused(kernel: Kernel) -> Kernel:
 def own_shape(context: Context) -> None:
     """gemm.crash with a shape of the profile's own that this torch cannot run."""
     shape = ShapeSpec(2, 3, 4, "float16", "nn", False)
-    context.job = dataclasses.replace(context.job, own=Own(shapes=(shape,)))
+    context.job = dataclasses.replace(context.job, own=ProjectTestSpec(shapes=(shape,)))
     seeded("gemm.crash", torch, "matmul", refused).function(context)
 
 

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") -> Path:
     """What CONTRIBUTING asks for: a run, signed with the key that is configured, and its public key."""
-    signer = signing.configured()
+    signer = signing.configured_signer()
     assert signer
     path = site.prove(run or run_on("NVIDIA H20"))
     record = dict(evidence_store.stored(site.engine.image.id))[path]
@@ -65,7 +65,7 @@ def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: py
         EvidenceRow("CPU", "sample", "bob", day, *what),
         EvidenceRow("NVIDIA H20", "sample", "alice", day, *what),
     ]
-    assert profile_tables.proofs(found).splitlines() == [
+    assert profile_tables.proofs_table(found).splitlines() == [
         "| GPU | Profile | Who | When | Does it count? |",
         "| --- | --- | --- | --- | --- |",
         f"| CPU | sample | bob | {day} | yes |",
@@ -81,18 +81,18 @@ def test_what_is_no_proof_or_no_longer_one_says_why(site: Site, folder: Path, mo
     told = {row.gpu: row.objections for row in community_evidence.read(folder, NOW)}
     assert "the self-test failed: env.libs" in told["CPU"][0]
     assert "cublas-hopper-fpe" in told["NVIDIA H20"][0]
-    assert "| yes |" not in profile_tables.proofs(community_evidence.read(folder, NOW))
+    assert "| yes |" not in profile_tables.proofs_table(community_evidence.read(folder, NOW))
 
 
 def test_every_file_must_be_somebodys_word(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_key(monkeypatch)
     sent = send(site, folder, "alice")
     stranger = json.loads(sent.read_text(encoding="utf-8"))
-    text = signing.payload(stranger).replace(b"PASSED", b"WARNED")
+    text = signing.envelope_payload(stranger).replace(b"PASSED", b"WARNED")
     changed = {**signing.seal(text, None), "signatures": stranger["signatures"]}
     new_key(monkeypatch)
-    other = signing.seal(signing.payload(stranger), signing.configured())
-    nothing = signing.seal(b'{"_type":"x"}', signing.configured())
+    other = signing.seal(signing.envelope_payload(stranger), signing.configured_signer())
+    nothing = signing.seal(b'{"_type":"x"}', signing.configured_signer())
     for name, document in (("changed", changed), ("other", other), ("two", [stranger, stranger]), ("empty", nothing)):
         (folder / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(CheckFailed) as caught:
@@ -108,7 +108,7 @@ def test_a_statement_of_something_else_is_no_test_result(
     new_key(monkeypatch)
     send(site, folder, "alice")
     sbom = statements.canonical(statements.sbom({}, Subject("x", site.engine.image.id)))
-    envelope = signing.seal(sbom, signing.configured())
+    envelope = signing.seal(sbom, signing.configured_signer())
     (folder / "sbom.json").write_text(json.dumps(envelope), encoding="utf-8")
     with pytest.raises(CheckFailed) as caught:
         community_evidence.read(folder, NOW)
@@ -119,7 +119,7 @@ def test_a_statement_of_something_else_is_no_test_result(
 
 def test_what_others_wrote_is_text_in_the_table() -> None:
     row = EvidenceRow("<b>GPU</b> | x", "[link](http://x)", "who\n| a |", "2026-01-01", "", "", ("`code` \x1b[31m",))
-    line = profile_tables.proofs([row]).splitlines()[2]
+    line = profile_tables.proofs_table([row]).splitlines()[2]
     assert line.count(" | ") == 4
     assert not any(part in line for part in ("<b>", "\x1b", "[link]("))
 
@@ -129,7 +129,7 @@ def test_it_fills_a_document(site: Site, folder: Path, monkeypatch: pytest.Monke
     page = folder.parent / "page.md"
     page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
     assert envbuild("docs", str(page)).code == 0
-    assert profile_tables.proofs([]) in page.read_text(encoding="utf-8")
+    assert profile_tables.proofs_table([]) in page.read_text(encoding="utf-8")
     new_key(monkeypatch)
     send(site, folder, "alice")
     assert envbuild("docs", "--check", str(page)).code == OutOfDate.code
@@ -144,15 +144,15 @@ def test_a_missing_folder_of_evidence_is_an_empty_table(project: Path) -> None:
     page = project / "page.md"
     page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
     assert envbuild("docs", "page.md").code == 0
-    assert page.read_text(encoding="utf-8").splitlines()[1] == profile_tables.proofs([])
+    assert page.read_text(encoding="utf-8").splitlines()[1] == profile_tables.proofs_table([])
 
 
 def test_what_others_prove_counts_on_the_model_and_its_family() -> None:
     row = EvidenceRow("NVIDIA H100 80GB HBM3", "sample", "alice", "2026-11-21", "lock", "", ())
     foreign = [replace(row, lock="other"), replace(row, profile="h20"), replace(row, objections=("old",))]
-    (proof,) = community_evidence.proofs([*foreign, row], "sample", "lock", ("h100", "a100"))
+    (proof,) = community_evidence.community_proofs([*foreign, row], "sample", "lock", ("h100", "a100"))
     assert (proof.model, proof.reason) == ("h100", "proved on NVIDIA H100 80GB HBM3, 2026-11-21")
-    (proof,) = community_evidence.proofs([replace(row, gpu="CPU")], "sample", "lock", ("cpu",))
+    (proof,) = community_evidence.community_proofs([replace(row, gpu="CPU")], "sample", "lock", ("cpu",))
     assert proof.reason == "proved on the CPU, 2026-11-21"
 
 

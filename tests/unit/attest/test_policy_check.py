@@ -10,7 +10,7 @@ import pytest
 from envbuild.attest import policy_check
 from envbuild.attest.policy import Policy
 from envbuild.facts import database
-from envbuild.resolve.torch_stack import choose
+from envbuild.resolve.torch_stack import choose_stack
 from unit.support import PROFILE, sha, source_of
 
 COMPAT = {"url": "https://example.org/compat.deb", "sha256": sha("compat")}
@@ -25,7 +25,7 @@ def record(torch: str, driver: str = "550.54.15", **distributions: str) -> dict[
 
 def known(found: dict[str, Any], folder: Path, **changes: Any) -> set[str]:
     profile = source_of(folder, {**PROFILE, "gpus": ["h20"], **changes}).profile
-    return {advisory.id for advisory in database.matching(policy_check.situation(found, Policy(()), profile))}
+    return {advisory.id for advisory in database.matching(policy_check.proved_situation(found, Policy(()), profile))}
 
 
 @pytest.mark.parametrize(("driver", "holds"), [({"compat": COMPAT}, False), ({}, True)])
@@ -38,13 +38,16 @@ def test_a_build_that_the_facts_do_not_know_has_the_profile_s_cuda(project: Path
     """Then another CUDA's libraries, which lie there unused, are not taken for torch's."""
     profile = source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.4.9+cu121", "cuda": "12.1"}).profile
     held = {"nvidia-cublas-cu12": "12.4.5.8", "nvidia-cublas-cu11": "11.11.3.6", "nvidia-cublas": "13.1.0.3"}
-    found = policy_check.situation(record("2.4.9+cu121", **held), Policy(()), profile)
+    found = policy_check.proved_situation(record("2.4.9+cu121", **held), Policy(()), profile)
     assert (found.cuda, found.libraries["cublas"]) == ("12.1", "12.4.5.8")
 
 
 def test_what_a_profile_says_is_the_same_to_both(project: Path) -> None:
     asked = {"gpus": ["h20"], "torch": "2.11.0", "gpu_count": 2, "features": ["fp8"], "driver": {"compat": COMPAT}}
     source = source_of(project, {**PROFILE, **asked})
-    planned, proved = choose(source).situation, policy_check.situation(record("2.11.0"), Policy(()), source.profile)
+    planned, proved = (
+        choose_stack(source).situation,
+        policy_check.proved_situation(record("2.11.0"), Policy(()), source.profile),
+    )
     for name in ("gpus", "torch", "cuda", "gpu_count", "features", "environment"):
         assert getattr(planned, name) == getattr(proved, name)

@@ -35,7 +35,7 @@ def new_signer(monkeypatch: pytest.MonkeyPatch) -> Signer:
 
 def refused(envelope: dict[str, Any], *signers: Signer) -> str:
     with pytest.raises(Refusal) as caught:
-        signing.opened(envelope, [signer.public for signer in signers])
+        signing.signed_statement(envelope, [signer.public for signer in signers])
     return caught.value.reason.id
 
 
@@ -45,19 +45,19 @@ def refused(envelope: dict[str, Any], *signers: Signer) -> str:
 def test_what_was_signed_is_opened(signer: Signer) -> None:
     envelope = signing.seal(PAYLOAD, signer)
     assert envelope["payloadType"] == "application/vnd.in-toto+json"
-    assert signing.opened(json.loads(json.dumps(envelope)), [signer.public]) == STATEMENT
+    assert signing.signed_statement(json.loads(json.dumps(envelope)), [signer.public]) == STATEMENT
 
 
 def test_key_ids_are_only_hints(signer: Signer) -> None:
     envelope = signing.seal(PAYLOAD, signer)
     envelope["signatures"][0]["keyid"] = ""
-    assert signing.opened(envelope, [signer.public]) == STATEMENT
+    assert signing.signed_statement(envelope, [signer.public]) == STATEMENT
 
 
 def test_another_keys_signature_is_refused(signer: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
     other = new_signer(monkeypatch)
     assert refused(signing.seal(PAYLOAD, other), signer) == "signature"
-    assert signing.opened(signing.seal(PAYLOAD, other), [signer.public, other.public]) == STATEMENT
+    assert signing.signed_statement(signing.seal(PAYLOAD, other), [signer.public, other.public]) == STATEMENT
 
 
 def test_an_envelope_without_a_signature_is_unsigned(signer: Signer) -> None:
@@ -123,7 +123,7 @@ def test_keygen_writes_an_encrypted_key_that_signs(project: Path, monkeypatch: p
     assert b"ENCRYPTED PRIVATE KEY" in private.read_bytes()
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     monkeypatch.setenv("ENVBUILD_SIGNING_KEY", str(private))
-    signer = signing.configured()
+    signer = signing.configured_signer()
     assert signer is not None
     assert signer.public == signing.trusted(Path("team.pub"))
     assert signer.public.fingerprint == done.document["fingerprint"]
@@ -139,21 +139,21 @@ def test_an_empty_passphrase_is_refused(project: Path, monkeypatch: pytest.Monke
 
 
 def test_the_key_comes_from_the_environment_or_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert signing.configured() is None
+    assert signing.configured_signer() is None
     private, public = signing.generate(SECRET)
     (tmp_path / "a.key").write_bytes(private)
     (tmp_path / "a.pub").write_bytes(public)
     (tmp_path / "secret").write_text(f"{SECRET}\n", encoding="utf-8")
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE_FILE", str(tmp_path / "secret"))
     monkeypatch.setenv("ENVBUILD_SIGNING_KEY", private.decode())
-    signer = signing.configured()
+    signer = signing.configured_signer()
     assert signer is not None
     monkeypatch.delenv("ENVBUILD_SIGNING_KEY")
     settings.config_file().parent.mkdir(parents=True)
     text = f"signing_key: {tmp_path}/a.key\npublic_key: {tmp_path}/a.pub\n"
     settings.config_file().write_text(text, encoding="utf-8")
-    settings.whole.cache_clear()
-    assert signing.configured() == signer
+    settings.settings_document.cache_clear()
+    assert signing.configured_signer() == signer
     assert signing.trusted() == signer.public
 
 
@@ -223,9 +223,9 @@ def test_children_get_the_passphrase_that_was_asked_for_once(tmp_path: Path, mon
         monkeypatch.setenv(name, value)
     signing.receive()  # as it begins: no process that it starts has it, long before it signs
     assert SECRET not in os.environ.values()
-    assert signing.configured()
+    assert signing.configured_signer()
     with pytest.raises(UsageError, match="no terminal"):  # one time
-        signing.configured()
+        signing.configured_signer()
     monkeypatch.setattr(signing, "passphrase", lambda prompt: "wrong")
     with pytest.raises(FileError, match="cannot be opened"):
         signing.for_children()

@@ -41,7 +41,7 @@ def made_of(locked: Lock, project: Path) -> BuildDetails:
         document=PROFILE,
         lock=locked,
         lock_text=(project / "sample.lock.yaml").read_text(encoding="utf-8"),
-        facts=fact_files.digest(),
+        facts=fact_files.facts_digest(),
         recipe=sha("recipe"),
         versions={"envbuild": "0.1.0", "engine": "docker 26.1.5"},
         roots={locked.wheels[0].wheel.file: ("torch",)},
@@ -137,7 +137,7 @@ def test_the_record_says_which_card_and_driver(locked: Lock) -> None:
 
 
 def test_the_build_names_every_file_by_hash(locked: Lock, project: Path) -> None:
-    stated = statements.build(made_of(locked, project), SUBJECT)
+    stated = statements.slsa_provenance(made_of(locked, project), SUBJECT)
     assert stated["predicateType"] == "https://slsa.dev/provenance/v1"
     definition = stated["predicate"]["buildDefinition"]
     found = {item["name"]: item["digest"]["sha256"] for item in definition["resolvedDependencies"]}
@@ -145,16 +145,16 @@ def test_the_build_names_every_file_by_hash(locked: Lock, project: Path) -> None
         d.file: d.sha256 for d in (*locked.base, *locked.apt)
     }
     assert found == wanted
-    assert definition["internalParameters"]["facts"] == {"sha256": fact_files.digest()}
+    assert definition["internalParameters"]["facts"] == {"sha256": fact_files.facts_digest()}
     assert definition["externalParameters"]["profile"] == {"name": "sample", "document": PROFILE}
-    text = statements.opened(definition["externalParameters"]["lock"], "the lock").decode()
+    text = statements.descriptor_content(definition["externalParameters"]["lock"], "the lock").decode()
     assert lock_file.parse(text, "the lock") == locked
 
 
 def test_a_base_image_is_a_dependency(project: Path) -> None:
     image = f"registry.example/base@sha256:{sha('base')}"
     based = lock_for(plan_of(project, {**PROFILE, "base": {"image": image}, "apt": []}))
-    stated = statements.build(made_of(based, project), SUBJECT)
+    stated = statements.slsa_provenance(made_of(based, project), SUBJECT)
     first = stated["predicate"]["buildDefinition"]["resolvedDependencies"][0]
     assert first["digest"] == {"sha256": sha("base")}
 
@@ -167,10 +167,10 @@ def test_a_script_of_the_projects_own_and_archives_travel_along(
     archive = Archive("cuda-compat", "570.124.06", sha("archive"), 1000)
     based = dataclasses.replace(locked, archives=(archive,))
     made = dataclasses.replace(made_of(based, project), document=document)
-    payload = statements.canonical(statements.build(made, SUBJECT))
+    payload = statements.canonical(statements.slsa_provenance(made, SUBJECT))
     found = json.loads(payload)["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert {"sha256": sha("archive")} in [item["digest"] for item in found]
-    assert "cuda-compat" in [item["name"] for item in sbom.make("sample", based, IMAGE.id)["components"]]
+    assert "cuda-compat" in [item["name"] for item in sbom.make_sbom("sample", based, IMAGE.id)["components"]]
     signer = signing.private(signing.generate("x")[0], "key")
     believed = trust.believe([signing.seal(payload, signer)], [signer.public], IMAGE.id)
     assert believed.refused == ()
@@ -182,11 +182,11 @@ def test_a_script_of_the_projects_own_and_archives_travel_along(
 def test_the_facts_digest_moves_with_a_sites_own(tmp_path: Path) -> None:
     from envbuild.util import settings
 
-    before = fact_files.digest()
+    before = fact_files.facts_digest()
     own = settings.config_file().parent / "facts.d" / "more.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("gpus: []\n", encoding="utf-8")
-    assert fact_files.digest() != before
+    assert fact_files.facts_digest() != before
 
 
 def test_what_a_wheel_fills(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_the_bill_of_materials_is_valid_and_carries_the_locked_hashes(locked: Lo
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    bom = sbom.make("sample", locked, IMAGE.id)
+    bom = sbom.make_sbom("sample", locked, IMAGE.id)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bom)) is None
     assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.6")
     found = {item["bom-ref"]: item["hashes"] for item in bom["components"]}
@@ -216,7 +216,7 @@ def test_the_bill_of_materials_is_valid_and_carries_the_locked_hashes(locked: Lo
 
 
 def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
-    assert sbom.make("sample", locked, IMAGE.id) == sbom.make("sample", locked, IMAGE.id)
+    assert sbom.make_sbom("sample", locked, IMAGE.id) == sbom.make_sbom("sample", locked, IMAGE.id)
 
 
 # documents from elsewhere
@@ -260,7 +260,7 @@ def extended(project: Path) -> BuildDetails:
 
 def test_a_build_names_what_was_compiled_from_what_and_with_what(project: Path) -> None:
     made = extended(project)
-    stated = statements.build(made, SUBJECT)["predicate"]
+    stated = statements.slsa_provenance(made, SUBJECT)["predicate"]
     dependencies = {item["name"]: item for item in stated["buildDefinition"]["resolvedDependencies"]}
     assert dependencies["kernels"]["digest"] == {"gitCommit": "c" * 40}
     assert dependencies["other"]["digest"] == {"sha256": "e" * 64}
@@ -275,18 +275,18 @@ def test_a_build_names_what_was_compiled_from_what_and_with_what(project: Path) 
 
 
 def test_a_build_without_extensions_says_nothing_of_them(locked: Lock, project: Path) -> None:
-    assert "byproducts" not in statements.build(made_of(locked, project), SUBJECT)["predicate"]["runDetails"]
+    assert "byproducts" not in statements.slsa_provenance(made_of(locked, project), SUBJECT)["predicate"]["runDetails"]
 
 
 def test_what_a_compiled_wheel_fills_is_read_again(project: Path) -> None:
     """So that `verify --base` sees where something was put over it."""
-    (build,) = trust._build(statements.build(extended(project), SUBJECT))
+    (build,) = trust._build(statements.slsa_provenance(extended(project), SUBJECT))
     assert build.roots["kernels"] == WHEEL.roots and build.roots["other"] == SECOND.roots
 
 
 @pytest.mark.parametrize("harm", ["none", "other", "odd"])
 def test_a_statement_that_leaves_a_compiled_wheel_out_is_malformed(project: Path, harm: str) -> None:
-    stated = statements.build(extended(project), SUBJECT)
+    stated = statements.slsa_provenance(extended(project), SUBJECT)
     details = stated["predicate"]["runDetails"]
     changed: dict[str, Any] = {"none": [], "other": details["byproducts"][1:], "odd": [{"name": "x"}]}
     details["byproducts"] = changed[harm]
@@ -295,6 +295,6 @@ def test_a_statement_that_leaves_a_compiled_wheel_out_is_malformed(project: Path
 
 
 def test_an_sbom_lists_extensions_by_their_commit(project: Path) -> None:
-    bom = sbom.make("sample", extended(project).lock, IMAGE.id)
+    bom = sbom.make_sbom("sample", extended(project).lock, IMAGE.id)
     versions = {item["name"]: item["version"] for item in bom["components"]}
     assert (versions["kernels"], versions["other"]) == ("c" * 40, "e" * 64)

@@ -93,7 +93,7 @@ def only_att(site: Site) -> None:
 
 def resign(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
     """Change every statement and sign it again with the right key, as one who has it and lies."""
-    signer = signing.configured()
+    signer = signing.configured_signer()
 
     def again(envelope: dict[str, Any]) -> dict[str, Any]:
         stated = json.loads(base64.b64decode(envelope["payload"]))
@@ -252,9 +252,9 @@ def test_a_manifest_that_an_engine_reads_as_another_is_refused(pushed: Site, mor
 )
 def test_a_configuration_that_an_engine_reads_as_another_is_refused(spoilt: dict[str, Any]) -> None:
     document = {**json.loads(config_of([LAYER], {"Version": "1", "version": "2"})), "history": [{"created_by": "x"}]}
-    assert image_reader.parsed("sha256:0", json.dumps(document).encode()).layers == (LAYER,)
+    assert image_reader.parse_config("sha256:0", json.dumps(document).encode()).layers == (LAYER,)
     with pytest.raises(Malformed):
-        image_reader.parsed("sha256:0", json.dumps({**document, **spoilt}).encode())
+        image_reader.parse_config("sha256:0", json.dumps({**document, **spoilt}).encode())
 
 
 def test_one_changed_byte_in_a_statement_is_refused(pushed: Site) -> None:
@@ -286,7 +286,7 @@ def test_another_predicate_type_is_no_test_result(pushed: Site) -> None:
 def test_a_replayed_older_statement_does_not_outweigh_a_failure(site: Site, key: Path) -> None:
     assert site.push().code == 0
     site.prove(passed_run(probe("env.libs", "failed")), day=1)
-    signer = signing.configured()
+    signer = signing.configured_signer()
     _, raw = site.registry.manifests["verified"]
     subject = Subject("envbuild/sample", site.engine.image.id, site.registry.host, oci.digest_of(raw))
     wanted = []
@@ -456,7 +456,7 @@ def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
     made = statements.test_result(
         record, evidence_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
     )
-    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured()))
+    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured_signer()))
     said = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
     assert (said.code, said.document["gpus"], said.document["digest"]) == (0, ["h20"], record["image"]["id"])
     assert said.document["ref"] is None

@@ -41,11 +41,11 @@ class Place:
     aside: Path
 
     def held(self) -> Holdings:
-        job = assessment.job("", "")
-        return environment_contents.read(host_runner.start(self.python, job), job.nonce, "it")
+        job = assessment.collector_job("", "")
+        return environment_contents.read(host_runner.run_on_host(self.python, job), job.nonce, "it")
 
     def judged(self, wanted: Expected = H20) -> Audit:
-        return assessment.judge("it", self.held(), wanted)
+        return assessment.assess("it", self.held(), wanted)
 
     def system(self, *kinds: str, version: str = "12.1.3.1") -> Path:
         for kind in kinds:
@@ -233,7 +233,7 @@ def test_a_library_that_cannot_be_read_is_not_passed_over(place: Place) -> None:
         path=copy.path, owner="nvidia-cublas-cu12==12.5.2.13", sha256=None, by="wheel"
     )
     spoiled = held.model_copy(update={"libraries": [copy], "altered": [unread], "unrecorded": []})
-    found = list(file_findings.findings(spoiled, {}, built=True, strict=True))
+    found = list(file_findings.file_findings(spoiled, {}, built=True, strict=True))
     assert [(finding.id, copy.path in finding.message) for finding in found] == [("modified-file", True)]
 
 
@@ -386,7 +386,7 @@ def test_the_remedy_of_an_advisory_fits_what_is_audited(place: Place) -> None:
     )  # fmt: skip
 
     def remedy(changed: Expected) -> str:
-        return the(assessment.judge("it", held, changed), "cublas-hopper-fpe").remedy
+        return the(assessment.assess("it", held, changed), "cublas-hopper-fpe").remedy
 
     pinned = "--no-deps nvidia-cublas-cu12==12.4.5.8"
     assert f"in the Dockerfile: RUN uv pip install --python {held.python.executable} {pinned}" in remedy(H20)
@@ -471,9 +471,9 @@ def test_envbuilds_own_environment_is_audited_where_it_has_torch(place: Place, m
 def test_a_system_cudnn_beside_the_wheels(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.made.put(place.aside / "libcudnn_graph.so.9", library("cudnn", "9.23.0"))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place.aside))
-    assert {"system-cudnn", "ld-library-path"} <= assessment.situation(place.held(), H20).environment
+    assert {"system-cudnn", "ld-library-path"} <= assessment.held_situation(place.held(), H20).environment
     monkeypatch.delenv("LD_LIBRARY_PATH")
-    assert "ld-library-path" not in assessment.situation(place.held(), H20).environment
+    assert "ld-library-path" not in assessment.held_situation(place.held(), H20).environment
 
 
 def test_nothing_is_left_behind_and_nothing_written(
@@ -519,12 +519,12 @@ def copy(path: str, **changes: Any) -> dict[str, Any]:
 
 def test_copies_of_the_system_alone_are_a_note() -> None:
     held = holding(libraries=[copy("/usr/lib/libcublas.so.11"), copy("/usr/local/cuda/lib64/libcublas.so.12")])
-    assert [(f.id, f.severity) for f in library_findings.libraries(held)] == [("several-copies", "note")]
+    assert [(f.id, f.severity) for f in library_findings.cuda_library_findings(held)] == [("several-copies", "note")]
 
 
 def test_parts_of_cudnn_from_two_folders() -> None:
     parts = [copy("/a/libcudnn.so.9", loaded=True), copy("/b/libcudnn_ops.so.9", loaded=True)]
-    assert [f.id for f in library_findings.libraries(holding(libraries=parts))] == ["mixed-cudnn"]
+    assert [f.id for f in library_findings.cuda_library_findings(holding(libraries=parts))] == ["mixed-cudnn"]
 
 
 def test_condas_libraries_are_nobodys_leftovers() -> None:
@@ -532,15 +532,15 @@ def test_condas_libraries_are_nobodys_leftovers() -> None:
         copy(f"/opt/conda/lib/{name}", loaded=True, ways=["environment"])
         for name in ("libcublas.so.12", "libnccl.so.2")
     ]
-    assert list(library_findings.libraries(holding(libraries=rows))) == []
+    assert list(library_findings.cuda_library_findings(holding(libraries=rows))) == []
 
 
 def test_a_search_that_was_cut_is_told() -> None:
-    assert "search-cut" in {f.id for f in assessment.judge("it", holding(cut=True), Expected()).findings}
+    assert "search-cut" in {f.id for f in assessment.assess("it", holding(cut=True), Expected()).findings}
 
 
 def test_the_counts_name_the_worst_first() -> None:
-    found = assessment.judge("it", holding(), dataclasses.replace(H20))
+    found = assessment.assess("it", holding(), dataclasses.replace(H20))
     assert list(found.counts) == [s for s in library_findings.SEVERITIES if s in found.counts]
 
 
@@ -604,7 +604,7 @@ def test_hostile_requirements_end_soon() -> None:
         "x>=" + "1." * 2000,
     ]
     rows = [{"name": f"n{n}", "version": "x y z", "folder": "/", "requires": texts} for n in range(20)]
-    list(library_findings.distributions(holding(distributions=rows)))
+    list(library_findings.distribution_findings(holding(distributions=rows)))
 
 
 # the runner without a container

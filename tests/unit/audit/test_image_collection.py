@@ -24,18 +24,18 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(job.argv[0])
         return RawOutput(b"", "", 127 if job.argv[0] == "python" else 0, 1.0)
 
-    monkeypatch.setattr(docker_runner, "run", run)
+    monkeypatch.setattr(docker_runner, "run_in_container", run)
     return found
 
 
 def test_python3_is_tried_where_there_is_no_python(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     held: Any = object()
     monkeypatch.setattr(environment_contents, "read", lambda output, nonce, name: held)
-    assert image_collection.of_image(cast(Engine, None), image_of(), "an/image") is held
+    assert image_collection.collect_from_image(cast(Engine, None), image_of(), "an/image") is held
     assert tried == ["python", "python3"]
 
 
 def test_an_image_without_a_python_is_said(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_collection, "_NOT_THERE", (127, 0))
     with pytest.raises(CheckFailed, match="an/image has no Python on its PATH"):
-        image_collection.of_image(cast(Engine, None), image_of(), "an/image")
+        image_collection.collect_from_image(cast(Engine, None), image_of(), "an/image")

@@ -62,7 +62,7 @@ def held(
 
 def written(project: Path, holdings: Holdings) -> tuple[str, Source, Plan]:
     """The text, and what envbuild makes of it."""
-    text = profile_draft.draft("mine", "an/image:tag", holdings)
+    text = profile_draft.draft_profile("mine", "an/image:tag", holdings)
     (project / "profiles" / "mine.yaml").write_text(text, encoding="utf-8")
     source = profile_reader.load("mine")
     return text, source, resolver.resolve(source)
@@ -164,7 +164,7 @@ def test_a_loaded_library_of_no_distribution_is_said(project: Path) -> None:
 
 def test_without_torch_there_is_no_profile() -> None:
     with pytest.raises(CheckFailed, match="an/image:tag has no torch"):
-        profile_draft.draft("mine", "an/image:tag", held(torch=None))
+        profile_draft.draft_profile("mine", "an/image:tag", held(torch=None))
 
 
 @pytest.mark.parametrize("odd", ['x"]', "a: b", "# x", "{}", "'", "\\", "- y", "&a", "%TAG"])

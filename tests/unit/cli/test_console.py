@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.cli.console import Console
-from envbuild.cli.result_table import line, whole
+from envbuild.cli.result_table import result_line, result_lines
 from envbuild.pipeline.model import Step
 from envbuild.selftest.harness.standalone_output import Table
 from unit.evidence.runs import NAMES, probe
@@ -135,7 +135,7 @@ def test_what_fails_before_a_probe_runs_names_none(capsys: pytest.CaptureFixture
 
 def many(count: int, cut: bool = False) -> list[str]:
     output = "\n".join(f"line {number}" for number in range(count))
-    return whole(probe("own.script", "failed", output=output, output_cut=cut), False)[1:]
+    return result_lines(probe("own.script", "failed", output=output, output_cut=cut), False)[1:]
 
 
 def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None:
@@ -146,7 +146,7 @@ def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None
     assert told[:2] == [f"    own.script printed (the last 20 of 21 lines; all: {more}):", "      line 1"]
     assert (told[-1], len(told)) == ("      line 20", 21)
     assert "(the last 20 of 99 lines of its last 8 kB; all: envbuild test" in many(99, cut=True)[0]
-    every = whole(probe("own.script", "failed", output="x\n" * 99, output_cut=True), True)[1:]
+    every = result_lines(probe("own.script", "failed", output="x\n" * 99, output_cut=True), True)[1:]
     assert (len(every), every[0]) == (100, "    own.script printed (its last 8 kB):")
 
 
@@ -154,15 +154,15 @@ def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None
     ("passed", False, False), ("passed", True, True), ("failed", False, True), ("skipped", False, False),
 ])  # fmt: skip
 def test_what_a_script_printed_is_shown_where_it_failed_or_on_request(status: str, verbose: bool, here: bool) -> None:
-    told = whole(probe("own.script", status, output="a word"), verbose)
+    told = result_lines(probe("own.script", status, output="a word"), verbose)
     assert told[1:] == (["    own.script printed:", "      a word"] if here else [])
 
 
 def test_a_line_names_the_step_that_was_not_survived() -> None:
     died = probe("gemm.crash", "failed", reason="died of SIGFPE", at="mm 3x7")
-    assert line(died).endswith("  at mm 3x7: died of SIGFPE")
+    assert result_line(died).endswith("  at mm 3x7: died of SIGFPE")
     named = probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7")
-    assert line(named).endswith("  mm 3x7: off by 2"), "once is enough"
+    assert result_line(named).endswith("  mm 3x7: off by 2"), "once is enough"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_line_names_the_step_that_was_not_survived() -> None:
 def test_the_zip_shows_a_result_as_the_command_does(result: dict[str, Any], tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         Table(out.fileno())(result)
-    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == whole(result, False)
+    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == result_lines(result, False)
 
 
 def test_a_terminal_shows_what_ended_and_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,4 +262,4 @@ def test_what_an_image_says_is_neither_markup_nor_lines(monkeypatch: pytest.Monk
     ],
 )
 def test_a_line_has_the_largest_error_beyond_rounding(figures: list[dict[str, Any]], said: str) -> None:
-    assert line(probe("env.libs", figures=figures)) == f"passed   env.libs               0.25 s  {said}".rstrip()
+    assert result_line(probe("env.libs", figures=figures)) == f"passed   env.libs               0.25 s  {said}".rstrip()

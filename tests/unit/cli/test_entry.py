@@ -467,8 +467,8 @@ def test_an_audit_for_a_profile_knows_an_image_of_its_lock(
     image = dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id if labelled else "another"})
     judged: list[Expected] = []
     monkeypatch.setattr("envbuild.image.engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
-    monkeypatch.setattr("envbuild.audit.image_collection.of_image", lambda *asked: None)
-    monkeypatch.setattr("envbuild.audit.assessment.judge", lambda reference, held, wanted: judged.append(wanted))
+    monkeypatch.setattr("envbuild.audit.image_collection.collect_from_image", lambda *asked: None)
+    monkeypatch.setattr("envbuild.audit.assessment.assess", lambda reference, held, wanted: judged.append(wanted))
     audit._image("it", audit._expected("sample"))
     assert [(wanted.claimed, wanted.image) for wanted in judged] == [(labelled, True)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.doctor import machine, system_reader
-from envbuild.doctor.model import MAX_TEXT, Port, Xid, clean, shown
+from envbuild.doctor.model import MAX_TEXT, Port, Xid, clean, short_address
 from envbuild.doctor.parallel_reads import run_in_parallel
 
 
@@ -29,7 +29,7 @@ from envbuild.doctor.parallel_reads import run_in_parallel
     ],
 )
 def test_an_address_is_told_without_its_secrets(address: str, told: str) -> None:
-    assert shown(address) == told
+    assert short_address(address) == told
 
 
 def test_words_of_others_are_one_bounded_line() -> None:
@@ -46,17 +46,17 @@ def test_words_of_others_are_one_bounded_line() -> None:
     ],
 )
 def test_an_xid_is_read_in_any_form_of_the_log(line: str, found: Xid) -> None:
-    assert system_reader.xids(f"before\n{line}\nafter\n".encode()) == [found]
+    assert system_reader.parse_xids(f"before\n{line}\nafter\n".encode()) == [found]
 
 
 @pytest.mark.parametrize("line", ["NVRM: Xid", "NVRM: Xid (): 79", "NVRM: Xid (PCI:0000:1a:00): 99999", "xid 79"])
 def test_what_is_no_xid_is_none(line: str) -> None:
-    assert system_reader.xids(line.encode()) == []
+    assert system_reader.parse_xids(line.encode()) == []
 
 
 def test_a_log_full_of_them_gives_the_newest() -> None:
     lines = [f"NVRM: Xid (PCI:0000:1a:00): {number % 1000}, x\n" for number in range(5000)]
-    found = system_reader.xids("".join(lines).encode())
+    found = system_reader.parse_xids("".join(lines).encode())
     assert len(found) == system_reader.MAX_XIDS
     assert found[-1].number == 999
 
@@ -77,8 +77,8 @@ def test_a_log_that_has_no_end_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_machine_without_anything_is_read_all_the_same(tmp_path: Path) -> None:
     assert system_reader.pci(tmp_path) is None
     assert system_reader.fabric_manager(tmp_path) is None
-    assert system_reader.shm(tmp_path) == 0
-    assert list(system_reader.rdma(tmp_path)) == []
+    assert system_reader.shm_bytes(tmp_path) == 0
+    assert list(system_reader.rdma_ports(tmp_path)) == []
     assert not system_reader.switches(tmp_path)
     assert machine.read(tmp_path).cpu == "unknown CPU"
     assert machine.read(tmp_path).memory == 0
@@ -106,7 +106,7 @@ def test_the_kernels_files_are_read(tmp_path: Path) -> None:
         put(f"sys/bus/pci/devices/{address}/class", f"0x{kind}00\n")
     assert (machine.read(tmp_path).cpu, machine.read(tmp_path).memory) == ("a processor", 1 << 20)
     assert system_reader.fabric_manager(tmp_path) is True
-    assert list(system_reader.rdma(tmp_path)) == [Port("mlx5_0/1", "ACTIVE", "Ethernet", "100 Gb/sec (4X EDR)")]
+    assert list(system_reader.rdma_ports(tmp_path)) == [Port("mlx5_0/1", "ACTIVE", "Ethernet", "100 Gb/sec (4X EDR)")]
     assert system_reader.pci(tmp_path) == 2
 
 

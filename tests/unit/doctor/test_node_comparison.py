@@ -66,13 +66,15 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 def bad(found: list[Node]) -> dict[str, str]:
-    return {check.id: check.status for check in node_comparison.compare(found) if check.status in ("warn", "fail")}
+    return {
+        check.id: check.status for check in node_comparison.compare_nodes(found) if check.status in ("warn", "fail")
+    }
 
 
 def test_equal_nodes_have_no_difference() -> None:
     found = [node(f"node{index}") for index in range(4)]
     assert bad(found) == {}
-    assert {check.status for check in node_comparison.compare(found)} == {"ok"}
+    assert {check.status for check in node_comparison.compare_nodes(found)} == {"ok"}
     assert node_comparison.odd(found) == {}
 
 
@@ -81,7 +83,7 @@ def test_the_node_that_differs_is_named(id: str) -> None:
     changes, status, words = DIFFERENCES[id]
     found = [node("node0"), node("node1"), node("node2", **changes), node("node3")]
     assert bad(found) == {id: status}
-    (check,) = (check for check in node_comparison.compare(found) if check.id == id)
+    (check,) = (check for check in node_comparison.compare_nodes(found) if check.id == id)
     assert check.detail.startswith("node2")
     assert words in check.detail
     assert "node1" not in check.detail
@@ -100,17 +102,17 @@ def test_a_node_that_makes_no_images_is_sound_and_no_more_is_said_of_it() -> Non
     failed = [{"id": id, "status": "fail", "detail": "none"} for id in ("engine", "buildx", "gpu.runtime", "disk")]
     found = [node("a"), node("b", checks=failed)]
     assert bad(found) == {}
-    assert "no failed check of what a job needs" in {check.detail for check in node_comparison.compare(found)}
+    assert "no failed check of what a job needs" in {check.detail for check in node_comparison.compare_nodes(found)}
 
 
 def test_every_comparison_can_find_a_difference() -> None:
-    assert {check.id for check in node_comparison.compare([node("a")])} == {*DIFFERENCES, "node.answers"}
+    assert {check.id for check in node_comparison.compare_nodes([node("a")])} == {*DIFFERENCES, "node.answers"}
 
 
 def test_two_against_two_names_all() -> None:
     older = {"driver": {"version": "535.104.05", "cuda": "12.2"}}
     found = [node("a"), node("b", **older), node("c"), node("d", **older)]
-    (check,) = (check for check in node_comparison.compare(found) if check.id == "same.driver")
+    (check,) = (check for check in node_comparison.compare_nodes(found) if check.id == "same.driver")
     assert check.detail == "no majority: 550.54.15: a, c; 535.104.05: b, d"
     assert set(node_comparison.odd(found)) == {"a", "b", "c", "d"}
 
@@ -176,7 +178,7 @@ def test_a_file_that_names_no_cluster(tmp_path: Path, text: str, words: str) -> 
     file = tmp_path / "hosts.yaml"
     file.write_text(text)
     with pytest.raises(FileError) as error:
-        remote_nodes.gather(str(file))
+        remote_nodes.gather_nodes(str(file))
     assert words in " ".join([error.value.message, *map(str, error.value.faults)])
 
 
@@ -207,7 +209,7 @@ def test_what_is_no_file_is_a_fault_of_its_node(tmp_path: Path) -> None:
     (tmp_path / "b.json").mkdir()
     os.mkfifo(tmp_path / "c.json")
     (tmp_path / "d.json").symlink_to(tmp_path / "nowhere")
-    found = {node.name: node.fault for node in remote_nodes.gather(str(tmp_path))}
+    found = {node.name: node.fault for node in remote_nodes.gather_nodes(str(tmp_path))}
     assert found == {"a": None, **{name: f"{name}.json is no file" for name in ("b", "c", "d")}}
 
 
@@ -217,7 +219,9 @@ def test_a_file_that_may_not_be_read_is_a_fault_of_its_node(tmp_path: Path, monk
 
     (tmp_path / "a.json").write_text(json.dumps(SAME))
     monkeypatch.setattr(Path, "open", refused)  # the tests may be root's
-    assert [node.fault for node in remote_nodes.gather(str(tmp_path))] == ["a.json cannot be read: Permission denied"]
+    assert [node.fault for node in remote_nodes.gather_nodes(str(tmp_path))] == [
+        "a.json cannot be read: Permission denied"
+    ]
 
 
 def test_more_nodes_than_are_asked_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,11 +229,11 @@ def test_more_nodes_than_are_asked_is_a_fault(tmp_path: Path, monkeypatch: pytes
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.json").write_text(json.dumps(SAME))
     with pytest.raises(FileError, match="3 JSON files, more than 2"):
-        remote_nodes.gather(str(tmp_path))
+        remote_nodes.gather_nodes(str(tmp_path))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-2]")
     monkeypatch.setattr(remote_nodes, "run", lambda *_, **__: Completed(0, "node0 node1 node2\n", ""))
     with pytest.raises(UsageError, match="3 nodes, more than 2"):
-        remote_nodes.gather("slurm")
+        remote_nodes.gather_nodes("slurm")
 
 
 def test_an_interruption_ends_what_is_asked_and_asks_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

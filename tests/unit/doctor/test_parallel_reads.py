@@ -26,7 +26,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(network_services, "proxies", lambda: ())
     monkeypatch.setattr(network_services, "_registry", lambda place: Answer(place, 200))
     monkeypatch.setattr(network_services, "_index", lambda place: Answer(place, 200))
-    monkeypatch.setattr(index_config, "addresses", lambda: ["http://slow.example/simple"])
+    monkeypatch.setattr(index_config, "package_sources", lambda: ["http://slow.example/simple"])
     event = threading.Event()
     yield event
     event.set()

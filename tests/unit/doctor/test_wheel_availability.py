@@ -25,7 +25,7 @@ def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     real = []
     for item in made.wheels:
         file = write_wheel(tmp_path / "served", item.wheel.name, item.wheel.version)
-        one = dataclasses.replace(item.wheel, file=file.name, sha256=store.digest(file))
+        one = dataclasses.replace(item.wheel, file=file.name, sha256=store.file_digest(file))
         real.append(dataclasses.replace(item, wheel=one))
     lock_file.write(dataclasses.replace(made, wheels=tuple(real)), project / "profiles" / "sample.lock.yaml", "sample")
     with serving(Index(tmp_path / "served")) as found:
@@ -35,7 +35,7 @@ def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 def check() -> Check:
     forget()
-    return wheel_availability.wheels(profile_reader.load("sample"), [])
+    return wheel_availability.check_wheels(profile_reader.load("sample"), [])
 
 
 def test_an_index_that_has_every_wheel(served: Index) -> None:
@@ -71,11 +71,11 @@ def test_a_missing_build_of_the_cpu_names_pytorchs_index(
 
 def test_what_is_in_the_cache_is_not_asked_for(served: Index) -> None:
     for file in list(served.folder.iterdir()):
-        store.wheels().put(file, store.digest(file), file.name)
+        store.wheel_store().put(file, store.file_digest(file), file.name)
     assert check().detail == "3 locked wheels: in the cache"
     assert served.asked == []
 
 
 def test_where_no_index_answers_none_is_asked_for_each_wheel(served: Index) -> None:
-    found = wheel_availability.wheels(profile_reader.load("sample"), [Check("index", "fail", "no answer")])
+    found = wheel_availability.check_wheels(profile_reader.load("sample"), [Check("index", "fail", "no answer")])
     assert (found.status, served.asked) == ("skipped", [])

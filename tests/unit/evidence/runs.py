@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from envbuild.testrun.output_parser import judge
+from envbuild.testrun.output_parser import judge_output
 from envbuild.testrun.result import RawOutput, TestRun
 
 NONCE = "0123456789abcdef0123456789abcdef"
@@ -47,7 +47,7 @@ def output(stdout: bytes | Sequence[bytes], **changes: Any) -> RawOutput:
 
 
 def judged(stdout: bytes | Sequence[bytes], require: Sequence[str] = (), **changes: Any) -> TestRun:
-    return judge(output(stdout, **changes), NONCE, require)
+    return judge_output(output(stdout, **changes), NONCE, require)
 
 
 def passed_run(*probes: dict[str, Any]) -> TestRun:

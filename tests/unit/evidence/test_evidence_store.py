@@ -50,7 +50,7 @@ def wanted(locked: Lock, level: str = "standard", require: tuple[str, ...] = ("e
 
 
 def state(locked: Lock, **changes: Any) -> tuple[str, str]:
-    (proof,) = evidence_store.prove(IMAGE.id, wanted(locked, **changes))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, wanted(locked, **changes))
     return proof.state, proof.reason
 
 
@@ -68,7 +68,7 @@ def failed_run() -> result.TestRun:
     ],
 )
 def test_a_misspelt_gpu_is_questioned(name: str, said: str) -> None:
-    assert rules.never(name).reason == said
+    assert rules.untested(name).reason == said
 
 
 def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -> None:
@@ -105,7 +105,7 @@ def test_where_it_ran_is_kept_here_and_names_no_machine_in_what_is_published(loc
 )
 def test_a_proof_says_what_its_container_lacked(locked: Lock, where: Any, lacks: tuple[str, ...]) -> None:
     evidence_store.save(record_of(locked, where=where))
-    (proof,) = evidence_store.prove(IMAGE.id, wanted(locked))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, wanted(locked))
     assert (proof.state, proof.unconfined) == ("proved", lacks)
     assert ("less confined than here: the network is open" in proof.reason) == bool(lacks)
 
@@ -129,7 +129,7 @@ def test_the_statement_is_in_totos_with_a_test_result(locked: Lock) -> None:
     record = record_of(
         locked, passed_run(probe("env.libs"), probe("gemm.crash", "failed"), probe("train.step", "skipped"))
     )
-    found = evidence_store.statement(record, "d" * 64)
+    found = evidence_store.test_statement(record, "d" * 64)
     assert set(found) == {"_type", "subject", "predicateType", "predicate"}
     assert found["_type"] == "https://in-toto.io/Statement/v1"
     assert found["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
@@ -151,20 +151,20 @@ def test_the_statement_is_in_totos_with_a_test_result(locked: Lock) -> None:
 
 
 def test_a_run_that_passed_is_said_to_have_passed(locked: Lock) -> None:
-    predicate = evidence_store.statement(record_of(locked), "d" * 64)["predicate"]
+    predicate = evidence_store.test_statement(record_of(locked), "d" * 64)["predicate"]
     assert (predicate["result"], predicate["failedTests"]) == ("PASSED", [])
     assert len(predicate["passedTests"]) == 3
 
 
 def test_of_a_run_with_a_fault_nothing_passed(locked: Lock) -> None:
     run = judged(lines(documents())[:-1])
-    predicate = evidence_store.statement(record_of(locked, run), "d" * 64)["predicate"]
+    predicate = evidence_store.test_statement(record_of(locked, run), "d" * 64)["predicate"]
     assert (predicate["result"], predicate["passedTests"]) == ("FAILED", [])
 
 
 def test_a_run_in_which_nothing_passed_did_not_pass(locked: Lock) -> None:
     run = passed_run(probe("env.libs", "skipped"))
-    assert evidence_store.statement(record_of(locked, run), "d" * 64)["predicate"]["result"] == "FAILED"
+    assert evidence_store.test_statement(record_of(locked, run), "d" * 64)["predicate"]["result"] == "FAILED"
 
 
 def test_a_run_in_which_nothing_passed_proves_nothing(locked: Lock) -> None:
@@ -176,7 +176,7 @@ def test_a_run_in_which_nothing_passed_proves_nothing(locked: Lock) -> None:
 def test_a_run_without_a_required_probe_is_a_warning(locked: Lock) -> None:
     """Neither a failure nor a proof."""
     record = record_of(locked, passed_run(probe("gemm.crash"), probe("env.libs", "skipped")))
-    assert evidence_store.statement(record, "d" * 64)["predicate"]["result"] == "WARNED"
+    assert evidence_store.test_statement(record, "d" * 64)["predicate"]["result"] == "WARNED"
     evidence_store.save(record)
     assert state(locked) == ("stale", "required probes did not run: env.libs")
     assert state(locked, require=())[0] == "proved"
@@ -188,7 +188,7 @@ def test_a_run_without_a_required_probe_is_a_warning(locked: Lock) -> None:
 
 def test_a_proof_is_found_again(locked: Lock) -> None:
     path = evidence_store.save(record_of(locked))
-    (proof,) = evidence_store.prove(IMAGE.id, wanted(locked))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, wanted(locked))
     assert (proof.model, proof.state, proof.evidence) == ("cpu", "proved", path)
     assert proof.reason == "proved on the CPU, 2026-11-21"
     assert sorted(file.name.partition(".")[2] for file in path.parent.iterdir()) == ["record.json", "statement.json"]
@@ -210,7 +210,7 @@ def test_without_evidence_nothing_is_proved(locked: Lock) -> None:
 
 def test_evidence_is_of_one_image(locked: Lock) -> None:
     evidence_store.save(record_of(locked))
-    (proof,) = evidence_store.prove(image_of("other").id, wanted(locked))
+    (proof,) = evidence_store.newest_proofs(image_of("other").id, wanted(locked))
     assert proof.state == "missing"
 
 
@@ -218,7 +218,7 @@ def test_evidence_moved_to_another_image_is_not_counted(locked: Lock) -> None:
     path = evidence_store.save(record_of(locked))
     other = image_of("other").id
     path.parent.rename(path.parent.with_name(other.removeprefix("sha256:")))
-    (proof,) = evidence_store.prove(other, wanted(locked))
+    (proof,) = evidence_store.newest_proofs(other, wanted(locked))
     assert proof.state == "missing"
 
 
@@ -272,7 +272,7 @@ def test_damaged_evidence_hides_no_other(locked: Lock) -> None:
     first = evidence_store.save(record_of(locked))
     second = evidence_store.save(record_of(locked, day=1))
     second.write_text("{", encoding="utf-8")
-    (proof,) = evidence_store.prove(IMAGE.id, wanted(locked))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, wanted(locked))
     assert (proof.state, proof.evidence) == ("proved", first)
 
 
@@ -284,7 +284,7 @@ def fitting(record: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{digest}.record.json").write_text(text, encoding="utf-8")
     try:
-        made = evidence_store.statement({**record, "selftest": {"own": {}, **record["selftest"]}}, digest)
+        made = evidence_store.test_statement({**record, "selftest": {"own": {}, **record["selftest"]}}, digest)
     except (KeyError, TypeError, AttributeError):
         made = {}
     (folder / f"{digest}.statement.json").write_text(json.dumps(made), encoding="utf-8")
@@ -408,7 +408,7 @@ def test_the_newest_that_counts_is_taken(locked: Lock) -> None:
     evidence_store.save(record_of(locked, day=1))
     newest = evidence_store.save(record_of(locked, day=2))
     evidence_store.save(record_of(locked, day=0))
-    (proof,) = evidence_store.prove(IMAGE.id, wanted(locked))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, wanted(locked))
     assert proof.evidence == newest
 
 
@@ -431,7 +431,7 @@ def test_what_passed_before_a_failure_does_not_count_behind_a_stale_run_either(l
     evidence_store.save(record_of(locked, selftest=older(harness=None), day=2))
     said = {"failed": "env.libs, no probe passed", "skipped": "no probe passed"}[run]
     assert state(locked) == ("stale", f"the self-test failed since: {said}")
-    (proof,) = evidence_store.prove(IMAGE.id, wanted(locked))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, wanted(locked))
     assert proof.failed
     assert evidence_store.ever_proved(IMAGE.id, "sample", {locked.id})
 
@@ -440,7 +440,7 @@ def test_what_passed_before_a_failure_does_not_count_behind_a_stale_run_either(l
 def test_no_clock_decides_whether_a_failure_came_later(locked: Lock, days: tuple[int, int]) -> None:
     evidence_store.save(record_of(locked, day=days[0]))
     evidence_store.save(record_of(locked, failed_run(), day=days[1]))
-    (proof,) = evidence_store.prove(IMAGE.id, wanted(locked))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, wanted(locked))
     assert (proof.state, proof.failed) == ("stale", True)
 
 
@@ -449,7 +449,7 @@ def test_no_clock_decides_whether_a_pass_came_later(locked: Lock, day: int) -> N
     evidence_store.save(record_of(locked, day=0))
     evidence_store.save(record_of(locked, failed_run(), day=-1))
     evidence_store.save(record_of(locked, day=day))
-    (proof,) = evidence_store.prove(IMAGE.id, wanted(locked))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, wanted(locked))
     assert (proof.state, proof.failed) == ("proved", False)
 
 
@@ -487,7 +487,7 @@ CHILD: dict[str, Any] = {"profile": "child", "selftest": {"own": {"script": "1" 
 def of_child(locked: Lock, script: str = "1" * 64) -> tuple[str, str, bool]:
     asked = wanted(locked, require=("env.libs", "own.script"))
     asked = dataclasses.replace(asked, profile="child", own={"script": script})
-    (proof,) = evidence_store.prove(IMAGE.id, asked)
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, asked)
     return proof.state, proof.reason, proof.failed
 
 
@@ -587,7 +587,7 @@ def test_what_was_measured_between_gpus_must_be_what_is_asked_for(
     base = wanted(locked)
     record = evidence_store.run_record(IMAGE, dataclasses.replace(base, **proved), passed_run(), "docker 26.1.5", DAY)
     evidence_store.save(record)
-    (proof,) = evidence_store.prove(IMAGE.id, dataclasses.replace(base, **asked))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, dataclasses.replace(base, **asked))
     assert proof.state == ("stale" if reason else "proved")
     assert not reason or proof.reason == reason
 
@@ -620,7 +620,7 @@ def test_what_the_profile_adds_is_part_of_a_proof(
     locked: Lock, made_with: dict[str, str], asked_for: dict[str, str], said: str | None
 ) -> None:
     evidence_store.save(record_of(locked, selftest={"own": made_with}))
-    (proof,) = evidence_store.prove(IMAGE.id, dataclasses.replace(wanted(locked), own=asked_for))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, dataclasses.replace(wanted(locked), own=asked_for))
     assert (proof.state, said in (proof.reason, None)) == ("stale" if said else "proved", True)
 
 
@@ -631,12 +631,14 @@ def test_a_record_from_before_profiles_could_add_anything_counts_for_those_that_
     ((_, read),) = evidence_store.stored(IMAGE.id)
     assert read["selftest"]["own"] == {}
     assert state(locked)[0] == "proved"
-    (proof,) = evidence_store.prove(IMAGE.id, dataclasses.replace(wanted(locked), own=ONE))
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, dataclasses.replace(wanted(locked), own=ONE))
     assert proof.reason == "proved with another script"
 
 
 def test_the_statement_names_what_the_profile_adds(locked: Lock) -> None:
-    configuration = evidence_store.statement(record_of(locked, selftest={"own": ONE | SHAPES}), "d" * 64)["predicate"]
+    configuration = evidence_store.test_statement(record_of(locked, selftest={"own": ONE | SHAPES}), "d" * 64)[
+        "predicate"
+    ]
     digests = {item["name"]: item["digest"]["sha256"] for item in configuration["configuration"]}
     assert (digests["script"], digests["shapes"]) == ("1" * 64, "3" * 64)
 
@@ -657,7 +659,7 @@ def test_a_proof_had_as_much_asked_of_it(locked: Lock, demanded: dict[str, float
         del record["selftest"]["demands"]
     evidence_store.save(record)
     asking = dataclasses.replace(wanted(locked), demands={"gemm": 0.6, "burn": 60.0})
-    (proof,) = evidence_store.prove(IMAGE.id, asking)
+    (proof,) = evidence_store.newest_proofs(IMAGE.id, asking)
     assert (proof.state, proof.reason) == ("stale", reason) if reason else proof.state == "proved"
 
 

@@ -43,8 +43,8 @@ class World:
         evidence_store.save(evidence_store.run_record(image_of(handle), wanted, run, "docker", finished))
 
     def said(self) -> str:
-        return profile_proofs.sentence(
-            "sample", profile_proofs.on_disk("sample", self.source.profile, self.lock, build_records.every())
+        return profile_proofs.proof_sentence(
+            "sample", profile_proofs.on_disk("sample", self.source.profile, self.lock, build_records.all_records())
         )
 
 
@@ -63,7 +63,7 @@ def test_nothing_built_and_nothing_proved_is_never(cpu: World) -> None:
     cpu.built()
     assert cpu.said() == "proved: never"
     assert (
-        profile_proofs.sentence("sample", profile_proofs.on_disk("sample", cpu.source.profile, None, ()))
+        profile_proofs.proof_sentence("sample", profile_proofs.on_disk("sample", cpu.source.profile, None, ()))
         == "proved: never"
     )
 

@@ -59,7 +59,7 @@ class World:
     def built(self, image: Image, lock: Lock | None = None) -> Image:
         made = lock or self.lock
         text = dockerfile.render(made, "sample")
-        recipe = build.recipe(made, text)
+        recipe = build.recipe_digest(made, text)
         build_records.write(Record(image.id, image.handle, made.id, recipe, image.layers, "docker"))
         self.engine.held[image.handle] = image
         self.engine.tagged[made.short] = image.handle
@@ -79,7 +79,7 @@ class World:
 
     def status(self) -> Status:
         engine = cast(Engine, self.engine)
-        return status.judge(engine, self.source, self.lock, self.stale, self.text)
+        return status.status_of(engine, self.source, self.lock, self.stale, self.text)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_what_a_clusters_container_lacked_is_told(world: World, monkeypatch: pyt
 
 
 def test_never_locked_is_missing(world: World) -> None:
-    found = status.judge(cast(Engine, world.engine), world.source, None, [], "")
+    found = status.status_of(cast(Engine, world.engine), world.source, None, [], "")
     assert (found.state, found.lock) == ("missing", None)
     assert f"run: envbuild make {world.source.file}" in found.reasons[0]  # as it was asked for
 
@@ -389,7 +389,7 @@ def test_the_lock_on_disk_is_what_counts(world: World) -> None:
 
 def test_the_status_of_all_is_a_table(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
-    monkeypatch.setattr(name_lookup, "names", lambda: ["broken", "sample"])
+    monkeypatch.setattr(name_lookup, "profile_names", lambda: ["broken", "sample"])
     (project / "profiles" / "broken.yaml").write_text("- x", encoding="utf-8")
     lock_file.write(world.lock, world.source.lock_file, "sample")
     image = world.built(image_of())

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
-from envbuild.cli.explain import shown
+from envbuild.cli.explain import safe_line
 from envbuild.explain import cause_ranking, log_lines
 from envbuild.facts import database, log_signatures
-from envbuild.facts.probe_names import known
+from envbuild.facts.probe_names import known_probes
 from envbuild.util.errors import FactsError, FileError
 from unit.explain import corpus
 from unit.explain.corpus import FOLDER, PARTS, Case
@@ -111,7 +111,7 @@ def test_a_signature_is_well_formed(row: log_signatures.Signature) -> None:
     assert (advisory is None) == bool(row.title), "an advisory has its own title"
     command = row.prove or ""
     for probe in re.findall(r"--probe (\S+)", command):
-        assert probe in known()
+        assert probe in known_probes()
     for pattern in (*row.lines, *(advisory.shows.patterns if advisory else ())):
         assert log_lines.anchors(pattern), f"{pattern.pattern}: no text by which lines are found"
 
@@ -358,7 +358,7 @@ def test_nothing_of_a_log_reaches_the_terminal_but_its_lines() -> None:
     ],
 )
 def test_a_secret_in_a_line_is_not_repeated(line: str, hidden: str) -> None:
-    told = shown(line)
+    told = safe_line(line)
     assert hidden not in told
     assert "EADDRINUSE" in told and "***" in told
 

@@ -39,7 +39,7 @@ def test_the_change_is_yaml_that_a_profile_takes(name: str, project: Path) -> No
     change = CHANGES[name]
     written = advisory_remedy.written(change, Situation())
     assert written, "a change that no version satisfies"
-    lines = list(advisory_remedy.lines(written))
+    lines = list(advisory_remedy.yaml_lines(written))
     assert len(lines) == len(written)
     (project / "profiles" / "mended.yaml").write_text("\n".join(["extends: h20", *lines]) + "\n", encoding="utf-8")
     profile = profile_reader.load("mended").profile

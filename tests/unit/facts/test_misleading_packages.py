@@ -25,7 +25,7 @@ MEANT = "NVIDIA's is built from source: name it under extensions"
     ],
 )  # fmt: skip
 def test_what_asks_for_it(text: str) -> None:
-    assert MEANT in (misleading_packages.refused(text) or "")
+    assert MEANT in (misleading_packages.refusal_reason(text) or "")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_asks_for_it(text: str) -> None:
     ],
 )
 def test_what_does_not(text: str) -> None:
-    assert misleading_packages.refused(text) is None
+    assert misleading_packages.refusal_reason(text) is None
 
 
 def said(*arguments: str) -> list[str]:
@@ -88,11 +88,11 @@ def test_where_another_package_needs_it(tmp_path: Path, monkeypatch: pytest.Monk
     write_wheel(tmp_path, "vissl", "1.0", ["apex"])
     (tmp_path / "apex-0.9.10.tar.gz").write_bytes(b"never opened")
     with pytest.raises(ProfileError) as caught:
-        uv.resolve(["vissl"], "3.11", "2.36", {})
+        uv.resolve_wheels(["vissl"], "3.11", "2.36", {})
     assert MEANT in str(caught.value.hint)
     write_wheel(tmp_path, "apex", "0.9")
     with pytest.raises(ProfileError, match=f"vissl needs apex: .*{MEANT}"):
-        uv.resolve(["vissl"], "3.11", "2.36", {})
+        uv.resolve_wheels(["vissl"], "3.11", "2.36", {})
 
 
 def test_in_what_a_new_profile_extends(project: Path) -> None:

@@ -16,7 +16,8 @@ FLEET: dict[str, Any] = {**PROFILE, "torch": "2.7.1", "packages": [], "apt": [],
 
 def of(*cards: str) -> dict[str, str]:
     return {
-        item.variable: item.value for item in mixed_gpu_settings.settings([database.gpus()[card] for card in cards])
+        item.variable: item.value
+        for item in mixed_gpu_settings.mixed_gpu_settings([database.gpus()[card] for card in cards])
     }
 
 
@@ -38,7 +39,7 @@ def test_settings_are_made_where_some_cards_lack_what_others_have(cards: list[st
 
 
 def test_the_common_type_says_which_card_lacks_the_better_one() -> None:
-    dtype = next(mixed_gpu_settings.settings([database.gpus()[card] for card in ("a100", "v100", "t4")]))
+    dtype = next(mixed_gpu_settings.mixed_gpu_settings([database.gpus()[card] for card in ("a100", "v100", "t4")]))
     assert (dtype.variable, dtype.value) == (mixed_gpu_settings.DTYPE, "float16")
     assert dtype.reason.endswith("bfloat16 is missing on v100, t4")
 
@@ -47,7 +48,7 @@ def test_the_last_type_serves_every_card() -> None:
     """What has no feature to ask for: a common type is always found."""
     assert fact_files.rows("fleet", "dtypes", mixed_gpu_settings._Dtype)[-1].feature is None
     for gpu in database.gpus().values():
-        assert next(mixed_gpu_settings.settings([gpu, database.gpus()["v100"]])).value == "float16"
+        assert next(mixed_gpu_settings.mixed_gpu_settings([gpu, database.gpus()["v100"]])).value == "float16"
 
 
 def test_the_image_has_them_and_a_profiles_own_value_wins(project: Path) -> None:

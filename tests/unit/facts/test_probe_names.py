@@ -25,12 +25,12 @@ def test_what_is_read_is_what_the_selftest_says() -> None:
 
 
 def test_every_probe_says_what_it_does_and_needs() -> None:
-    assert len(probe_names.known()) >= 10
-    for name, probe in probe_names.known().items():
+    assert len(probe_names.known_probes()) >= 10
+    for name, probe in probe_names.known_probes().items():
         assert probe.name == name
         assert probe.level in (*probe_names.LEVELS, "asked") and probe.needs in ("cpu", "cuda", "script")
         assert len(probe.does) > 20 and not probe.does.startswith(name), probe
-    assert len({probe.does for probe in probe_names.known().values()}) == len(probe_names.known()), (
+    assert len({probe.does for probe in probe_names.known_probes().values()}) == len(probe_names.known_probes()), (
         "each has its own sentence"
     )
 
@@ -42,7 +42,7 @@ def test_the_page_on_probes_has_each_with_its_level_and_device() -> None:
     levels = {"asked": "asked for"}
     assert told == {
         p.name: (levels.get(p.level, p.level), "GPU" if p.needs == "cuda" else "any")
-        for p in probe_names.known().values()
+        for p in probe_names.known_probes().values()
     }
 
 
@@ -53,20 +53,20 @@ def test_the_page_names_the_probes_for_which_no_fault_is_seeded() -> None:
     page = " ".join((ROOT / "docs" / "selftest.md").read_text(encoding="utf-8").split())
     told = page.partition("has no row for ")[2].partition(":")[0].replace(" and ", ", ").split(", ")
     assert sorted(told) == sorted(
-        p.name for p in probe_names.known().values() if p.needs != "cuda" and p.name not in seeded
+        p.name for p in probe_names.known_probes().values() if p.needs != "cuda" and p.name not in seeded
     )
 
 
 def test_a_level_holds_those_below_it() -> None:
-    step = probe_names.known()["train.step"]
+    step = probe_names.known_probes()["train.step"]
     assert [step.within(level) for level in probe_names.LEVELS] == [False, True, True]
-    assert not any(probe_names.known()["fingerprint"].within(level) for level in probe_names.LEVELS)
+    assert not any(probe_names.known_probes()["fingerprint"].within(level) for level in probe_names.LEVELS)
 
 
 def test_all_unknown_names_are_told_at_once() -> None:
-    probe_names.check(["env.libs"])
+    probe_names.refuse_unknown(["env.libs"])
     with pytest.raises(
         UsageError, match=r"'gemm\.crsh' \(did you mean gemm\.crash\?\); there is no probe 'x'"
     ) as caught:
-        probe_names.check(["gemm.crsh", "env.libs", "x"])
+        probe_names.refuse_unknown(["gemm.crsh", "env.libs", "x"])
     assert caught.value.code == 2

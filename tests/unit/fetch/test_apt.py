@@ -102,24 +102,24 @@ def test_apts_own_sources_are_used_with_the_suites_name(host_apt: Apt) -> None:
         ("http://s.example/debian-security", "-security"),
     ]
     for suite in ("bookworm", "trixie"):
-        assert apt.archives(suite) == [AptArchive(root, f"{suite}{pocket}") for root, pocket in expected]
+        assert apt.apt_archives(suite) == [AptArchive(root, f"{suite}{pocket}") for root, pocket in expected]
 
 
 def test_a_codename_is_no_pattern(host_apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apt, "_host_codename", lambda: "book.orm")
     with pytest.raises(NetworkError, match="no Debian archive configured"):
-        apt.archives("trixie")
+        apt.apt_archives("trixie")
 
 
 def test_a_sites_mirror_comes_before_apts(host_apt: Apt) -> None:
     configure(debian_mirror="http://site.example/debian/", debian_security_mirror="http://site.example/security")
-    assert apt.archives("trixie") == [
+    assert apt.apt_archives("trixie") == [
         AptArchive("http://site.example/debian", "trixie"),
         AptArchive("http://site.example/debian", "trixie-updates"),
         AptArchive("http://site.example/security", "trixie-security"),
     ]
     configure(debian_mirror="http://site.example/debian")
-    assert [archive.suite for archive in apt.archives("trixie")] == ["trixie", "trixie-updates"]
+    assert [archive.suite for archive in apt.apt_archives("trixie")] == ["trixie", "trixie-updates"]
     assert host_apt.asked == []
 
 
@@ -129,7 +129,7 @@ def test_without_apt_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(apt, "run", missing)
     with pytest.raises(ProcessMissing) as caught:
-        apt.resolve("bookworm", ["less"])
+        apt.resolve_debs("bookworm", ["less"])
     assert "base image" in str(caught.value.hint)
 
 
@@ -138,12 +138,12 @@ def test_without_apt_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_a_killed_apt_leaves_is_swept(host_apt: Apt) -> None:
     """What checks signatures makes files where temporary ones go; the kernel kills it with a killed envbuild."""
-    apt.resolve("bookworm", ["less"])
+    apt.resolve_debs("bookworm", ["less"])
     assert host_apt.temporary and all(name.startswith("envbuild-tmp-apt-") for name in host_apt.temporary)
 
 
 def test_packages_are_what_apt_would_fetch(host_apt: Apt) -> None:
-    found = apt.resolve("bookworm", ["less"])
+    found = apt.resolve_debs("bookworm", ["less"])
     assert [(item.name, item.version, item.path, item.bytes) for item in found] == [
         ("apt", "2.6.2", "pool/updates/main/a/apt/apt_2.6.2_amd64.deb", 1373116),
         ("bsdutils", "1:2.38.1-5+deb12u3", "pool/main/u/util-linux/bsdutils_2.38.1-5+deb12u3_amd64.deb", 95000),
@@ -155,12 +155,12 @@ def test_packages_are_what_apt_would_fetch(host_apt: Apt) -> None:
 
 
 def test_kept_packages_are_asked_for_at_their_versions(host_apt: Apt) -> None:
-    apt.resolve("bookworm", ["less"], [made("libc6", b"")])
+    apt.resolve_debs("bookworm", ["less"], [made("libc6", b"")])
     assert host_apt.asked[-1][-3:] == ["?essential", "less", "libc6=2:1.0+b1"]
 
 
 def test_every_source_is_signed_by_debian(host_apt: Apt) -> None:
-    apt.resolve("trixie", [])
+    apt.resolve_debs("trixie", [])
     lines = host_apt.sources.splitlines()
     assert len(lines) == 3
     assert all(line.startswith(f"deb [signed-by={apt.KEYRING}] http://") for line in lines)
@@ -178,11 +178,11 @@ def test_every_source_is_signed_by_debian(host_apt: Apt) -> None:
 def test_a_package_that_is_not_there_is_a_fault_of_the_profile(host_apt: Apt, stderr: str, words: str) -> None:
     host_apt.install = Completed(100, "", stderr)
     with pytest.raises(ProfileError, match=words):
-        apt.resolve("bookworm", ["nosuch"])
+        apt.resolve_debs("bookworm", ["nosuch"])
 
 
 def test_other_components_are_asked_for_where_they_are_wanted(host_apt: Apt) -> None:
-    apt.resolve("trixie", ["nvidia-cuda-toolkit"], components=("main", "non-free"))
+    apt.resolve_debs("trixie", ["nvidia-cuda-toolkit"], components=("main", "non-free"))
     assert {line.split(" ", 4)[4] for line in host_apt.sources.splitlines()} == {"main non-free"}
 
 
@@ -191,23 +191,23 @@ def test_what_a_mirror_lacks_of_them_is_the_mirrors_fault(host_apt: Apt, said: s
     """As one that has main alone."""
     host_apt.install = Completed(100, "", said)
     with pytest.raises(NetworkError, match="no configured mirror has x for Debian trixie") as caught:
-        apt.resolve("trixie", ["x"], components=("main", "contrib", "non-free"))
+        apt.resolve_debs("trixie", ["x"], components=("main", "contrib", "non-free"))
     assert "main, contrib, non-free" in str(caught.value.hint) and "debian_mirror" in str(caught.value.hint)
 
 
 def test_a_mirror_that_does_not_answer_is_an_error_of_the_network(host_apt: Apt) -> None:
     host_apt.update = Completed(100, "", "E: Failed to fetch http://m.example/debian  Could not resolve host")
     with pytest.raises(NetworkError, match="did not answer") as caught:
-        apt.resolve("bookworm", [])
+        apt.resolve_debs("bookworm", [])
     assert "Could not resolve" in str(caught.value.hint)
 
 
 def test_a_repository_that_debian_did_not_sign_is_left_out(host_apt: Apt) -> None:
     host_apt.update = Completed(100, "", "E: The repository 'http://x.example bookworm InRelease' is not signed.")
-    assert len(apt.resolve("bookworm", [])) == 4
+    assert len(apt.resolve_debs("bookworm", [])) == 4
     host_apt.update = Completed(100, "", f"{host_apt.update.stderr}\nE: Failed to fetch http://m.example/debian")
     with pytest.raises(NetworkError):
-        apt.resolve("bookworm", ["asked-again"])
+        apt.resolve_debs("bookworm", ["asked-again"])
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_repository_that_debian_did_not_sign_is_left_out(host_apt: Apt) -> Non
 def test_a_package_without_its_hash_is_refused(host_apt: Apt, line: str) -> None:
     host_apt.install = Completed(0, line + "\n", "")
     with pytest.raises(NetworkError, match="no sha256"):
-        apt.resolve("bookworm", [])
+        apt.resolve_debs("bookworm", [])
 
 
 # fetching
@@ -229,17 +229,17 @@ def test_packages_come_from_the_first_root_that_has_them(host_apt: Apt) -> None:
         f"http://m.example/debian/{quoted[0]}": b"1",
         f"http://s.example/debian-security/{quoted[1]}": b"2",
     }
-    assert apt.fetch([one, two], "bookworm", store.debs(), None) == 2
+    assert apt.fetch_debs([one, two], "bookworm", store.debs(), None) == 2
     assert store.debs().path(two.sha256, two.file).read_bytes() == b"2"
     host_apt.asked.clear()
-    assert apt.fetch([one, two], "bookworm", store.debs(), None) == 0
+    assert apt.fetch_debs([one, two], "bookworm", store.debs(), None) == 0
     assert host_apt.asked == []
 
 
 def test_packages_that_no_mirror_has_are_named(host_apt: Apt) -> None:
     wanted = [made(f"package{number}", b"x") for number in range(7)]
     with pytest.raises(AptUnavailable, match=r"package0 2:1\.0\+b1, .* and 2 more") as caught:
-        apt.fetch(wanted, "bookworm", store.debs(), "20261121T000000Z")
+        apt.fetch_debs(wanted, "bookworm", store.debs(), "20261121T000000Z")
     assert caught.value.missing == tuple(wanted)
     assert (caught.value.code, caught.value.kind) == (7, "mirror")
     assert "debian_snapshot" in str(caught.value.hint)
@@ -250,14 +250,14 @@ def test_another_file_under_the_name_counts_as_gone(host_apt: Apt) -> None:
     wanted = made("one", b"1")
     host_apt.files = {f"http://m.example/debian/{wanted.path.replace('+', '%2B')}": b"spoiled"}
     with pytest.raises(AptUnavailable):
-        apt.fetch([wanted], "bookworm", store.debs(), None)
+        apt.fetch_debs([wanted], "bookworm", store.debs(), None)
 
 
 def test_the_snapshot_is_asked_last_at_the_time_of_the_lock(host_apt: Apt) -> None:
     configure(debian_snapshot="http://snap.example/archive/{timestamp}/")
     wanted = made("one", b"1")
     host_apt.files = {f"http://snap.example/archive/20261121T000000Z/{wanted.path.replace('+', '%2B')}": b"1"}
-    assert apt.fetch([wanted], "bookworm", store.debs(), "20261121T000000Z") == 1
+    assert apt.fetch_debs([wanted], "bookworm", store.debs(), "20261121T000000Z") == 1
     roots = [words[-3].partition("/pool/")[0] for words in host_apt.asked if words[0].endswith("apt-helper")]
     assert roots == [
         "http://m.example/debian",
@@ -265,13 +265,13 @@ def test_the_snapshot_is_asked_last_at_the_time_of_the_lock(host_apt: Apt) -> No
         "http://snap.example/archive/20261121T000000Z",
     ]
     with pytest.raises(AptUnavailable):
-        apt.fetch([made("two", b"2")], "bookworm", store.debs(), None)
+        apt.fetch_debs([made("two", b"2")], "bookworm", store.debs(), None)
 
 
 def test_a_root_that_does_not_answer_is_no_gone_package(host_apt: Apt) -> None:
     host_apt.dead = {"http://m.example"}
     with pytest.raises(NetworkError) as caught:
-        apt.fetch([made("one", b"1")], "bookworm", store.debs(), None)
+        apt.fetch_debs([made("one", b"1")], "bookworm", store.debs(), None)
     assert not isinstance(caught.value, AptUnavailable)
     assert isinstance(caught.value, EnvbuildError)
     assert "Could not connect" in str(caught.value.hint)
@@ -281,7 +281,7 @@ def test_where_apt_goes_on_without_room_it_is_the_disks_fault(host_apt: Apt, mon
     """It ends well where it could write no list, and then knows no package."""
     host_apt.install = Completed(100, "", "E: Unable to locate package python3")
     with pytest.raises(ProfileError):
-        apt.resolve("bookworm", ["python3"])
+        apt.resolve_debs("bookworm", ["python3"])
     monkeypatch.setattr("envbuild.util.disk_space.is_none", lambda folder: True)
     with pytest.raises(DiskError, match="the disk is full"):
-        apt.resolve("bookworm", ["python3"])
+        apt.resolve_debs("bookworm", ["python3"])

@@ -48,16 +48,16 @@ def wanted(served: Index) -> ArchiveRequest:
 
 
 def take(wanted: ArchiveRequest) -> Archive:
-    return archives.take(wanted, lambda name, count: None)
+    return archives.inspect_archive(wanted, lambda name, count: None)
 
 
 def test_an_archive_is_fetched_once_and_looked_through(wanted: ArchiveRequest, served: Index) -> None:
     came: list[tuple[str, int]] = []
     size = (served.folder / "compat.tar.gz").stat().st_size
-    found = archives.take(wanted, lambda name, count: came.append((name, count)))
+    found = archives.inspect_archive(wanted, lambda name, count: came.append((name, count)))
     assert found == Archive("cuda-compat", "580.95.05", wanted.sha256, size)
     assert came == [("cuda-compat", size)]
-    assert store.archives().holds(wanted.sha256, "cuda-compat")
+    assert store.archive_store().holds(wanted.sha256, "cuda-compat")
     asked = list(served.asked)
     assert take(replace(wanted, url="http://127.0.0.1:1/nowhere")) == found
     assert served.asked == asked
@@ -85,12 +85,12 @@ def test_another_file_is_refused_and_not_kept(wanted: ArchiveRequest, served: In
     assert "cuda-compat" in caught.value.message
     assert sha(spoiled.decode()) in caught.value.message and wanted.sha256 in caught.value.message
     assert "compat.tar.gz has another file than profiles/sample.yaml:7 names" in str(caught.value.hint)
-    assert list(store.archives().folder.iterdir()) == []
+    assert list(store.archive_store().folder.iterdir()) == []
 
 
 def test_a_stored_file_that_changed_is_not_blamed_on_the_profile(wanted: ArchiveRequest) -> None:
     take(wanted)
-    file = store.archives().path(wanted.sha256, wanted.name)
+    file = store.archive_store().path(wanted.sha256, wanted.name)
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(HashMismatch, match="cuda-compat was damaged on this disk"):
         take(wanted)
@@ -107,14 +107,14 @@ def test_an_address_that_gives_nothing_is_an_error_of_the_network(
         take(replace(wanted, url=url.replace("{served}", f"http://127.0.0.1:{served.port}")))
     assert caught.value.code == 7
     assert "cuda-compat" in caught.value.message
-    assert not store.archives().holds(wanted.sha256, "cuda-compat")
+    assert not store.archive_store().holds(wanted.sha256, "cuda-compat")
 
 
 def test_a_download_that_breaks_off_is_an_error_of_the_network(wanted: ArchiveRequest, served: Index) -> None:
     served.cut = {"compat.tar.gz": 1000}
     with pytest.raises(NetworkError):
         take(wanted)
-    assert list(store.archives().folder.iterdir()) == []
+    assert list(store.archive_store().folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
@@ -127,7 +127,7 @@ def test_a_download_that_does_not_end_is_stopped(
     monkeypatch.setattr(archives, "_LARGEST", size - 1)
     with pytest.raises(HashMismatch, match=f"cuda-compat .* is longer than {size - 1} bytes"):
         take(wanted)
-    assert list(store.archives().folder.iterdir()) == []
+    assert list(store.archive_store().folder.iterdir()) == []
     monkeypatch.setattr(archives, "_LARGEST", size)
     assert take(wanted).version == "580.95.05"
 

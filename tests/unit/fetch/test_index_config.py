@@ -72,12 +72,12 @@ def test_the_places_that_packages_come_from(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     configured(monkeypatch, *lines)
-    assert index_config.addresses() == expected
+    assert index_config.package_sources() == expected
 
 
 def test_pips_own_default_is_one_of_them_and_stands_in_no_file_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     configured(monkeypatch)
-    (address,) = index_config.addresses()
+    (address,) = index_config.package_sources()
     assert address.startswith("https://")
     host = address.split("/")[2]
     assert not [
@@ -93,9 +93,9 @@ def test_uvs_own_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.delenv("UV_NO_CONFIG")
     monkeypatch.setenv("UV_CONFIG_FILE", str(file))
     configured(monkeypatch)
-    assert index_config.addresses() == ["http://b/s", "http://c/s", "/a"]
+    assert index_config.package_sources() == ["http://b/s", "http://c/s", "/a"]
     file.write_text("no toml [")
-    assert len(index_config.addresses()) == 1
+    assert len(index_config.package_sources()) == 1
 
 
 def test_pips_real_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_the_certificate_of_the_environment_stays(monkeypatch: pytest.MonkeyPatc
 
 def test_downloads_trust_pips_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     configured(monkeypatch, "global.cert='/pip.pem'")
-    assert index_config.session().verify == "/pip.pem"
+    assert index_config.index_session().verify == "/pip.pem"
 
 
 @pytest.mark.parametrize(
@@ -153,5 +153,5 @@ def test_the_best_version_of_all_indexes_is_taken(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv("PIP_EXTRA_INDEX_URL", extra.address)
             monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "three"))
             forget()
-            assert uv.resolve(["alpha"], "3.11", "2.36", {}).versions == {"alpha": "2.0"}
-            assert uv.resolve(["alpha<2"], "3.11", "2.36", {}).versions == {"alpha": "1.5"}
+            assert uv.resolve_wheels(["alpha"], "3.11", "2.36", {}).versions == {"alpha": "2.0"}
+            assert uv.resolve_wheels(["alpha<2"], "3.11", "2.36", {}).versions == {"alpha": "1.5"}

@@ -23,7 +23,7 @@ def on(day: int) -> datetime.datetime:
 
 
 def found(*files: Listed, chosen: str = "1.0", wanted: str = "") -> release_lag.Lag | None:
-    return release_lag.lag("a", chosen, SpecifierSet(wanted), release_lag.releases(files, "3.11", TAGS))
+    return release_lag.lag("a", chosen, SpecifierSet(wanted), release_lag.matching_releases(files, "3.11", TAGS))
 
 
 def wheel_file(version: str, day: int | None = None, requires: str = "", tag: str = "py3-none-any") -> Listed:
@@ -74,14 +74,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 def test_pages_say_the_same_as_html_and_as_json(served: Index) -> None:
     file = write_wheel(served.folder, "alpha", "1.0")
     write_wheel(served.folder, "alpha-more", "1.0")
-    (html,) = index_pages.listed("alpha")
+    (html,) = index_pages.listed_files("alpha")
     served.dates = {file.name: "2020-01-01T00:00:00Z"}
     served.requires = {file.name: ">=3.9"}
     forget()
-    (one,) = index_pages.listed("alpha")
+    (one,) = index_pages.listed_files("alpha")
     assert (one.file, one.sha256) == (html.file, html.sha256) and html.sha256
     assert (html.uploaded, one.uploaded, one.requires_python) == (None, on(0), ">=3.9")
-    assert index_pages.listed("nosuch") == ()
+    assert index_pages.listed_files("nosuch") == ()
 
 
 def test_the_first_index_that_has_a_name_answers_for_it(
@@ -92,10 +92,10 @@ def test_the_first_index_that_has_a_name_answers_for_it(
     write_wheel(tmp_path / "own", "alpha", "1.0")
     with serving(Index(tmp_path / "own")) as own:
         monkeypatch.setenv("UV_INDEX", own.address)
-        assert [one.file for one in index_pages.listed("alpha")] == ["alpha-1.0-py3-none-any.whl"]
+        assert [one.file for one in index_pages.listed_files("alpha")] == ["alpha-1.0-py3-none-any.whl"]
         monkeypatch.setenv("UV_INDEX_STRATEGY", "unsafe-best-match")
         forget()
-        assert len(index_pages.listed("alpha")) == 2
+        assert len(index_pages.listed_files("alpha")) == 2
     assert index_config.first_only() is False
 
 
@@ -103,11 +103,11 @@ def test_an_index_that_does_not_answer_is_an_error(served: Index, monkeypatch: p
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setattr(index_config, "Retry", lambda **options: 0)
     with pytest.raises(NetworkError, match=r"127\.0\.0\.1:9 did not answer for alpha"):
-        index_pages.listed("alpha")
+        index_pages.listed_files("alpha")
 
 
 def test_a_page_that_is_cut_off_is_an_error(served: Index) -> None:
     write_wheel(served.folder, "alpha", "1.0")
     served.cut["alpha"] = 1
     with pytest.raises(NetworkError, match="did not answer for alpha: ChunkedEncodingError"):
-        index_pages.listed("alpha")
+        index_pages.listed_files("alpha")

@@ -113,4 +113,4 @@ def test_text_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None
 def test_digests(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_bytes(b"content")
-    assert store.digest(file) == sha("content")
+    assert store.file_digest(file) == sha("content")

@@ -76,7 +76,7 @@ def test_what_a_killed_uv_leaves_is_swept(
 
 
 def resolve(*requirements: str, keep: dict[str, str] | None = None, python: str = PYTHON) -> Resolved:
-    return uv.resolve(requirements, python, GLIBC, keep or {})
+    return uv.resolve_wheels(requirements, python, GLIBC, keep or {})
 
 
 def locate_one(name: str, version: str, python: str = PYTHON, glibc: str = GLIBC) -> tuple[Wheel, str]:
@@ -86,16 +86,16 @@ def locate_one(name: str, version: str, python: str = PYTHON, glibc: str = GLIBC
 
 def as_locked(file: Path) -> Wheel:
     name, version = file.name.split("-")[:2]
-    return Wheel(name.replace("_", "-"), version, file.name, store.digest(file))
+    return Wheel(name.replace("_", "-"), version, file.name, store.file_digest(file))
 
 
 def fetch(*wanted: Wheel, size: int = 1_000_000) -> int:
     locked = [LockedWheel(wheel, size, "x") for wheel in wanted]
-    return uv.fetch(locked, PYTHON, GLIBC, store.wheels(), lambda file, count: None)
+    return uv.fetch_wheels(locked, PYTHON, GLIBC, store.wheel_store(), lambda file, count: None)
 
 
 def stored() -> list[str]:
-    return sorted(file.name for file in store.wheels().folder.rglob("*") if file.is_file())
+    return sorted(file.name for file in store.wheel_store().folder.rglob("*") if file.is_file())
 
 
 # resolving
@@ -335,7 +335,7 @@ def test_every_suite_can_be_resolved_for(folder: Path, suite: database.Suite) ->
     """uv knows manylinux_2_40 at most, below trixie's 2.41."""
     glibc = min(int(suite.glibc.removeprefix("2.")), 40)
     write_wheel(folder, "alpha", "1.0", tag=f"py3-none-manylinux_2_{glibc}_x86_64")
-    assert uv.resolve(["alpha"], suite.python, suite.glibc, {}).versions == {"alpha": "1.0"}
+    assert uv.resolve_wheels(["alpha"], suite.python, suite.glibc, {}).versions == {"alpha": "1.0"}
     assert locate_one("alpha", "1.0", suite.python, suite.glibc)[0].version == "1.0"
 
 
@@ -391,7 +391,7 @@ def test_wheels_come_once(served: Index) -> None:
 
     wanted = [as_locked(file) for file in files]
     locked = [LockedWheel(wheel, file.stat().st_size, "x") for wheel, file in zip(wanted, files, strict=True)]
-    assert uv.fetch(locked, PYTHON, GLIBC, store.wheels(), progress) == 2
+    assert uv.fetch_wheels(locked, PYTHON, GLIBC, store.wheel_store(), progress) == 2
     assert seen == {file.name: file.stat().st_size for file in files}
     assert stored() == ["alpha-1.0-py3-none-any.whl", "beta-1.0-py3-none-any.whl"]
     served.asked.clear()
@@ -410,14 +410,14 @@ def test_another_file_under_the_name_is_refused_and_nothing_is_kept(served: Inde
     with pytest.raises(HashMismatch, match=file.name) as caught:
         fetch(as_locked(file))
     assert caught.value.code == 3
-    assert list(store.wheels().folder.iterdir()) == []
+    assert list(store.wheel_store().folder.iterdir()) == []
 
 
 def test_no_more_is_fetched_than_was_locked(served: Index) -> None:
     file = write_wheel(served.folder, "alpha", "1.0", content="# long\n" * 500)
     with pytest.raises(HashMismatch, match=f"{file.name} .* is longer than 100 bytes"):
         fetch(as_locked(file), size=100)
-    assert list(store.wheels().folder.iterdir()) == []
+    assert list(store.wheel_store().folder.iterdir()) == []
 
 
 def test_a_file_that_the_index_says_is_another_is_refused(served: Index) -> None:
@@ -425,7 +425,7 @@ def test_a_file_that_the_index_says_is_another_is_refused(served: Index) -> None
     wanted = Wheel("alpha", "1.0", file.name, sha("what was locked"))
     with pytest.raises(HashMismatch, match=file.name):
         fetch(wanted)
-    assert list(store.wheels().folder.iterdir()) == []
+    assert list(store.wheel_store().folder.iterdir()) == []
 
 
 def test_a_download_that_breaks_off_is_an_error_of_the_network(served: Index, impatient: None) -> None:
@@ -434,7 +434,7 @@ def test_a_download_that_breaks_off_is_an_error_of_the_network(served: Index, im
     with pytest.raises(NetworkError, match=f"{file.name} broke off, 3 times"):
         fetch(as_locked(file))
     assert served.asked.count(f"GET /files/{file.name}") == 3
-    assert list(store.wheels().folder.iterdir()) == []
+    assert list(store.wheel_store().folder.iterdir()) == []
 
 
 def test_a_download_that_breaks_off_is_begun_anew(served: Index, impatient: None) -> None:
@@ -442,7 +442,7 @@ def test_a_download_that_breaks_off_is_begun_anew(served: Index, impatient: None
     served.cut = {file.name: 2}
     told: list[int] = []
     locked = LockedWheel(as_locked(file), file.stat().st_size, "x")
-    assert uv.fetch([locked], PYTHON, GLIBC, store.wheels(), lambda name, count: told.append(count)) == 1
+    assert uv.fetch_wheels([locked], PYTHON, GLIBC, store.wheel_store(), lambda name, count: told.append(count)) == 1
     assert sum(told) == file.stat().st_size and min(told) <= 0
 
 
@@ -459,7 +459,7 @@ def test_a_server_that_only_errs_is_an_error_of_the_network(served: Index, impat
     with pytest.raises(NetworkError, match=file.name):
         fetch(as_locked(file))
     assert served.asked.count(f"GET /files/{file.name}") == 5
-    assert list(store.wheels().folder.iterdir()) == []
+    assert list(store.wheel_store().folder.iterdir()) == []
 
 
 def test_a_version_that_the_index_no_longer_has_is_said(served: Index) -> None:
@@ -513,7 +513,7 @@ def test_a_password_is_in_no_message(served: Index, monkeypatch: pytest.MonkeyPa
 
 
 def test_requests_is_what_downloads(served: Index) -> None:
-    assert isinstance(index_config.session(), requests.Session)
+    assert isinstance(index_config.index_session(), requests.Session)
 
 
 def best(*files: str) -> str | None:

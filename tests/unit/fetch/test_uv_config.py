@@ -31,13 +31,13 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 
 def given(folder: Path) -> dict[str, Any]:
     """The configuration file that uv is given."""
-    options = uv_config.options(folder)
+    options = uv_config.config_options(folder)
     assert options[:2] == ["--no-config", "--config-file"]
     return tomllib.loads(Path(options[2]).read_text(encoding="utf-8"))
 
 
 def test_without_a_site_file_uv_has_no_configuration(homes: tuple[Path, Path], tmp_path: Path) -> None:
-    assert uv_config.options(tmp_path) == ["--no-config"]
+    assert uv_config.config_options(tmp_path) == ["--no-config"]
 
 
 def test_only_indexes_and_how_to_reach_them_are_kept(homes: tuple[Path, Path], tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_only_indexes_and_how_to_reach_them_are_kept(homes: tuple[Path, Path], t
         "system-certs": True,
         "index": [{"name": 'q"é', "url": str(user.parent / "local"), "authenticate": "never"}],
     }
-    assert list(uv_config.ignored([])) == [
+    assert list(uv_config.ignored_by_uv_config([])) == [
         f"{user}: these settings of uv are ignored: exclude-newer, sources, pip.resolution; {uv_config.INSTEAD}"
     ]
 
@@ -71,7 +71,7 @@ def test_the_copy_is_for_the_user_alone(homes: tuple[Path, Path], tmp_path: Path
 def test_a_site_file_that_cannot_be_read_is_named(homes: tuple[Path, Path], tmp_path: Path) -> None:
     homes[0].write_text("no toml [", encoding="utf-8")
     with pytest.raises(SettingsError, match=r"uv\.toml cannot be read"):
-        uv_config.options(tmp_path)
+        uv_config.config_options(tmp_path)
 
 
 def test_variables_are_kept_by_name_and_paths_are_absolute(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +98,9 @@ def test_variables_are_kept_by_name_and_paths_are_absolute(project: Path, monkey
 
 def test_a_pyproject_without_settings_that_choose_is_not_reported(project: Path) -> None:
     (project / "pyproject.toml").write_text("[tool.uv]\npackage = true\n", encoding="utf-8")
-    assert list(uv_config.ignored([project])) == []
+    assert list(uv_config.ignored_by_uv_config([project])) == []
     (project / "pyproject.toml").write_text("[tool", encoding="utf-8")
-    assert list(uv_config.ignored([project])) == []
+    assert list(uv_config.ignored_by_uv_config([project])) == []
 
 
 def test_show_says_required_by_torch_only_of_what_torch_requires(project: Path) -> None:

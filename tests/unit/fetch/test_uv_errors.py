@@ -45,7 +45,7 @@ NONE = """error: No solution found when resolving dependencies
 
 
 def refused(code: int, said: str) -> NetworkError | ProfileError:
-    error = uv_errors.refused(["x"], Completed(code, "", said))
+    error = uv_errors.resolution_error(["x"], Completed(code, "", said))
     assert "topsecret" not in f"{error.message} {error.hint}" and "abcdef" not in f"{error.message} {error.hint}"
     return error
 

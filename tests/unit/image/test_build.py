@@ -100,13 +100,13 @@ def whole(item: T) -> T:
 def stored(item: Wheel, folder: Path) -> Wheel:
     """A real wheel, since what it installs is read before each build."""
     file = write_wheel(folder / "wheels", item.name, item.version)
-    made = dataclasses.replace(item, file=file.name, sha256=store.digest(file))
-    store.wheels().put(file, made.sha256, made.file)
+    made = dataclasses.replace(item, file=file.name, sha256=store.file_digest(file))
+    store.wheel_store().put(file, made.sha256, made.file)
     return made
 
 
 def wheel_files(made: Lock) -> list[tuple[Path, Wheel]]:
-    return [(store.wheels().path(w.wheel.sha256, w.wheel.file), w.wheel) for w in made.wheels]
+    return [(store.wheel_store().path(w.wheel.sha256, w.wheel.file), w.wheel) for w in made.wheels]
 
 
 def deb_files(made: Lock) -> list[tuple[Path, Deb]]:
@@ -114,7 +114,7 @@ def deb_files(made: Lock) -> list[tuple[Path, Deb]]:
 
 
 def archive_files(made: Lock) -> list[tuple[Path, Archive]]:
-    return [(store.archives().path(item.sha256, item.name), item) for item in made.archives]
+    return [(store.archive_store().path(item.sha256, item.name), item) for item in made.archives]
 
 
 @pytest.fixture
@@ -142,13 +142,13 @@ def built(locked: Lock, engine: FakeEngine | None = None, note: Callable[[str], 
 
 def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
     text = dockerfile.render(locked, "sample")
-    assert build.recorded(locked, text) == []
+    assert build.matching_records(locked, text) == []
     assert built(locked) == IMAGE
-    (record,) = build.recorded(locked, text)
+    (record,) = build.matching_records(locked, text)
     assert (record.image, record.handle, record.lock) == (IMAGE.id, IMAGE.handle, locked.id)
     assert record.layers == IMAGE.layers
-    assert list(build_records.every(IMAGE.id)) == [record]
-    assert list(build_records.every(image_of("other").id)) == []
+    assert list(build_records.all_records(IMAGE.id)) == [record]
+    assert list(build_records.all_records(image_of("other").id)) == []
 
 
 def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder) -> None:
@@ -156,7 +156,7 @@ def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder
     told: list[str] = []
 
     def note(line: str) -> None:
-        assert image_of("2").id not in [record.image for record in build_records.every()]
+        assert image_of("2").id not in [record.image for record in build_records.all_records()]
         told.append(line)
 
     built(locked, note=note)
@@ -175,7 +175,7 @@ def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder
     assert (
         len(told) == 1 and f"this lock gave {IMAGE.id}, and now {image_of('2').id}; its layers are the same" in told[0]
     )
-    assert {record.image for record in build_records.every()} == {IMAGE.id, image_of("2").id}
+    assert {record.image for record in build_records.all_records()} == {IMAGE.id, image_of("2").id}
 
 
 def recorded(image: str, layers: str, builder: str = "docker 26", *wheels: CompiledRecord) -> Record:
@@ -224,7 +224,7 @@ def test_another_builder_is_asked_and_recorded(locked: Lock, builder: Builder) -
     assert built(locked, engine) == IMAGE
     assert [words.count("--builder=--evil") for words in builder.calls] == [1, 1]
     assert all("--load" in words for words in builder.calls)
-    assert [record.builder for record in build_records.every()] == ["docker 26.1.5, builder --evil"]
+    assert [record.builder for record in build_records.all_records()] == ["docker 26.1.5, builder --evil"]
 
 
 def test_a_builder_that_is_not_there_is_named(locked: Lock, builder: Builder) -> None:
@@ -320,7 +320,7 @@ def test_the_layers_tag_is_gone_before_the_build_is_recorded(
 def test_layers_alone_are_no_build(locked: Lock, builder: Builder) -> None:
     text = dockerfile.render(locked, "sample")
     build.build_layers(cast(Engine, FakeEngine()), locked, "sample", text, say=quiet, on_line=quiet)
-    assert list(build_records.every()) == []
+    assert list(build_records.all_records()) == []
     assert f"envbuild/sample:{locked.short}" not in builder.words
 
 
@@ -349,7 +349,7 @@ def test_what_needs_no_wheel_is_begun_once_for_an_engine(locked: Lock, builder: 
     engine = FakeEngine()
 
     def begin(found: Lock = locked, text: str = text) -> int:
-        build.begin(cast(Engine, engine), found, "sample", text)
+        build.start_build(cast(Engine, engine), found, "sample", text)
         return len(builder.calls)
 
     assert begin() == 1
@@ -374,14 +374,14 @@ def test_what_failed_is_not_begun(locked: Lock, builder: Builder) -> None:
     builder.answer = Completed(1, "", "no")
     for calls in (1, 2):
         with pytest.raises(BuildError):
-            build.begin(cast(Engine, FakeEngine()), locked, "sample", text)
+            build.start_build(cast(Engine, FakeEngine()), locked, "sample", text)
         assert len(builder.calls) == calls
 
 
 def test_nothing_is_begun_while_another_builds_on_that_base(locked: Lock, builder: Builder) -> None:
     engine = cast(Engine, FakeEngine())
     with process_locks.exclusive(buildx._turn(engine, locked), "", quiet), pytest.raises(process_locks.Taken):
-        build.begin(engine, locked, "sample", dockerfile.render(locked, "sample"))
+        build.start_build(engine, locked, "sample", dockerfile.render(locked, "sample"))
     assert builder.calls == []
 
 
@@ -415,7 +415,7 @@ def test_a_failed_build_says_why_and_leaves_no_record(
         built(locked)
     assert (caught.value.code, caught.value.kind) == (6, kind)
     assert words in str(caught.value.hint)
-    assert list(build_records.every()) == []
+    assert list(build_records.all_records()) == []
 
 
 BROKEN = "ERROR: failed to receive status: rpc error: code = Unavailable desc = error reading from server: EOF"
@@ -462,7 +462,7 @@ def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder:
     assert "fetched again" in str(caught.value.hint)
     assert not path.exists()
     assert all(other.exists() for other, _ in [*wheel_files(locked), *deb_files(locked)] if other != path)
-    assert list(build_records.every()) == []
+    assert list(build_records.all_records()) == []
 
 
 def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: Builder) -> None:
@@ -515,7 +515,7 @@ def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(locked: Lock
     assert str(on_base.image) in caught.value.message
     assert str(caught.value.hint).splitlines()[0] == said
     assert f"docker login {HOST};" in str(caught.value.hint)
-    assert list(build_records.every()) == []
+    assert list(build_records.all_records()) == []
 
 
 def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: Builder) -> None:
@@ -536,7 +536,7 @@ def test_a_tag_that_names_another_image_is_not_recorded(locked: Lock, builder: B
     engine.held = held
     with pytest.raises(EngineError, match="not the image that was just built"):
         built(locked, engine)
-    assert list(build_records.every()) == []
+    assert list(build_records.all_records()) == []
 
 
 def test_an_engine_of_another_platform_is_refused(locked: Lock, builder: Builder) -> None:
@@ -552,12 +552,12 @@ def test_a_record_is_of_one_lock_dockerfile_and_installer(
 ) -> None:
     built(locked)
     text = dockerfile.render(locked, "sample")
-    assert len(build.recorded(locked, text)) == 1
-    assert build.recorded(locked, text + "\n") == []
-    assert build.recorded(dataclasses.replace(locked, environment={}), text) == []
+    assert len(build.matching_records(locked, text)) == 1
+    assert build.matching_records(locked, text + "\n") == []
+    assert build.matching_records(dataclasses.replace(locked, environment={}), text) == []
     (tmp_path / "install").write_text("#!/bin/sh\n", encoding="utf-8")
     monkeypatch.setattr(dockerfile, "TOOLS", (tmp_path / "install", dockerfile.TOOLS[1]))
-    assert build.recorded(locked, text) == []
+    assert build.matching_records(locked, text) == []
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "5", "{}", '{"image": "x"}', '{"layers": 5}', "\x00", "null"])
@@ -566,15 +566,15 @@ def test_a_damaged_record_is_none(locked: Lock, builder: Builder, content: str) 
     text = dockerfile.render(locked, "sample")
     (file,) = settings.state_folder("builds").iterdir()
     file.write_text(content, encoding="utf-8")
-    assert build.recorded(locked, text) == []
-    assert list(build_records.every()) == []
+    assert build.matching_records(locked, text) == []
+    assert list(build_records.all_records()) == []
 
 
 def test_a_record_with_more_than_is_known_is_none(locked: Lock, builder: Builder) -> None:
     built(locked)
     (file,) = settings.state_folder("builds").iterdir()
     file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "more": 1}), encoding="utf-8")
-    assert list(build_records.every()) == []
+    assert list(build_records.all_records()) == []
 
 
 def test_the_disk_is_looked_at_before_with_figures(
@@ -584,12 +584,12 @@ def test_the_disk_is_looked_at_before_with_figures(
     needed = build.needed_bytes(locked) + build.fetched_bytes(locked)
     free = {"bytes": needed}
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, free["bytes"]))
-    build.check_disk(cast(Engine, engine), locked)
+    build.require_disk_space(cast(Engine, engine), locked)
     free["bytes"] = needed - 1
     figure = f"{needed / 1e9:.1f} GB"
     assert figure != "0.0 GB"
     with pytest.raises(DiskError, match=f"{figure} .* {figure} are free") as caught:
-        build.check_disk(cast(Engine, engine), locked)
+        build.require_disk_space(cast(Engine, engine), locked)
     assert caught.value.code == 6
 
 
@@ -601,7 +601,7 @@ def test_the_disk_is_looked_at_once_more_when_the_turn_has_come(
     def full(*_: Any) -> None:
         raise DiskError("full")
 
-    monkeypatch.setattr(build, "check_disk", full)
+    monkeypatch.setattr(build, "require_disk_space", full)
     monkeypatch.setattr(buildx, "build", lambda *given: given[-1]())
     with pytest.raises(DiskError):
         built(locked)
@@ -610,9 +610,9 @@ def test_the_disk_is_looked_at_once_more_when_the_turn_has_come(
 def test_what_is_needed_grows_with_the_lock(locked: Lock) -> None:
     assert build.needed_bytes(locked) > sum(w.bytes for w in locked.wheels) * 3
     assert build.fetched_bytes(locked) == 0
-    shutil.rmtree(store.wheels().folder)
+    shutil.rmtree(store.wheel_store().folder)
     assert build.fetched_bytes(locked) == sum(w.bytes for w in locked.wheels)
-    shutil.rmtree(store.archives().folder)
+    shutil.rmtree(store.archive_store().folder)
     assert build.fetched_bytes(locked) == sum(w.bytes for w in locked.wheels) + sum(a.bytes for a in locked.archives)
     without = dataclasses.replace(locked, archives=())
     assert build.needed_bytes(locked) > build.needed_bytes(without) + sum(a.bytes for a in locked.archives) * 3

@@ -353,7 +353,7 @@ def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{hangs.parent}:/usr/bin:/bin")
     monkeypatch.setattr("shutil.which", lambda _, path: str(hangs) if path == str(hangs.parent) else None)
     with pytest.raises(EngineError, match="hangs/docker does not answer"):
-        docker_client.find(0.3)
+        docker_client.find_client(0.3)
 
 
 def test_no_client_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

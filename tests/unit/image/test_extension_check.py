@@ -49,20 +49,20 @@ def wheel(
 
 def test_a_wheel_as_asked(tmp_path: Path) -> None:
     made = wheel(tmp_path, GOOD)
-    assert extension_check.faults(made, **ASKED) == []  # type: ignore[arg-type]
-    assert extension_check.faults(made, **ASKED, python="3.11") == []  # type: ignore[arg-type]
+    assert extension_check.wheel_faults(made, **ASKED) == []  # type: ignore[arg-type]
+    assert extension_check.wheel_faults(made, **ASKED, python="3.11") == []  # type: ignore[arg-type]
     found = {item.file.module: item.file.architectures for item in extension_check.contents(made)}
     assert found == {"amp_C": ("sm_90",), "fused_layer_norm_cuda": ("sm_90",), "apex_C": None}
 
 
 def test_a_wheel_of_host_code_alone_is_asked_for_no_architecture(tmp_path: Path) -> None:
     made = wheel(tmp_path, {"host.abi3.so": library()}, "cp39-abi3-linux_x86_64")
-    assert extension_check.faults(made, name="apex", modules=("host",), arch="", python="3.11") == []
+    assert extension_check.wheel_faults(made, name="apex", modules=("host",), arch="", python="3.11") == []
 
 
 def test_modules_of_a_data_folder_are_where_they_will_be(tmp_path: Path) -> None:
     made = wheel(tmp_path, {f"apex-0.1.data/platlib/amp_C.{SUFFIX}": library("sm_90")})
-    assert extension_check.faults(made, name="apex", modules=("amp_C",), arch="9.0") == []
+    assert extension_check.wheel_faults(made, name="apex", modules=("amp_C",), arch="9.0") == []
 
 
 def test_a_wheel_for_any_python_is_read_as_the_newest_that_is_known(
@@ -72,7 +72,7 @@ def test_a_wheel_for_any_python_is_read_as_the_newest_that_is_known(
         database, "suites", lambda: {"next": Suite("next", "3.20", "2.50", 16), "old": Suite("old", "3.9", "2", 10)}
     )
     made = wheel(tmp_path, {"amp_C.cpython-320-x86_64-linux-gnu.so": library()}, "py3-none-linux_x86_64")
-    assert extension_check.faults(made, name="apex", modules=("amp_C",), arch="") == []
+    assert extension_check.wheel_faults(made, name="apex", modules=("amp_C",), arch="") == []
 
 
 def without(name: str) -> dict[str, bytes]:
@@ -198,7 +198,7 @@ def flipped(file: Path) -> Path:
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_fault_is_named(case: str, tmp_path: Path) -> None:
     make, said = FAULTS[case]
-    found = extension_check.faults(make(tmp_path), **ASKED, python="3.11")  # type: ignore[arg-type]
+    found = extension_check.wheel_faults(make(tmp_path), **ASKED, python="3.11")  # type: ignore[arg-type]
     assert any(said in fault for fault in found), found
     assert all(fault.isprintable() for fault in found)
 
@@ -206,7 +206,7 @@ def test_a_fault_is_named(case: str, tmp_path: Path) -> None:
 def test_all_faults_at_once(tmp_path: Path) -> None:
     """As apex's build leaves it where its flags are not understood."""
     made = wheel(tmp_path, {"apex/__init__.py": b""}, "py3-none-any", name="other")
-    assert extension_check.faults(made, name="apex", modules=("amp_C", "apex_C"), arch="9.0") == [
+    assert extension_check.wheel_faults(made, name="apex", modules=("amp_C", "apex_C"), arch="9.0") == [
         "its tag is py3-none-any: it was built without its compiled modules",
         "its METADATA says Name: other, not apex",
         "the module amp_C is not in it",
@@ -218,10 +218,10 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
 def test_what_says_it_is_large_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension_check, "_LARGEST", 1 << 20)
     made = wheel(tmp_path, {**GOOD, "zeros": bytes((1 << 20) + 1)})
-    (said,) = extension_check.faults(made, **ASKED)  # type: ignore[arg-type]
+    (said,) = extension_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
     assert "unpacked it is larger" in said
     monkeypatch.setattr(extension_check, "_MOST_MEMBERS", 3)
-    (said,) = extension_check.faults(made, **ASKED)  # type: ignore[arg-type]
+    (said,) = extension_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
     assert said == "9 files are more than 3"
 
 
@@ -231,7 +231,7 @@ def test_a_file_that_is_longer_than_it_says_is_damaged(tmp_path: Path) -> None:
     content = made.read_bytes()
     size = (1 << 20).to_bytes(4, "little")
     made.write_bytes(content.replace(size, (1).to_bytes(4, "little")))
-    found = extension_check.faults(made, name="apex", modules=(), arch="")
+    found = extension_check.wheel_faults(made, name="apex", modules=(), arch="")
     assert any("'zeros' is damaged" in fault for fault in found), found
 
 
@@ -239,24 +239,24 @@ def test_no_cut_and_no_changed_byte_ends_in_a_traceback(tmp_path: Path) -> None:
     whole = wheel(tmp_path, GOOD).read_bytes()
     for at in range(0, len(whole), 11):
         for content in (whole[:at], whole[:at] + b"\xff" + whole[at + 1 :]):
-            extension_check.faults(text(tmp_path, content), **ASKED)  # type: ignore[arg-type]
+            extension_check.wheel_faults(text(tmp_path, content), **ASKED)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
 def test_what_installers_do_not_unpack_is_not_unpacked(tmp_path: Path, method: int) -> None:
     """A head of LZMA can ask for 4 GiB of memory, and its decoder has errors of its own."""
     made = packed(tmp_path, method)
-    found = extension_check.faults(made, **ASKED)  # type: ignore[arg-type]
+    found = extension_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
     assert "'apex/__init__.py' is neither stored nor deflated" in found
     with pytest.raises(ValueError, match="neither stored nor deflated"):
         extension_check.contents(made)
 
 
 def test_a_stored_wheel_is_as_good(tmp_path: Path) -> None:
-    assert extension_check.faults(packed(tmp_path, zipfile.ZIP_STORED), **ASKED) == []  # type: ignore[arg-type]
+    assert extension_check.wheel_faults(packed(tmp_path, zipfile.ZIP_STORED), **ASKED) == []  # type: ignore[arg-type]
 
 
 def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
     made = wheel(tmp_path, {**GOOD, "~x": b""})
     made.write_bytes(made.read_bytes().replace(b"~x", b"\0x"))  # to zipfile a NUL ends the name
-    assert extension_check.faults(made, **ASKED) == ["'' leads outside"]  # type: ignore[arg-type]
+    assert extension_check.wheel_faults(made, **ASKED) == ["'' leads outside"]  # type: ignore[arg-type]

@@ -135,13 +135,15 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     found = Compiler(tmp_path / "built")
     monkeypatch.setattr(buildx, "build", found)
     monkeypatch.setattr(build_context, "fill_builder", lambda lock, name, extension: None)
-    monkeypatch.setattr(extension_check, "faults", lambda wheel, **asked: [])
+    monkeypatch.setattr(extension_check, "wheel_faults", lambda wheel, **asked: [])
     return found
 
 
 def made(lock: Lock, say: Callable[[str], None] = lambda text: None) -> BuiltWheel:
     engine = cast(Engine, FakeEngine())
-    return extension_wheels.build(CompileOrder(engine, lock, "sample", "", lock.extensions[0], say, lambda line: None))
+    return extension_wheels.compile_wheel(
+        CompileOrder(engine, lock, "sample", "", lock.extensions[0], say, lambda line: None)
+    )
 
 
 def kept() -> list[str]:
@@ -149,9 +151,9 @@ def kept() -> list[str]:
 
 
 def test_it_is_made_once_and_says_what_it_was_made_from(locked: Lock, compiler: Compiler) -> None:
-    assert extension_wheels.find(locked, locked.extensions[0]) is None
+    assert extension_wheels.find_wheel(locked, locked.extensions[0]) is None
     first = made(locked)
-    assert made(locked) == first == extension_wheels.find(locked, locked.extensions[0])
+    assert made(locked) == first == extension_wheels.find_wheel(locked, locked.extensions[0])
     assert len(compiler.jobs) == 1
     about = json.loads((first.path.parent / "built.json").read_text(encoding="utf-8"))
     assert about["from"] == json.loads(json.dumps(extension_wheels.material(locked, locked.extensions[0])))
@@ -183,7 +185,7 @@ def test_who_looks_removes_nothing(locked: Lock, compiler: Compiler) -> None:
     """It holds no lock, so what it cannot read yet may be another's."""
     first = made(locked)
     (first.path.parent / "built.json").unlink()
-    assert extension_wheels.find(locked, locked.extensions[0]) is None
+    assert extension_wheels.find_wheel(locked, locked.extensions[0]) is None
     assert first.path.is_file()
 
 
@@ -192,7 +194,7 @@ def test_what_fails_its_check_is_not_kept(locked: Lock, compiler: Compiler, monk
         assert (name, tuple(modules), arch, python) == ("kernels", ("kernels_cuda",), "9.0", "3.11")
         return ["the module kernels_cuda is not in it", "its tag is py3-none-any"]
 
-    monkeypatch.setattr(extension_check, "faults", faults)
+    monkeypatch.setattr(extension_check, "wheel_faults", faults)
     with pytest.raises(BuildError) as caught:
         made(locked)
     for words in ("kernels_cuda", "py3-none-any", "KERNELS_CUDA=1", "build.env"):
@@ -306,7 +308,7 @@ def test_one_job_without_memory_is_the_end(locked: Lock, compiler: Compiler) -> 
     ],
 )
 def test_a_known_complaint_says_what_to_do(locked: Lock, compiler: Compiler, said: str, words: tuple[str, ...]) -> None:
-    assert not build_errors.out_of_memory(said)
+    assert not build_errors.is_out_of_memory(said)
     compiler.answers = [said]
     with pytest.raises(BuildError) as caught:
         made(locked)
@@ -320,10 +322,10 @@ def test_what_a_step_says_is_told_and_buildkits_own_words_only_without_it() -> N
     own = "#9 ERROR: process did not complete successfully: exit code: 1"
     summary = "------\n > [2/3] RUN it:\n2.004 x.cu(3): error: expected a ;\n------\nERROR: failed to solve: process"
     said = f"#9 1.0 a line\n#9 2.004 x.cu(3): error: expected a ;\n{own}\n{summary}"
-    assert build_errors.telling(said) == ["x.cu(3): error: expected a ;"]
+    assert build_errors.first_errors(said) == ["x.cu(3): error: expected a ;"]
     assert build_errors.builders(said) == [own.removeprefix("#9 "), "ERROR: failed to solve: process"]
-    assert build_errors.telling(f"#9 1.0 a line\n{own}") == [own.removeprefix("#9 ")]
-    assert build_errors.telling("one\n\ntwo") == ["one", "two"] and build_errors.telling("") == []
+    assert build_errors.first_errors(f"#9 1.0 a line\n{own}") == [own.removeprefix("#9 ")]
+    assert build_errors.first_errors("one\n\ntwo") == ["one", "two"] and build_errors.first_errors("") == []
 
 
 def test_a_wheel_is_no_place_for_surprises(locked: Lock, compiler: Compiler) -> None:
@@ -348,7 +350,7 @@ def test_what_it_asks_for_is_read_up_to_a_bound(
 def test_what_is_no_wheel_is_not_opened_again(
     locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extension_check, "faults", lambda wheel, **asked: ["it is damaged"])
+    monkeypatch.setattr(extension_check, "wheel_faults", lambda wheel, **asked: ["it is damaged"])
     compiler.after = lambda out: [wheel.write_bytes(b"no zip") for wheel in out.iterdir()]
     with pytest.raises(BuildError) as caught:
         made(locked)

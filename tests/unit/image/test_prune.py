@@ -103,9 +103,9 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
     locked = dataclasses.replace(locked, archives=(archive,))
     wheel, deb = locked.wheels[0].wheel, locked.base[0]
     for found, sha256, name in (
-        (store.wheels(), wheel.sha256, wheel.file),
+        (store.wheel_store(), wheel.sha256, wheel.file),
         (store.debs(), deb.sha256, deb.file),
-        (store.archives(), archive.sha256, archive.name),
+        (store.archive_store(), archive.sha256, archive.name),
     ):
         for digest in (sha256, "0" * 64):
             found.path(digest, name).parent.mkdir()
@@ -122,15 +122,15 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
         ("wheels", "0" * 64, 5), ("wheels", ".incoming-x", 0), ("debs", "0" * 64, 5), ("debs", ".incoming-x", 0),
         ("archives", "0" * 64, 5), ("archives", ".incoming-x", 0), ("bases", "old.tar", 3),
     }  # fmt: skip
-    prune.remove(None, removable)
+    prune.remove_items(None, removable)
     assert list(prune.caches([], [locked])) == []
-    assert store.wheels().holds(wheel.sha256, wheel.file)
+    assert store.wheel_store().holds(wheel.sha256, wheel.file)
     assert store.debs().holds(deb.sha256, deb.file)
-    assert store.archives().holds(archive.sha256, archive.name)
+    assert store.archive_store().holds(archive.sha256, archive.name)
     assert (
         root_filesystem.tar_file(locked).is_file() and root_filesystem.tar_file(locked).with_suffix(".sha256").is_file()
     )
-    assert (store.wheels().folder / ".incoming-now").is_dir()
+    assert (store.wheel_store().folder / ".incoming-now").is_dir()
 
 
 def test_a_context_goes_only_if_its_name_is_held(locked: Lock) -> None:
@@ -148,7 +148,7 @@ def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
     lock_file.write(dataclasses.replace(locked, wheels=()), project / "profiles" / "sample.lock.yaml", "sample")
     lock_file.write(locked, project / "profiles" / "sample-devel.lock.yaml", "sample-devel")
     wheel = locked.wheels[0].wheel
-    store.wheels().path(wheel.sha256, wheel.file).parent.mkdir()
+    store.wheel_store().path(wheel.sha256, wheel.file).parent.mkdir()
     engine.tagged = [
         ("envbuild/sample-devel:0123456789ab", "h1", 1),
         (f"envbuild/sample-devel:{locked.short}", "h2", 1),
@@ -173,15 +173,15 @@ def elsewhere(engine: FakeEngine, locked: Lock, tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "else where" / "mine.lock.yaml"
     file.parent.mkdir()
     lock_file.write(locked, file, "mine")
-    built_locks.note(file)
+    built_locks.note_lock(file)
     monkeypatch.setattr(command, "Engine", lambda: engine)
-    monkeypatch.setattr(docker_runner, "sweep", lambda engine: None)
+    monkeypatch.setattr(docker_runner, "sweep_containers", lambda engine: None)
     engine.tagged = [(f"envbuild/mine:{tag}", handle, 1) for tag, handle in
                      ((locked.short, "h1"), ("0123456789ab", "h2"), ("ba9876543210", "another user's"))]  # fmt: skip
     for handle in ("h1", "h2"):
         record(handle)
     wheel = locked.wheels[0].wheel
-    store.wheels().path(wheel.sha256, wheel.file).parent.mkdir()
+    store.wheel_store().path(wheel.sha256, wheel.file).parent.mkdir()
     return file
 
 
@@ -194,26 +194,26 @@ def pruned(*options: str) -> list[str]:
 def test_what_was_built_from_a_path_is_kept_as_long_as_its_lock_names_it(elsewhere: Path, engine: FakeEngine) -> None:
     assert pruned("--dry-run") == ["envbuild/mine:0123456789ab"]
     assert pruned() == engine.removed == ["envbuild/mine:0123456789ab"]
-    assert list(built_locks.every()) == [elsewhere]
+    assert list(built_locks.all_locks()) == [elsewhere]
 
 
 def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, locked: Lock) -> None:
     elsewhere.unlink()
     found = pruned("--images-only")
     assert found == [f"envbuild/mine:{locked.short}", "envbuild/mine:0123456789ab"]
-    assert list(built_locks.every()) == [elsewhere], "an image of that name is still there"
+    assert list(built_locks.all_locks()) == [elsewhere], "an image of that name is still there"
     engine.tagged = []
     assert [Path(name).name for name in pruned()] == [locked.wheels[0].wheel.sha256]
-    assert list(built_locks.every()) == []
+    assert list(built_locks.all_locks()) == []
 
 
 def test_a_note_that_another_prune_forgot_meanwhile_is_none(elsewhere: Path, locked: Lock) -> None:
     other = elsewhere.with_name("other.lock.yaml")
     lock_file.write(locked, other, "other")
-    built_locks.note(other)
-    found = built_locks.every()
+    built_locks.note_lock(other)
+    found = built_locks.all_locks()
     first = next(found)
-    built_locks.forget(other if first == elsewhere else elsewhere)
+    built_locks.forget_lock(other if first == elsewhere else elsewhere)
     assert list(found) == []
 
 
@@ -228,7 +228,7 @@ def test_a_lock_elsewhere_that_cannot_be_read_stops_it(elsewhere: Path, engine: 
 def test_a_lock_seen_from_here_that_cannot_be_read_is_in_use(elsewhere: Path, project: Path) -> None:
     file = project / "profiles" / "sample.lock.yaml"
     file.write_text("format: 2\n", encoding="utf-8")
-    built_locks.note(file)
+    built_locks.note_lock(file)
     done = envbuild("prune")
     assert (done.code, "use a newer envbuild\n" in done.stderr) == (3, True)
 
@@ -246,7 +246,7 @@ def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_
     def alone(name: str, say: object) -> Iterator[None]:
         if name == "mine" and not beginning.exists():
             lock_file.write(locked, beginning, "beginning")
-            built_locks.note(beginning)
+            built_locks.note_lock(beginning)
         taken.append((name, len(held)))
         held.append(name)
         yield
@@ -266,7 +266,7 @@ def test_what_has_a_hash_for_a_name_says_what_it_is(engine: FakeEngine, locked: 
     engine.loose = [(f"sha256:{'5' * 64}", "h9", 10)]
     (image,) = prune.images(cast(Engine, engine), ["sample"], [])
     assert (image.name, image.holds) == ("h9", "without a tag, of lock 555555555555")
-    file = store.wheels().path("a" * 64, "numpy-1.0-py3-none-any.whl")
+    file = store.wheel_store().path("a" * 64, "numpy-1.0-py3-none-any.whl")
     file.parent.mkdir(parents=True)
     file.write_bytes(b"x")
     (wheel,) = prune.caches([], [locked])
@@ -281,12 +281,12 @@ def test_evidence_and_records_are_no_caches(locked: Lock) -> None:
 
 def test_images_are_removed_by_name(engine: FakeEngine, locked: Lock) -> None:
     engine.tagged = [("envbuild/sample:0123456789ab", "h1", 10)]
-    prune.remove(cast(Engine, engine), prune.images(cast(Engine, engine), ["sample"], []))
+    prune.remove_items(cast(Engine, engine), prune.images(cast(Engine, engine), ["sample"], []))
     assert engine.removed == ["envbuild/sample:0123456789ab"]
 
 
 def test_what_is_gone_already_is_no_fault(tmp_path: Path) -> None:
-    prune.remove(None, [prune.Removable("wheels", str(tmp_path / "gone"), 1)])
+    prune.remove_items(None, [prune.Removable("wheels", str(tmp_path / "gone"), 1)])
 
 
 def test_a_lock_with_another_environment_keeps_its_own_tag(engine: FakeEngine, locked: Lock) -> None:

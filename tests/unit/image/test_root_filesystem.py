@@ -68,7 +68,7 @@ def locked(project: Path) -> Lock:
 
 
 def make(locked: Lock) -> Path:
-    return root_filesystem.make(locked, store.debs(), lambda line: None)
+    return root_filesystem.make_base(locked, store.debs(), lambda line: None)
 
 
 def leftovers() -> list[str]:
@@ -92,8 +92,8 @@ def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, t
     assert make(locked) == root_filesystem.tar_file(locked)
     made = root_filesystem.tar_file(locked)
     assert leftovers() == [made.with_suffix(".sha256").name, made.name]
-    assert made.with_suffix(".sha256").read_text(encoding="utf-8") == store.digest(made)
-    assert root_filesystem.checked(locked) == made
+    assert made.with_suffix(".sha256").read_text(encoding="utf-8") == store.file_digest(made)
+    assert root_filesystem.intact_base(locked) == made
     assert {"Packages", "Release"} | {item.file for item in locked.base} == set(tools.archive)
     index = tools.archive["Packages"]
     for item in locked.base:
@@ -116,7 +116,7 @@ def test_what_root_mounts_ends_with_mmdebstrap(
     another user's mmdebstrap has namespaces of its own."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     tools.namespaces = namespaces
-    root_filesystem.make(locked, store.debs(), print)
+    root_filesystem.make_base(locked, store.debs(), print)
     assert tools.words[0] == begin
     if begin == "unshare":
         assert {"--mount", "--pid", "--kill-child"} <= set(tools.words[: tools.words.index("mmdebstrap")])
@@ -140,11 +140,11 @@ def test_a_base_that_is_not_as_it_was_made_is_removed(locked: Lock, tools: Tools
     else:
         (made if change == "tar" else noted).write_text("spoiled", encoding="utf-8")
     with pytest.raises(HashMismatch, match="damaged") as caught:
-        root_filesystem.checked(locked)
+        root_filesystem.intact_base(locked)
     assert caught.value.code == 3
     assert not made.exists()
     make(locked)
-    assert root_filesystem.checked(locked) == made
+    assert root_filesystem.intact_base(locked) == made
 
 
 def test_a_package_that_changed_on_disk_gets_into_no_base(locked: Lock, tools: Tools) -> None:
@@ -196,5 +196,5 @@ def test_without_mmdebstrap_another_base_is_named(locked: Lock, tools: Tools, mo
 def test_a_disk_that_is_full_is_an_error_of_the_disk_with_figures(locked: Lock, tools: Tools) -> None:
     tools.answer = Completed(1, "", "E: could not write: No space left on device")
     with pytest.raises(DiskError, match=r"the disk is full in the middle of making the base.* free"):
-        root_filesystem.make(locked, store.debs(), print)
+        root_filesystem.make_base(locked, store.debs(), print)
     assert not list(root_filesystem.tar_file(locked).parent.iterdir())

@@ -204,8 +204,8 @@ def test_an_upload_that_is_cut_off_begins_anew_and_is_whole(registry: Registry) 
 
 
 def test_uploads_that_are_always_cut_off_end(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = auth.session
-    monkeypatch.setattr(auth, "session", lambda authority, tries=1: right(authority, tries=1))
+    right = auth.registry_session
+    monkeypatch.setattr(auth, "registry_session", lambda authority, tries=1: right(authority, tries=1))
     registry.cut = 99
     engine = saving(registry, LARGE)
     with pytest.raises(NetworkError, match="does not answer"):

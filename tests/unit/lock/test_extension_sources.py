@@ -48,8 +48,8 @@ def repository(tmp_path: Path) -> Path:
 def wanted(project: Path, **keys: Any) -> ExtensionRequest:
     entry = {"name": "kernels", "modules": ["kernels_cuda"], **keys}
     plan = plan_of(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [entry]})
-    assert plan.workshop
-    return plan.workshop.wanted[0]
+    assert plan.extension_toolchain
+    return plan.extension_toolchain.wanted[0]
 
 
 def from_git(project: Path, repository: Path, **keys: Any) -> ExtensionRequest:
@@ -57,7 +57,7 @@ def from_git(project: Path, repository: Path, **keys: Any) -> ExtensionRequest:
 
 
 def take(item: ExtensionRequest) -> LockedExtension:
-    return extension_sources.take(item, lambda name, count: None)
+    return extension_sources.inspect_source(item, lambda name, count: None)
 
 
 def refused(item: ExtensionRequest) -> EnvbuildError:
@@ -67,7 +67,7 @@ def refused(item: ExtensionRequest) -> EnvbuildError:
 
 
 def members(locked: LockedExtension, folder: Path) -> dict[str, bytes]:
-    extension_sources.write(locked, folder / "source.tar")
+    extension_sources.write_archive(locked, folder / "source.tar")
     with tarfile.open(folder / "source.tar") as tar:
         return {m.name: file.read() for m in tar for file in [tar.extractfile(m)] if file}
 
@@ -189,7 +189,7 @@ def test_a_damaged_checkout_is_removed_and_said(project: Path, repository: Path)
     packed.chmod(0o644)
     packed.write_bytes(packed.read_bytes()[:-1] + b"?")
     with pytest.raises(SourceDamaged, match="damaged"):
-        extension_sources.write(locked, project / "source.tar")
+        extension_sources.write_archive(locked, project / "source.tar")
     assert not held.exists()
 
 

@@ -43,7 +43,7 @@ def holding(plan: Plan, **versions: str) -> Lock:
 
 def found(folder: Path, project: Path, data: dict[str, Any] | None = None, **locked: str) -> dict[str, Outdated]:
     plan = plan_of(project, data or PROFILE)
-    return {item.name: item for item in outdated_pins.find(plan, holding(plan, **locked))}
+    return {item.name: item for item in outdated_pins.find_outdated(plan, holding(plan, **locked))}
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_an_index_that_does_not_answer_is_an_error(project: Path, monkeypatch: p
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     plan = plan_of(project, PROFILE)
     with pytest.raises(NetworkError):
-        outdated_pins.find(plan, holding(plan, alpha="1.0.0"))
+        outdated_pins.find_outdated(plan, holding(plan, alpha="1.0.0"))
     lock_file.write(holding(plan, alpha="1.0.0"), project / "profiles" / "sample.lock.yaml", "sample")
     assert envbuild("status", "sample", "--outdated", "--json").code == 7
 
 
 def test_the_command_tells_one_profile_or_all(served: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
-    monkeypatch.setattr("envbuild.profile.name_lookup.names", lambda: ["never", "sample"])
+    monkeypatch.setattr("envbuild.profile.name_lookup.profile_names", lambda: ["never", "sample"])
     offer(served, alpha="1.0.0 1.0.1")
     plan = plan_of(project, PROFILE)
     lock_file.write(holding(plan, alpha="1.0.0"), project / "profiles" / "sample.lock.yaml", "sample")

@@ -43,19 +43,19 @@ def wheel_file(served: Index) -> Path:
 
 
 def fetched() -> list[str]:
-    return [file.name for file in store.wheels().folder.rglob("*.whl")]
+    return [file.name for file in store.wheel_store().folder.rglob("*.whl")]
 
 
 def test_metadata_is_read_from_within_the_wheel_by_range_requests(served: Index, release: TorchRelease) -> None:
     said: list[str] = []
-    assert torch_pins.differences(release, said.append) == DIFFERENT
+    assert torch_pins.pin_differences(release, said.append) == DIFFERENT
     assert (said, fetched()) == ([], [])
 
 
 def test_without_ranges_the_wheel_is_fetched_into_the_store(served: Index, release: TorchRelease) -> None:
     served.ranges = False
     said: list[str] = []
-    assert torch_pins.differences(release, said.append) == DIFFERENT
+    assert torch_pins.pin_differences(release, said.append) == DIFFERENT
     assert len(said) == 1 and "serves no ranges: fetching torch-2.7.1-py3-none-any.whl" in said[0]
     assert fetched() == [wheel_file(served).name]
 
@@ -63,7 +63,7 @@ def test_without_ranges_the_wheel_is_fetched_into_the_store(served: Index, relea
 def test_a_metadata_file_is_read_where_the_index_has_one(served: Index, release: TorchRelease) -> None:
     text = "Metadata-Version: 2.1\nRequires-Dist: nvidia-cublas-cu12==12.6.4.2\nRequires-Dist: triton==3.3.1\n"
     (served.folder / f"{wheel_file(served).name}.metadata").write_text(text, encoding="utf-8")
-    assert torch_pins.differences(release, pytest.fail) == []
+    assert torch_pins.pin_differences(release, pytest.fail) == []
 
 
 def test_an_index_that_wants_credentials_gets_them(
@@ -71,7 +71,7 @@ def test_an_index_that_wants_credentials_gets_them(
 ) -> None:
     served.user, served.password = "me", "secret"
     monkeypatch.setenv("PIP_INDEX_URL", served.with_credentials())
-    assert torch_pins.differences(release, pytest.fail) == DIFFERENT
+    assert torch_pins.pin_differences(release, pytest.fail) == DIFFERENT
 
 
 def test_a_wheel_in_a_folder_is_read_there(
@@ -79,7 +79,7 @@ def test_a_wheel_in_a_folder_is_read_there(
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(served.folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert torch_pins.differences(release, pytest.fail) == DIFFERENT
+    assert torch_pins.pin_differences(release, pytest.fail) == DIFFERENT
 
 
 def test_the_command_compares_a_release_without_a_metadata_file(served: Index) -> None:
@@ -93,7 +93,7 @@ def test_the_command_compares_a_release_without_a_metadata_file(served: Index) -
 def test_only_the_directory_and_the_metadata_are_fetched(served: Index) -> None:
     file = wheel_file(served)
     address = f"http://127.0.0.1:{served.port}/files/{file.name}"
-    with download.opened(index_config.session(), address, file.name, file.stat().st_size) as stream:
+    with download.open_remote_file(index_config.index_session(), address, file.name, file.stat().st_size) as stream:
         assert zipfile.ZipFile(stream).namelist()[1] == f"torch-{VERSION}.dist-info/METADATA"
         assert len(served.asked) == 1
         stream.seek(100_000)
@@ -105,7 +105,7 @@ def test_a_part_is_bounded(served: Index) -> None:
     """The last bytes of an archive say how long its directory is."""
     address = f"http://127.0.0.1:{served.port}/files/{wheel_file(served).name}"
     with (
-        download.opened(index_config.session(), address, "torch", 1 << 40) as stream,
+        download.open_remote_file(index_config.index_session(), address, "torch", 1 << 40) as stream,
         pytest.raises(NetworkError, match="one part of it would be"),
     ):
         stream.read((1 << 26) + 1)
@@ -118,7 +118,7 @@ def test_a_part_that_is_cut_off_is_an_error_of_the_network(served: Index) -> Non
     served.cut[file.name] = 9
     address = f"http://127.0.0.1:{served.port}/files/{file.name}"
     with (
-        download.opened(index_config.session(), address, file.name, file.stat().st_size) as stream,
+        download.open_remote_file(index_config.index_session(), address, file.name, file.stat().st_size) as stream,
         pytest.raises(NetworkError, match=r"torch-2\.7\.1-py3-none-any\.whl cannot be fetched: "),
     ):
         wheel_paths.read(stream, file.name)

@@ -39,7 +39,7 @@ IMAGE = {"image": f"registry.example/debian@{image_of().id}"}
 
 
 class Mirror:
-    """Stands in for `apt.resolve`: every package in one newest version, older ones while it still has them."""
+    """Stands in for `apt.resolve_debs`: every package in one newest version, older ones while it still has them."""
 
     def __init__(self, version: str = "1.0-1") -> None:
         self.version = version
@@ -67,7 +67,7 @@ class Mirror:
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch) -> Mirror:
     found = Mirror()
-    monkeypatch.setattr(apt, "resolve", found.resolve)
+    monkeypatch.setattr(apt, "resolve_debs", found.resolve)
     return found
 
 
@@ -94,7 +94,7 @@ def newer(links: Path) -> None:
 def first(project: Path, links: Path, mirror: Mirror) -> Lock:
     """The first lock of SMALL; uv is asked for it once, since all these folders of wheels are alike to the byte."""
     if not _FIRST:
-        _FIRST.append(update.make(plan_of(project, SMALL), None))
+        _FIRST.append(update.update_lock(plan_of(project, SMALL), None))
         mirror.asked.clear()
     return _FIRST[0]
 
@@ -117,29 +117,29 @@ def test_what_is_current_is_left_alone(project: Path, links: Path, first: Lock, 
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.asked.clear()
-    assert update.make(plan, first) is first
+    assert update.update_lock(plan, first) is first
     assert mirror.asked == []
 
 
 def test_a_change_of_description_or_selftest_keeps_the_lock(project: Path, links: Path, first: Lock) -> None:
     newer(links)
     other = plan_of(project, {**SMALL, "description": "x", "selftest": {"level": "full"}})
-    assert update.make(other, first) is first
+    assert update.update_lock(other, first) is first
 
 
 def test_adding_a_package_moves_no_other(project: Path, links: Path, first: Lock, mirror: Mirror) -> None:
     newer(links)
     mirror.version = "2.0-1"
-    after = update.make(plan_of(project, {**SMALL, "packages": ["alpha", "gamma"]}), first)
+    after = update.update_lock(plan_of(project, {**SMALL, "packages": ["alpha", "gamma"]}), first)
     assert after.versions == {**first.versions, "gamma": "27.0"}
-    assert list(update.differences(first, after)) == ["gamma (new) -> 27.0"]
+    assert list(update.version_changes(first, after)) == ["gamma (new) -> 27.0"]
     assert (after.made, after.base, after.apt) == (first.made, first.base, first.apt)
 
 
 def test_removing_a_package_moves_no_other(project: Path, links: Path, first: Lock) -> None:
     newer(links)
-    after = update.make(plan_of(project, {**SMALL, "packages": []}), first)
-    assert list(update.differences(first, after)) == ["alpha 1.0 -> (gone)"]
+    after = update.update_lock(plan_of(project, {**SMALL, "packages": []}), first)
+    assert list(update.version_changes(first, after)) == ["alpha 1.0 -> (gone)"]
 
 
 def test_a_change_of_the_environment_alone_asks_nobody(
@@ -147,8 +147,8 @@ def test_a_change_of_the_environment_alone_asks_nobody(
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     mirror.asked.clear()
-    after = update.make(plan_of(project, {**SMALL, "env": {"A": "1"}}), first)
-    assert list(update.differences(first, after)) == ["environment"]
+    after = update.update_lock(plan_of(project, {**SMALL, "env": {"A": "1"}}), first)
+    assert list(update.version_changes(first, after)) == ["environment"]
     assert mirror.asked == []
 
 
@@ -157,15 +157,15 @@ def test_an_upgrade_by_name_moves_only_that(project: Path, links: Path, first: L
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.version = "2.0-1"
-    after = update.make(plan, first, frozenset({name}))
-    assert list(update.differences(first, after)) == ["beta 1.0 -> 27.0"]
+    after = update.update_lock(plan, first, frozenset({name}))
+    assert list(update.version_changes(first, after)) == ["beta 1.0 -> 27.0"]
 
 
 def test_an_upgrade_of_everything_moves_everything(project: Path, links: Path, first: Lock, mirror: Mirror) -> None:
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.version = "2.0-1"
-    after = update.make(plan, first, frozenset({update.EVERYTHING}))
+    after = update.update_lock(plan, first, frozenset({update.EVERYTHING}))
     assert after.versions == {"pip": "27.0", "torch": "2.13.0", "beta": "27.0", "alpha": "27.0"}
     assert {item.version for item in after.base} == {"2.0-1"}
 
@@ -174,21 +174,21 @@ def test_an_upgrade_of_the_base_moves_no_wheel(project: Path, links: Path, first
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.version = "2.0-1"
-    after = update.make(plan, first, frozenset({update.BASE}))
+    after = update.update_lock(plan, first, frozenset({update.BASE}))
     assert after.wheels == first.wheels
     assert {item.version for item in after.base} == {"2.0-1"}
 
 
 def test_an_upgrade_that_finds_nothing_newer_keeps_the_lock(project: Path, links: Path, first: Lock) -> None:
     plan = plan_of(project, SMALL)
-    assert update.make(plan, first, frozenset({update.EVERYTHING})) is first
+    assert update.update_lock(plan, first, frozenset({update.EVERYTHING})) is first
 
 
 @pytest.mark.parametrize("name", ["numpyy", "", "--all", "$(id)"])
 def test_an_unknown_name_is_refused(project: Path, name: str) -> None:
     plan = plan_of(project, SMALL)
     with pytest.raises(UsageError, match="nothing to upgrade"):
-        update.make(plan, lock_for(plan), frozenset({name}))
+        update.update_lock(plan, lock_for(plan), frozenset({name}))
 
 
 def test_a_name_is_known_as_pip_knows_it(project: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_name_is_known_as_pip_knows_it(project: Path) -> None:
 def test_a_fault_of_the_resolution_names_the_line(project: Path, links: Path) -> None:
     plan = plan_of(project, {**SMALL, "packages": ["alpha", "nosuch-thing"]})
     with pytest.raises(ProfileError) as caught:
-        update.make(plan, None)
+        update.update_lock(plan, None)
     assert [(f.file, f.message) for f in caught.value.faults] == [("profiles/sample.yaml", "nosuch-thing")]
 
 
@@ -239,10 +239,10 @@ def test_what_an_advisory_refuses_is_not_locked(project: Path, links: Path) -> N
     write_wheel(links, "nvidia-cublas-cu12", "12.1.3.1")
     profile = {**SMALL, "torch": "2.2.1", "gpus": ["h20"]}
     with pytest.raises(ProfileError, match="sample is refused") as caught:
-        update.make(plan_of(project, profile), None)
+        update.update_lock(plan_of(project, profile), None)
     assert "locked cublas 12.1.3.1: cublas-hopper-fpe" in caught.value.faults[0].message
     accepted = {**profile, "accept": [{"advisory": "cublas-hopper-fpe", "reason": "no products here"}]}
-    made = update.make(plan_of(project, accepted), None)
+    made = update.update_lock(plan_of(project, accepted), None)
     with pytest.raises(ProfileError, match="sample is refused"):  # and where the lock is there already
         lock_file.current(made, plan_of(project, profile), project / "profiles" / "sample.lock.yaml")
 
@@ -262,7 +262,7 @@ def on_mirror(plan: Plan, mirror: Mirror) -> Lock:
 
 def test_a_changed_apt_list_keeps_the_base(project: Path, before: Lock, mirror: Mirror) -> None:
     mirror.version = "2.0-1"
-    after = update.make(plan_of(project, {**SMALL, "apt": ["less"]}), before)
+    after = update.update_lock(plan_of(project, {**SMALL, "apt": ["less"]}), before)
     assert after.base == before.base
     assert after.wheels == before.wheels
     assert after.apt == (deb("less", "2.0-1"),)
@@ -272,22 +272,22 @@ def test_a_base_that_the_mirror_no_longer_has_is_locked_again_with_it(
     project: Path, before: Lock, mirror: Mirror
 ) -> None:
     mirror.version, mirror.gone = "2.0-1", {"1.0-1"}
-    after = update.make(plan_of(project, {**SMALL, "apt": ["less"]}), before)
+    after = update.update_lock(plan_of(project, {**SMALL, "apt": ["less"]}), before)
     assert {item.version for item in (*after.base, *after.apt)} == {"2.0-1"}
     assert [item.name for item in after.apt] == ["less"]
-    assert "libc6 1.0-1 -> 2.0-1" in list(update.differences(before, after))
+    assert "libc6 1.0-1 -> 2.0-1" in list(update.version_changes(before, after))
 
 
 def test_adding_a_debian_package_moves_no_other(project: Path, mirror: Mirror) -> None:
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     mirror.version = "2.0-1"
-    after = update.make(plan_of(project, {**SMALL, "apt": ["less", "zip"]}), before)
+    after = update.update_lock(plan_of(project, {**SMALL, "apt": ["less", "zip"]}), before)
     assert after.apt == (deb("less", "1.0-1"), deb("zip", "2.0-1"))
 
 
 def test_dropping_the_last_debian_package_asks_nobody(project: Path, mirror: Mirror) -> None:
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
-    after = update.make(plan_of(project, SMALL), before)
+    after = update.update_lock(plan_of(project, SMALL), before)
     assert after.apt == ()
     assert mirror.asked == []
 
@@ -296,7 +296,7 @@ def test_dropping_the_last_debian_package_asks_nobody(project: Path, mirror: Mir
 def test_the_time_stays_where_no_debian_package_moved(project: Path, mirror: Mirror, change: dict[str, Any]) -> None:
     """It tells a snapshot archive where to look for the Debian packages, and nothing else."""
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
-    after = update.make(plan_of(project, {**SMALL, "apt": ["less"], **change}), before)
+    after = update.update_lock(plan_of(project, {**SMALL, "apt": ["less"], **change}), before)
     assert after.id != before.id
     assert (after.made, after.base, after.apt) == (before.made, before.base, before.apt)
 
@@ -305,14 +305,14 @@ def test_the_time_moves_with_the_debian_packages(project: Path, mirror: Mirror) 
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     mirror.version = "2.0-1"
     for change, upgrade in (({"apt": ["less", "zip"]}, set()), ({}, {update.BASE})):
-        after = update.make(plan_of(project, {**SMALL, "apt": ["less"], **change}), before, frozenset(upgrade))
+        after = update.update_lock(plan_of(project, {**SMALL, "apt": ["less"], **change}), before, frozenset(upgrade))
         assert after.made > before.made
 
 
 def test_the_time_stays_where_debian_packages_only_went_away(project: Path, mirror: Mirror) -> None:
     """Those that stay are known to have been there at that time, and perhaps no longer are."""
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
-    after = update.make(plan_of(project, SMALL), before)
+    after = update.update_lock(plan_of(project, SMALL), before)
     assert (after.apt, after.made) == ((), before.made)
 
 
@@ -320,19 +320,19 @@ def test_a_late_package_that_the_mirror_no_longer_has_moves_alone(project: Path,
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     before = dataclasses.replace(before, apt=(deb("less", "0.9-1"),))
     mirror.version, mirror.gone = "2.0-1", {"0.9-1"}
-    after = update.make(plan_of(project, {**SMALL, "apt": ["less", "zip"]}), before)
+    after = update.update_lock(plan_of(project, {**SMALL, "apt": ["less", "zip"]}), before)
     assert after.base == before.base
     assert after.apt == (deb("less", "2.0-1"), deb("zip", "2.0-1"))
 
 
 def test_a_debian_package_that_is_not_there_is_a_fault_at_its_line(project: Path, before: Lock) -> None:
     with pytest.raises(ProfileError, match="has no package nosuch") as caught:
-        update.make(plan_of(project, {**SMALL, "apt": ["nosuch"]}), before)
+        update.update_lock(plan_of(project, {**SMALL, "apt": ["nosuch"]}), before)
     assert [fault.message for fault in caught.value.faults] == ["nosuch"]
 
 
 def test_an_image_base_needs_no_debian_packages(project: Path, links: Path, mirror: Mirror) -> None:
-    made = update.make(plan_of(project, {**SMALL, "base": IMAGE}), None)
+    made = update.update_lock(plan_of(project, {**SMALL, "base": IMAGE}), None)
     assert (made.base, made.apt, mirror.asked) == ((), (), [])
 
 
@@ -376,10 +376,10 @@ def test_nvccs_wheels_have_layers_of_their_own_and_move_no_other(
     write_wheel(links, "nvidia-cuda-nvcc", "13.0.88", ["nvidia-cuda-crt", "beta"], content="#" * 3000)
     write_wheel(links, "nvidia-cuda-crt", "13.0.88")
     data = {**SMALL, "torch": "2.11.0", "gpus": ["h200"]}
-    runtime = update.make(plan_of(project, data), None)
+    runtime = update.update_lock(plan_of(project, data), None)
     newer(links)
-    monkeypatch.setattr(apt, "resolve", lambda *_: list(runtime.base))
-    devel = update.make(plan_of(project, {**data, "variant": "devel"}), runtime)
+    monkeypatch.setattr(apt, "resolve_debs", lambda *_: list(runtime.base))
+    devel = update.update_lock(plan_of(project, {**data, "variant": "devel"}), runtime)
     shared = [item for item in devel.wheels if item in runtime.wheels]
     assert shared == list(runtime.wheels)
     layers = [(item.wheel.name, item.layer) for item in devel.wheels]
@@ -388,18 +388,18 @@ def test_nvccs_wheels_have_layers_of_their_own_and_move_no_other(
         ("nvidia-cuda-nvcc", "nvidia-cuda-nvcc"), ("nvidia-cuda-crt", "toolchain"), ("alpha", "packages"),
     ]  # fmt: skip
     assert devel.nvcc == Nvcc("/opt/venv/lib/python3.11/site-packages/nvidia/cu13", "13.0")
-    assert list(update.differences(runtime, devel)) == [
+    assert list(update.version_changes(runtime, devel)) == [
         "nvidia-cuda-crt (new) -> 13.0.88", "nvidia-cuda-nvcc (new) -> 13.0.88", "environment",
     ]  # fmt: skip
-    again = update.make(plan_of(project, {**data, "variant": "devel"}), devel)
+    again = update.update_lock(plan_of(project, {**data, "variant": "devel"}), devel)
     assert again is devel
-    assert update.make(plan_of(project, data), devel).content == runtime.content
+    assert update.update_lock(plan_of(project, data), devel).content == runtime.content
 
 
 def test_a_release_of_nvcc_that_the_index_lacks_is_a_fault_at_the_variants_line(project: Path, links: Path) -> None:
     write_wheel(links, "torch", "2.11.0")
     with pytest.raises(ProfileError, match="cannot be resolved") as caught:
-        update.make(plan_of(project, {**SMALL, "torch": "2.11.0", "gpus": ["h200"], "variant": "devel"}), None)
+        update.update_lock(plan_of(project, {**SMALL, "torch": "2.11.0", "gpus": ["h200"], "variant": "devel"}), None)
     assert "cuda-toolkit" in str(caught.value.hint)
     assert [fault.message.partition("[")[0] for fault in caught.value.faults] == ["cuda-toolkit"]
 
@@ -428,29 +428,29 @@ def tools(made: Lock) -> dict[str, str]:
 def test_what_compiles_an_extension_is_locked_beside_the_image(project: Path, links: Path) -> None:
     """Of the profile's own packages only what the build needs, for they come after; and nothing twice."""
     data = compiled(links)
-    plain = update.make(plan_of(project, {**data, "extensions": []}), None)
-    made = update.make(plan_of(project, data), plain)
+    plain = update.update_lock(plan_of(project, {**data, "extensions": []}), None)
+    made = update.update_lock(plan_of(project, data), plain)
     assert made.wheels == plain.wheels
     wanted = {"ninja": "1.0", "setuptools": "1.0", "wheel": "1.0", "nvidia-cuda-nvcc": "13.0.88", "alpha": "1.0"}
     assert tools(made) == {**wanted, "cuda-toolkit": "13.0.2"}
     (one,) = made.extensions
     assert (one.kind, one.digest, one.env) == ("sdist", data["extensions"][0]["sdist"]["sha256"], {"KERNELS_CUDA": "1"})
-    (change,) = update.differences(plain, made)
+    (change,) = update.version_changes(plain, made)
     assert change.startswith(f"kernels (new) -> {one.digest[:12]} for 9.0")
     assert made.stale(plan_of(project, {**data, "extensions": []})) == ["extensions"]
 
 
 def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links: Path) -> None:
     data = compiled(links)
-    made = update.make(plan_of(project, data), None)
+    made = update.update_lock(plan_of(project, data), None)
     for name in ("ninja", "alpha", "nvidia-cuda-nvcc"):
         write_wheel(links, name, "27.0")
     update._chosen.cache_clear()  # as in another process: in one, the index is asked once
-    assert update.make(plan_of(project, data), made) is made
+    assert update.update_lock(plan_of(project, data), made) is made
     flags = {**data["extensions"][0], "modules": ["kernels_cuda", "kernels_more"]}
-    changed = update.make(plan_of(project, {**data, "extensions": [flags]}), made)
+    changed = update.update_lock(plan_of(project, {**data, "extensions": [flags]}), made)
     assert (tools(changed), changed.extensions[0].modules[1]) == (tools(made), "kernels_more")
-    newest = update.make(plan_of(project, data), made, frozenset({update.EVERYTHING}))
+    newest = update.update_lock(plan_of(project, data), made, frozenset({update.EVERYTHING}))
     assert (tools(newest)["ninja"], tools(newest)["alpha"]) == ("27.0", "27.0")
     assert newest.versions["alpha"] == "27.0"  # what the image has is what it was compiled with
 
@@ -463,7 +463,7 @@ def test_an_extension_that_the_lock_has_as_a_wheel_is_refused_at_its_line(
     data = compiled(links)
     data["extensions"][0]["name"] = name
     with pytest.raises(ProfileError, match="wheel of the lock too") as caught:
-        update.make(plan_of(project, data), None)
+        update.update_lock(plan_of(project, data), None)
     (fault,) = caught.value.faults
     assert fault.field == "extensions[0]" and fault.line and fault.message.startswith(f"{name} 1.0 is locked")
 
@@ -481,7 +481,7 @@ def test_tools_that_the_index_lacks_are_a_fault_at_the_extensions_line(project: 
     data = compiled(links)
     data["extensions"][0]["build"]["requires"] = ["alpha>=99"]
     with pytest.raises(ProfileError) as caught:
-        update.make(plan_of(project, data), None)
+        update.update_lock(plan_of(project, data), None)
     (fault,) = caught.value.faults
     assert fault.field == "extensions[0]" and "alpha>=99" in fault.message
     assert "alpha" in str(caught.value.hint)
@@ -498,19 +498,19 @@ def test_debian_packages_of_nvcc_are_locked_beside_those_of_the_image(
     project: Path, links: Path, mirror: Mirror
 ) -> None:
     plan = plan_of(project, packaged(links))
-    made = update.make(plan, None)
+    made = update.update_lock(plan, None)
     assert made.builder and {item.name for item in made.builder.debs} == {"nvidia-cuda-toolkit", "g++-13"}
     assert made.builder.environment == {"CC": "gcc-13", "CXX": "g++-13"}
     assert set(mirror.asked[-1][1]) == {item.name for item in made.base}  # which stay as they are
     assert "nvidia-cuda-nvcc" not in tools(made)
     mirror.version = "2.0-1"
-    assert update.make(plan, made) is made
+    assert update.update_lock(plan, made) is made
     mirror.version, mirror.versions = "1.0-1", {"nvidia-cuda-toolkit": "3.0-1"}
-    newer = update.make(plan, made, frozenset({update.BASE}))
+    newer = update.update_lock(plan, made, frozenset({update.BASE}))
     assert newer.builder and {item.version for item in newer.builder.debs} == {"1.0-1", "3.0-1"}
     assert newer.base == made.base
     mirror.version, mirror.versions = "2.0-1", {}
-    moved = update.make(plan, made, frozenset({update.BASE}))
+    moved = update.update_lock(plan, made, frozenset({update.BASE}))
     assert moved.builder and {item.version for item in (*moved.base, *moved.builder.debs)} == {"2.0-1"}
 
 
@@ -518,10 +518,10 @@ def test_nvcc_that_does_not_go_with_the_base_any_longer_says_what_to_do(
     project: Path, links: Path, mirror: Mirror
 ) -> None:
     data = packaged(links)
-    made = update.make(plan_of(project, {**data, "extensions": []}), None)
+    made = update.update_lock(plan_of(project, {**data, "extensions": []}), None)
     mirror.gone, mirror.version = {"1.0-1"}, "2.0-1"
     with pytest.raises(ProfileError) as caught:
-        update.make(plan_of(project, data), made)
+        update.update_lock(plan_of(project, data), made)
     (fault,) = caught.value.faults
     assert fault.field == "extensions[0]" and "nvidia-cuda-toolkit" in fault.message
     assert "--upgrade base" in str(caught.value.hint)
@@ -531,16 +531,16 @@ def test_an_archive_is_looked_through_when_it_is_locked(project: Path, links: Pa
     file = tmp_path / "compat.tar.gz"
     sha256 = write_tar(file, {"libcuda.so.580.95.05": b"x"})
     plain = {**SMALL, "torch": "2.13.0", "gpus": ["h200"]}
-    runtime = update.make(plan_of(project, plain), None)
+    runtime = update.update_lock(plan_of(project, plain), None)
     data = {**plain, "driver": {"minimum": "550.54.14", "compat": {"sha256": sha256, "url": file.as_uri()}}}
-    locked = update.make(plan_of(project, data), runtime)
+    locked = update.update_lock(plan_of(project, data), runtime)
     size = file.stat().st_size
     assert locked.archives == (Archive("cuda-compat", "580.95.05", sha256, size),)
     assert locked.wheels == runtime.wheels
-    assert list(update.differences(runtime, locked)) == [f"cuda-compat (new) -> 580.95.05 ({sha256[:12]})"]
+    assert list(update.version_changes(runtime, locked)) == [f"cuda-compat (new) -> 580.95.05 ({sha256[:12]})"]
     file.unlink()
-    assert update.make(plan_of(project, data), locked) is locked
-    assert update.make(plan_of(project, plain), locked).content == runtime.content
+    assert update.update_lock(plan_of(project, data), locked) is locked
+    assert update.update_lock(plan_of(project, plain), locked).content == runtime.content
 
 
 def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path, links: Path, tmp_path: Path) -> None:
@@ -550,9 +550,9 @@ def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path
     write_wheel(links, "torch", "2.9.1")
     compat = {"compat": {"sha256": sha256, "url": file.as_uri()}}
     data = {**SMALL, "torch": "2.9.1", "gpus": ["h200"], "driver": {"minimum": "470.57.02", **compat}}
-    locked = update.make(plan_of(project, data), None)
+    locked = update.update_lock(plan_of(project, data), None)
     with pytest.raises(ProfileError) as caught:
-        update.make(plan_of(project, {**data, "torch": "2.13.0"}), locked)
+        update.update_lock(plan_of(project, {**data, "torch": "2.13.0"}), locked)
     (fault,) = caught.value.faults
     assert (fault.field, fault.message) == ("driver.compat", "cuda-compat is of 570.26, and must be >=580")
 
@@ -560,9 +560,9 @@ def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path
 def test_differences_are_a_line_each(project: Path) -> None:
     one = lock_for(plan_of(project, SMALL))
     two = dataclasses.replace(one, suite=None, image="x", python="3.12", base=(), environment={}, wheels=one.wheels[:1])
-    assert list(update.differences(None, one)) == ["3 wheels, 4 Debian packages"]
-    assert list(update.differences(one, one)) == []
-    said = list(update.differences(one, two))
+    assert list(update.version_changes(None, one)) == ["3 wheels, 4 Debian packages"]
+    assert list(update.version_changes(one, one)) == []
+    said = list(update.version_changes(one, two))
     assert "base image None -> x" in said
     assert "python 3.11 -> 3.12" in said
     assert "torch 2.13.0 -> (gone)" in said
@@ -573,13 +573,13 @@ def test_differences_are_a_line_each(project: Path) -> None:
 def test_profiles_that_wish_the_same_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:
     """Several at a time; told and written in the order that they were asked for."""
     asked: list[Sequence[str]] = []
-    resolve = uv.resolve
+    resolve = uv.resolve_wheels
 
     def counted(requirements: Sequence[str], *more: Any) -> uv.Resolved:
         asked.append(requirements)
         return resolve(requirements, *more)
 
-    monkeypatch.setattr(uv, "resolve", counted)
+    monkeypatch.setattr(uv, "resolve_wheels", counted)
     names = [f"same-{letter}" for letter in "cabd"]
     for name in names:
         write_profile(project, SMALL, name)

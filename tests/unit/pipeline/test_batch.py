@@ -38,11 +38,11 @@ BESIDE = {process_locks.BESIDE: "1"}
     ],
 )
 def test_the_exit_code_is_the_worst(codes: list[int], code: int) -> None:
-    assert batch.worst(codes) == batch.worst(codes[::-1]) == code
+    assert batch.worst_exit_code(codes) == batch.worst_exit_code(codes[::-1]) == code
 
 
 def test_no_unit_is_in_two_hands_and_all_are_used() -> None:
-    pool, lock = batch.Pool(("0", "1", "2")), threading.Lock()
+    pool, lock = batch.ResourcePool(("0", "1", "2")), threading.Lock()
     held: set[str] = set()
     seen: set[str] = set()
     pairs = threading.Barrier(3)
@@ -287,7 +287,7 @@ def test_an_interruption_ends_all_and_starts_nothing_more(children: Children, mo
             if stopped:
                 raise Interrupted("interrupted")
 
-    monkeypatch.setattr(batch, "_crowd", lambda *_: SimpleNamespace(make=interrupted, stop=Stop()))
+    monkeypatch.setattr(batch, "_batch_run", lambda *_: SimpleNamespace(make=interrupted, stop=Stop()))
     assert (envbuild("make", "a", "b").code, stopped) == (130, [True])
 
 

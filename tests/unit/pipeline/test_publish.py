@@ -36,8 +36,8 @@ def test_the_image_then_its_evidence_then_the_tags(site: Site, key: signing.Publ
     written = [line.rpartition("/")[2] for line in site.registry.written() if "/manifests/" in line]
     assert written[-2:] == [site.lock.short, "verified"]
     assert f"{document['digest'].replace(':', '-')}.att" in written[:-2]
-    found, _ = attestations.fetch(site.place, document["digest"])
-    stated = [signing.opened(one, [key]) for one in found]
+    found, _ = attestations.fetch_envelopes(site.place, document["digest"])
+    stated = [signing.signed_statement(one, [key]) for one in found]
     assert sorted(one["predicateType"] for one in stated) == [
         statements.CYCLONEDX, evidence_store.TEST_RESULT, statements.PROVENANCE
     ]  # fmt: skip

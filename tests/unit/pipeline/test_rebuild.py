@@ -71,7 +71,7 @@ def rebuilt(
     config = Config(other.pop("id", "sha256:0"), tuple(digests), {}, {"PATH": "/bin"})
     build: Any = dataclasses.make_dataclass("B", ["name", "lock"])("sample", site.lock)
     verdict = Verdict("ref", build=build, proved=(site.place, manifest, dataclasses.replace(config, **other)))
-    found = rebuild.objections(verdict, Console())
+    found = rebuild.rebuild_objections(verdict, Console())
     assert engine.removed == tags(site)
     assert not (found and verdict.reordered)
     assert verdict.document().get("reordered", []) == verdict.reordered
@@ -245,7 +245,7 @@ def test_what_is_said_of_a_container_is_read_of_a_configuration() -> None:
         "Labels": None,
     }
     raw = json.dumps({"config": inner, "rootfs": {"diff_ids": []}, "history": []}).encode()
-    assert image_reader.parsed("sha256:0", raw).settings == {"User": "0", "Entrypoint": ["/x"]}
+    assert image_reader.parse_config("sha256:0", raw).settings == {"User": "0", "Entrypoint": ["/x"]}
 
 
 def test_what_a_container_gets_of_the_configuration_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_a_rebuild_that_fails_leaves_nothing_and_one_runs_at_a_time(
     config = Config("sha256:0", (), {}, {})
     verdict = Verdict("ref", build=build, proved=(site.place, Manifest(b"{}", oci.MANIFEST), config))
     with pytest.raises(CheckFailed, match="the audit says no"):
-        rebuild.objections(verdict, Console())
+        rebuild.rebuild_objections(verdict, Console())
     assert engine.removed == tags(site)
 
 

@@ -171,7 +171,7 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(on)
         return "a: b\n"
 
-    monkeypatch.setattr(workflows, "script", script)
+    monkeypatch.setattr(workflows, "cluster_script", script)
     options = ["--on", "kubernetes", "--kubernetes", "namespace=x", "--kubernetes", "nodes.pool=gpu"]
     for verb in ("test", "prove"):
         done: Said = envbuild(verb, "sample", "--dry-run", *options, "--slurm", "partition=p")
@@ -195,7 +195,7 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
         found.append(on)
         return ""
 
-    monkeypatch.setattr(workflows, "script", script)
+    monkeypatch.setattr(workflows, "cluster_script", script)
     assert envbuild("prove", "sample", "--dry-run", "--on", "slurm", *given).code == 0
     assert [on.nodes for on in found] == [nodes]
 
@@ -208,7 +208,7 @@ def test_what_each_of_several_scripts_is_stands_before_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(workflows, "_known", lambda *_: found)
     monkeypatch.setattr(Session, "runner", lambda *_, **__: cluster)
     monkeypatch.setattr(Session, "job", lambda *asked: dataclasses.replace(CPU, nodes=asked[-1]))
-    text = workflows.script("sample", None, cast(Any, None), On("slurm", nodes=nodes))
+    text = workflows.cluster_script("sample", None, cast(Any, None), On("slurm", nodes=nodes))
     begun = [line for line in text.splitlines() if line.startswith(("#!", "# job"))]
     first, second = "# job 1 of 2: the self-test, on one node", "# job 2 of 2: dist.nodes, on 2 nodes, "
     if nodes == 1:
@@ -255,7 +255,7 @@ def test_what_is_refused_is_refused_before_a_push(
     source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
     locked, pushed = lock_for(resolver.resolve(source)), list[object]()
     monkeypatch.setattr(workflows, "existing", lambda *_: (source, locked, image_of()))
-    monkeypatch.setattr(build_records, "every", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
+    monkeypatch.setattr(build_records, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
     monkeypatch.setattr(Session, "there", lambda *_: None)
     monkeypatch.setattr(Session, "connected", lambda session: object())
     monkeypatch.setattr(registry_push, "pushed", lambda *asked: pushed.append(asked))

@@ -18,7 +18,7 @@ from envbuild.pipeline.model import Options, Step
 from envbuild.pipeline.session import Session
 from envbuild.profile.project_tests import Script
 from envbuild.resolve import profile_reader
-from envbuild.resolve.resolver import distribution, resolve
+from envbuild.resolve.resolver import pinned_distribution, resolve
 from envbuild.runners import docker_runner
 from envbuild.testrun.job import RunRequest
 from envbuild.util import settings
@@ -79,10 +79,10 @@ def bench(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str,
     write_profile(project, PROFILE)
     made = Workbench(outcomes, project)
     monkeypatch.setattr(Session, "connected", lambda session: None)
-    monkeypatch.setattr(workflows, "image", made.image)
+    monkeypatch.setattr(workflows, "build_image", made.image)
     monkeypatch.setattr(Session, "selftest", lambda *given: made.selftest(*given))
     monkeypatch.setattr(Session, "discard", lambda *given, **how: made.discard(*given, **how))
-    monkeypatch.setattr(version_bisection, "releases", lambda *_: list(outcomes))
+    monkeypatch.setattr(version_bisection, "releases_between", lambda *_: list(outcomes))
     return made
 
 
@@ -130,7 +130,7 @@ def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyP
             raise NetworkError("the index does not answer")
         return made.image(session)
 
-    monkeypatch.setattr(workflows, "image", image)
+    monkeypatch.setattr(workflows, "build_image", image)
     said = hunted("--json")
     document = said.document
     assert (said.code, document["error"]["kind"]) == (NetworkError.code, "network")
@@ -234,7 +234,7 @@ def test_without_a_card_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project
 
     monkeypatch.setattr(Session, "connected", lambda session: None)
     monkeypatch.setattr(docker_runner, "look_for_gpu", nowhere)
-    monkeypatch.setattr(version_bisection, "releases", lambda *_: pytest.fail("the index was asked first"))
+    monkeypatch.setattr(version_bisection, "releases_between", lambda *_: pytest.fail("the index was asked first"))
     assert (hunted().code, made.made) == (4, [])
     mistyped = envbuild("bisect", "sample", "--pin", "nosuch", "--probe", "gemm.crash")
     assert (mistyped.code, "nosuch is neither" in mistyped.stderr) == (2, True), "told where there is no card, too"
@@ -283,13 +283,13 @@ def test_no_release_within_the_bounds(monkeypatch: pytest.MonkeyPatch, project: 
 
 def test_a_pin_is_torch_a_package_or_a_library(project: Path) -> None:
     plan = resolve(source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1", "packages": ["Foo_Bar[x]>=1"]}))
-    assert [distribution(plan, pin) for pin in ("torch", "foo-bar", "cublas")] == [
+    assert [pinned_distribution(plan, pin) for pin in ("torch", "foo-bar", "cublas")] == [
         "torch",
         "foo-bar",
         "nvidia-cublas-cu12",
     ]
     with pytest.raises(UsageError, match="cubals is neither"):
-        distribution(plan, "cubals")
+        pinned_distribution(plan, "cubals")
 
 
 def test_a_known_fault_is_tried_all_the_same(project: Path) -> None:
@@ -353,7 +353,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 
 def found_releases(oldest: str | None = None, newest: str | None = None, name: str = "thing") -> list[str]:
-    return version_bisection.releases(name, "3.11", "2.36", oldest, newest)
+    return version_bisection.releases_between(name, "3.11", "2.36", oldest, newest)
 
 
 def test_releases_that_fit_come_oldest_first_from_every_place(served: Index) -> None:

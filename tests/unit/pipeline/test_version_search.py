@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from envbuild.pipeline.version_search import Found, most_tries, search
+from envbuild.pipeline.version_search import Found, most_tries, search_versions
 
 Row = tuple[bool | None, ...]
 LENGTHS = range(1, 8)
@@ -20,7 +20,7 @@ def run(row: Row) -> tuple[Found | None, list[int]]:
         tried.append(index)
         return row[index]
 
-    found = search(len(row), passes)
+    found = search_versions(len(row), passes)
     assert len(tried) == len(set(tried)), "nothing is tried twice"
     return found, tried
 
@@ -70,7 +70,7 @@ def check(row: Row) -> None:
 
 
 def test_nothing_to_search() -> None:
-    assert search(0, lambda index: True) is None
+    assert search_versions(0, lambda index: True) is None
 
 
 @pytest.mark.parametrize(

@@ -139,16 +139,16 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
 
         return work
 
-    monkeypatch.setattr(build, "built", note("built", None))
-    monkeypatch.setattr(build, "check_disk", note("check_disk", None))
+    monkeypatch.setattr(build, "existing_image", note("built", None))
+    monkeypatch.setattr(build, "require_disk_space", note("check_disk", None))
     monkeypatch.setattr(build, "build_layers", note("layers", image_of("layers")))
     monkeypatch.setattr(build, "build_labelled", note("label", image_of("labelled")))
     monkeypatch.setattr(
-        image_collection, "of_image", note("collect", SimpleNamespace(libraries=(), extended={}, torch=True))
+        image_collection, "collect_from_image", note("collect", SimpleNamespace(libraries=(), extended={}, torch=True))
     )
-    monkeypatch.setattr(assessment, "expected", note("expected", Expected()))
+    monkeypatch.setattr(assessment, "expected_contents", note("expected", Expected()))
     monkeypatch.setattr(assessment, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
-    monkeypatch.setattr(downloads, "image", note("fetch", None))
+    monkeypatch.setattr(downloads, "fetch_image_parts", note("fetch", None))
     session = Session("sample", Options(), cast(Any, MagicMock()))
     session.engine = cast(Any, object())
     return session, done
@@ -162,14 +162,14 @@ def test_layers_are_audited_before_they_are_labelled(
     being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     session, done = being_made
-    monkeypatch.setattr(assessment, "judge", judged_as(Finding("a", "warn", "m", "r")))
+    monkeypatch.setattr(assessment, "assess", judged_as(Finding("a", "warn", "m", "r")))
     plan = plan_of(project, PROFILE)
     lock_file.write(lock_for(plan), SOURCE.known_lock, "sample")
     image = session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
     assert image == session.made.image == image_of("labelled")
     assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
     assert [step.name for step in session.made.steps] == ["build", "audit", "label"]
-    assert list(built_locks.every()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
+    assert list(built_locks.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
 
 
 def test_what_has_no_lock_file_is_not_noted(
@@ -177,7 +177,7 @@ def test_what_has_no_lock_file_is_not_noted(
 ) -> None:
     """As a rebuild, whose lock is that of the evidence: nothing of it would ever end the note."""
     session, _ = being_made
-    monkeypatch.setattr(assessment, "judge", judged_as())
+    monkeypatch.setattr(assessment, "assess", judged_as())
     plan = plan_of(project, PROFILE)
     session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
     assert list(settings.cache_folder("built", make=False).glob("*")) == []
@@ -192,7 +192,9 @@ def test_a_discarded_image_leaves_no_record(
     plan = plan_of(project, PROFILE)
     locked = lock_for(plan)
     image = image_of("labelled")
-    record = build_records.Record(image.id, image.handle, locked.id, build.recipe(locked, "FROM scratch"), (), "docker")
+    record = build_records.Record(
+        image.id, image.handle, locked.id, build.recipe_digest(locked, "FROM scratch"), (), "docker"
+    )
     earlier = dataclasses.replace(record, image=image_of("earlier").id)
 
     def labelled(*_: Any, **__: Any) -> Any:
@@ -203,13 +205,13 @@ def test_a_discarded_image_leaves_no_record(
     if stays == "recorded before":
         build_records.write(dataclasses.replace(record, builder="another engine"))
     monkeypatch.setattr(build, "build_labelled", labelled)
-    monkeypatch.setattr(assessment, "judge", judged_as())
+    monkeypatch.setattr(assessment, "assess", judged_as())
     found = image if stays == "a container's" else None
     session.engine = cast(Any, SimpleNamespace(remove=lambda reference: None, find=lambda handle: found))
     session.made.lock = locked
     session.build(SOURCE, plan, locked, "FROM scratch")
     session.discard()
-    assert {one.image for one in build_records.every()} == {earlier.image, *([image.id] if stays else [])}
+    assert {one.image for one in build_records.all_records()} == {earlier.image, *([image.id] if stays else [])}
 
 
 def test_another_image_than_before_is_told_and_stands_in_the_document(
@@ -222,7 +224,7 @@ def test_another_image_than_before_is_told_and_stands_in_the_document(
         return image_of("labelled")
 
     monkeypatch.setattr(build, "build_labelled", labelled)
-    monkeypatch.setattr(assessment, "judge", judged_as())
+    monkeypatch.setattr(assessment, "assess", judged_as())
     plan = plan_of(project, PROFILE)
     session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
     assert session.made.document()["notes"] == ["another image than before"]
@@ -233,7 +235,7 @@ def test_layers_with_a_defect_are_no_image(
     being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     session, done = being_made
-    monkeypatch.setattr(assessment, "judge", judged_as(Finding("two-copies", "defect", "m", "r")))
+    monkeypatch.setattr(assessment, "assess", judged_as(Finding("two-copies", "defect", "m", "r")))
     plan = plan_of(project, PROFILE)
     locked = lock_for(plan)
     with pytest.raises(CheckFailed, match=f"envbuild/sample:{locked.short}-layers: 1 defect"):
@@ -383,8 +385,10 @@ def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
     said = envbuild("test", "--list")
     assert said.code == 0
-    assert [row.split()[0] for row in said.stdout.splitlines()] == list(probe_names.known())
-    assert [row["name"] for row in envbuild("test", "--list", "--json").document["probes"]] == list(probe_names.known())
+    assert [row.split()[0] for row in said.stdout.splitlines()] == list(probe_names.known_probes())
+    assert [row["name"] for row in envbuild("test", "--list", "--json").document["probes"]] == list(
+        probe_names.known_probes()
+    )
 
 
 def reported(monkeypatch: pytest.MonkeyPatch, run: result.TestRun) -> tuple[Said, dict[str, Any]]:
@@ -449,16 +453,16 @@ def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
         except Timeout:
             held.append(True)
 
-    monkeypatch.setattr(uv, "fetch", fetch)
+    monkeypatch.setattr(uv, "fetch_wheels", fetch)
     plan = MagicMock()
-    plan.archives, plan.workshop.wanted = (), [MagicMock()]
-    plan.workshop.wanted[0].extension.name = "apex"
-    monkeypatch.setattr(extension_sources, "fetch", fetch)
-    monkeypatch.setattr(archives, "fetch", fetch)
+    plan.archives, plan.extension_toolchain.wanted = (), [MagicMock()]
+    plan.extension_toolchain.wanted[0].extension.name = "apex"
+    monkeypatch.setattr(extension_sources, "fetch_source", fetch)
+    monkeypatch.setattr(archives, "fetch_archives", fetch)
     locked, one = MagicMock(suite=None), MagicMock()
     one.name = "apex"
     if what == "image":
-        downloads.image(plan, locked, MagicMock())
+        downloads.fetch_image_parts(plan, locked, MagicMock())
     else:
         downloads.builder(plan, locked, one, MagicMock())
     assert held and all(held)

@@ -210,7 +210,7 @@ def test_a_file_whose_name_cannot_name_an_image_is_refused(project: Path, stem: 
 def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None:
     write_profile(project, {**PROFILE, "description": "mine"}, "cpu")
     assert profile_reader.load("cpu").profile.description == "mine"
-    assert name_lookup.names().count("cpu") == 1
+    assert name_lookup.profile_names().count("cpu") == 1
 
 
 def test_results_lie_beside_the_profile(project: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_name_with_devel_is_the_profiles_variant(project: Path) -> None:
     assert devel.lock_file == devel.known_lock == project / "profiles" / "sample-devel.lock.yaml"
     assert devel.dockerfile == project / "dockerfiles" / "sample-devel.Dockerfile"
     assert devel.profile.model_copy(update={"variant": "runtime"}) == runtime.profile
-    assert "sample-devel" not in name_lookup.names()
+    assert "sample-devel" not in name_lookup.profile_names()
 
 
 def test_a_profile_of_that_name_comes_before_the_variant_of_another(project: Path) -> None:
@@ -587,12 +587,12 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
         file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
     source = profile_reader.load(asked, {}, theirs / "requirements.txt")
     assert source.name == ("sample-their-code" if by_path else "sample-devel-their-code")
-    assert name_lookup.names().count(source.name) == 0
+    assert name_lookup.profile_names().count(source.name) == 0
     lock_file.write(lock_for(resolver.resolve(source)), source.lock_file, source.name, source.origin)
     again = profile_reader.load(source.name)
     assert (again.name, again.profile, again.lock_file) == (source.name, source.profile, source.lock_file)
     assert (again.profile.packages[-1], again.origin) == ("einops>=0.8", source.origin)
-    assert source.name in name_lookup.names() and source.name in name_lookup.own_names()
+    assert source.name in name_lookup.profile_names() and source.name in name_lookup.own_names()
     assert lock_file.current(lock_file.read(again.known_lock), resolver.resolve(again), again.lock_file)
 
 
@@ -616,7 +616,7 @@ def test_a_lock_that_says_nonsense_of_itself_names_nothing(project: Path, of: ob
 def test_a_damaged_lock_hides_no_other_name(project: Path) -> None:
     write_profile(project, PROFILE)
     (project / "profiles" / "other.lock.yaml").write_text("a: [", encoding="utf-8")
-    assert {"sample", "other"} <= set(name_lookup.names())
+    assert {"sample", "other"} <= set(name_lookup.profile_names())
     with pytest.raises(LockError):
         profile_reader.load("other")
 

@@ -229,7 +229,7 @@ def test_redirects_end(registry: Registry) -> None:
 
 @pytest.mark.parametrize("where", ["http://r.example/x", "ftp://r.example/x", "file:///etc/passwd", ""])
 def test_from_https_there_is_no_way_down(where: str) -> None:
-    place = auth.Access("r.example", "https://r.example", auth.session(None))
+    place = auth.Access("r.example", "https://r.example", auth.registry_session(None))
     with pytest.raises(Refusal) as caught:
         place.inside(where)
     assert refused(caught) == "insecure"
@@ -238,7 +238,7 @@ def test_from_https_there_is_no_way_down(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["http://169.254.169.254/latest", "http://127.r.example/", "ftp://127.0.0.1/"])
 def test_a_registry_of_this_machine_leads_to_no_other_over_http(where: str) -> None:
-    place = auth.Access("127.0.0.1:5000", "http://127.0.0.1:5000", auth.session(None))
+    place = auth.Access("127.0.0.1:5000", "http://127.0.0.1:5000", auth.registry_session(None))
     with pytest.raises(Refusal) as caught:
         place.inside(where)
     assert refused(caught) == "insecure"
@@ -311,7 +311,7 @@ def test_plain_http_is_never_related_to_tls() -> None:
 @pytest.mark.parametrize("url", ["https://evil.example\\@r.example/t", "https://evil.example#@r.example/t"])
 def test_a_url_is_judged_as_it_is_sent(url: str) -> None:
     """urlsplit says r.example of the first, urllib3 connects to evil.example."""
-    place = auth.Access("r.example", "https://r.example", auth.session(None))
+    place = auth.Access("r.example", "https://r.example", auth.registry_session(None))
     assert urlsplit(place.inside(url)).hostname == "evil.example"
 
 
@@ -332,15 +332,18 @@ WANTED = [("https://kind.example/a", b'{"a":1}'), ("https://kind.example/b", b'{
 def test_both_forms_are_there_and_found_again(registry: Registry, signer: signing.Signer, referrers: bool) -> None:
     registry.referrers = referrers
     assert attestations.publish(repository(registry), SUBJECT, WANTED, signer) == 2
-    found, bad = attestations.fetch(repository(registry), SUBJECT.digest)
+    found, bad = attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
     assert bad == []
-    assert sorted(json.dumps(signing.opened(one, [signer.public])) for one in found) == ['{"a": 1}', '{"b": 1}']
+    assert sorted(json.dumps(signing.signed_statement(one, [signer.public])) for one in found) == [
+        '{"a": 1}',
+        '{"b": 1}',
+    ]
     assert ("sha256-" + SUBJECT.digest[7:] in registry.manifests) is not referrers
     for form in (".att", None):  # either alone is enough
         with serving(Registry(referrers=referrers, blobs=registry.blobs)) as half:
             keep = registry.manifests.items()
             half.manifests = {k: v for k, v in keep if k.endswith(".att") == (form is not None)}
-            assert len(attestations.fetch(repository(half), SUBJECT.digest)[0]) == 2
+            assert len(attestations.fetch_envelopes(repository(half), SUBJECT.digest)[0]) == 2
 
 
 def test_a_second_push_writes_nothing(registry: Registry, signer: signing.Signer) -> None:
@@ -357,7 +360,7 @@ def test_an_interrupted_push_is_finished_by_the_next(registry: Registry, signer:
         attestations.publish(repository(registry), SUBJECT, WANTED, signer)
     registry.refuse = ""
     assert attestations.publish(repository(registry), SUBJECT, WANTED, signer) > 0
-    assert len(attestations.fetch(repository(registry), SUBJECT.digest)[0]) == 2
+    assert len(attestations.fetch_envelopes(repository(registry), SUBJECT.digest)[0]) == 2
     registry.asked.clear()
     attestations.publish(repository(registry), SUBJECT, WANTED, signer)
     assert registry.written() == []
@@ -368,23 +371,23 @@ def test_what_others_put_there_stays(registry: Registry, signer: signing.Signer)
     attestations.publish(repository(registry), SUBJECT, WANTED[:1], other)
     attestations.publish(repository(registry), SUBJECT, [("https://kind.example/c", b"{}")], None)
     attestations.publish(repository(registry), SUBJECT, WANTED, signer)
-    found, _ = attestations.fetch(repository(registry), SUBJECT.digest)
-    assert [len(signing.signatures(one)) for one in found] == [1, 0, 1, 1]
+    found, _ = attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
+    assert [len(signing.envelope_signatures(one)) for one in found] == [1, 0, 1, 1]
 
 
 def test_a_signed_push_replaces_unsigned_statements_of_its_kinds(registry: Registry, signer: signing.Signer) -> None:
     earlier = [(WANTED[0][0], b'{"a":0}'), WANTED[1]]
     attestations.publish(repository(registry), SUBJECT, earlier, None)
     attestations.publish(repository(registry), SUBJECT, WANTED, signer)
-    found, _ = attestations.fetch(repository(registry), SUBJECT.digest)
-    assert [signing.payload(one) for one in found] == [payload for _, payload in WANTED]
-    assert all(signing.signatures(one) for one in found)
+    found, _ = attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
+    assert [signing.envelope_payload(one) for one in found] == [payload for _, payload in WANTED]
+    assert all(signing.envelope_signatures(one) for one in found)
 
 
 def test_without_a_key_it_is_the_older_form_without_signatures(registry: Registry) -> None:
     assert attestations.publish(repository(registry), SUBJECT, WANTED, None) == 2
-    found, _ = attestations.fetch(repository(registry), SUBJECT.digest)
-    assert [signing.signatures(one) for one in found] == [[], []]
+    found, _ = attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
+    assert [signing.envelope_signatures(one) for one in found] == [[], []]
     assert attestations.publish(repository(registry), SUBJECT, WANTED, None) == 0
 
 
@@ -406,7 +409,7 @@ def test_bad_pieces_do_not_hide_the_others(registry: Registry, signer: signing.S
     bad = [registry.add_blob(b) for b in (b"[", b"{}", b'{"a": ' + b"[" * 9999 + b"]" * 9999 + b"}")]
     document["layers"] = [*({"mediaType": attestations.ENVELOPE, "digest": d} for d in bad), *document["layers"]]
     registry.put(media, document, attestations.att_tag(SUBJECT.digest))
-    found, refusals = attestations.fetch(repository(registry), SUBJECT.digest)
+    found, refusals = attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
     assert len(found) == 1
     assert [refusal.reason.id for refusal in refusals] == ["malformed"] * 3
 
@@ -415,7 +418,7 @@ def test_a_bundle_about_another_image_is_refused(registry: Registry, signer: sig
     attestations.publish(repository(registry), SUBJECT, WANTED[:1], signer)
     other = f"sha256:{sha('other')}"
     registry.manifests[other.replace(":", "-")] = registry.manifests[SUBJECT.digest.replace(":", "-")]
-    found, refusals = attestations.fetch(repository(registry), other)
+    found, refusals = attestations.fetch_envelopes(repository(registry), other)
     assert (found, [refusal.reason.id for refusal in refusals]) == ([], ["subject"])
 
 
@@ -424,5 +427,5 @@ def test_only_so_many_pieces_are_read(
 ) -> None:
     attestations.publish(repository(registry), SUBJECT, WANTED, signer)
     monkeypatch.setattr(attestations, "_MOST", 1)
-    found, refusals = attestations.fetch(repository(registry), SUBJECT.digest)
+    found, refusals = attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
     assert (len(found), {refusal.reason.id for refusal in refusals}) == (1, {"too-large"})

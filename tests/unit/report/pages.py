@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.evidence import evidence_store, profile_proofs
-from envbuild.evidence.rules import digest_of
+from envbuild.evidence.rules import record_digest
 from envbuild.image import build_records
 from envbuild.image.build_records import Record
 from envbuild.lock import lock_file
@@ -133,4 +133,4 @@ def prove(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str,
 
 
 def run_of(statement: Path) -> Run:
-    return measurement_reader.run(evidence_store.record_of(statement), digest_of(statement))
+    return measurement_reader.measured_run(evidence_store.record_of(statement), record_digest(statement))

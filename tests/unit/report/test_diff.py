@@ -42,7 +42,7 @@ def test_a_thing_is_the_same_as_itself(project: Path) -> None:
 )
 def test_what_differs_only_in_configuration_is_said_to(change: dict[str, Any], last: str) -> None:
     a = replace(SIDE, id="sha256:0")
-    found = diff.compare(a, replace(a, **{"name": "b", **change}))
+    found = diff.compare_sides(a, replace(a, **{"name": "b", **change}))
     assert list(command._lines(found))[-1] == last
     assert found.document()["same"] is False
     assert found.document()["only_configuration"] is last.endswith("configuration")
@@ -59,7 +59,7 @@ def test_each_kind_of_change_is_told() -> None:
         layers=(SIDE.layers[0], DiffLayer("three", "3", 5)),
     )
     a = replace(SIDE, basics={"cuda": None}, versions={"torch": "2.7.1", "numpy": "2"}, environment={"X": "1"})
-    found = diff.compare(a, b)
+    found = diff.compare_sides(a, b)
     assert found.basics == (ChangedValue("cuda", None, "13.0"),)
     assert found.versions == (ChangedValue("numpy", "2", None), ChangedValue("torch", "2.7.1", "2.11.0"))
     assert found.environment == ()
@@ -68,10 +68,10 @@ def test_each_kind_of_change_is_told() -> None:
 
 
 def test_layers_of_a_lock_are_not_held_against_those_of_an_image() -> None:
-    found = diff.compare(SIDE, replace(SIDE, unit="to fetch"))
+    found = diff.compare_sides(SIDE, replace(SIDE, unit="to fetch"))
     assert (found.layers, found.new_bytes) == (None, None)
     unknown = replace(SIDE, layers=(DiffLayer("one", "9", None),))
-    assert diff.compare(SIDE, unknown).new_bytes is None
+    assert diff.compare_sides(SIDE, unknown).new_bytes is None
 
 
 def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
@@ -108,9 +108,9 @@ def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project:
 def test_what_a_base_image_takes_is_not_called_nothing(project: Path) -> None:
     made = lock_for(plan_of(project, PROFILE))
     on_image = replace(made, suite=None, image=f"registry.example/cuda@sha256:{'1' * 64}", base=())
-    found = diff.compare(diff.of_lock("a", made), diff.of_lock("b", on_image))
+    found = diff.compare_sides(diff.of_lock("a", made), diff.of_lock("b", on_image))
     assert (found.new_bytes, found.b.bytes) == (None, None)
-    assert diff.compare(found.b, replace(found.b, name="c")).new_bytes == 0, "the base is there already"
+    assert diff.compare_sides(found.b, replace(found.b, name="c")).new_bytes == 0, "the base is there already"
     lock_file.write(on_image, project / "b.lock.yaml", "b")
     assert (
         f"b.lock.yaml: {len(found.b.layers)} layers, unknown size to fetch"
@@ -136,7 +136,7 @@ def test_another_commit_of_an_extension_is_a_change_and_a_layer(project: Path) -
         card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels]}
         return diff.of_lock("sample", lock_for(plan_of(project, card)))
 
-    found = diff.compare(side("a" * 40), side("b" * 40))
+    found = diff.compare_sides(side("a" * 40), side("b" * 40))
     assert found.versions == (ChangedValue("kernels", "a" * 40, "b" * 40),)
     assert found.layers and [layer.title for layer in found.layers] == ["kernels, compiled from bbbbbbbbbbbb"]
 

@@ -107,7 +107,7 @@ def test_a_shipped_lock_meets_its_own_minimum(project: Path, name: str) -> None:
     """Each row is read as a person would; what fails is what `show` warns of, or the profile accepts."""
     source = profile_reader.load(name)
     plan = resolver.resolve(source)
-    held = lock_file.required(source).versions
+    held = lock_file.required_lock(source).versions
     choice = resolver.as_locked(plan, held)
     known = choice.situation
     versions = {"torch": known.torch, "driver": known.driver, **held, **known.libraries}

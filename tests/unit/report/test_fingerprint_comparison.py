@@ -16,7 +16,7 @@ from unit.testrun.fingerprints import NEW, OLD, Document, changed, load, model, 
 
 
 def compared(b: Document, a: Document | None = None) -> Comparison:
-    return fingerprint_comparison.compare(model(a or load()), model(b))
+    return fingerprint_comparison.compare_fingerprints(model(a or load()), model(b))
 
 
 def test_one_and_the_same_are_identical() -> None:

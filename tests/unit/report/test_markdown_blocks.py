@@ -64,17 +64,17 @@ def test_a_fence_that_is_never_closed_hides_no_marker_in_silence() -> None:
 
 def test_filling_changes_the_content_alone_and_is_done_once() -> None:
     found, _ = markdown_blocks.blocks(TEXT, "a.md")
-    filled, changed = markdown_blocks.fill(TEXT, found, lambda block: f"new {block.kind}\nlines")
+    filled, changed = markdown_blocks.fill_blocks(TEXT, found, lambda block: f"new {block.kind}\nlines")
     assert changed == found
     assert filled == TEXT.replace("old\n", "new table\nlines\n").replace("h20-->\n", "h20-->\nnew minimum\nlines\n")
     again, _ = markdown_blocks.blocks(filled, "a.md")
-    assert markdown_blocks.fill(filled, again, lambda block: f"new {block.kind}\nlines") == (filled, [])
+    assert markdown_blocks.fill_blocks(filled, again, lambda block: f"new {block.kind}\nlines") == (filled, [])
 
 
 def test_line_ends_stay() -> None:
     text = "<!-- envbuild:table h20 -->\r\n<!-- envbuild:end -->\r\nlast"
     found, _ = markdown_blocks.blocks(text, "a.md")
-    assert markdown_blocks.fill(text, found, lambda block: "x")[0] == text.replace("-->\r\n<", "-->\r\nx\r\n<")
+    assert markdown_blocks.fill_blocks(text, found, lambda block: "x")[0] == text.replace("-->\r\n<", "-->\r\nx\r\n<")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_cell_shows_what_it_holds_as_text(text: str, shown: str) -> None:
 
 
 def test_a_hostile_cell_can_neither_begin_nor_end_a_block() -> None:
-    made = markdown_blocks.table([("head",), ("x\n<!-- envbuild:end -->\n<!-- envbuild:table h20 -->",)])
+    made = markdown_blocks.markdown_table([("head",), ("x\n<!-- envbuild:end -->\n<!-- envbuild:table h20 -->",)])
     assert len(made.splitlines()) == 3
     assert markdown_blocks.blocks(made, "a.md") == ([], [])
 

@@ -218,12 +218,12 @@ def test_what_cannot_be_written_leaves_nothing(project: Path, arguments: list[st
     ("ratio", "at"), [(0.0, 3.0), (-1.0, 3.0), (1e-9, 11.0), (1e-6, 11.0), (1.0, 69.5), (1e2, 89.0), (1e9, 89.0)]
 )
 def test_a_ratio_has_its_place_on_the_one_scale(ratio: float, at: float) -> None:
-    assert html_renderer.place(ratio) == at
-    assert html_renderer.place(float("inf")) == html_renderer.place(float("nan")) == 96.0
+    assert html_renderer.scale_position(ratio) == at
+    assert html_renderer.scale_position(float("inf")) == html_renderer.scale_position(float("nan")) == 96.0
 
 
 def test_the_scale_rises() -> None:
-    found = [html_renderer.place(10 ** (power / 10)) or 0 for power in range(-60, 21)]
+    found = [html_renderer.scale_position(10 ** (power / 10)) or 0 for power in range(-60, 21)]
     assert all(a < b for a, b in itertools.pairwise(found))
 
 
@@ -246,7 +246,7 @@ def test_only_an_address_or_a_thread_becomes_a_link(cited: str) -> None:
      (None, "–"), ("", "–"), ("<b>", "<b>")],
 )  # fmt: skip
 def test_numbers_have_three_digits(value: Any, said: str) -> None:
-    assert html_renderer.number(value) == said
+    assert html_renderer.three_digits(value) == said
 
 
 def test_nothing_in_the_evidence_is_more_than_text(world: Path, project: Path) -> None:

@@ -33,7 +33,7 @@ COMPAT = {"compat": {"sha256": "0" * 64, "url": "https://mirror.example/compat.t
 def test_the_newest_floor_counts_for_all_who_ask(project: Path, changes: dict[str, Any], oldest: str | None) -> None:
     source = source_of(project, {**CUDA12, **changes})
     assert minimum_driver.oldest(source.profile) == oldest
-    assert torch_stack.choose(source).driver == oldest
+    assert torch_stack.choose_stack(source).driver == oldest
     assert profile_needs.needs_of(source).driver == oldest
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.facts import database
 from envbuild.resolve import profile_reader, resolver
-from envbuild.resolve.torch_stack import Choice, choose
+from envbuild.resolve.torch_stack import Choice, choose_stack
 from envbuild.util import package_data
 from envbuild.util.errors import ProfileError
 from unit.facts.test_database import site
@@ -226,7 +226,7 @@ def test_a_pin_for_another_cuda_than_torchs_is_refused(
 ) -> None:
     """By what the facts know of each CUDA's wheels; a version that they have never seen is for an index to judge."""
     profile = {**HOPPER, "torch": "2.7.1", "pins": {name: version}}
-    said = [fault.message for fault in choose(source_of(project, profile)).faults]
+    said = [fault.message for fault in choose_stack(source_of(project, profile)).faults]
     assert [text for text in said if "is for CUDA" in text] == (
         [f"{name} {version} is for CUDA {other}; torch 2.7.1 is built for CUDA 12.6, and takes "
          f"{database.distribution_of(name, '12.6')}"] if other else []

@@ -70,7 +70,7 @@ def test_wheels_ask_for_nothing_that_torch_brings(project: Path, release: databa
     assert requirement.endswith(f"]=={release.cuda}.*")
     brought = {**release.pins, **release.expands_to}
     assert [extra for extra in asked if database.distribution_of(extra, release.cuda) in brought] == []
-    wanted = extension_compilers.wheels()[13].extras
+    wanted = extension_compilers.compiler_wheels()[13].extras
     left_out = [extra for extra in wanted if extra not in asked]
     assert all(database.distribution_of(extra, release.cuda) in brought for extra in left_out)
 
@@ -101,7 +101,7 @@ def test_a_local_build_says_its_cuda_itself(project: Path) -> None:
     plan = plan_of(project, {**local, "variant": "devel", "cuda": "13.0"})
     assert plan.toolchain
     assert plan.toolchain.requirements == (
-        f"cuda-toolkit[{','.join(extension_compilers.wheels()[13].extras)}]==13.0.*",
+        f"cuda-toolkit[{','.join(extension_compilers.compiler_wheels()[13].extras)}]==13.0.*",
     )
 
 
@@ -195,30 +195,34 @@ def test_an_extension_is_compiled_without_nvcc_in_the_image(project: Path) -> No
     plan = plan_of(project, {**NEW, "gpus": ["h200", "a100"], "extensions": [KERNELS]})
     assert (plan.toolchain, plan.archives) == (None, ())
     assert "CUDA_HOME" not in plan.environment
-    workshop = plan.workshop
-    assert workshop
-    assert (workshop.arch, workshop.toolchain.home, workshop.toolchain.release) == ("8.0;9.0", HOME, "13.0")
-    assert workshop.requires == ("ninja", "setuptools", "wheel")
+    extension_toolchain = plan.extension_toolchain
+    assert extension_toolchain
+    assert (extension_toolchain.arch, extension_toolchain.toolchain.home, extension_toolchain.toolchain.release) == (
+        "8.0;9.0",
+        HOME,
+        "13.0",
+    )
+    assert extension_toolchain.requires == ("ninja", "setuptools", "wheel")
 
 
 def test_a_devel_image_compiles_with_the_nvcc_that_it_keeps(project: Path) -> None:
     plan = plan_of(project, {**OLD, "variant": "devel", "toolchain": FILE, "extensions": [KERNELS]})
-    assert plan.toolchain and plan.workshop and plan.workshop.toolchain == plan.toolchain
+    assert plan.toolchain and plan.extension_toolchain and plan.extension_toolchain.toolchain == plan.toolchain
     made = lock_for(plan)
     assert made.builder and made.nvcc == made.builder.nvcc and made.builder.archives == ()
 
 
 def test_only_an_archive_that_is_not_in_the_image_is_unpacked_for_the_build(project: Path) -> None:
     plan = plan_of(project, {**OLD, "toolchain": FILE, "extensions": [KERNELS]})
-    assert plan.archives == () and plan.workshop
-    archive = plan.workshop.toolchain.archive
+    assert plan.archives == () and plan.extension_toolchain
+    archive = plan.extension_toolchain.toolchain.archive
     assert archive and (archive.sha256, archive.fits) == (FILE["sha256"], "==12.6.*")
 
 
 def test_one_that_is_left_out_asks_for_nothing(project: Path) -> None:
     left_out = {"name": "apex", "none": "nobody needs it"}
     plan = plan_of(project, {**OLD, "extensions": [left_out]})
-    assert plan.workshop is None
+    assert plan.extension_toolchain is None
     assert plan.wishes == plan_of(project, OLD).wishes
     assert plan.reasons["apex"].endswith("none: nobody needs it")
 
@@ -244,8 +248,8 @@ PACKAGED: dict[str, Any] = {
 def test_debians_nvcc_compiles_with_the_host_compiler_that_goes_with_it(project: Path) -> None:
     """trixie's own g++ is too new for CUDA 12.4, which is refused with any other toolchain."""
     plan = plan_of(project, PACKAGED)
-    assert (plan.toolchain, plan.archives) == (None, ()) and plan.workshop
-    found = plan.workshop.toolchain
+    assert (plan.toolchain, plan.archives) == (None, ()) and plan.extension_toolchain
+    found = plan.extension_toolchain.toolchain
     assert (found.home, found.release, found.requirements) == ("/usr", "12.4", ())
     made = lock_for(plan)
     assert made.builder and {deb.name for deb in made.builder.debs} == {"nvidia-cuda-toolkit", "g++-13"}

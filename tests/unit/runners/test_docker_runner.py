@@ -72,7 +72,9 @@ class Engine:
 def asked(*devices: str, cards: tuple[str, ...] = CARD, says: str = "") -> Api:
     engine: Any = Engine(says)
     with pytest.raises(Created):
-        docker_runner.run(engine, job.make("x", SelfTest(), {}, "3.11", cards, job.RunRequest(gpus=devices)))
+        docker_runner.run_in_container(
+            engine, job.make_job("x", SelfTest(), {}, "3.11", cards, job.RunRequest(gpus=devices))
+        )
     api: Api = engine.api
     return api
 
@@ -140,7 +142,7 @@ def test_what_a_killed_look_for_the_card_left_is_swept() -> None:
     ]
     api = SimpleNamespace(containers=lambda **_: [], images=lambda **_: images)
     engine: Any = SimpleNamespace(client=SimpleNamespace(api=api), remove=gone.append)
-    assert docker_runner.sweep(engine) == 1
+    assert docker_runner.sweep_containers(engine) == 1
     assert gone == ["envbuild-look-2:0"]
 
 
@@ -156,7 +158,9 @@ def test_an_engine_without_the_card_says_so(
 ) -> None:
     engine: Any = Engine(says)
     with pytest.raises(error, match=words):
-        docker_runner.run(engine, job.make("x", SelfTest(), {}, "3.11", CARD, job.RunRequest(gpus=devices)))
+        docker_runner.run_in_container(
+            engine, job.make_job("x", SelfTest(), {}, "3.11", CARD, job.RunRequest(gpus=devices))
+        )
 
 
 def raising(error: BaseException) -> Callable[..., None]:
@@ -183,7 +187,7 @@ def left_by(step: BaseException | None) -> pytest.ExceptionInfo[BaseException]:
     engine.api.wait = lambda _: {"StatusCode": 0}
     engine.api.inspect_container = lambda _: {"State": {}}
     with pytest.raises(BaseException) as caught:
-        docker_runner.run(engine, job.make("x", SelfTest(), {}, "3.11", (), job.RunRequest()))
+        docker_runner.run_in_container(engine, job.make_job("x", SelfTest(), {}, "3.11", (), job.RunRequest()))
     return caught
 
 

@@ -28,8 +28,8 @@ def given(code: str, timeout: float = 30) -> Job:
 def test_an_interpreter_is_found_by_path_or_in_its_environment(tmp_path: Path) -> None:
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python3").symlink_to(sys.executable)
-    assert host_runner.find(sys.executable) == Path(sys.executable)
-    assert host_runner.find(str(tmp_path / "venv")) == tmp_path / "venv" / "bin" / "python3"
+    assert host_runner.find_interpreter(sys.executable) == Path(sys.executable)
+    assert host_runner.find_interpreter(str(tmp_path / "venv")) == tmp_path / "venv" / "bin" / "python3"
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_an_interpreter_is_found_by_path_or_in_its_environment(tmp_path: Path) -
 def test_what_is_no_python_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=words):
-        host_runner.find(path)
+        host_runner.find_interpreter(path)
 
 
 def test_lines_come_as_they_are_written_and_the_payload_as_a_file() -> None:
     lines: list[bytes] = []
     code = "import sys; print('one'); print(open(sys.argv[1]).read(), end=''); print('x', file=sys.stderr); sys.exit(5)"
-    output = host_runner.start(Path(sys.executable), given(code), lines.append)
+    output = host_runner.run_on_host(Path(sys.executable), given(code), lines.append)
     assert lines == [b"one", b"the payload"]
     assert (output.stdout, output.stderr, output.exit_code) == (b"one\nthe payload", "x\n", 5)
 
@@ -52,21 +52,21 @@ def test_lines_come_as_they_are_written_and_the_payload_as_a_file() -> None:
 def test_what_came_before_the_time_was_over_is_brought_back() -> None:
     """Both streams: where it hung stands in its last words."""
     code = "import sys, time; print('one', flush=True); print('hung here', file=sys.stderr, flush=True); time.sleep(60)"
-    output = host_runner.start(Path(sys.executable), given(code, 3))
+    output = host_runner.run_on_host(Path(sys.executable), given(code, 3))
     assert (output.stdout, output.exit_code, output.timed_out) == (b"one\n", None, True)
     assert output.stderr == "hung here\n"
 
 
 def test_what_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_runner, "MAX_STDOUT", 1000)
-    output = host_runner.start(Path(sys.executable), given("while True: print('x' * 99)"))
+    output = host_runner.run_on_host(Path(sys.executable), given("while True: print('x' * 99)"))
     assert (output.too_long, output.timed_out) == (True, False)
     assert len(output.stdout) == 1000
 
 
 def test_whatever_it_writes_is_gone() -> None:
     code = "import tempfile; print(tempfile.mkdtemp())"
-    output = host_runner.start(Path(sys.executable), given(code))
+    output = host_runner.run_on_host(Path(sys.executable), given(code))
     assert not Path(output.stdout.decode().strip()).exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 from envbuild.profile.model import SelfTest
 from envbuild.profile.project_tests import Script, Shape
 from envbuild.testrun import job, result
-from envbuild.testrun.output_parser import judge
+from envbuild.testrun.output_parser import judge_output
 from unit.evidence.runs import NAMES, NONCE, documents, judged, line, lines, output, passed_run, probe
 
 Lines = list[bytes]
@@ -288,7 +288,7 @@ def test_where_nothing_came_at_all_only_its_end_is_told() -> None:
 
 
 def test_the_log_is_kept() -> None:
-    assert judge(output(b"", stderr="the log"), NONCE, ()).log == "the log"
+    assert judge_output(output(b"", stderr="the log"), NONCE, ()).log == "the log"
 
 
 # the job
@@ -296,7 +296,7 @@ def test_the_log_is_kept() -> None:
 
 def test_the_job_says_what_is_expected() -> None:
     wanted = SelfTest(level="quick", require=("env.libs",), timeout=60, memory_gb=2)
-    made = job.make("sha256:x", wanted, {"torch": "2.13.0"}, "3.11")
+    made = job.make_job("sha256:x", wanted, {"torch": "2.13.0"}, "3.11")
     sizes, _, rest = made.stdin.partition(b"\n")
     first, second = (int(part) for part in sizes.split())
     assert len(rest) == first + second
@@ -315,8 +315,8 @@ SCRIPT = Script("../smoke.py", "print('hello')\n")
 
 
 def test_what_a_profile_adds_travels_with_the_job() -> None:
-    assert document_of(job.make("x", SelfTest(), {}, "3.11"))["own"] == {"shapes": [], "script": None}
-    document = document_of(job.make("x", SelfTest(shapes=SHAPES, script=SCRIPT), {}, "3.11"))
+    assert document_of(job.make_job("x", SelfTest(), {}, "3.11"))["own"] == {"shapes": [], "script": None}
+    document = document_of(job.make_job("x", SelfTest(shapes=SHAPES, script=SCRIPT), {}, "3.11"))
     shape = {"m": 2, "k": 3, "n": 4, "dtype": "bf16", "layout": "nn", "bias": True}
     assert document["own"] == {"shapes": [shape], "script": {"name": "smoke.py", "text": "print('hello')\n"}}
 
@@ -326,7 +326,7 @@ def test_the_selftest_takes_what_is_sent() -> None:
     pytest.importorskip("torch")
     from envbuild.selftest.harness.job_document import parse
 
-    made = job.make("x", SelfTest(shapes=SHAPES, script=SCRIPT, require=("env.libs",)), {}, "3.11")
+    made = job.make_job("x", SelfTest(shapes=SHAPES, script=SCRIPT, require=("env.libs",)), {}, "3.11")
     taken = parse(document_of(made), frozenset({"env.libs", "own.script", "burn"}))
     assert taken.require == ("env.libs", "own.script")
     (shape,) = taken.own.shapes
@@ -343,8 +343,8 @@ def test_where_nothing_confines_it_a_script_runs_only_if_it_is_asked_for() -> No
 
 
 def test_a_script_that_is_brought_must_pass() -> None:
-    assert job.required(SelfTest(script=SCRIPT), gpu=False) == ["own.script"]
-    assert job.required(SelfTest(script=SCRIPT, require=("own.script", "env.libs")), gpu=True) == [
+    assert job.required_probes(SelfTest(script=SCRIPT), gpu=False) == ["own.script"]
+    assert job.required_probes(SelfTest(script=SCRIPT, require=("own.script", "env.libs")), gpu=True) == [
         "env.identity",
         "own.script",
         "env.libs",
@@ -356,12 +356,12 @@ def test_what_a_profile_asks_by_degrees_is_in_the_job_and_in_what_a_proof_needs(
     told = job.document(wanted, {}, "3.11", ())
     assert (told["floors"], told["burn_seconds"]) == ({"gemm": 0.6}, 20)
     assert told["timeouts"]["burn"] > 20
-    assert job.demands(wanted) == {"gemm": 0.6, "burn": 20.0}
-    assert job.demands(SelfTest(burn_seconds=20)) == {}
+    assert job.performance_requirements(wanted) == {"gemm": 0.6, "burn": 20.0}
+    assert job.performance_requirements(SelfTest(burn_seconds=20)) == {}
 
 
 def test_every_run_has_a_nonce_of_its_own() -> None:
-    nonces = {job.make("x", SelfTest(), {}, "3.11").nonce for _ in range(20)}
+    nonces = {job.make_job("x", SelfTest(), {}, "3.11").nonce for _ in range(20)}
     assert len(nonces) == 20
     assert {len(nonce) for nonce in nonces} == {32}
 
@@ -373,12 +373,12 @@ def document_of(made: job.Job) -> dict[str, Any]:
 
 def test_several_gpus_are_asked_for_with_their_transport_and_room_for_it() -> None:
     wanted = SelfTest(require=("env.libs",), transport="p2p", memory_gb=16)
-    made = job.make("x", wanted, {}, "3.11", ("NVIDIA H20",), job.RunRequest(gpus=("1", "2")), 4)
+    made = job.make_job("x", wanted, {}, "3.11", ("NVIDIA H20",), job.RunRequest(gpus=("1", "2")), 4)
     document = document_of(made)
     assert (document["expect"]["gpu_count"], document["expect"]["transport"]) == (4, "p2p")
     assert document["require"] == ["env.identity", "env.libs", "dist.staged"]
     assert (made.devices, made.limits.shm) == (("1", "2"), 8 << 30)
-    assert job.make("x", SelfTest(), {}, "3.11").limits.shm == 1 << 30
+    assert job.make_job("x", SelfTest(), {}, "3.11").limits.shm == 1 << 30
 
 
 @pytest.mark.parametrize(
@@ -386,13 +386,13 @@ def test_several_gpus_are_asked_for_with_their_transport_and_room_for_it() -> No
     [(True, 4, None, True), (True, 1, "p2p", True), (True, 1, None, False), (False, 4, None, False)],
 )
 def test_gpus_that_work_together_must_be_shown_to(gpu: bool, count: int, transport: Any, staged: bool) -> None:
-    names = job.required(SelfTest(require=("env.libs",), transport=transport), gpu, gpu_count=count)
+    names = job.required_probes(SelfTest(require=("env.libs",), transport=transport), gpu, gpu_count=count)
     assert ("dist.staged" in names) is staged
 
 
 @pytest.mark.parametrize("cards", [(), ("NVIDIA H20",)])
 def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> None:
-    made = job.make("x", SelfTest(require=("env.libs",)), {}, "3.11", cards, hardware={"driver": {"cuda": "580"}})
+    made = job.make_job("x", SelfTest(require=("env.libs",)), {}, "3.11", cards, hardware={"driver": {"cuda": "580"}})
     document = document_of(made)
     assert made.gpus == bool(cards)
     assert document["device"] == ("cuda" if cards else "cpu")
@@ -419,7 +419,7 @@ def test_what_is_asked_for_is_all_that_must_pass(
     wanted = SelfTest(level="standard", require=("env.libs", "train.step"))
     made = job.document(wanted, {}, "3.11", ["NVIDIA H20"], asked)
     assert (made["level"], made["probes"], made["require"]) == (level, probes, require)
-    assert job.required(wanted, True, asked) == require
+    assert job.required_probes(wanted, True, asked) == require
 
 
 def test_the_zip_is_the_same_every_time_and_holds_the_sources_alone() -> None:

@@ -63,9 +63,9 @@ def test_only_the_node_that_did_not_end_is_told_as_late() -> None:
 
 def test_a_container_on_one_of_them_that_was_short_of_memory_is_told() -> None:
     """The way out is the profile's selftest.memory_gb."""
-    alone = output_parser.judge(RawOutput(b"".join(lines(documents(probe("env.libs")))), "", 0, 4.0), NONCE, ())
+    alone = output_parser.judge_output(RawOutput(b"".join(lines(documents(probe("env.libs")))), "", 0, 4.0), NONCE, ())
     ended = RawOutput(said(), "", 137, 3.0, out_of_memory=True, parts=((0, len(said())), (137, 0)))
-    run = output_parser.joined(alone, output_parser.judge_nodes(ended, NONCE, ("dist.nodes",)))
+    run = output_parser.join_runs(alone, output_parser.judge_nodes(ended, NONCE, ("dist.nodes",)))
     assert run.out_of_memory and not run.passed
 
 
@@ -75,9 +75,11 @@ def test_no_node_is_no_pass() -> None:
 
 def test_a_run_alone_and_one_on_several_are_one() -> None:
     stdout = b"".join(lines(documents(probe("env.libs"))))
-    alone = output_parser.judge(RawOutput(stdout, "", 0, 4.0, where={"runner": "slurm", "unconfined": []}), NONCE, ())
-    run = output_parser.joined(alone, judged((0, said()), (0, said())))
+    alone = output_parser.judge_output(
+        RawOutput(stdout, "", 0, 4.0, where={"runner": "slurm", "unconfined": []}), NONCE, ()
+    )
+    run = output_parser.join_runs(alone, judged((0, said()), (0, said())))
     assert (run.passed, run.by_status("passed"), run.seconds) == (True, ["env.libs", "dist.nodes"], 7.0)
     assert (run.where["unconfined"], run.where["nodes"]["job"]) == (["the network"], "7")
-    failed = output_parser.joined(alone, judged((0, said()), (5, said("failed"))))
+    failed = output_parser.join_runs(alone, judged((0, said()), (5, said("failed"))))
     assert not failed.passed

@@ -85,7 +85,7 @@ def test_one_file_system_is_named_once(tmp_path: Path) -> None:
     ],
 )
 def test_which_errors_are_a_full_disk(error: OSError, full: bool) -> None:
-    assert disk_space.lacks(error) is full
+    assert disk_space.is_disk_full(error) is full
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from envbuild.util.memo import once
+from envbuild.util.memo import thread_safe_cache
 
 
 def test_what_several_ask_for_at_once_is_found_once_for_each_key() -> None:
     asked: list[int] = []
 
-    @once
+    @thread_safe_cache
     def square(number: int) -> int:
         asked.append(number)
         time.sleep(0.05)
@@ -24,7 +24,7 @@ def test_what_several_ask_for_at_once_is_found_once_for_each_key() -> None:
 def test_another_key_does_not_wait() -> None:
     held = threading.Event()
 
-    @once
+    @thread_safe_cache
     def work(name: str) -> str:
         if name == "slow":
             assert held.wait(10)
@@ -40,7 +40,7 @@ def test_another_key_does_not_wait() -> None:
 def test_a_failure_is_everybodys_who_waits_and_is_tried_again_by_the_next() -> None:
     tries = []
 
-    @once
+    @thread_safe_cache
     def work(name: str) -> str:
         tries.append(name)
         time.sleep(0.05)

@@ -77,7 +77,7 @@ def test_a_file_at_fault_is_named(text: str) -> None:
 def test_what_is_not_utf8_is_named_with_its_line() -> None:
     configure("")
     settings.config_file().write_bytes(b"# a\non: \xff\n")
-    settings.whole.cache_clear()
+    settings.settings_document.cache_clear()
     with pytest.raises(SettingsError, match="not UTF-8") as caught:
         settings.setting("on")
     assert [fault.line for fault in caught.value.faults] == [2]
@@ -178,7 +178,7 @@ def test_a_fault_of_a_section_alone_leaves_the_other_settings_as_they_are() -> N
 def test_what_a_registry_may_be_called_is_what_a_push_takes(value: str, good: bool) -> None:
     assert bool(re.fullmatch(REGISTRY[0], value)) is good
     try:
-        assert registry_push.repository(value) and good
+        assert registry_push.parse_repository(value) and good
     except UsageError as error:
         assert not good and "TAG" not in str(error.hint)
 

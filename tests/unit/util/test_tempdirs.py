@@ -90,7 +90,7 @@ def test_prune_tells_and_removes_it(working: subprocess.Popen[str], temporary: P
     (left,) = killed(working, temporary)
     (found,) = prune.temporary()
     assert (found.kind, found.name) == ("temporary", str(left))
-    prune.remove(None, [found])
+    prune.remove_items(None, [found])
     assert list(temporary.iterdir()) == []
 
 

@@ -24,7 +24,7 @@ from envbuild.util import urls
     ],
 )
 def test_no_password_and_the_right_host(address: str, shown: str) -> None:
-    assert urls.shown(address) == shown
+    assert urls.redact_url(address) == shown
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class ExactGradients:
     logits: tuple[float, ...]
 
 
-def cases(on_cpu: bool) -> Iterator[GradientCase]:
+def gradient_cases(on_cpu: bool) -> Iterator[GradientCase]:
     heads, long = (HEADS_CPU, LONG_CPU) if on_cpu else (HEADS, LONG)
     for dtype in DTYPES:
         for depth in DEPTHS:
@@ -99,7 +99,7 @@ def cases(on_cpu: bool) -> Iterator[GradientCase]:
         yield GradientCase(dtype, heads, 1, SHORT, DEPTHS[0])
 
 
-def make(case: GradientCase) -> GradientInputs:
+def gradient_inputs(case: GradientCase) -> GradientInputs:
     """q and k in [-1, 1), v in [0, 1) and the output's gradient in [-1, 1), then the problems' own values."""
     return GradientInputs(
         *(values.to(case.dtype) for values in _values(case.heads, case.queries, case.keys, case.depth))
@@ -121,7 +121,7 @@ def _values(heads: int, queries: int, keys: int, depth: int) -> tuple[torch.Tens
     return q, k, v, grad
 
 
-def exact(case: GradientCase, given: GradientInputs) -> ExactGradients:
+def exact_gradients(case: GradientCase, given: GradientInputs) -> ExactGradients:
     """With weights P, dP = dO V^T and D = rows of sum(P dP): dS = P (dP - D), and the gradients are dS K / sqrt(d),
     dS^T Q / sqrt(d) and P^T dO. The spreads take |dP| + |dO| |V| + |D| + P |dO| |V| for dP - D, where |dO| |V| is the
     root of the sum of squares; what an error of D does to a whole row of dS is added with its signs.
@@ -146,17 +146,17 @@ def shared(case: GradientCase, given: GradientInputs) -> ExactGradients:
     """The same, computed once for all backends."""
 
     def compute() -> tuple[torch.Tensor, ...]:
-        found = exact(case, given)
+        found = exact_gradients(case, given)
         return *found.gradients, *found.spreads, torch.tensor(found.logits, dtype=torch.float64)
 
     q, k, v, of_q, of_k, of_v, logits = EXACT.get(f"attention_backward {case}", compute)
     return ExactGradients((q, k, v), (of_q, of_k, of_v), tuple(logits.tolist()))
 
 
-def check(context: Context, backend: str) -> None:
+def check_gradients(context: Context, backend: str) -> None:
     """Try and judge every case; those that the backend has no kernel for are noted."""
-    for case in cases(context.on_cpu):
-        given = make(case)
+    for case in gradient_cases(context.on_cpu):
+        given = gradient_inputs(case)
         try:
             with context.step(f"{backend} backward {case.name}") as step:
                 got = _gradients(context, backend, case, given)

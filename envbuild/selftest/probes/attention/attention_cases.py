@@ -26,7 +26,7 @@ from envbuild.selftest.harness.probe_outcome import Skip
 from envbuild.selftest.numerics import case_sampling, gradients, inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_nan_gaps import LAYOUTS, lay_out
+from envbuild.selftest.numerics.layout_nan_gaps import LAYOUTS, with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.probes.attention import attention_needle, multihead_cases
 from envbuild.selftest.probes.attention.attention_backends import is_refused, only
@@ -225,7 +225,7 @@ def possible(point: Point, half_only: Sequence[str] = ()) -> bool:
     return call.backend == "efficient" or call.values == call.depth
 
 
-def operations(
+def sampled_operations(
     backends: Sequence[str], how: AttentionArithmetic, half_only: Sequence[str] = ()
 ) -> tuple[Operation, ...]:
     """The operations of this probe, by these backends."""
@@ -237,13 +237,13 @@ def operations(
     )
 
 
-def attention(context: Context) -> None:
+def attention_cases(context: Context) -> None:
     """attention.cases: masks, grouped heads, scales, lengths and strides, drawn by seed, forward and backward."""
     if context.on_cpu:
         case_sampling.check(context, OPERATIONS)
     else:
         how = AttentionArithmetic(ROUNDINGS, context.job.allow_tf32)
-        case_sampling.check(context, operations(BACKENDS, how, half_only=("flash", "cudnn")))
+        case_sampling.check(context, sampled_operations(BACKENDS, how, half_only=("flash", "cudnn")))
 
 
 def case(point: Point, seed: int, how: AttentionArithmetic) -> Case:
@@ -407,7 +407,7 @@ def _visible(call: Call, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
-    return lay_out(values, layout) if layout in LAYOUTS else attention_needle.laid_out(values, layout)
+    return with_nan_gaps(values, layout) if layout in LAYOUTS else attention_needle.lay_out_heads(values, layout)
 
 
 def _run(*given: torch.Tensor, call: Call, problem: AttentionProblem) -> dict[str, torch.Tensor]:
@@ -457,7 +457,7 @@ def _attend(
 
 
 def _exact(*given: torch.Tensor, call: Call, problem: AttentionProblem, how: AttentionArithmetic) -> dict[str, Exact]:
-    """As attention_backward.exact has the gradients and their spreads; products in float64 over every key."""
+    """As attention_backward.exact_gradients has the gradients and their spreads; products in float64 over every key."""
     tensors = problem.filled(given)
     q, grad, visible = tensors["q"], tensors["grad"], problem.visible
     its_k, its_v = (tensors[name].repeat_interleave(call.heads // call.groups, 1) for name in "kv")
@@ -539,4 +539,4 @@ def _gradient_bound(call: Call, how: AttentionArithmetic, moved: float) -> float
     return floor + 7 * tolerances.LIKELY * how.factor(call.dtype)
 
 
-OPERATIONS = operations(BACKENDS_CPU, AttentionArithmetic())
+OPERATIONS = sampled_operations(BACKENDS_CPU, AttentionArithmetic())

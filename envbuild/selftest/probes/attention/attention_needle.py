@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from envbuild.selftest.harness.probe_context import Context, short_name
 from envbuild.selftest.harness.shared_results import EXACT
 from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.reference import compare
 from envbuild.selftest.probes.attention.attention_backends import is_refused, only
 from envbuild.selftest.probes.attention.attention_backward import ROUNDINGS, ROUNDINGS_CPU, TITLES, Three
@@ -121,7 +122,7 @@ class Needle:
     spreads: Three
 
 
-def cases(context: Context, backend: str) -> Iterator[tuple[NeedleCase, torch.dtype]]:
+def needle_cases(context: Context, backend: str) -> Iterator[tuple[NeedleCase, torch.dtype]]:
     """Long ones first, then those that vary everything, each in one of the dtypes that the backend may take."""
     quick = not context.at_least("standard")
     dtypes = _dtypes(context, backend)
@@ -153,7 +154,7 @@ def _dtypes(context: Context, backend: str) -> tuple[torch.dtype, ...]:
 
 
 @functools.lru_cache(maxsize=1)
-def make(case: NeedleCase) -> Needle:
+def make_needle(case: NeedleCase) -> Needle:
     """The inputs and the reference of a case, which is computed once for all backends; all from counters."""
     low, high = _seen(case)
     wanted = _wanted(case, low, high)
@@ -190,7 +191,7 @@ def _solved(
     """The output, the gradients of q, k and v, and their spreads. `places`: the keys of each query's class, (batch,
     heads, queries, some); `visible`: which of them it sees.
 
-    The gradients and their spreads are attention_backward.exact's, summed over those keys alone.
+    The gradients and their spreads are attention_backward.exact_gradients's, summed over those keys alone.
     """
 
     def dotted(of_keys: torch.Tensor, of_queries: torch.Tensor) -> torch.Tensor:
@@ -272,11 +273,11 @@ def _mask(case: NeedleCase, low: torch.Tensor, high: torch.Tensor, wanted: torch
     return None
 
 
-def check(context: Context, backend: str) -> None:
+def check_needles(context: Context, backend: str) -> None:
     """Try and judge every case, from level standard on its gradients too; those that the backend, or this torch, has no
     kernel for are noted."""
-    for case, dtype in cases(context, backend):
-        needle = make(case)
+    for case, dtype in needle_cases(context, backend):
+        needle = make_needle(case)
         name = f"{short_name(dtype)} {case.name}"
         with context.step(f"{backend} needle {name}", is_refused) as step:
             got = _attend(context, backend, case, needle, dtype)
@@ -296,7 +297,7 @@ def _attend(context: Context, backend: str, case: NeedleCase, needle: Needle, dt
     """The output on the host, and from level standard on the gradients of q, k and v."""
     backward = context.at_least("standard")
     q, k, v, grad = (
-        laid_out(values.to(context.device, dtype), case.layout).detach()
+        lay_out_heads(values.to(context.device, dtype), case.layout).detach()
         for values in (needle.q, needle.k, needle.v, needle.grad)
     )
     options: dict[str, Any] = {"dropout_p": 0.0}
@@ -315,20 +316,17 @@ def _attend(context: Context, backend: str, case: NeedleCase, needle: Needle, dt
     return [values.detach().cpu() for values in (output, *gradients)]
 
 
-def laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
+def lay_out_heads(values: torch.Tensor, layout: str) -> torch.Tensor:
     """(batch, heads, length, depth) with other strides: heads within each position; rows and columns of a larger tensor
     ("padded"); half of one projection ("packed"). What lies between is NaN, so that whoever reads it shows."""
     batch, heads, length, depth = values.shape
     if layout == "heads inside":
         return values.transpose(1, 2).contiguous().transpose(1, 2)
     if layout == "padded":
-        whole = values.new_full((batch, heads, length + 8, depth + 8), math.nan)
-        view = whole[:, :, :length, :depth]
-    elif layout == "packed":
-        view = values.new_full((batch, length, 2, heads, depth), math.nan)[:, :, 1].transpose(1, 2)
-    else:
-        return values.contiguous()
-    return view.copy_(values)
+        return with_nan_gaps(values, "rows apart")
+    if layout == "packed":
+        return values.new_full((batch, length, 2, heads, depth), math.nan)[:, :, 1].transpose(1, 2).copy_(values)
+    return values.contiguous()
 
 
 def _limits(context: Context, backend: str, case: NeedleCase, needle: Needle, dtype: torch.dtype) -> Four:

@@ -23,7 +23,7 @@ from envbuild.selftest.numerics import inputs, tolerances
 from envbuild.selftest.numerics.reference import compare
 from envbuild.selftest.probes.attention import attention_backward, attention_needle
 from envbuild.selftest.probes.attention.attention_backends import is_refused, only
-from envbuild.selftest.probes.attention.attention_traits import note_upcast, report
+from envbuild.selftest.probes.attention.attention_traits import note_upcast, report_traits
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)  # torch 2.0's CPU knows bfloat16 alone
@@ -70,27 +70,27 @@ class Inputs:
     v: torch.Tensor
 
 
-def by_math(context: Context) -> None:
+def attention_math(context: Context) -> None:
     """attention.math: products and a softmax, one by one, give what attention must be and as float64 has it."""
-    judge(context, "math")
+    check_backend(context, "math")
 
 
-def by_flash(context: Context) -> None:
+def attention_flash(context: Context) -> None:
     """attention.flash: FlashAttention's kernel gives what attention must be and as float64 has it."""
-    judge(context, "flash")
+    check_backend(context, "flash")
 
 
-def by_efficient(context: Context) -> None:
+def attention_efficient(context: Context) -> None:
     """attention.efficient: the memory-efficient kernel gives what attention must be and as float64 has it."""
-    judge(context, "efficient")
+    check_backend(context, "efficient")
 
 
-def by_cudnn(context: Context) -> None:
+def attention_cudnn(context: Context) -> None:
     """attention.cudnn: cuDNN's fused kernel gives what attention must be and as float64 has it."""
-    judge(context, "cudnn")
+    check_backend(context, "cudnn")
 
 
-def cases(context: Context) -> Iterator[AttentionCase]:
+def attention_shapes(context: Context) -> Iterator[AttentionCase]:
     """The profile's own shapes first, all of them."""
     for shape in context.job.own.attentions:
         yield AttentionCase(getattr(torch, shape.dtype), shape.heads, shape.length, shape.depth, shape.causal, own=True)
@@ -106,7 +106,7 @@ def cases(context: Context) -> Iterator[AttentionCase]:
         yield AttentionCase(dtype, many, SHORT, DEPTHS[0], causal=False, autocast=True)
 
 
-def make(case: AttentionCase) -> Inputs:
+def attention_inputs(case: AttentionCase) -> Inputs:
     """q and k in [-1, 1) and v in [0, 1), then the problems' own values; all from counters."""
     return _rounded(case.dtype, case.shape)
 
@@ -129,7 +129,7 @@ def _values(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, ...]:
     return q, k, v
 
 
-def mean(v: torch.Tensor, causal: bool) -> torch.Tensor:
+def mean_of_keys(v: torch.Tensor, causal: bool) -> torch.Tensor:
     """Equal weights: the mean of v over its keys, or over those up to each query's place; float64, of v's shape."""
     wide = v.to(torch.float64)
     if not causal:
@@ -138,7 +138,7 @@ def mean(v: torch.Tensor, causal: bool) -> torch.Tensor:
     return wide.cumsum(dim=-2) / places[:, None]
 
 
-def sampled(length: int) -> torch.Tensor:
+def sampled_queries(length: int) -> torch.Tensor:
     """The queries whose output is computed in float64: all of a short one; of a long one the ends, both sides of a
     tile's edges, and others between. The other problems hold every query to its value.
     """
@@ -148,11 +148,11 @@ def sampled(length: int) -> torch.Tensor:
     return torch.tensor(sorted({*edges, *range(0, length, length // SAMPLES), length - 2, length - 1}))
 
 
-def exact(data: Inputs, causal: bool) -> tuple[torch.Tensor, float]:
+def exact_attention(data: Inputs, causal: bool) -> tuple[torch.Tensor, float]:
     """softmax(q k^T / sqrt(d)) v in float64 for the random problem's sampled queries, (heads, queries, depth), and the
     largest sum of |q| |k| / sqrt(d)."""
     q, k, v = (values[0].to(torch.float64) for values in (data.q, data.k, data.v))
-    places = sampled(q.shape[-2])
+    places = sampled_queries(q.shape[-2])
     scale = 1 / math.sqrt(q.shape[-1])
     logits = q[..., places, :] @ k.transpose(-1, -2) * scale
     if causal:
@@ -162,7 +162,7 @@ def exact(data: Inputs, causal: bool) -> tuple[torch.Tensor, float]:
     return torch.softmax(logits, dim=-1) @ v, largest
 
 
-def judge(context: Context, backend: str) -> None:
+def check_backend(context: Context, backend: str) -> None:
     """One backend, "math", "flash", "efficient" or "cudnn". Raises Skip where torch cannot choose it."""
     if context.on_cpu and backend != "math" and not hasattr(torch.nn, "attention"):
         raise Skip(f"torch {torch.__version__} cannot choose a backend on the CPU")
@@ -171,8 +171,8 @@ def judge(context: Context, backend: str) -> None:
         context.traits["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if context.on_cpu:
         context.traits["shapes"] = "cpu subset"
-    for case in cases(context):
-        data = make(case)
+    for case in attention_shapes(context):
+        data = attention_inputs(case)
         # The math path takes every shape: a profile's own that it does not take is a fault.
         with context.step(f"{backend} {case.name}", None if case.own and backend == "math" else is_refused) as step:
             got = _attend(context, backend, data, case.causal, case.autocast)
@@ -181,8 +181,8 @@ def judge(context: Context, backend: str) -> None:
     if not context.figures:
         raise Skip(f"no {backend} attention on this device: {next(iter(context.traits['unsupported'].values()))}")
     if context.at_least("standard"):
-        attention_backward.check(context, backend)
-    attention_needle.check(context, backend)
+        attention_backward.check_gradients(context, backend)
+    attention_needle.check_needles(context, backend)
     _tell(context, backend)
 
 
@@ -217,7 +217,7 @@ def _tell(context: Context, backend: str) -> None:
             return None
 
     context.step(f"{backend} in half precision")
-    report(context, attend, lambda *data: _upcast(context, backend, Inputs(*data), causal=False))
+    report_traits(context, attend, lambda *data: _upcast(context, backend, Inputs(*data), causal=False))
 
 
 def _judge(
@@ -227,8 +227,8 @@ def _judge(
     if got.shape != case.shape or got.dtype not in (case.dtype, *([torch.float32] if case.autocast else [])):
         context.fail("mismatch", f"{case.name}: output is {tuple(got.shape)} {got.dtype}")
         return
-    reference, logit = exact(data, case.causal)
-    known = [mean(v, case.causal) for v in data.v[1:]]
+    reference, logit = exact_attention(data, case.causal)
+    known = [mean_of_keys(v, case.causal) for v in data.v[1:]]
     expected = [_completed(reference, got), *known]
     limits = (_random_bound(context, backend, case, data, reference, logit), equal, equal, equal)
     before = len(context.faults)
@@ -254,7 +254,7 @@ def _judge(
 def _completed(reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """The sampled queries' reference within the random problem's output: of the others only NaN and infinity differ."""
     whole = output[0].to(torch.float64)
-    whole[..., sampled(output.shape[-2]), :] = reference
+    whole[..., sampled_queries(output.shape[-2]), :] = reference
     return whole
 
 
@@ -266,7 +266,7 @@ def _random_bound(
     if backend == "math":
         return cap
     random = Inputs(*(values[:1] for values in (data.q, data.k, data.v)))
-    output = _attend(context, "math", random, case.causal)[0, :, sampled(case.length)]
+    output = _attend(context, "math", random, case.causal)[0, :, sampled_queries(case.length)]
     error = float((output.to(torch.float64) - reference).abs().max())
     floor = tolerances.attention_floor(case.dtype, logit, case.depth, case.length, context.job.allow_tf32)
     return min(cap, max(floor, 2 * error if math.isfinite(error) else cap))

@@ -73,7 +73,7 @@ def wrong(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> list
     return [name for name, fits in zip(PROBLEMS, right) if not fits]
 
 
-def report(context: Context, attend: Attend, upcast: Attend) -> None:
+def report_traits(context: Context, attend: Attend, upcast: Attend) -> None:
     """Tell of each dtype that `attend` takes: which scores beyond float16 it bears, whether it adds up in half
     precision, and whether `upcast`, which is given the same values in float32, cures what is wrong.
     """

@@ -26,6 +26,7 @@ from envbuild.selftest.harness.probe_context import Context, is_unsupported, sho
 from envbuild.selftest.numerics import case_sampling, inputs, known_faults, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
+from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.probes.convolution.conv_shapes import SPACE, ConvShape, Sizes, has_bias, shape, with_usual
 
@@ -44,14 +45,16 @@ Missing = Mapping[Variant, Collection[str]]  # the results that are left out
 APART = "fp32 output (weights alone channels last)"
 CONTIGUOUS, ALL_LAST = ("contiguous",) * 3, ("channels last",) * 3
 PER_IMAGE = ("output", GRADIENTS[0])
+# The layouts that are not for convolutions alone, by their names there.
+COMMON_LAYOUTS = {"channels last": "channels last", "turned": "last two swapped", "offset": "shifted by 1"}
 
 
 def conv_cases(context: Context) -> None:
     """conv.cases: sampled convolutions, plain and transposed, and their gradients are exact on whole numbers."""
-    case_sampling.check(context, operations(context.device, context.job.allow_tf32))
+    case_sampling.check(context, sampled_operations(context.device, context.job.allow_tf32))
 
 
-def operations(device: torch.device, tf32: bool) -> tuple[Operation, ...]:
+def sampled_operations(device: torch.device, tf32: bool) -> tuple[Operation, ...]:
     return (Operation("convolution", SPACE, functools.partial(case, device=device, tf32=tf32), COUNTS),)
 
 
@@ -107,7 +110,7 @@ def _layout(point: Point, number: int) -> Layout:
 def _left_out(point: Point, variant: Variant, device: torch.device) -> Collection[str]:
     dtype, (x, w, grad) = variant
     at = {**point, "dtype": dtype, "input": x, "weights": w, "gradient": grad}
-    return known_faults.left_out("convolution", device.type, at)
+    return known_faults.uncomputed_results("convolution", device.type, at)
 
 
 def _named(name: str, variant: Variant) -> str:
@@ -121,14 +124,10 @@ def _values(sizes: Sizes, seed: int, kind: str) -> torch.Tensor:
     return signs if kind == "whole" else signs * (1 + inputs.uniform(sizes, seed + 20)) / 2
 
 
-def laid(x: torch.Tensor, layout: str) -> torch.Tensor:
+def lay_out_images(x: torch.Tensor, layout: str) -> torch.Tensor:
     """The same values in another layout; what lies between them is NaN."""
-    if layout == "channels last":
-        return x.movedim(1, -1).contiguous().movedim(-1, 1)
-    if layout == "turned":
-        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if layout == "offset":
-        return _within(x.flatten(), 0, 1, 0).view(x.shape)
+    if layout in COMMON_LAYOUTS:
+        return with_nan_gaps(x, COMMON_LAYOUTS[layout])
     if layout == "rows apart":
         return _within(x, -1, 1, 2)
     if layout == "images apart":
@@ -153,7 +152,7 @@ def _run(*given: torch.Tensor, what: ConvShape, point: Point, missing: Missing) 
         for name, part in _laid_out([values.to(dtype) for values in whole], what, point, layout, without).items():
             found[_named(name, (dtype, layout))] = part
     with torch.no_grad():
-        last = laid(whole[1], "channels last")
+        last = lay_out_images(whole[1], "channels last")
         found[APART] = convolve(what, whole[0], last, given[2] if has_bias(point) else None)
     return found
 
@@ -162,14 +161,14 @@ def _laid_out(
     whole: Sequence[torch.Tensor], what: ConvShape, point: Point, layout: Layout, without: Collection[str]
 ) -> dict[str, torch.Tensor]:
     mode = point["mode"]
-    leaves = [laid(whole[0], layout[0]), laid(whole[1], layout[1])]
+    leaves = [lay_out_images(whole[0], layout[0]), lay_out_images(whole[1], layout[1])]
     if has_bias(point):
         leaves.append(whole[2])
     if mode == "inference":
         with torch.inference_mode():
             return {"output": convolve(what, *leaves)}
     grad = (
-        laid(whole[-1], layout[2])
+        lay_out_images(whole[-1], layout[2])
         if len(whole[-1]) == what.images
         else whole[-1].expand(what.images, *[-1] * (what.rank + 1))
     )
@@ -232,14 +231,14 @@ def _exactly(given: Sequence[torch.Tensor], what: ConvShape, point: Point, round
     """Each result, and how many products its elements are sums of; then the sums of each image where torch adds those
     up in the dtype of the result: of a dilated convolution in its own kernel for the CPU (`rounded`)."""
     x, w = _whole(given[0], what), given[1]
-    output = spread(what, x, w) if what.transposed else gather(what, x, w)
+    output = spread_windows(what, x, w) if what.transposed else sum_windows(what, x, w)
     if has_bias(point):
         output = output + given[2].reshape(-1, *[1] * what.rank)
     found: dict[str, Sums] = {"output": (output, what.products[what.transposed], None)}
     if point["mode"] == "inference":
         return found
     grad = given[-1].expand(what.images, *given[-1].shape[1:])
-    back = gather(what, grad, w) if what.transposed else spread(what, grad, w)
+    back = sum_windows(what, grad, w) if what.transposed else spread_windows(what, grad, w)
     found[GRADIENTS[0]] = back, what.products[not what.transposed], None
     small, large = (x, grad) if what.transposed else (grad, x)
     found[GRADIENTS[1]] = paired(what, small, large), what.images * math.prod(what.small), None
@@ -265,7 +264,7 @@ def _within_tolerance(sums: Sums, how: Arithmetic, whole: bool) -> Exact:
     return Exact(value, limit)
 
 
-def gather(what: ConvShape, large: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def sum_windows(what: ConvShape, large: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """The small tensor whose elements are the sums over windows of the large one times the weights."""
     padded, weights = _grouped(what, _padded(what, large), what.channels), _by_tap(what, w)
     total: torch.Tensor | float = 0.0
@@ -274,7 +273,7 @@ def gather(what: ConvShape, large: torch.Tensor, w: torch.Tensor) -> torch.Tenso
     return cast(torch.Tensor, total).reshape(what.images, -1, *what.small)
 
 
-def spread(what: ConvShape, small: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def spread_windows(what: ConvShape, small: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """The large tensor to whose windows each element of the small one adds its product with the weights."""
     flat, weights = _grouped(what, small, what.filters).flatten(3), _by_tap(what, w)
     sizes = [n + before + after for n, (before, after) in zip(what.large, what.padding)]
@@ -313,4 +312,4 @@ def _by_tap(what: ConvShape, w: torch.Tensor) -> torch.Tensor:
     return w.reshape(what.groups, what.filters, what.channels, -1).movedim(-1, 0)
 
 
-OPERATIONS = operations(torch.device("cpu"), tf32=False)
+OPERATIONS = sampled_operations(torch.device("cpu"), tf32=False)

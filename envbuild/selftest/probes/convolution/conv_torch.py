@@ -144,7 +144,7 @@ def conv(context: Context) -> None:
     context.traits.update(torch=str(torch.__version__), cudnn=version)
     for case in SMALL if context.on_cpu else SMALL + WIDE:
         context.step(f"reference of conv{case.name}")
-        x, w = integers(case)
+        x, w = integer_inputs(case)
         exact = reference(case, x, w, range(case.out))
         for dtype in DTYPES:
             _try(context, case, "integer", x.to(dtype), w.to(dtype), exact)
@@ -170,7 +170,7 @@ def sparse(rows: int, size: int, seed: int) -> torch.Tensor:
     return torch.zeros(rows, size).scatter(1, places, inputs.signs(rows * count, seed).view(rows, count))
 
 
-def integers(case: Convolution) -> tuple[torch.Tensor, torch.Tensor]:
+def integer_inputs(case: Convolution) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and weights whose sums are small integers."""
     rows, size = case.filters[0], int(torch.Size(case.filters[1:]).numel())
     x = inputs.signs(int(torch.Size(case.shape).numel()), 61).view(case.shape)
@@ -223,13 +223,13 @@ class Trained:
 
     @classmethod
     def of(cls, case: Convolution) -> Trained:
-        x, w = (values.requires_grad_() for values in integers(case))
+        x, w = (values.requires_grad_() for values in integer_inputs(case))
         bias = (inputs.hashes(case.out, 65) % 9 - 4).to(torch.float32).requires_grad_()
         images, count = case.shape[0], case.shape[0] * int(torch.Size(case.places).numel())
         full = inputs.signs(case.out * count, 66).view(images, case.out, *case.places)
         few = sparse(case.out, count, 67).view(case.out, images, *case.places).transpose(0, 1)
         output = reference(case, x, w, range(case.out)) + bias[:, None]
-        gradients = gradients_of(output, (x, w, bias), rows(full), rows(few))
+        gradients = gradients_of(output, (x, w, bias), channel_rows(full), channel_rows(few))
         return cls(x.detach(), w.detach(), bias.detach(), full, few, output.detach(), gradients)
 
 
@@ -255,7 +255,7 @@ def _train(context: Context, case: Convolution, trained: Trained, dtype: torch.d
     if step.refused:
         return
     expected = (trained.output, *trained.gradients)
-    got = (rows(output.detach()), *gradients)
+    got = (channel_rows(output.detach()), *gradients)
     for what, values, wanted in zip(("output", "input gradient", "weight gradient", "bias gradient"), got, expected):
         _judge_integers(context, f"{name} {what}", values, wanted, step.seconds)
 
@@ -267,12 +267,12 @@ def _try(context: Context, case: Convolution, kind: str, x: torch.Tensor, w: tor
     if step.refused:
         return
     if kind == "integer":
-        _judge_integers(context, name, rows(got), exact, step.seconds)
+        _judge_integers(context, name, channel_rows(got), exact, step.seconds)
     else:
-        _judge_uniform(context, name, case.products, rows(got[:, case.channels]), exact, step.seconds)
+        _judge_uniform(context, name, case.products, channel_rows(got[:, case.channels]), exact, step.seconds)
 
 
-def rows(values: torch.Tensor) -> torch.Tensor:
+def channel_rows(values: torch.Tensor) -> torch.Tensor:
     """(channels, images x places) of (images, channels, places...)."""
     return values.transpose(0, 1).flatten(1)
 

@@ -48,7 +48,7 @@ _NOT_YET = re.compile(r"Python 3\.[0-9]+\+? (is )?not (yet )?supported|not suppo
 _TELLING = re.compile(r"\bfatal\b|No such file|not found|requires \.target|Failed to find")
 
 
-def triton(context: Context) -> None:
+def compile_triton(context: Context) -> None:
     """compile.triton: a jitted Triton kernel (on a GPU) and a step of torch.compile run, and are right."""
     _need_compiler(context)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,8 +63,8 @@ def triton(context: Context) -> None:
             raise
         except Exception as error:  # whatever a compiler's driver raises: its first line seldom says what is wrong
             if _NOT_YET.search(str(error)):
-                raise Skip(telling(error)) from None
-            raise ProbeFailure("exception", telling(error)) from error
+                raise Skip(error_line(error)) from None
+            raise ProbeFailure("exception", error_line(error)) from error
         if not _built(folder) - before:
             context.fail("mismatch", "torch.compile has compiled nothing: a variable such as TORCH_COMPILE_DISABLE?")
 
@@ -89,7 +89,7 @@ def _jitted(context: Context, folder: Path, x: torch.Tensor) -> None:
     dtypes = [torch.float32, torch.float16]
     if torch.cuda.get_device_capability() >= (8, 0):  # before, the card has no such instructions
         dtypes.append(torch.bfloat16)
-    kernel = load(folder).scale
+    kernel = load_kernel(folder).scale
     for dtype in dtypes:
         given = x.to(context.device, dtype)
         got = torch.zeros_like(given)
@@ -98,7 +98,7 @@ def _jitted(context: Context, folder: Path, x: torch.Tensor) -> None:
         _judge(context, f"Triton kernel {dtype}", got, x * FACTOR - LESS, step.seconds)
 
 
-def load(folder: Path) -> Any:
+def load_kernel(folder: Path) -> Any:
     """The kernel's module, from a file in this folder."""
     file = folder / "envbuild_kernel.py"
     file.write_text(KERNEL, encoding="utf-8")
@@ -145,7 +145,7 @@ def _judge(context: Context, case: str, got: torch.Tensor, expected: torch.Tenso
         context.fail("mismatch", f"{case}: {worst}")
 
 
-def telling(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """The line of a compiler's long error that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     line = next((line for line in lines if _TELLING.search(line)), lines[0])

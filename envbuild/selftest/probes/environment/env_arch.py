@@ -28,11 +28,11 @@ SECONDS = 90.0  # to start CUDA, which reads its libraries from a cold disk, and
 _NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
 
 
-def arch(context: Context) -> None:
+def env_arch(context: Context) -> None:
     """env.arch: torch's arch list holds this card, and small operations run with the driver's compiler switched off."""
     os.environ.update(_NO_JIT)  # for the processes below; nothing has started CUDA in this one
     context.step("torch's list of architectures")
-    survey = forking.run(_survey, SECONDS)
+    survey = forking.run_forked(_survey, SECONDS)
     if "skip" in survey.told:
         raise Skip(str(survey.told["skip"]))
     if survey.failure:
@@ -46,7 +46,7 @@ def arch(context: Context) -> None:
             context.fail("mismatch", _missing(capability, code, listed))
     for capability, device in sorted(found.items()):
         context.step(f"small operations on {device} without JIT")
-        ending = forking.run(functools.partial(operations, device=device), SECONDS)
+        ending = forking.run_forked(functools.partial(run_operations, device=device), SECONDS)
         fault = _fault(ending)
         if fault:
             context.fail("mismatch", "compute capability {}.{}: {}".format(*capability, fault))
@@ -58,15 +58,15 @@ def _survey(tell: Tell) -> None:
         tell("skip", missing)
         return
     tell("listed", torch.cuda.get_arch_list())
-    tell("cards", list(cards().items()))
+    tell("cards", list(gpus_by_capability().items()))
 
 
-def cards() -> Mapping[Capability, str]:
+def gpus_by_capability() -> Mapping[Capability, str]:
     """A visible GPU of each compute capability there is."""
     return {torch.cuda.get_device_capability(i): f"cuda:{i}" for i in range(torch.cuda.device_count())}
 
 
-def operations(tell: Tell, device: str) -> None:
+def run_operations(tell: Tell, device: str) -> None:
     """Operations of torch, cuBLAS and cuDNN with known results; tells each one's name, then those that are wrong."""
     count = torch.arange(1000, dtype=torch.float32)
     ones = torch.ones((32, 32))

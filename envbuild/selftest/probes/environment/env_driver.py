@@ -28,7 +28,7 @@ class DriverVersions:
     newest_cuda: tuple[int, int] | None
 
 
-def driver(context: Context) -> None:
+def env_driver(context: Context) -> None:
     """env.driver: the driver is there, starts, and is as new as this CUDA and the profile need."""
     context.step("libcuda and the kernel module")
     module = libcuda.module_version() or _told_by_nvml()
@@ -45,7 +45,7 @@ def driver(context: Context) -> None:
     versions = DriverVersions(module, libcuda.file_version(found.path), found.newest_cuda())
     newest = ".".join(map(str, versions.newest_cuda)) if versions.newest_cuda else None
     context.traits.update(module=module, libcuda=found.path, newest_cuda=newest, cuda=torch.version.cuda)
-    for fault in faults(versions, torch.version.cuda, context.job.driver):
+    for fault in driver_faults(versions, torch.version.cuda, context.job.driver):
         context.fail("version", fault)
     context.step("cuInit")
     code = found.start()
@@ -56,7 +56,7 @@ def driver(context: Context) -> None:
         context.fail("exception", f"cuInit: error {code}, {found.name_of(code)}")
 
 
-def faults(found: DriverVersions, cuda: str | None, minimum: Mapping[str, str]) -> Iterator[str]:
+def driver_faults(found: DriverVersions, cuda: str | None, minimum: Mapping[str, str]) -> Iterator[str]:
     """What is too old for `cuda`, torch's own ("12.1"), and for the minimum releases of the job document.
 
     CUDA's own minimum is met by forward-compatibility libraries too; the profile's speaks of the host.

@@ -15,7 +15,7 @@ from envbuild.selftest.inventory import distributions
 _MIG = " MIG "  # stands in a slice's name between its card's and its profile's: "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
 
 
-def identity(context: Context) -> None:
+def env_identity(context: Context) -> None:
     """env.identity: every visible GPU has a name, compute capability and SM count as expected, and is no MIG slice.
 
     Where no name is expected, all have the same. Of a card that the facts do not know, only the name counts.
@@ -35,7 +35,7 @@ def identity(context: Context) -> None:
             }
         )
     context.traits["gpus"] = cards
-    context.traits["driver"] = distributions.machine()["driver"]
+    context.traits["driver"] = distributions.driver_and_gpus()["driver"]
     for fault in dict.fromkeys(fault for card in cards for fault in _faults(card, context.job)):
         context.fail("mismatch", fault)
     names = sorted({str(card["name"]) for card in cards})

@@ -15,14 +15,14 @@ from envbuild.selftest.inventory import distribution_records, mapped_libraries
 from envbuild.selftest.inventory.mapped_libraries import Inventory
 
 
-def libs(context: Context) -> None:
+def env_libs(context: Context) -> None:
     """env.libs: versions as locked, one copy of each library, each as its distribution's RECORD has it.
 
     What is mapped is told before the first call too, so that it is known even where that call kills the process.
     """
     context.step("libraries mapped by the import")
     before = mapped_libraries.mapped()
-    first = mapped_libraries.take(before)
+    first = mapped_libraries.take_inventory(before)
     context.send_environment(_document(first))
     _exercise(context)
     context.step("libraries mapped after real calls")
@@ -30,9 +30,9 @@ def libs(context: Context) -> None:
     taken = mapped_libraries.more(first, after)
     context.send_environment(_document(taken))
     context.traits["mapped_by_calls"] = [path for path in after if path not in before]
-    for fault in differing(context.job, taken.distributions):
+    for fault in version_mismatches(context.job, taken.distributions):
         context.fail("version", fault)
-    for fault in mapped_libraries.faults(taken):
+    for fault in mapped_libraries.library_faults(taken):
         context.fail("mismatch", fault)
 
 
@@ -49,7 +49,7 @@ def _exercise(context: Context) -> None:
         F.conv2d(image, torch.ones((8, 8, 3, 3), device=context.device))
 
 
-def differing(job: JobDocument, distributions: Mapping[str, str]) -> list[str]:
+def version_mismatches(job: JobDocument, distributions: Mapping[str, str]) -> list[str]:
     """A sentence for each version that is not the locked one; needs no device. `distributions`: what is installed."""
     wrong = []
     python = platform.python_version()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from envbuild.selftest.harness import forking
-from envbuild.selftest.harness.forking import Apart, ForkEnding, Tell, Work
+from envbuild.selftest.harness.forking import ForkedWork, ForkEnding, Tell, Work
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
 from envbuild.selftest.harness.probe_outcome import Skip
 from envbuild.selftest.nvidia.nvml_ctypes import COMPUTE_MODES
@@ -52,7 +52,7 @@ class Gate:
             os.close(fd)
 
 
-def alloc(context: Context) -> None:
+def init_alloc(context: Context) -> None:
     """init.alloc: the first product works with 90% of memory held; from standard on also in eight processes at once."""
     for count in (1, TOGETHER) if context.at_least("standard") else (1,):
         case = "1 process" if count == 1 else f"{count} processes at once"
@@ -85,7 +85,7 @@ def allocate_in_parallel(device: str, count: int) -> Sequence[ForkEnding]:
     The shares are of what is free once all have started the device, and before any holds more: hence two gates.
     """
     gates = Gate(), Gate()
-    processes = [Apart(_product(device, count, gates)) for _ in range(count)]
+    processes = [ForkedWork(_product(device, count, gates)) for _ in range(count)]
     for gate in gates:
         gate.open(SECONDS / 3)
     return [process.finish(SECONDS) for process in processes]
@@ -133,7 +133,7 @@ def _share(device: str, count: int) -> int:
 
 def compute_mode() -> str | None:
     """Of the first GPU that this process may use, by NVML; read in a process of its own, as that starts the driver."""
-    return forking.run(_ask_mode, SECONDS).told.get("mode")
+    return forking.run_forked(_ask_mode, SECONDS).told.get("mode")
 
 
 def _ask_mode(tell: Tell) -> None:
@@ -155,7 +155,7 @@ def _told_apart(context: Context, failed: Sequence[ForkEnding], count: int) -> t
     """(failure, reason): memory where one process alone can do it with the memory free, else the library."""
     first = failed[0]
     what = f"{len(failed)} of {count} processes failed at {first.told.get('at')}: {first.failure}"
-    alone = forking.run(_product(context.job.device, 1), SECONDS)
+    alone = forking.run_forked(_product(context.job.device, 1), SECONDS)
     context.traits["alone"] = alone.failure or "works"
     if alone.failure:
         return "exception", f"{what}; so it does alone with the memory free: the library, or the card"

@@ -19,14 +19,13 @@ from pathlib import Path
 
 import torch
 
-from envbuild.selftest.harness import tracebacks
 from envbuild.selftest.harness.probe_context import Context, ProbeStep
 from envbuild.selftest.harness.probe_outcome import ProbeFailure
 
 _LONGEST = 500  # characters of what a script says of itself
 
 
-def script(context: Context) -> None:
+def own_script(context: Context) -> None:
     """own.script: the profile's own script comes to its end, with exit status 0 and no fault noted."""
     own = context.job.own.script
     assert own is not None, "the harness does not run this probe without a script"
@@ -40,7 +39,7 @@ def script(context: Context) -> None:
             raise TypeError('fail takes words, once: fail("what is wrong")')
         context.fail("mismatch", str(words[0])[:_LONGEST])
 
-    with tempfile.TemporaryDirectory(prefix=tracebacks.FOLDER) as folder:
+    with tempfile.TemporaryDirectory(prefix=context.folders) as folder:
         # A real file: tracebacks, inspect, torch.compile and the processes that it starts look for one.
         file = Path(folder, own.name)
         file.write_text(own.text, encoding="utf-8")

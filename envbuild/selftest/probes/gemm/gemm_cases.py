@@ -23,7 +23,7 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.numerics import case_sampling, inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_large_gaps import BATCHES, MATRICES, VECTORS, laid_out
+from envbuild.selftest.numerics.layout_large_gaps import BATCHES, MATRICES, VECTORS, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference import product
 
@@ -52,12 +52,12 @@ ADDED = ("matrix", "row", "column", "number", "row of each matrix", "one matrix 
 BIASES = ("none", *VECTORS)
 
 
-def gemm(context: Context) -> None:
+def gemm_cases(context: Context) -> None:
     """gemm.cases: products of many sizes, layouts, dtypes and arguments are right, and gradients of linear."""
-    case_sampling.check(context, operations(context.job.allow_tf32))
+    case_sampling.check(context, sampled_operations(context.job.allow_tf32))
 
 
-def operations(tf32: bool) -> tuple[Operation, ...]:
+def sampled_operations(tf32: bool) -> tuple[Operation, ...]:
     """Every operation; `tf32`: float32 factors may be cut to TF32."""
     sizes = {"rows": (*MULTIPLES, *LONG), "inner": (*MULTIPLES, *LONG), "columns": (*MULTIPLES, *LONG)}
     few = {"rows": MULTIPLES[:5], "inner": (*MULTIPLES, 512), "columns": MULTIPLES[:5]}
@@ -149,7 +149,7 @@ def operations(tf32: bool) -> tuple[Operation, ...]:
     )
 
 
-def around(multiple: int) -> list[int]:
+def neighbour_sizes(multiple: int) -> list[int]:
     """The sizes next to a multiple."""
     return list(range(max(1, multiple - REACH), multiple + REACH + 1))
 
@@ -373,7 +373,7 @@ class How:
 def _sizes(point: Point, seed: int) -> list[Size]:
     """The sizes that a case tries: first the largest, which has every element."""
     numbers = random.Random(f"sizes {seed}")
-    dimensions = [around(point.get(name, 0)) for name in ("rows", "inner", "columns")]
+    dimensions = [neighbour_sizes(point.get(name, 0)) for name in ("rows", "inner", "columns")]
     sizes = [tuple(sizes[-1] for sizes in dimensions)]
     for _ in range(TRIED - 1):
         sizes.append(tuple(_near(numbers, around) for around in dimensions))
@@ -436,7 +436,7 @@ def _call(a: torch.Tensor, b: torch.Tensor, call: Product, sizes: Sequence[Size]
     """Each size; then the largest once more, and with its rows reversed, which shows a result that a cache kept."""
 
     def run(left: torch.Tensor, right: torch.Tensor, pair: Pair) -> torch.Tensor:
-        return call(laid_out(left, pair[0]), laid_out(right, pair[1]))
+        return call(with_large_gaps(left, pair[0]), with_large_gaps(right, pair[1]))
 
     found = {}
     for (m, k, n), pair in zip(sizes, layouts):
@@ -470,10 +470,10 @@ def _weighted(*given: torch.Tensor, point: Point, sizes: Sequence[Size], layouts
     found = {}
     for (m, k, n), pair in zip(sizes, layouts):
         title = _title((m, k, n), pair)
-        left, right = laid_out(a[..., :m, :k], pair[0]), laid_out(b[..., :k, :n], pair[1])
+        left, right = with_large_gaps(a[..., :m, :k], pair[0]), with_large_gaps(b[..., :k, :n], pair[1])
         added = left.new_full((*left.shape[:-1], n), math.nan) if c is None else _part(c, m, n)
         if added.dim() > 1 or point["third"] in VECTORS:
-            added = laid_out(added, point["third"])
+            added = with_large_gaps(added, point["third"])
         function = torch.addmm if left.dim() == 2 else torch.baddbmm
         found[title] = function(added, left, right, beta=beta, alpha=alpha)
         if added.shape == (*left.shape[:-1], n):
@@ -512,11 +512,11 @@ def _with_vector(
     alpha, beta = weights
     found = {}
     for m, k, n in sizes:
-        matrix, vector = laid_out(a[:m, :k], point["left"]), laid_out(b[:k, 0], point["right"])
+        matrix, vector = with_large_gaps(a[:m, :k], point["left"]), with_large_gaps(b[:k, 0], point["right"])
         rest: list[Any] = []
         options: dict[str, float] = {}
         if call.weighted:
-            rest.append(a.new_full((m,), math.nan) if c is None else laid_out(c[:m, 0], point["right"]))
+            rest.append(a.new_full((m,), math.nan) if c is None else with_large_gaps(c[:m, 0], point["right"]))
             options = {"alpha": alpha, "beta": beta}
         found[_title((m, k, n))] = call.call(matrix, vector, *rest, **options)[:, None]
     return found
@@ -527,8 +527,8 @@ def _linear(*given: torch.Tensor, point: Point, sizes: Sequence[Size]) -> Result
     found = {}
     for m, k, n in sizes:
         title = _title((m, k, n))
-        leaves = [laid_out(x[:m, :k], point["left"]), laid_out(w[:n, :k], point["right"])]
-        leaves += [laid_out(b[:n], point["bias"]) for b in bias]
+        leaves = [with_large_gaps(x[:m, :k], point["left"]), with_large_gaps(w[:n, :k], point["right"])]
+        leaves += [with_large_gaps(b[:n], point["bias"]) for b in bias]
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
         batch = [m]
         if point["dimensions"] == 3:
@@ -577,7 +577,7 @@ def of_bytes(point: Point, seed: int) -> Case:
 def _of_bytes(a: torch.Tensor, b: torch.Tensor, layouts: Pair) -> Results:
     if not hasattr(torch, "_int_mm") or (a.is_cuda and torch.cuda.get_device_capability(a.device) < (8, 0)):
         raise NotImplementedError("no product of 8-bit integers")
-    return {"output": torch._int_mm(laid_out(a, layouts[0]), laid_out(b, layouts[1]))}
+    return {"output": torch._int_mm(with_large_gaps(a, layouts[0]), with_large_gaps(b, layouts[1]))}
 
 
 def _of_bytes_exactly(a: torch.Tensor, b: torch.Tensor) -> Expected:
@@ -592,4 +592,4 @@ def _many_exactly(a: torch.Tensor, b: torch.Tensor) -> Expected:
     return {"output": without_rounding((a[..., None] * b[:, None]).sum(2))}
 
 
-OPERATIONS = operations(tf32=False)
+OPERATIONS = sampled_operations(tf32=False)

@@ -65,7 +65,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
-def sweep() -> Iterator[Gemm]:
+def sweep_shapes() -> Iterator[Gemm]:
     """375 shapes x layouts x bias x dtypes, of sizes that models have and that crashed."""
     for k, n in _INNER_COLUMNS:
         for m in _ROWS:
@@ -75,7 +75,7 @@ def sweep() -> Iterator[Gemm]:
                     yield Gemm(m, k, n, dtype, layout)
 
 
-def cases(context: Context) -> tuple[Gemm, ...]:
+def crash_cases(context: Context) -> tuple[Gemm, ...]:
     """The profile's own shapes first, all of them; then the published ones, and from the standard level on the sweep.
 
     Of these the CPU takes what it can afford.
@@ -86,15 +86,15 @@ def cases(context: Context) -> tuple[Gemm, ...]:
     )
     deep = context.at_least("standard")
     published = PUBLISHED if deep or not context.on_cpu else PUBLISHED_CPU_QUICK
-    more = tuple(sweep()) if deep else ()
+    more = tuple(sweep_shapes()) if deep else ()
     if context.on_cpu:
         more = tuple(gemm for gemm in more if gemm.m * gemm.k * gemm.n <= _CPU_LIMIT)
     return own + published + more
 
 
-def crash(context: Context) -> None:
+def gemm_crash(context: Context) -> None:
     """gemm.crash: the process lives through every shape, and every element of each result is right."""
-    chosen = cases(context)
+    chosen = crash_cases(context)
     context.traits["shapes"] = "cpu subset" if context.on_cpu else "all"
     context.traits["count"] = len(chosen)
     for gemm in chosen:

@@ -36,7 +36,7 @@ FP8_SCALE = 2.0
 FP8_LARGE, FP8_APART = 64, 32
 
 
-def accumulator(context: Context) -> None:
+def gemm_accumulator(context: Context) -> None:
     """gemm.accumulator: sums of float16 products go on where a float16 sum would stand still, at 2048.
 
     What torch's own default flags give, which may allow that, is told and not judged.
@@ -84,7 +84,7 @@ def _with_default_flags(context: Context, left: torch.Tensor, right: torch.Tenso
     return [float(got.min()), float(got.max())]
 
 
-def tf32(context: Context) -> None:
+def tf32_mode(context: Context) -> None:
     """tf32.mode: float32 products take TF32 where the profile allows it, and nowhere else."""
     allowed = context.job.allow_tf32
     context.traits.update({"allow_tf32": allowed, OVERRIDE: os.environ.get(OVERRIDE)})
@@ -122,7 +122,7 @@ def judge_tf32(context: Context, case: str, got: torch.Tensor, allowed: bool, se
     context.fail("mismatch" if finite else "nonfinite", reason)
 
 
-def fp8(context: Context) -> None:
+def gemm_fp8(context: Context) -> None:
     """gemm.fp8: products of float8 (e4m3) are exact on integers, also above 4096, and within tolerance on fractions."""
     multiply: Any = getattr(torch, "_scaled_mm", None)
     dtype = getattr(torch, "float8_e4m3fn", None)

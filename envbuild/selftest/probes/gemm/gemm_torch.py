@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
-from envbuild.selftest.harness.probe_outcome import number, ratio
+from envbuild.selftest.harness.probe_outcome import json_number, ratio
 from envbuild.selftest.numerics import inputs, tolerances
 from envbuild.selftest.numerics.reference import compare, digest, product
 
@@ -74,7 +74,7 @@ def references(data: Integers) -> dict[str, torch.Tensor]:
     }
 
 
-def exact(context: Context) -> None:
+def gemm_exact(context: Context) -> None:
     """gemm.exact: integer products in every dtype equal the integer reference, element by element."""
     data = integers()
     context.step("integer reference on the host")
@@ -112,7 +112,7 @@ def _exact_results(context: Context, data: Integers, dtype: torch.dtype) -> Iter
         yield "bmm", batched, step.seconds
 
 
-def accuracy(context: Context) -> None:
+def gemm_accuracy(context: Context) -> None:
     """gemm.accuracy: products of inputs uniform in [0, 1) stay within the bound of float32 accumulation.
 
     Zero-mean inputs would let float16 accumulation pass: only sums that grow show its rounding. What torch's own
@@ -140,4 +140,4 @@ def accuracy(context: Context) -> None:
         context.step(f"mm {short_name(dtype)} {m}x{k}x{n} uniform, default flags")
         with context.with_default_flags():
             loose = compare(torch.mm(*factors), reference, limit)
-        told[short_name(dtype)] = {"ratio": number(ratio(loose.error, loose.bound)), "within": not loose.wrong}
+        told[short_name(dtype)] = {"ratio": json_number(ratio(loose.error, loose.bound)), "within": not loose.wrong}

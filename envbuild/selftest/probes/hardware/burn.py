@@ -117,7 +117,7 @@ class Stove:
         count = CHUNKS_CPU
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-            count = chunks_within(self._free, torch.cuda.mem_get_info(self.device)[0], self._side)
+            count = chunks_to_hold(self._free, torch.cuda.mem_get_info(self.device)[0], self._side)
         self._chunks = [torch.empty(self._side**2, dtype=torch.int64, device=self.device) for _ in range(count)]
         return count
 
@@ -152,7 +152,7 @@ class Stove:
         return self._chunks[chunk].view(-1, len(words))
 
 
-def chunks_within(before: int, free: int, side: int) -> int:
+def chunks_to_hold(before: int, free: int, side: int) -> int:
     """How many chunks go into `free` bytes, so that 1 - HELD of the `before` that were free at first are left."""
     return max(1, (free - int((1 - HELD) * before)) // (side**2 * WORD))
 

@@ -13,14 +13,14 @@ import torch
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
-from envbuild.selftest.nvidia.telemetry import DRAIN, Gpus, Window, faults
+from envbuild.selftest.nvidia.telemetry import DRAIN, Gpus, Window, telemetry_faults
 
 WORK = 4096  # of the products in between
 SECONDS = 0.5  # of them, on every GPU at once
 MEMORY = ("corrected", "uncorrected", "ever", "pending", "failed")  # what NVML may report of a GPU's memory
 
 
-def health(context: Context) -> None:
+def hw_health(context: Context) -> None:
     """hw.health: no uncorrected memory errors, and no memory that waits to be replaced, after products on every GPU.
 
     Errors since the driver was loaded count; Xid errors of before are in the host's log only. Where torch sees no GPU,
@@ -43,7 +43,7 @@ def health(context: Context) -> None:
             for bus_id in before
         }
         for bus_id, numbers in after.items():
-            for fault in faults(replace(Window.at(numbers), first={}), "since the driver was loaded"):
+            for fault in telemetry_faults(replace(Window.at(numbers), first={}), "since the driver was loaded"):
                 context.fail("hardware", f"GPU {bus_id}: {fault}")
     except NvmlUnavailable as error:
         raise Skip(str(error)) from None

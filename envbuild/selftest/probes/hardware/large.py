@@ -38,7 +38,7 @@ def large(context: Context) -> None:
     with context.step("sums of columns") as step:  # modulo 256: in a wider dtype torch would copy x into that first
         sums = x.view(ROWS, COLUMNS).sum(dim=0, dtype=torch.uint8)
     _report(context, "sums of columns", step.seconds, int((sums.cpu() != column_sums()).sum()))
-    where = places(count).to(device)
+    where = probed_indices(count).to(device)
     expected = (where % PERIOD).to(torch.uint8)
     with context.step("gather of single elements") as step:
         taken = x[where]
@@ -76,7 +76,7 @@ def column_sums() -> torch.Tensor:
     return sums[torch.arange(COLUMNS) % PERIOD].to(torch.uint8)
 
 
-def places(count: int) -> torch.Tensor:
+def probed_indices(count: int) -> torch.Tensor:
     """Different ones, around 2^31 where there are so many, at both ends, and spread over all; int64 on the host."""
     edges = torch.arange(-3, 4)
     chosen = torch.cat((edges % count, (1 << 31) + edges, (inputs.hashes(LOOKUPS, 801) >> 1) * count >> 31))

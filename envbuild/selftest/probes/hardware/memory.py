@@ -36,7 +36,7 @@ def constant(places: torch.Tensor, word: int) -> torch.Tensor:
     return places.fill_(word)
 
 
-def addresses(places: torch.Tensor) -> torch.Tensor:
+def address_words(places: torch.Tensor) -> torch.Tensor:
     return places
 
 
@@ -55,7 +55,7 @@ def inverse(places: torch.Tensor, pattern: Pattern) -> torch.Tensor:
     return pattern(places).bitwise_not_()
 
 
-BY_PLACE: dict[str, Pattern] = {"addresses": addresses, "random": random}
+BY_PLACE: dict[str, Pattern] = {"addresses": address_words, "random": random}
 REPEATED: dict[str, Pattern] = {  # every chunk holds the same words
     "zeros": functools.partial(constant, word=0),
     "0x55": functools.partial(constant, word=0x5555555555555555),
@@ -66,7 +66,7 @@ REPEATED: dict[str, Pattern] = {  # every chunk holds the same words
 def memory(context: Context) -> None:
     """memory: walking bits, addresses, random words and their inverses are kept by 90% of each GPU's free memory."""
     for device in devices(context):
-        count = CHUNKS_CPU if context.on_cpu else chunks_within(torch.cuda.mem_get_info(device)[0])
+        count = CHUNKS_CPU if context.on_cpu else chunks_to_write(torch.cuda.mem_get_info(device)[0])
         words = (CHUNK_CPU if context.on_cpu else CHUNK) // WORD
         chunks = [torch.empty(words, dtype=torch.int64, device=device) for _ in range(count)]
         context.traits[str(device)] = {"bytes": count * words * WORD}
@@ -83,7 +83,7 @@ def memory(context: Context) -> None:
         del chunks
 
 
-def chunks_within(free: int) -> int:
+def chunks_to_write(free: int) -> int:
     """How many are written in as many free bytes, while there is room for what a comparison makes on the way."""
     return max(1, (int(HELD * free) - TEMPORARIES * CHUNK) // CHUNK)
 
@@ -93,7 +93,7 @@ def words_of(pattern: Pattern, first: int, count: int, device: torch.device) -> 
     return pattern(torch.arange(first, first + count, device=device))
 
 
-def differing(got: torch.Tensor, expected: torch.Tensor, first: int) -> tuple[int, str]:
+def differing_words(got: torch.Tensor, expected: torch.Tensor, first: int) -> tuple[int, str]:
     """How many words differ, and a sentence about the first of them; `first`: the place of the first word."""
     differs = got != expected
     count = int(differs.sum())
@@ -114,7 +114,7 @@ def _walk(context: Context, name: str, pattern: Pattern, chunks: list[torch.Tens
             if write:
                 chunk.copy_(expected)
                 continue
-            count, said = differing(chunk, expected, index * words)
+            count, said = differing_words(chunk, expected, index * words)
             if count and not total:
                 context.fail("mismatch", f"{device}: {name}: {said}: {DRAIN}")
             total += count

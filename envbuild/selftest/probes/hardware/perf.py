@@ -27,12 +27,12 @@ PRODUCTS = {
 SLOW = "throttled, shared or not this card"
 
 
-def gemm(context: Context) -> None:
+def perf_gemm(context: Context) -> None:
     """perf.gemm: TFLOP/s of large products in each precision, not below the profile's floor of the datasheet's."""
     _measure(context, "gemm", "TFLOP/s", _products)
 
 
-def memory(context: Context) -> None:
+def perf_memory(context: Context) -> None:
     """perf.memory: GB/s of a copy within the card's memory, not below the profile's floor of the datasheet's."""
     _measure(context, "memory", "GB/s", _copy)
 
@@ -50,13 +50,16 @@ def _measure(
         raise Skip(f"the profile declares no floor; measured: {told}")
     sheets = [context.job.datasheets.get(name, {}) for name in names]
     judged = [
-        judge(context, f"{kind} of {card}", unit, figures, sheet) for card, figures, sheet in zip(cards, found, sheets)
+        reaches_minimum(context, f"{kind} of {card}", unit, figures, sheet)
+        for card, figures, sheet in zip(cards, found, sheets)
     ]
     if not any(judged):
         raise Skip(f"no datasheet's figure for {names[0]} has a source; measured: {told}")
 
 
-def judge(context: Context, case: str, unit: str, figures: Mapping[str, float], sheet: Mapping[str, float]) -> bool:
+def reaches_minimum(
+    context: Context, case: str, unit: str, figures: Mapping[str, float], sheet: Mapping[str, float]
+) -> bool:
     """Hold what was measured against the datasheet; False where it has none of these figures.
 
     The figure's error is what the floor asks for, its bound what was reached.

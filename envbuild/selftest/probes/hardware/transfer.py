@@ -11,7 +11,7 @@ import torch
 
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.probes.hardware.burn import devices
-from envbuild.selftest.probes.hardware.memory import WORD, differing, random, words_of
+from envbuild.selftest.probes.hardware.memory import WORD, differing_words, random, words_of
 
 SIZE, SIZE_CPU = 32 << 20, 8 << 20  # bytes
 # Bytes, where they lie in one buffer and where they go in another: odd lengths and places, which no wide access fits.
@@ -67,7 +67,7 @@ def _copy(
     """Copy and compare with what must arrive, which lies where the target does."""
     with context.step(f"{source.numel() * WORD >> 20} MiB from {name}") as step:
         target.copy_(source, non_blocking=True)
-    wrong, said = differing(target, expected, 0)
+    wrong, said = differing_words(target, expected, 0)
     context.figure(f"words from {name}", torch.int64, target.shape, wrong, 0.0, step.seconds)
     if wrong:
         context.fail("mismatch", f"{name}: {said} ({wrong} of {target.numel()} words wrong)")

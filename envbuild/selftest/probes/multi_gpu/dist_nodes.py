@@ -59,7 +59,7 @@ def stages(count: int, each: int, cuda: bool) -> list[NodeStage]:
     return [NodeStage(backend, *world) for world in worlds for backend in (("nccl", "gloo") if cuda else ("gloo",))]
 
 
-def across(context: Context) -> None:
+def dist_nodes(context: Context) -> None:
     """dist.nodes: ranks on several machines exchange, sum and train, exact to the last bit."""
     job = context.job
     if job.nodes < 2:
@@ -68,7 +68,7 @@ def across(context: Context) -> None:
         raise Skip(f"torch {torch.__version__} is built without torch.distributed")
     spot = _spot(job)
     each = PROCESSES if context.on_cpu else job.gpu_count
-    cards = [] if context.on_cpu else dist_staged.cards(context)
+    cards = [] if context.on_cpu else dist_staged.visible_gpus(context)
     if cards and len(cards) < each:
         raise Skip(f"{len(cards)} of {each} GPUs visible on node {spot.number}")
     if context.on_cpu:
@@ -91,7 +91,7 @@ def across(context: Context) -> None:
 def _try(stage: NodeStage, spot: Spot, port: int, device: str, limit: float) -> Tried:
     first = stage.nodes.index(spot.number) * stage.each
     among = Among(first, len(stage.nodes) * stage.each, f"{spot.host}:{port}", spot.interface)
-    (tried,) = rank_processes.run([World(stage.backend, tuple(range(stage.each)), (), among)], device, limit)
+    (tried,) = rank_processes.run_worlds([World(stage.backend, tuple(range(stage.each)), (), among)], device, limit)
     return tried
 
 
@@ -107,7 +107,7 @@ def _tell(context: Context, spot: Spot, done: list[tuple[NodeStage, Tried]]) -> 
         **dist_staged.rates([tried for _, tried in done]),
     )
     for stage, tried in done:
-        for case, (dtype, shape, error, seconds) in dist_staged.figures(tried).items():
+        for case, (dtype, shape, error, seconds) in dist_staged.worst_by_case(tried).items():
             context.figure(f"{stage.name} {case}", getattr(torch, dtype), shape, error, 0.0, seconds)
 
 

@@ -89,14 +89,14 @@ class StagedRun:
             return
         self.context.step(names)
         worlds = [World(backend, members, settings) for members in groups]
-        self.tried += rank_processes.run(worlds, self.context.job.device, CAP)
+        self.tried += rank_processes.run_worlds(worlds, self.context.job.device, CAP)
 
 
-def staged(context: Context) -> None:
+def dist_staged(context: Context) -> None:
     """dist.staged: processes alone, in pairs and together exchange, sum and train, exact to the last bit."""
     if not torch.distributed.is_available():
         raise Skip(f"torch {torch.__version__} is built without torch.distributed")
-    site = StagedRun(context, [] if context.on_cpu else cards(context))
+    site = StagedRun(context, [] if context.on_cpu else visible_gpus(context))
     if context.on_cpu:
         import_ahead()
         site.walk("gloo")
@@ -110,10 +110,10 @@ def staged(context: Context) -> None:
         raise Skip(missing)
 
 
-def cards(context: Context) -> list[dict[str, Any]]:
+def visible_gpus(context: Context) -> list[dict[str, Any]]:
     """The visible GPUs, as a process of their own sees them: one that asks CUDA can fork none that uses it."""
     context.step("visible GPUs")
-    ending = forking.run(_look, CAP)
+    ending = forking.run_forked(_look, CAP)
     if ending.told.get("missing"):
         raise Skip(str(ending.told["missing"]))
     if ending.failure:
@@ -148,7 +148,7 @@ def import_ahead() -> None:
 def _tell(site: StagedRun) -> None:
     """Figures and traits of all that was tried."""
     for tried in site.tried:
-        for case, (dtype, shape, error, seconds) in figures(tried).items():
+        for case, (dtype, shape, error, seconds) in worst_by_case(tried).items():
             site.context.figure(f"{tried.stage.name} {case}", getattr(torch, dtype), shape, error, 0.0, seconds)
     unequal = fault_localization.inequality(site.capabilities)
     site.context.traits.update(
@@ -179,7 +179,7 @@ def _document(stage: Stage) -> dict[str, Any]:
     }
 
 
-def figures(tried: Tried) -> dict[str, tuple[str, list[int], float, float]]:
+def worst_by_case(tried: Tried) -> dict[str, tuple[str, list[int], float, float]]:
     """By case its dtype, its shape, the largest error and the longest time of all ranks; NaN is the largest error."""
     found: dict[str, tuple[str, list[int], float, float]] = {}
     for ending in tried.endings:
@@ -209,7 +209,7 @@ def _judge(site: StagedRun) -> None:
     """Note what failed, the smallest world first, and what all of it says."""
     context = site.context
     stages = [tried.stage for tried in site.tried]
-    verdict = fault_localization.judge(stages, site.capabilities)
+    verdict = fault_localization.localize_faults(stages, site.capabilities)
     if verdict:
         failed = [stage for stage in (*site.stages("nccl"), *site.stages("gloo")) if stage.faults]
         context.traits.update(layer=verdict.layer, place=verdict.place, cure=verdict.cure)

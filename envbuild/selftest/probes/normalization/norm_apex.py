@@ -33,7 +33,7 @@ SCALAR_TYPE = re.compile(r"expected scalar type \w+ but found \w+")
 ADVISORY = "apex-t5-mixed-dtype"
 
 
-def norms(context: Context) -> None:
+def norm_apex(context: Context) -> None:
     """norm.apex: apex's fused norms in mixed dtypes, forward and backward, against float64; refused pairs are told."""
     module = apex_import.part("normalization", "fused_layer_norm_cuda")
     if on_kernels(context):
@@ -41,7 +41,7 @@ def norms(context: Context) -> None:
     else:
         context.traits["kernels"] = "none: on the CPU apex's norms are operations of torch"
         found = fallbacks(module)
-    norm_torch.judge(context, found)
+    norm_torch.check_norms(context, found)
     _note_mixed(context)
 
 

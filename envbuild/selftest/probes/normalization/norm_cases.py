@@ -21,7 +21,7 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.numerics import case_sampling, gradients, inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_nan_gaps import lay_out
+from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
 
 COUNTS: Mapping[str, Mapping[str, int]] = {
@@ -199,7 +199,7 @@ def possible(point: Point, kind: str) -> bool:
     return norm.training or norm.values == NEAR
 
 
-def operations() -> tuple[Operation, ...]:
+def sampled_operations() -> tuple[Operation, ...]:
     """The operations of this probe."""
     statistics = {"statistics": ((True, False), (True, True), (True, True), (False, True)), "momentum": (0.1, 0.5)}
     spaces: dict[str, Mapping[str, Sequence[Any]]] = {
@@ -221,7 +221,7 @@ def operations() -> tuple[Operation, ...]:
     )
 
 
-def norms(context: Context) -> None:
+def norm_cases(context: Context) -> None:
     """norm.cases: layer, RMS, group, batch and instance norms over shapes, strides and epsilons drawn by seed."""
     case_sampling.check(context, OPERATIONS)
 
@@ -258,7 +258,7 @@ def _run(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dict[
     """The result, its gradients and the running statistics, after a call with another epsilon and other values."""
     tensors = dict(zip(names, given))
     leaves: dict[str, torch.Tensor] = {n: tensors[n].detach().clone() for n in ("weight", "bias") if n in tensors}
-    leaves["x"] = lay_out(norm.centre + norm.scale * tensors["x"], norm.layout).detach()
+    leaves["x"] = with_nan_gaps(norm.centre + norm.scale * tensors["x"], norm.layout).detach()
     statistics: dict[str, torch.Tensor] = {n: tensors[n].clone() for n in ("mean", "variance") if n in tensors}
     epsilon = 1e-2 if norm.epsilon is None else 16 * norm.epsilon
     try:
@@ -270,7 +270,7 @@ def _run(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dict[
         y = _call(norm, leaves, statistics, norm.epsilon)
         found = {"output": y.detach()}
         if norm.backward:
-            grad = lay_out(tensors["grad"].to(y.dtype), norm.gradient_layout)
+            grad = with_nan_gaps(tensors["grad"].to(y.dtype), norm.gradient_layout)
             computed = gradients.gradients(y, tuple(leaves.values()), grad)
             found.update(zip((f"gradient of {name}" for name in leaves), computed))
     except RuntimeError as error:
@@ -300,7 +300,7 @@ def _call(
 
 
 def _exact(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dict[str, Exact]:
-    """As norm_fixed_cases.exact has the results and their magnitudes, every term of which is positive."""
+    """As norm_fixed_cases.exact_norm has the results and their magnitudes, every term of which is positive."""
     tensors = dict(zip(names, given))
     x = norm.view(norm.centre + norm.scale * tensors["x"])
     epsilon = torch.finfo(norm.dtype).eps if norm.epsilon is None else norm.epsilon
@@ -385,4 +385,4 @@ def _statistics(norm: SampledNorm, tensors: Mapping[str, torch.Tensor], x: torch
     return found
 
 
-OPERATIONS = operations()
+OPERATIONS = sampled_operations()

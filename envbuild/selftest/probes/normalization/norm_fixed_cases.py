@@ -168,7 +168,7 @@ def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
     )
 
 
-def cases(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
+def norm_case_groups(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
     """For each norm and pair of dtypes, without autocast and with it: a case of each width."""
     number = itertools.count()
     for norm, x, weight, autocast in itertools.product(norms, DTYPES, DTYPES, (False, True)):
@@ -177,7 +177,7 @@ def cases(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
         yield [NormCase(norm, x, weight, ROWS, width, autocast, next(number), extreme) for width in widths]
 
 
-def make(case: NormCase) -> NormInputs:
+def norm_inputs(case: NormCase) -> NormInputs:
     """x in [-1, 1) and the kinds of rows, weight in [0.5, 1.5), bias and grad in [-1, 1), as quantised to their dtypes;
     all from counters, and turned by the case's number."""
     channels, count = case.shape[1], math.prod(case.shape)
@@ -198,7 +198,7 @@ def _values(rows: int, columns: int, seed: int) -> torch.Tensor:
     return inputs.signed((rows, columns), seed)
 
 
-def exact(norm: Norm, given: NormInputs) -> tuple[Results, Results]:
+def exact_norm(norm: Norm, given: NormInputs) -> tuple[Results, Results]:
     """The results in float64, and their magnitudes: the same with every term positive."""
     shape, wide = given.x.shape, torch.float64
     split = (shape[0], norm.groups, shape[1] // norm.groups, -1)

@@ -25,10 +25,10 @@ from envbuild.selftest.probes.normalization.norm_fixed_cases import (
     NormCase,
     NormInputs,
     Results,
-    cases,
-    exact,
+    exact_norm,
     long_sum,
-    make,
+    norm_case_groups,
+    norm_inputs,
     torch_norms,
 )
 
@@ -40,16 +40,16 @@ TITLES = {"y": "y", "x": "grad input", "weight": "grad weight", "bias": "grad bi
 _REFUSED = ("dtype", "scalar type", "not implemented for")
 
 
-def torchs(context: Context) -> None:
+def norm_torch(context: Context) -> None:
     """norm.torch: LayerNorm, RMSNorm, GroupNorm over mixed dtypes, with and without autocast, forward and backward."""
-    judge(context, torch_norms(context.on_cpu))
+    check_norms(context, torch_norms(context.on_cpu))
 
 
-def judge(context: Context, norms: Sequence[Norm]) -> None:
+def check_norms(context: Context, norms: Sequence[Norm]) -> None:
     """All cases of these norms. Raises Skip where none takes any pair of dtypes, and none had to."""
     pairs: dict[str, dict[str, str]] = {norm.name: {} for norm in norms}
     context.traits.update(pairs=pairs, needs_upcast=[], accumulates_in_half=[])
-    for first, *others in cases(norms):
+    for first, *others in norm_case_groups(norms):
         said = "supported"
         try:
             _check(context, first)
@@ -72,7 +72,7 @@ def judge(context: Context, norms: Sequence[Norm]) -> None:
 
 def _check(context: Context, case: NormCase) -> None:
     """Run the case and judge its result and its gradients."""
-    given = make(case)
+    given = norm_inputs(case)
     with context.step(case.name) as step:
         got = _call(context, case, given)
     if got.y.dtype not in case.outputs or got.y.shape != case.shape:
@@ -111,7 +111,7 @@ def autocast_dtype(context: Context) -> torch.dtype:
 def _compare(case: NormCase, got: Results, given: NormInputs) -> dict[str, Worst]:
     """The worst element of the result and of each gradient that this norm has, by the fields of Results."""
     seen = given.to(case.cast) if case.cast else given
-    results, magnitudes = exact(case.norm, dataclasses.replace(seen, grad=given.grad.to(got.y.dtype)))
+    results, magnitudes = exact_norm(case.norm, dataclasses.replace(seen, grad=given.grad.to(got.y.dtype)))
     roundings = case.norm.roundings
     coarser = max(case.x, got.y.dtype, key=tolerances.unit_roundoff)
 
@@ -146,7 +146,7 @@ def _note_extreme(context: Context, first: NormCase) -> None:
     if first.extreme:
         return
     case = dataclasses.replace(first, extreme=True)
-    given = make(case)
+    given = norm_inputs(case)
     context.step(f"{case.name}, extreme values")
     if any(worst.wrong for worst in _compare(case, _call(context, case, given), given).values()):
         _note_upcast(context, case, given)
@@ -160,7 +160,7 @@ def _note_long_sum(context: Context, first: NormCase) -> None:
     given = long_sum(case)
     context.step(f"{case.name}, long sums")
     got = _call(context, case, given)
-    results, magnitudes = exact(case.norm, dataclasses.replace(given, grad=given.grad.to(got.y.dtype)))
+    results, magnitudes = exact_norm(case.norm, dataclasses.replace(given, grad=given.grad.to(got.y.dtype)))
     for name in ("weight", "bias") if case.norm.centred else ("weight",):
         wanted = getattr(results, name)
         # One rounding to either dtype is no accumulation.

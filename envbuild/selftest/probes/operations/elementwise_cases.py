@@ -15,7 +15,7 @@ from envbuild.selftest.harness.probe_context import short_name
 from envbuild.selftest.numerics import inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_large_gaps import MATRICES, laid_out
+from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.probes.operations import exact_cases
 
@@ -198,7 +198,7 @@ OTHERS = ("same", "row", "column", "column of a matrix", "number", "vector")
 
 MOVES: dict[str, Callable[[torch.Tensor, torch.dtype, str], torch.Tensor]] = {
     "contiguous": lambda x, target, layout: x.to(target).contiguous(),
-    "copy_": lambda x, target, layout: laid_out(torch.zeros_like(x, dtype=target), layout).copy_(x),
+    "copy_": lambda x, target, layout: with_large_gaps(torch.zeros_like(x, dtype=target), layout).copy_(x),
     "clone": lambda x, target, layout: x.clone().to(target),
     "cat": lambda x, target, layout: torch.cat((x[:1], x[1:])).to(target),
     "cat of columns": lambda x, target, layout: torch.cat(torch.split(x, 1, 1), 1).to(target),
@@ -215,7 +215,7 @@ HALFWAYS = 400  # numbers that a case casts, and as many halfway between two, an
 BLOCKS = (65536, 131072, 1 << 20)  # elements; a copy of half a MiB and more has kernels of its own
 
 
-def operations(rounded_sums: bool) -> tuple[Operation, ...]:
+def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
     """Every operation; `rounded_sums`: kernels may round to the dtype on the way, as torch's for the CPU do."""
     makers = ElementwiseMakers(rounded_sums)
     return (
@@ -377,7 +377,7 @@ def _floats(seed: int) -> torch.Tensor:
 
 
 def _cast(x: torch.Tensor, target: torch.dtype, layout: str) -> Results:
-    small = laid_out(x, layout).to(target)
+    small = with_large_gaps(x, layout).to(target)
     return {"output": small.to(torch.float32), "and back": small.contiguous().to(x.dtype)}
 
 
@@ -404,7 +404,7 @@ def cast_of_integers(point: Point, seed: int) -> Case:
 
 
 def _cast_once(x: torch.Tensor, target: torch.dtype, layout: str) -> Results:
-    return {"output": laid_out(x, layout).to(target)}
+    return {"output": with_large_gaps(x, layout).to(target)}
 
 
 def _cast_by_hand(x: torch.Tensor, target: torch.dtype) -> Expected:
@@ -416,9 +416,9 @@ def _cast_by_hand(x: torch.Tensor, target: torch.dtype) -> Expected:
 
 
 def _activated(x: torch.Tensor, grad: torch.Tensor, function: str, layout: str) -> Results:
-    leaf = laid_out(x, layout).detach().requires_grad_()
+    leaf = with_large_gaps(x, layout).detach().requires_grad_()
     output = ACTIVATIONS[function].call(leaf)
-    (gradient,) = torch.autograd.grad(output, leaf, laid_out(grad, layout))
+    (gradient,) = torch.autograd.grad(output, leaf, with_large_gaps(grad, layout))
     return {"output": output.detach(), "gradient": gradient}
 
 
@@ -454,8 +454,8 @@ def _combined(x: torch.Tensor, y: torch.Tensor, functions: Sequence[str], point:
     if point["other"] == "column of a matrix":
         other = torch.cat((y, y.flip(0), y + 1), 1)[:, :1]
     else:
-        other = laid_out(y, point["others"]) if y.dim() > 1 else y
-    return {name: ARITHMETIC[name](laid_out(x, point["layout"]), other) for name in functions}
+        other = with_large_gaps(y, point["others"]) if y.dim() > 1 else y
+    return {name: ARITHMETIC[name](with_large_gaps(x, point["layout"]), other) for name in functions}
 
 
 def _combined_by_hand(x: torch.Tensor, y: torch.Tensor, functions: Sequence[str]) -> Expected:
@@ -470,7 +470,7 @@ def _images(x: torch.Tensor) -> torch.Tensor:
 
 
 def _moved(x: torch.Tensor, point: Point) -> Results:
-    laid = laid_out(x, point["layout"])
+    laid = with_large_gaps(x, point["layout"])
     return {name: move(laid, point["target"], point["into"]) for name, move in MOVES.items()}
 
 
@@ -490,4 +490,4 @@ def _unchanged(x: torch.Tensor, names: Sequence[str] = ("output",)) -> Expected:
     return dict.fromkeys(names, without_rounding(x.to(torch.float64)))
 
 
-OPERATIONS = operations(rounded_sums=True)
+OPERATIONS = sampled_operations(rounded_sums=True)

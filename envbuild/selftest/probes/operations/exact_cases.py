@@ -43,8 +43,8 @@ FORMATS.update({getattr(torch, name): bits for name, bits in _EIGHT_BITS.items()
 def cases() -> Iterator[Case]:
     """Every case, on the host."""
     for dtype in FLOATS:
-        yield from products(dtype)
-        yield embedding(dtype)
+        yield from exact_products(dtype)
+        yield exact_embedding(dtype)
         yield from cumulative_sums(dtype)
         yield extremes(dtype)
     yield from cumulative_sums(torch.int64)
@@ -54,7 +54,7 @@ def cases() -> Iterator[Case]:
     yield from casts()
 
 
-def products(dtype: torch.dtype) -> Iterator[Case]:
+def exact_products(dtype: torch.dtype) -> Iterator[Case]:
     """addmm, baddbmm and bmm of +-1, contiguous, transposed, and with gaps of NaN between the elements."""
     for (m, k, n), (alpha, beta) in itertools.product(SHAPES, FACTORS):
         c, a, b = inputs.whole((m, n), 301, 3), inputs.whole((m, k), 302, 1), inputs.whole((k, n), 303, 1)
@@ -118,7 +118,7 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return product(a, b) if a.dim() == 2 else torch.stack([product(*pair) for pair in zip(a, b)])
 
 
-def embedding(dtype: torch.dtype) -> Case:
+def exact_embedding(dtype: torch.dtype) -> Case:
     """Rows by index, one of them 300 times, and sums of the gradients by row; the padding row's gradient is 0."""
     indices = 1 + inputs.hashes(LOOKUPS, 311) % (KEYS - 1)
     indices[:FREQUENT] = 5

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from envbuild.selftest.numerics import inputs
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_large_gaps import MATRICES, laid_out
+from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 
 Results = Mapping[str, torch.Tensor]
@@ -69,7 +69,7 @@ def _embedding(
     options: Mapping[str, Any],
 ) -> Results:
     """Indices as a line, a matrix, or a matrix in the other order in memory."""
-    leaf = laid_out(table, layout).detach().requires_grad_()
+    leaf = with_large_gaps(table, layout).detach().requires_grad_()
     given = indices
     if shape != "in a line" and len(indices) % 2 == 0:
         given = indices.view(2, -1)
@@ -180,7 +180,7 @@ def _indexed(*given: torch.Tensor, functions: Sequence[str], dim: int, layout: s
     x, y, index = _named(given, functions[0])
     if dim == 1:
         x, y = x.t(), y.t()
-    x, y = laid_out(x, layout), laid_out(y, layout)
+    x, y = with_large_gaps(x, layout), with_large_gaps(y, layout)
     found = {name: CALLS[name](x, y, index, dim) for name in functions}
     return {name: part.t() if dim == 1 else part for name, part in found.items()}
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from envbuild.selftest.numerics import inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_large_gaps import MATRICES, laid_out
+from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.probes.operations import rounded_cases
 from envbuild.selftest.probes.operations.rounded_cases import Rounding
@@ -36,7 +36,7 @@ REDUCTIONS = ("mean", "sum", "none")
 PLACES = ((), (7,), (3, 5))  # of each sample: one, a line, an image
 
 
-def operations(rounded_sums: bool) -> tuple[Operation, ...]:
+def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
     """Every operation; `rounded_sums` as rounded_cases.Rounding has it."""
     makers = LossMakers(rounded_sums)
     return (
@@ -106,7 +106,7 @@ class LossMakers:
         x = _logits(rows, width, point["values"], seed).to(dtype)
         grad = inputs.whole((rows, width), seed + 1, 3).abs().to(dtype)  # so that its sum counts
         function = point["function"]
-        exactly = rounded_cases.softmax if function == "softmax" else rounded_cases.log_softmax
+        exactly = rounded_cases.softmax_results if function == "softmax" else rounded_cases.log_softmax_results
         name = f"{function} over {width}, {point['over']} dimension, {rows} rows, {point['layout']}, {point['values']}"
         run = functools.partial(_softmax, function=function, over=point["over"], layout=point["layout"])
         exact = functools.partial(
@@ -179,9 +179,9 @@ def _one_softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, 
     def turned(y: torch.Tensor) -> torch.Tensor:
         return y.t() if over == "first" else _three_times(y) if over == "middle" else y
 
-    leaf = laid_out(turned(x), layout).detach().requires_grad_()
+    leaf = with_large_gaps(turned(x), layout).detach().requires_grad_()
     output = getattr(torch, function)(leaf, dim={"last": -1, "first": 0, "middle": 1}[over])
-    (gradient,) = torch.autograd.grad(output, leaf, laid_out(turned(grad), layout))
+    (gradient,) = torch.autograd.grad(output, leaf, with_large_gaps(turned(grad), layout))
     found = {"output": output.detach(), "gradient": gradient}
     return {name: part.t() if over == "first" else part for name, part in found.items()}
 
@@ -247,4 +247,4 @@ def _losses(
     }
 
 
-OPERATIONS = operations(rounded_sums=True)
+OPERATIONS = sampled_operations(rounded_sums=True)

@@ -24,7 +24,7 @@ def operations(context: Context) -> None:
     if context.at_least("standard"):
         for case in cases(rounded_sums=context.on_cpu):
             check(context, case)
-    case_sampling.check(context, sampled(rounded_sums=context.on_cpu))
+    case_sampling.check(context, sampled_operations(rounded_sums=context.on_cpu))
 
 
 def cases(rounded_sums: bool) -> Iterator[Case]:
@@ -33,12 +33,12 @@ def cases(rounded_sums: bool) -> Iterator[Case]:
     yield from rounded_cases.cases(rounded_sums)
 
 
-def sampled(rounded_sums: bool) -> tuple[Operation, ...]:
+def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
     """Every operation whose cases are sampled."""
     return (
-        *loss_cases.operations(rounded_sums),
-        *elementwise_cases.operations(rounded_sums),
-        *reduction_cases.operations(rounded_sums),
+        *loss_cases.sampled_operations(rounded_sums),
+        *elementwise_cases.sampled_operations(rounded_sums),
+        *reduction_cases.sampled_operations(rounded_sums),
         *indexing_cases.OPERATIONS,
         *pooling_cases.OPERATIONS,
     )

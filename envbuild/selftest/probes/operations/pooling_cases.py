@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from envbuild.selftest.numerics import gradients, inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_nan_gaps import lay_out
+from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference import patches
 
@@ -107,13 +107,13 @@ def case(point: Point, seed: int) -> Case:
 
 
 def _run(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Results:
-    leaf = lay_out(x, point["layout"]).detach().requires_grad_()
+    leaf = with_nan_gaps(x, point["layout"]).detach().requires_grad_()
     arguments = point["kernel"], point["stride"], point["padding"]
     if point["function"] == "max_pool2d":
         output = F.max_pool2d(leaf, *arguments)
     else:
         output = RESIZES[point["function"]].call(leaf, *arguments)
-    (gradient,) = gradients.gradients(output, (leaf,), lay_out(grad, point["gradient layout"]))
+    (gradient,) = gradients.gradients(output, (leaf,), with_nan_gaps(grad, point["gradient layout"]))
     return {"output": output.detach(), "gradient": gradient}
 
 

@@ -14,7 +14,7 @@ import torch
 from envbuild.selftest.numerics import inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_large_gaps import MATRICES, laid_out
+from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.probes.operations.exact_cases import decode, finite_patterns
 
@@ -54,7 +54,7 @@ SPREADS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 LONGEST = {torch.float32: 4099, torch.float16: 1025, torch.bfloat16: 515}  # of which one element shows in a variance
 
 
-def operations(rounded_sums: bool) -> tuple[Operation, ...]:
+def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
     """Every operation; `rounded_sums`: a sum may be rounded to the dtype before it is divided, as torch's mean for the
     CPU does."""
     makers = ReductionMakers(rounded_sums)
@@ -166,7 +166,7 @@ class ReductionMakers:
 
 def _turned(x: torch.Tensor, over: str, layout: str) -> tuple[torch.Tensor, int]:
     """(rows, length), or (length, rows), and the dimension of the length."""
-    return (laid_out(x, layout), 1) if over == "rows" else (laid_out(x.t(), layout), 0)
+    return (with_large_gaps(x, layout), 1) if over == "rows" else (with_large_gaps(x.t(), layout), 0)
 
 
 def _sums(x: torch.Tensor, functions: Sequence[str], point: Point) -> Results:
@@ -367,4 +367,4 @@ def _where(where: torch.Tensor) -> Expected:
     return dict.fromkeys(FINDERS, without_rounding(where))
 
 
-OPERATIONS = operations(rounded_sums=True)
+OPERATIONS = sampled_operations(rounded_sums=True)

@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.harness.forking import Apart, Tell
+from envbuild.selftest.harness.forking import ForkedWork, Tell
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, worst
-from envbuild.selftest.probes.operations.repeat_cases import Repeated, operations, small_operations
+from envbuild.selftest.probes.operations.repeat_cases import Repeated, repeated_operations, small_operations
 
 ROUNDS = {"quick": 12, "standard": 100, "full": 900}
 SECONDS = 20.0  # that a second process has to begin, and to end
@@ -44,8 +44,10 @@ def repeat(context: Context) -> None:
     """repeat: some operations give the same bits in hundreds of calls, also together with other work."""
     rounds = ROUNDS[context.job.level]
     flag = mmap.mmap(-1, 2)
-    other = Apart(functools.partial(_second_process, flag=flag)) if context.on_cpu else None  # before torch has threads
-    calls = Calls(context.device, operations())
+    other = (
+        ForkedWork(functools.partial(_second_process, flag=flag)) if context.on_cpu else None
+    )  # before torch has threads
+    calls = Calls(context.device, repeated_operations())
     try:
         for mode in (SEPARATE, SAME_MEMORY, INFERENCE, AUTOCAST, *((THREAD, PROCESS) if context.on_cpu else (STREAM,))):
             with context.step(f"{rounds} rounds, {mode}"):

@@ -19,7 +19,7 @@ from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference import product
 from envbuild.selftest.probes.convolution import conv_shapes
-from envbuild.selftest.probes.convolution.conv_cases import NEAREST, gather, paired
+from envbuild.selftest.probes.convolution.conv_cases import NEAREST, paired, sum_windows
 
 Run = Callable[..., torch.Tensor]
 Exactly = Callable[..., Exact]
@@ -62,7 +62,7 @@ class Repeated:
 
 
 @functools.cache
-def operations() -> tuple[Repeated, ...]:
+def repeated_operations() -> tuple[Repeated, ...]:
     """Each has more than fits into vectors, tiles or blocks, and a rest."""
     ones, many = functools.partial(inputs.whole, most=1), functools.partial(inputs.whole, most=99)
     signed, shifted = inputs.signed, lambda shape, seed: 1 + inputs.uniform(shape, seed)
@@ -105,7 +105,7 @@ def operations() -> tuple[Repeated, ...]:
 
 
 def small_operations() -> list[Repeated]:
-    return [each for each in operations() if each.every == 1]
+    return [each for each in repeated_operations() if each.every == 1]
 
 
 def _repeated(name: str, dtype: torch.dtype, run: Run, exact: Exactly, given: Given, **traits: Any) -> Repeated:
@@ -161,7 +161,7 @@ def _conv(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _conv_exactly(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Exact:
-    return Exact(gather(IMAGES, x, w) + b.view(-1, 1, 1), torch.tensor(NEAREST, dtype=torch.float64))
+    return Exact(sum_windows(IMAGES, x, w) + b.view(-1, 1, 1), torch.tensor(NEAREST, dtype=torch.float64))
 
 
 def _conv_weights(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:

@@ -52,15 +52,15 @@ def cases(rounded_sums: bool) -> Iterator[Case]:
         for classes in CLASSES:
             yield cross_entropy(classes, rounding)
         for form in ("none", "tanh"):
-            yield gelu(form, dtype)
+            yield gelu_case(form, dtype)
 
 
 def normalized_exponentials(rows: int, classes: int, rounding: Rounding) -> Iterator[Case]:
     """softmax and log_softmax, over the last dimension and over the first."""
     x, grad = logits(rows, classes, rounding.dtype), inputs.signed((rows, classes), 403).to(rounding.dtype)
     for name, function, exact in (
-        ("softmax", torch.softmax, softmax),
-        ("log_softmax", torch.log_softmax, log_softmax),
+        ("softmax", torch.softmax, softmax_results),
+        ("log_softmax", torch.log_softmax, log_softmax_results),
     ):
         for dim in (1, 0):
             title = f"{name} of {rows} rows of {classes} over {'rows' if dim else 'columns'}"
@@ -70,7 +70,7 @@ def normalized_exponentials(rows: int, classes: int, rounding: Rounding) -> Iter
             yield Case(title, rounding.dtype, given, run, over)
 
 
-def gelu(form: str, dtype: torch.dtype) -> Case:
+def gelu_case(form: str, dtype: torch.dtype) -> Case:
     """From where gelu is close to 0 up to where it is close to its argument."""
     x, grad = inputs.signed((ACTIVATED,), 411) * 3.5, inputs.whole((ACTIVATED,), 412, 3)
     run = functools.partial(_gelu, form=form)
@@ -108,7 +108,7 @@ def _over(
     return {name: Exact(part.value.t(), part.bound.t()) for name, part in exact(x.t(), grad.t(), rounding).items()}
 
 
-def softmax(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> dict[str, Exact]:
+def softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> dict[str, Exact]:
     """The gradient y (g - sum g y) has the errors of y, as it was rounded, and of the sum."""
     found = float64_operations.softmax(Arithmetic(rounding.dtype), x)
     y, n = found.value, x.shape[-1]
@@ -120,7 +120,7 @@ def softmax(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> dict[str
     return {"output": Exact(y, error), "gradient": Exact(value, limit)}
 
 
-def log_softmax(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> dict[str, Exact]:
+def log_softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> dict[str, Exact]:
     """The gradient g - exp(y) sum g has the errors of y, as it was rounded, and of the sum."""
     output = log_probabilities(x, rounding)
     total, size = grad.sum(-1, keepdim=True), grad.abs().sum(-1, keepdim=True)

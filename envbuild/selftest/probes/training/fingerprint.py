@@ -16,7 +16,7 @@ from envbuild.selftest.harness.probe_context import Context, dtype_name, is_unsu
 from envbuild.selftest.numerics import fingerprint_document, fingerprint_sequence, integer_operations
 from envbuild.selftest.numerics.fingerprint_sequence import Op
 from envbuild.selftest.numerics.float64_operations import Arithmetic
-from envbuild.selftest.numerics.output_statistics import fault, judged, not_finite, relative
+from envbuild.selftest.numerics.output_statistics import judged, not_finite, output_fault, relative_error
 from envbuild.selftest.numerics.reference import one_thread, raw_digest
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -26,27 +26,29 @@ _ATTENTION = {0: ":math", 1: ":flash", 2: ":efficient", 3: ":cudnn"}
 Entry = dict[str, Any]
 
 
-def record(context: Context) -> None:
+def fingerprint(context: Context) -> None:
     """fingerprint: a small video model's operations against float64, as a document to compare machines by."""
     with one_thread():  # so that the number of processors changes no sum on the CPU
-        ops = [*_integers(context), *(entry for dtype in DTYPES for entry in chain(context, dtype))]
+        ops = [*_integers(context), *(entry for dtype in DTYPES for entry in run_chain(context, dtype))]
         made = fingerprint_document.document(fingerprint_document.OPERATIONS, _inputs(), context.device, ops)
     context.send_fingerprint(made)
 
 
 def _inputs() -> str:
     """sha256 of all that is computed on: equal wherever two fingerprints can be compared."""
-    weights = [part for op in fingerprint_sequence.chain() for part in op.weights]
+    weights = [part for op in fingerprint_sequence.operation_chain() for part in op.weights]
     return raw_digest(
-        fingerprint_sequence.start(), *weights, *(part for op in integer_operations.operations() for part in op.given)
+        fingerprint_sequence.input_video(),
+        *weights,
+        *(part for op in integer_operations.integer_operations() for part in op.given),
     )
 
 
-def chain(context: Context, dtype: torch.dtype) -> Iterator[Entry]:
+def run_chain(context: Context, dtype: torch.dtype) -> Iterator[Entry]:
     """The chain's operations in one dtype, both passes side by side. Where there is no kernel for one, the free-running
     pass goes on from its golden output."""
-    golden = actual = fingerprint_sequence.start().to(dtype)
-    for op in fingerprint_sequence.chain():
+    golden = actual = fingerprint_sequence.input_video().to(dtype)
+    for op in fingerprint_sequence.operation_chain():
         entry, rounded, free = _step(context, op, dtype, golden, actual)
         yield entry
         golden, actual = rounded, free.to(dtype) if free.shape == rounded.shape else rounded
@@ -71,7 +73,7 @@ def _step(
         _missing(context, entry, error)
         return entry, rounded, rounded
     own = op.exact(how, actual.to(torch.float64), *wide)
-    drift = relative(free, rounded) if free.shape == rounded.shape else "inf"
+    drift = relative_error(free, rounded) if free.shape == rounded.shape else "inf"
     _note(context, entry, "teacher", judged(forced, 0, expected.value, expected.bound), forced_seconds)
     _note(context, entry, "free", judged(free, not_finite(actual), own.value, own.bound), free_seconds)
     entry["free"]["drift"] = drift
@@ -79,7 +81,7 @@ def _step(
 
 
 def _integers(context: Context) -> Iterator[Entry]:
-    for op in integer_operations.operations():
+    for op in integer_operations.integer_operations():
         expected = op.expected.to(torch.float64)
         entry = _entry(context, f"exact/{op.name}", op.expected.to(op.given[-1].dtype), exact=True)
         try:
@@ -122,7 +124,7 @@ def _note(context: Context, entry: Entry, name: str, seen: Entry, seconds: float
     if against:
         error, bound = float(against["error"]), float(against["bound"])
         context.figure(case, getattr(torch, entry["dtype"]), entry["shape"], error, bound, seconds)
-    wrong = fault(entry, seen)
+    wrong = output_fault(entry, seen)
     if wrong:
         context.fail(wrong[0], f"{case}: {wrong[1]}")
 
@@ -137,4 +139,4 @@ def _missing(context: Context, entry: Entry, error: RuntimeError) -> None:
 def _attention(x: torch.Tensor) -> str:
     """Which kernel torch chooses; empty where it does not tell."""
     choose = getattr(torch, "_fused_sdp_choice", None)
-    return _ATTENTION.get(int(choose(*fingerprint_sequence.heads(x))), "") if choose else ""
+    return _ATTENTION.get(int(choose(*fingerprint_sequence.split_heads(x))), "") if choose else ""

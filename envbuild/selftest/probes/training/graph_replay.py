@@ -78,7 +78,7 @@ def be_deterministic() -> None:
     torch.set_deterministic_debug_mode("error")
 
 
-def replay(context: Context) -> None:
+def graph_replay(context: Context) -> None:
     """graph.replay: a CUDA graph of a GPT's forward and backward pass gives, replayed, the bits of the eager calls."""
     be_deterministic()
     weights = parameters(context.device)
@@ -130,7 +130,7 @@ def captured(model: Model, batch: torch.Tensor) -> Model:
     return replayed
 
 
-def repeat(context: Context) -> None:
+def train_repeat(context: Context) -> None:
     """train.repeat: steps of a small GPT have the same bits twice in a process and in another process."""
     for precision in (None, torch.bfloat16 if context.on_cpu else torch.float16):
         name = f"{STEPS} steps fp32" + (f" with autocast to {short_name(precision)}" if precision else "")

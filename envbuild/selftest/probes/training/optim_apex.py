@@ -97,7 +97,7 @@ class Moments:
         return p - RATE * (self.first * scale + decay), tolerances.adam(RATE, magnitude, self.step, correction)
 
 
-def adam(context: Context) -> None:
+def optim_apex(context: Context) -> None:
     """optim.apex: FusedAdam's steps, plain and with master weights, in fp32, fp16 and bf16, against float64."""
     kind = apex_import.part("optimizers", "amp_C").FusedAdam
     if context.on_cpu:
@@ -127,7 +127,7 @@ def _need_cpu(kind: Any) -> None:
 def _check(context: Context, kind: Any, case: AdamCase) -> None:
     """All steps of a case, until one is wrong."""
     count = sum(case.sizes)
-    begin = torch.split(start(count).to(case.dtype), list(case.sizes))
+    begin = torch.split(start_parameters(count).to(case.dtype), list(case.sizes))
     parameters = [torch.nn.Parameter(values.to(context.device).clone()) for values in begin]
     context.step(f"{case.name}, made")
     optimizer = _made(kind, parameters, case)
@@ -167,13 +167,13 @@ def _check(context: Context, kind: Any, case: AdamCase) -> None:
 def check_long(context: Context, kind: Any) -> None:
     """One step over more chunks than a launch takes, period by period."""
     case = AdamCase("plain", torch.float32, True, (LONG,))
-    parameter = torch.nn.Parameter(start(LONG).to(context.device))
+    parameter = torch.nn.Parameter(start_parameters(LONG).to(context.device))
     parameter.grad = gradient(LONG, 1, True).to(context.device)
     optimizer = _made(kind, [parameter], case)
     title = f"{case.name} {LONG} elements"
     with context.step(title) as step:
         optimizer.step()
-    wanted, arithmetic = Moments().next(case, start(PERIOD), gradient(PERIOD, 1, True))
+    wanted, arithmetic = Moments().next(case, start_parameters(PERIOD), gradient(PERIOD, 1, True))
     limit = 2 * tolerances.rounding(wanted, torch.float32) + arithmetic
     parts = torch.split(parameter.detach(), PERIOD)
     with one_thread():
@@ -206,7 +206,7 @@ def _flat(tensors: list[Any]) -> torch.Tensor:
     return torch.cat([values.detach().reshape(-1) for values in tensors]).cpu()
 
 
-def start(count: int) -> torch.Tensor:
+def start_parameters(count: int) -> torch.Tensor:
     """Parameters in +-[1, 2)."""
     return _periodic(inputs.signs(PERIOD, 61) * (1 + inputs.uniform((PERIOD,), 62)), count)
 

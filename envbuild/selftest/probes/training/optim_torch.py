@@ -37,11 +37,11 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 }
 
 
-def optimizers(context: Context) -> None:
+def optim_torch(context: Context) -> None:
     """optim.torch: SGD, Adam and AdamW, as a loop, foreach and fused, step as float64 on the host has it."""
     for case in cases():
         check(context, case, _may_refuse)
-    case_sampling.check(context, optimizer_cases.operations(not context.on_cpu), _may_refuse)
+    case_sampling.check(context, optimizer_cases.sampled_operations(not context.on_cpu), _may_refuse)
 
 
 def cases() -> Iterator[Case]:

@@ -54,7 +54,7 @@ CLIPPED: Mapping[str, Sequence[Any]] = {
 IMPLEMENTATIONS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
-def operations(on_gpu: bool) -> tuple[Operation, ...]:
+def sampled_operations(on_gpu: bool) -> tuple[Operation, ...]:
     """`capturable` is for GPUs alone."""
     return (
         Operation("optimizer", SPACE, functools.partial(case, on_gpu=on_gpu), COUNTS),
@@ -162,7 +162,7 @@ def _run(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[st
         kept = sizes if len(gradient) == len(start) else sizes[:-1]
         parts = itertools.chain(torch.split(gradient, kept), [None] * (len(sizes) - len(kept)))
         for parameter, part in zip(parameters, parts):
-            parameter.grad = None if part is None else _laid(part.reshape(parameter.shape), _layout(point))
+            parameter.grad = None if part is None else _gradient_copy(part.reshape(parameter.shape), _layout(point))
         optimizer.step()
         found[f"step {number}"] = torch.cat([parameter.detach().flatten() for parameter in parameters])
     return found
@@ -173,7 +173,7 @@ def _layout(point: Point) -> str:
     return "contiguous" if point["implementation"] == "fused" else str(point["gradients"])
 
 
-def _laid(gradient: torch.Tensor, layout: str) -> torch.Tensor:
+def _gradient_copy(gradient: torch.Tensor, layout: str) -> torch.Tensor:
     """A copy: foreach optimizers write to gradients."""
     if layout == "turned" and gradient.dim() > 1:
         return gradient.transpose(-1, -2).clone(memory_format=torch.contiguous_format).transpose(-1, -2)
@@ -227,4 +227,4 @@ def _correction(point: Point, number: int) -> float:
     return tolerances.power_correction(point["betas"][0], step) + tolerances.power_correction(point["betas"][1], step)
 
 
-OPERATIONS = operations(on_gpu=False)
+OPERATIONS = sampled_operations(on_gpu=False)

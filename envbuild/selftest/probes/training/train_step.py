@@ -62,7 +62,7 @@ def train(device: torch.device, dtype: torch.dtype) -> Training:
     return Training(tuple(losses), raw_digest(*network.parameters()))
 
 
-def step(context: Context) -> None:
+def train_step(context: Context) -> None:
     """train.step: 20 steps of a two-layer transformer, twice: finite, falling, equal, and as float64 has it."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts: it is deterministic only so
     torch.use_deterministic_algorithms(True)

@@ -14,8 +14,8 @@ from envbuild.selftest.probes.attention.attention_backward import (
     ExactGradients,
     GradientCase,
     Three,
-    exact,
-    make,
+    exact_gradients,
+    gradient_inputs,
     shared,
 )
 
@@ -31,18 +31,18 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_reference_is_autograds_in_float64(case: GradientCase) -> None:
-    given = make(case)
+    given = gradient_inputs(case)
     q, k, v = (values.double().requires_grad_() for values in (given.q, given.k, given.v))
     output = F.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
     wanted = torch.autograd.grad(output, (q, k, v), given.grad.double())
-    for got, values in zip(exact(case, given).gradients, wanted, strict=True):
+    for got, values in zip(exact_gradients(case, given).gradients, wanted, strict=True):
         assert float((got - values).abs().max()) < 1e-10
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_backends_share_is_the_reference(case: GradientCase) -> None:
-    given = make(case)
-    wanted = exact(case, given)
+    given = gradient_inputs(case)
+    wanted = exact_gradients(case, given)
     for found in (shared(case, given), shared(case, given)):
         assert found.logits == wanted.logits
         for parts, all_wanted in ((found.gradients, wanted.gradients), (found.spreads, wanted.spreads)):
@@ -58,14 +58,14 @@ def written_out(case: GradientCase, always: bool) -> tuple[Three, ExactGradients
     def every(values: torch.Tensor) -> torch.Tensor:
         return some(values) if always else values
 
-    given, root = make(case), DEPTH**-0.25
+    given, root = gradient_inputs(case), DEPTH**-0.25
     q, k, v, grad = (values.double() for values in (given.q, given.k, given.v, given.grad))
     logits = every(every(q * root) @ every(k * root).mT).masked_fill(case.ahead, float("-inf"))
     weights = every(torch.softmax(logits, dim=-1))
     output, slope = some(weights @ v), every(grad @ v.mT)
     change = some(weights * (slope - every((grad * output).sum(-1, keepdim=True))))
     found = (change @ every(k * root) * root, change.mT @ every(q * root) * root, some(weights).mT @ grad)
-    return (some(found[0]), some(found[1]), some(found[2])), exact(case, given)
+    return (some(found[0]), some(found[1]), some(found[2])), exact_gradients(case, given)
 
 
 def ratios(case: GradientCase, got: Three, known: ExactGradients, always: bool) -> list[float]:
@@ -101,7 +101,7 @@ def test_a_row_of_its_neighbour_leaves_the_floor(dtype: torch.dtype, which: int)
 def test_a_way_back_that_forgets_the_rows_sum_leaves_the_floor(dtype: torch.dtype) -> None:
     """Where V = 1 the gradients of q and k are then not 0."""
     case = GradientCase(dtype, 1, LENGTH, LENGTH, DEPTH)
-    given, known = make(case), exact(case, make(case))
+    given, known = gradient_inputs(case), exact_gradients(case, gradient_inputs(case))
     constant = PROBLEMS.index("V=1")
     q, k, grad = (values[constant].double() for values in (given.q, given.k, given.grad))
     weights = torch.softmax(q @ k.mT / DEPTH**0.5, dim=-1)

@@ -17,8 +17,8 @@ from envbuild.selftest.probes.attention.attention_needle import (
     NEAR,
     Needle,
     NeedleCase,
-    laid_out,
-    make,
+    lay_out_heads,
+    make_needle,
     varied,
 )
 
@@ -48,7 +48,7 @@ def scores(case: NeedleCase, given: Needle, q: torch.Tensor, k: torch.Tensor) ->
 
 @pytest.mark.parametrize("case", EVERY + LONG[:2], ids=lambda case: case.name)
 def test_the_reference_is_autograds_over_every_key(case: NeedleCase) -> None:
-    given = make(case)
+    given = make_needle(case)
     q, k, v = (values.double().requires_grad_() for values in (given.q, given.k, given.v))
     weights = torch.softmax(scores(case, given, q, k), dim=-1)
     output = weights @ v.repeat_interleave(case.heads // case.groups, dim=1)
@@ -60,7 +60,7 @@ def test_the_reference_is_autograds_over_every_key(case: NeedleCase) -> None:
 
 @pytest.mark.parametrize("case", EVERY + LONG, ids=lambda case: case.name)
 def test_scores_are_small_or_lost(case: NeedleCase) -> None:
-    given = make(case)
+    given = make_needle(case)
     found = scores(case, given, given.q.double(), given.k.double())
     near = found[found > -NEAR - 1]
     assert float(near.abs().max()) < NEAR
@@ -71,7 +71,7 @@ def test_scores_are_small_or_lost(case: NeedleCase) -> None:
 @pytest.mark.parametrize("case", EVERY + LONG, ids=lambda case: case.name)
 def test_a_key_left_out_is_seen(case: NeedleCase) -> None:
     """Some output is then off by more than bfloat16 is allowed, or float16 where one query looks for all keys."""
-    given = make(case)
+    given = make_needle(case)
     found = scores(case, given, given.q.double(), given.k.double())
     dtype = torch.float16 if case.queries == 1 else torch.bfloat16
     limit = tolerances.attention_floor(dtype, NEAR, case.depth, max(case.queries, case.keys))
@@ -89,7 +89,7 @@ def test_a_key_left_out_is_seen(case: NeedleCase) -> None:
 
 @pytest.mark.parametrize("case", EVERY + LONG, ids=lambda case: case.name)
 def test_inputs_are_exact_in_every_dtype(case: NeedleCase) -> None:
-    given = make(case)
+    given = make_needle(case)
     for values in (given.q, given.k, given.v, given.grad, given.mask):
         if values is not None and values.dtype != torch.bool:
             assert all(torch.equal(values.to(dtype).float(), values) for dtype in (torch.float16, torch.bfloat16))
@@ -108,9 +108,9 @@ def test_cases_meet_every_pair_and_quick_ones_everything() -> None:
 @pytest.mark.parametrize("layout", attention_needle.LAYOUTS)
 def test_a_layout_changes_strides_and_nothing_else(layout: str) -> None:
     values = torch.arange(2 * 3 * 5 * 8.0).view(2, 3, 5, 8)
-    found = laid_out(values, layout)
+    found = lay_out_heads(values, layout)
     assert torch.equal(found, values)
     assert found.is_contiguous() == (layout == attention_needle.LAYOUTS[0])
-    assert len({laid_out(values, other).stride() for other in attention_needle.LAYOUTS}) == len(
+    assert len({lay_out_heads(values, other).stride() for other in attention_needle.LAYOUTS}) == len(
         attention_needle.LAYOUTS
     )

@@ -38,7 +38,7 @@ def with_tf32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any)
 def faults(monkeypatch: pytest.MonkeyPatch, attend: Attend, **settings: bool) -> list[str]:
     context = Context(JobDocument(nonce="0" * 32, settings=settings))
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
-    attention_torch.by_math(context)
+    attention_torch.attention_math(context)
     return [fault.reason for fault in context.faults]
 
 
@@ -55,14 +55,14 @@ def test_tf32_excuses_float32_alone() -> None:
 
 @pytest.mark.parametrize("length", [1, 128, LENGTH, 2925])
 def test_the_sampled_queries_hold_the_ends_and_are_few(length: int) -> None:
-    places = attention_torch.sampled(length).tolist()
+    places = attention_torch.sampled_queries(length).tolist()
     assert places == sorted(set(places))
     assert (places[0], places[-1]) == (0, length - 1)
     assert len(places) == length if length <= attention_torch.SHORT else len(places) < 100
 
 
 def test_what_is_not_finite_is_found_in_every_query_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = next(i for i in range(LENGTH) if i not in attention_torch.sampled(LENGTH).tolist())
+    place = next(i for i in range(LENGTH) if i not in attention_torch.sampled_queries(LENGTH).tolist())
 
     def spoiled(q: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         result = REAL(q, *rest, **options)

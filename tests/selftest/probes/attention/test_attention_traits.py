@@ -63,7 +63,7 @@ class Attention:
 
 def told(attention: Attention) -> dict[str, object]:
     context = Context(JobDocument(nonce="0" * 32))
-    attention_traits.report(context, attention, attention)
+    attention_traits.report_traits(context, attention, attention)
     assert context.faults == []
     return context.traits
 
@@ -115,7 +115,7 @@ def test_scores_added_up_in_half_are_seen_whatever_the_order(dtype: torch.dtype,
 
 def test_what_no_kernel_takes_is_left_out() -> None:
     context = Context(JobDocument(nonce="0" * 32))
-    attention_traits.report(context, lambda q, k, v: None, Attention())
+    attention_traits.report_traits(context, lambda q, k, v: None, Attention())
     assert context.traits == {"right_beyond_fp16": {}, "accumulates_in_half": {}}
 
 
@@ -124,6 +124,6 @@ def test_an_upcast_that_cures_nothing_is_not_noted() -> None:
     nan = torch.full(
         (len(attention_traits.PROBLEMS), 1, attention_traits.QUERIES, attention_traits.DEPTH), float("nan")
     )
-    attention_traits.report(context, lambda q, k, v: nan, lambda q, k, v: nan)
+    attention_traits.report_traits(context, lambda q, k, v: nan, lambda q, k, v: nan)
     assert "needs_upcast" not in context.traits
     assert context.traits["accumulates_in_half"] == {key: ["output", "scores"] for key in ("fp16", "bf16")}

@@ -47,7 +47,7 @@ def test_the_reference_is_torchs_own_in_float64(point: case_sampling.Point) -> N
     leaves = x.requires_grad_(), w.requires_grad_()
     output = conv_cases.convolve(what, *leaves)
     dx, dw = torch.autograd.grad(output, leaves, grad)
-    gathered, spread = conv_cases.gather, conv_cases.spread
+    gathered, spread = conv_cases.sum_windows, conv_cases.spread_windows
     forth, back = (spread, gathered) if what.transposed else (gathered, spread)
     small, large = (x, grad) if what.transposed else (grad, x)
     for got, exact in (

@@ -18,10 +18,10 @@ from envbuild.selftest.probes.convolution.conv_torch import (
     WIDE,
     Convolution,
     Trained,
+    channel_rows,
     gradients_of,
-    integers,
+    integer_inputs,
     reference,
-    rows,
 )
 from selftest.played import Card
 from selftest.seeds.convolutions import half_convolution
@@ -39,11 +39,11 @@ def test_the_reference_is_torchs_own_in_float64(case: Convolution) -> None:
     whole = case.convolve(x, w)
     got = reference(case, x, w, range(case.out))
     assert whole.shape[2:] == case.places
-    assert float((got - rows(whole)).detach().abs().max()) < 1e-12
+    assert float((got - channel_rows(whole)).detach().abs().max()) < 1e-12
     assert torch.equal(reference(case, x, w, case.channels), got[case.channels])
     if case in TRAINED:
         expected = torch.autograd.grad(whole, leaves, grad)
-        for found, wanted in zip(torch.autograd.grad(got, leaves, rows(grad)), expected, strict=True):
+        for found, wanted in zip(torch.autograd.grad(got, leaves, channel_rows(grad)), expected, strict=True):
             assert float((found - wanted).abs().max()) < 1e-11
 
 
@@ -55,7 +55,7 @@ def allowed(exact: torch.Tensor, magnitude: torch.Tensor, k: int) -> float:
 
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_one_wrong_product_leaves_what_is_allowed_on_integers(case: Convolution) -> None:
-    x, w = integers(case)
+    x, w = integer_inputs(case)
     exact, magnitude = (reference(case, *given, range(case.out)) for given in ((x, w), (x.abs(), w.abs())))
     assert allowed(exact, magnitude, case.products) < NEAREST
 
@@ -65,7 +65,7 @@ def test_one_wrong_product_of_a_gradient_does_too(case: Convolution) -> None:
     given = Trained.of(case)
     x, w, bias = (values.abs().requires_grad_() for values in (given.x, given.w, given.bias))
     output = reference(case, x, w, range(case.out)) + bias[:, None]
-    magnitudes = gradients_of(output, (x, w, bias), rows(given.full).abs(), rows(given.few).abs())
+    magnitudes = gradients_of(output, (x, w, bias), channel_rows(given.full).abs(), channel_rows(given.few).abs())
     taps = int(torch.Size(case.kernel).numel())
     lengths = (case.out // case.groups * taps, *2 * [given.few[:, 0].numel()])
     assert allowed(given.output, output.detach(), case.products + 1) < NEAREST
@@ -75,7 +75,7 @@ def test_one_wrong_product_of_a_gradient_does_too(case: Convolution) -> None:
 
 @pytest.mark.parametrize("case", EVERY + TRAINED, ids=lambda case: case.name)
 def test_filters_together_use_every_weight(case: Convolution) -> None:
-    x, w = integers(case)
+    x, w = integer_inputs(case)
     assert bool((x != 0).all())
     used = (w != 0).any(dim=0).double()
     assert used.mean() == 1 or (case in (SMALL[6], WIDE[1]) and used.flatten(1).mean(dim=1).min() > 0.5)

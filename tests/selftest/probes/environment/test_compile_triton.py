@@ -26,13 +26,13 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("bare")
 def test_an_image_for_the_cpu_need_not_have_a_compiler() -> None:
     with pytest.raises(Skip, match=r"the image has no g\+\+ \(apt: \[g\+\+\]\)"):
-        compile_triton.triton(Context(JobDocument("0" * 32)))
+        compile_triton.compile_triton(Context(JobDocument("0" * 32)))
 
 
 @pytest.mark.usefixtures("bare")
 def test_an_image_for_gpus_must_have_one() -> None:
     with pytest.raises(ProbeFailure, match=r"the image has no g\+\+ and no gcc: Triton and torch.compile need it"):
-        compile_triton.triton(Context(JobDocument("0" * 32, device="cuda")))
+        compile_triton.compile_triton(Context(JobDocument("0" * 32, device="cuda")))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_torch_that_cannot_compile_on_this_python_is_a_skip(monkeypatch: pytes
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", *compile_triton._VARIABLES):
         monkeypatch.setenv(name, "")
     with pytest.raises(Skip, match=r"Python 3\.1"):
-        compile_triton.triton(Context(JobDocument("0" * 32)))
+        compile_triton.compile_triton(Context(JobDocument("0" * 32)))
 
 
 def test_what_triton_built_is_not_torch_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_what_triton_built_is_not_torch_compiles(monkeypatch: pytest.MonkeyPatch
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", *compile_triton._VARIABLES):
         monkeypatch.setenv(name, "")
     context = Context(JobDocument("0" * 32))
-    compile_triton.triton(context)
+    compile_triton.compile_triton(context)
     (fault,) = context.faults
     assert fault.reason.startswith("torch.compile has compiled nothing")
 
@@ -83,11 +83,11 @@ def test_what_triton_built_is_not_torch_compiles(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_the_line_that_tells_is_found(text: str, line: str) -> None:
-    assert compile_triton.telling(RuntimeError(text)).startswith(f"RuntimeError: {line}")
+    assert compile_triton.error_line(RuntimeError(text)).startswith(f"RuntimeError: {line}")
 
 
 def test_the_kernel_is_python_and_is_loaded_from_a_file(tmp_path: Path) -> None:
     """That it runs, only Triton shows."""
     ast.parse(compile_triton.KERNEL)
     pytest.importorskip("triton")
-    assert hasattr(compile_triton.load(tmp_path), "scale")
+    assert hasattr(compile_triton.load_kernel(tmp_path), "scale")

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from envbuild.facts import database
 from envbuild.selftest.nvidia import libcuda
-from envbuild.selftest.probes.environment.env_driver import DriverVersions, faults
+from envbuild.selftest.probes.environment.env_driver import DriverVersions, driver_faults
 from selftest import hardware, stubs
 from selftest.named import DRIVER
 from selftest.reading import Frame, job, outcomes, run
@@ -57,7 +57,7 @@ FITS = DriverVersions("550.54.15", "550.54.15", (12, 4))
 def test_what_is_too_old_is_said(
     found: DriverVersions, cuda: "str | None", minimum: dict[str, str], words: Any
 ) -> None:
-    told = list(faults(found, cuda, minimum))
+    told = list(driver_faults(found, cuda, minimum))
     assert len(told) == len(words)
     for line, part in zip(told, words, strict=True):
         assert part in line and line.endswith(("upgrade the driver", "(datacentre cards only)"))

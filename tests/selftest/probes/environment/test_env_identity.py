@@ -29,7 +29,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, visible: tuple[Card, ...], **job: An
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(visible))
     monkeypatch.setattr(torch.cuda, "get_device_properties", card)
     context = Context(JobDocument("0" * 32, device="cuda", **job))
-    env_identity.identity(context)
+    env_identity.env_identity(context)
     return context
 
 

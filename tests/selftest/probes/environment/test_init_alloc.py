@@ -66,7 +66,7 @@ def test_the_largest_error_of_the_processes_is_told(
     endings = [forking.ForkEnding(told={} if error is None else {"off": error}) for error in errors]
     monkeypatch.setattr(init_alloc, "allocate_in_parallel", lambda device, count: endings)
     context = Context(JobDocument("0" * 32))
-    init_alloc.alloc(context)
+    init_alloc.init_alloc(context)
     (figure,) = context.figures
     assert str(figure.error) == str(worst)
     assert f"wrong by {worst:g}" in context.faults[0].reason

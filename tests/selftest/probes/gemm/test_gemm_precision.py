@@ -56,7 +56,7 @@ def test_the_override_is_named(context: Context, monkeypatch: pytest.MonkeyPatch
 
 def test_a_device_without_tf32_skips_where_it_is_allowed(context: Context) -> None:
     with pytest.raises(Skip):
-        gemm_precision.tf32(context)
+        gemm_precision.tf32_mode(context)
 
 
 def scaled_mm(core: tensor_cores.Core) -> Callable[..., torch.Tensor]:
@@ -81,7 +81,7 @@ def scaled_mm(core: tensor_cores.Core) -> Callable[..., torch.Tensor]:
 @pytest.mark.parametrize("name", tensor_cores.FP8_CORES)
 def test_fp8_passes_on_healthy_tensor_cores(name: str, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm(tensor_cores.FP8_CORES[name]))
-    gemm_precision.fp8(context)
+    gemm_precision.gemm_fp8(context)
     assert [fault.reason for fault in context.faults] == []
     assert len(context.figures) == 6
 
@@ -89,6 +89,6 @@ def test_fp8_passes_on_healthy_tensor_cores(name: str, context: Context, monkeyp
 @needs_fp8
 def test_fp8_fails_where_sums_are_kept_in_half_precision(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm(tensor_cores.HALF_ACCUMULATOR))
-    gemm_precision.fp8(context)
+    gemm_precision.gemm_fp8(context)
     cases = {fault.reason.partition(" fp8:")[0] for fault in context.faults}
     assert {"large integer fast accumulation", "uniform fast accumulation"} <= cases

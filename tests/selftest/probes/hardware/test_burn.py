@@ -84,7 +84,7 @@ def test_what_a_device_is_asked_for(capability: tuple[int, int], names: str) -> 
 @pytest.mark.parametrize("before", [16 << 30, 80 << 30, 141 << 30])
 def test_a_tenth_of_the_memory_is_left(before: int) -> None:
     chunk, free = burn.SIDE**2 * burn.WORD, before - (5 << 30)  # operands and first products
-    left = free - burn.chunks_within(before, free, burn.SIDE) * chunk
+    left = free - burn.chunks_to_hold(before, free, burn.SIDE) * chunk
     assert (1 - burn.HELD) * before <= left + 1 < (1 - burn.HELD) * before + chunk + 1
 
 

@@ -15,7 +15,7 @@ from envbuild.selftest.harness.probe_outcome import Skip
 from envbuild.selftest.probes.hardware import perf
 
 Measure = Callable[[Context], None]
-KINDS = [(perf.gemm, "gemm", "fp32", "TFLOP/s"), (perf.memory, "memory", "copy", "GB/s")]
+KINDS = [(perf.perf_gemm, "gemm", "fp32", "TFLOP/s"), (perf.perf_memory, "memory", "copy", "GB/s")]
 
 
 def context(**fields: Any) -> Context:

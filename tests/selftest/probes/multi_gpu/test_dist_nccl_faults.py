@@ -32,10 +32,10 @@ def test_a_fault_of_nccl_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
         return [played(world, item) for item in asked]
 
     cards = [{"name": world.card, "compute_capability": item} for item in world.capabilities]
-    monkeypatch.setattr(rank_processes, "run", run)
-    monkeypatch.setattr(dist_staged, "cards", lambda context: cards)
+    monkeypatch.setattr(rank_processes, "run_worlds", run)
+    monkeypatch.setattr(dist_staged, "visible_gpus", lambda context: cards)
     context = Context(JobDocument(nonce="0" * 32, device="cuda"))
-    dist_staged.staged(context)
+    dist_staged.dist_staged(context)
     first = context.faults[0]
     result = {"probe": "dist.staged", "failure": first.kind, "signal": first.signal, "traits": context.traits}
     assert [advisory.id for advisory in database.advisories() if advisory.matches(result)] == [name]

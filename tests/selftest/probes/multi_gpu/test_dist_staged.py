@@ -42,11 +42,11 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Context]:
                 made.append(Tried(stage, (ending,) * len(world.members)))
             return made
 
-        monkeypatch.setattr(rank_processes, "run", play)
-        monkeypatch.setattr(dist_staged, "cards", lambda context: list(cards))
+        monkeypatch.setattr(rank_processes, "run_worlds", play)
+        monkeypatch.setattr(dist_staged, "visible_gpus", lambda context: list(cards))
         context = Context(JobDocument(nonce="0" * 32, device="cuda", **job))
         contexts.append(context)
-        dist_staged.staged(context)
+        dist_staged.dist_staged(context)
         return context
 
     contexts: list[Context] = []

@@ -23,9 +23,9 @@ from envbuild.selftest.probes.normalization.norm_fixed_cases import (
     WIDTHS,
     Norm,
     NormCase,
-    cases,
-    exact,
-    make,
+    exact_norm,
+    norm_case_groups,
+    norm_inputs,
     torch_norms,
 )
 from selftest.played import Card
@@ -59,18 +59,18 @@ def mixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
 def ran(*norms: Norm) -> Context:
     context = Context(JobDocument(nonce="0" * 32, level="standard"))
-    norm_torch.judge(context, norms)
+    norm_torch.check_norms(context, norms)
     return context
 
 
 @pytest.mark.parametrize("kind", [LAYER, RMS, GROUP], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_reference_is_autograds(kind: Norm, width: int) -> None:
-    given = make(case(kind, width)).to(torch.float64)
+    given = norm_inputs(case(kind, width)).to(torch.float64)
     x, weight, bias = (values.requires_grad_() for values in (given.x, given.weight, given.bias))
     y = kind.call(x, weight, bias)
     y.backward(given.grad)
-    results, magnitudes = exact(kind, given)
+    results, magnitudes = exact_norm(kind, given)
     wanted = {"y": y, "x": x.grad, "weight": weight.grad, "bias": bias.grad if kind.centred else None}
     for name, values in wanted.items():
         if values is not None:
@@ -87,8 +87,8 @@ def rounded(given: torch.Tensor, half: bool) -> torch.Tensor:
 @pytest.mark.parametrize("kind", [LAYER, RMS], ids=lambda kind: kind.name)
 def test_float32_is_far_within_the_bound_and_half_statistics_are_not(kind: Norm, width: int, half: bool) -> None:
     """The published trial: at most 0.05 of the bound, at least 1.9 and 7.5 of it."""
-    given = make(dataclasses.replace(case(kind, width), extreme=False))
-    results, magnitudes = exact(kind, given)
+    given = norm_inputs(dataclasses.replace(case(kind, width), extreme=False))
+    results, magnitudes = exact_norm(kind, given)
     x = given.x.double()
     mean = rounded(x.mean(-1, keepdim=True), half) if kind.centred else 0.0
     sigma = rounded((x - mean).pow(2).mean(-1, keepdim=True).add(EPSILON).sqrt(), half)
@@ -105,9 +105,9 @@ def _first(given: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def test_no_two_cases_have_the_same_values() -> None:
     """So that a result of the call before is never right."""
-    numbers = [item.number for widths in cases(torch_norms()) for item in widths]
+    numbers = [item.number for widths in norm_case_groups(torch_norms()) for item in widths]
     assert len(set(numbers)) == len(numbers)
-    first, second = make(case(LAYER)), make(dataclasses.replace(case(LAYER), number=4))
+    first, second = norm_inputs(case(LAYER)), norm_inputs(dataclasses.replace(case(LAYER), number=4))
     assert not torch.equal(first.x, second.x)
 
 
@@ -142,7 +142,7 @@ def single(on_cpu: bool) -> list[Norm]:
 def test_on_a_gpu_both_of_a_half_type_must_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norm_torch, "_autocast", lambda context: contextlib.nullcontext())  # the CPU's has no float16
     context = Card(JobDocument(nonce="0" * 32, level="standard"))
-    norm_torch.judge(context, single(context.on_cpu))
+    norm_torch.check_norms(context, single(context.on_cpu))
     refused = ("fp16 x fp16", "fp16 x fp16 autocast", "bf16 x bf16", "bf16 x bf16 autocast")
     assert [fault.reason for fault in context.faults] == [f"single {pair} is refused: {WORDS}" for pair in refused]
 

@@ -14,7 +14,7 @@ from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.probes.gemm import gemm_cases
 from envbuild.selftest.probes.operations import elementwise_cases, operations
 
-OPERATIONS = (*gemm_cases.operations(tf32=False), *operations.sampled(rounded_sums=True))
+OPERATIONS = (*gemm_cases.sampled_operations(tf32=False), *operations.sampled_operations(rounded_sums=True))
 SEEDS = (1, 2)
 POINTS = 4  # of each operation for each seed
 POSITIONS = 3  # of each input that are changed, first and last among them
@@ -97,7 +97,7 @@ def test_more_cases_are_tried_at_each_level(operation: Operation) -> None:
 @pytest.mark.parametrize("layout", layout_large_gaps.BATCHES)
 def test_a_layout_keeps_the_values(layout: str) -> None:
     x = torch.arange(30.0).view(2, 3, 5)
-    laid_out = layout_large_gaps.laid_out(x, layout)
+    laid_out = layout_large_gaps.with_large_gaps(x, layout)
     assert torch.equal(laid_out, x)
     dense = laid_out.is_contiguous() and laid_out.storage_offset() == 0
     assert dense == (layout == "contiguous")

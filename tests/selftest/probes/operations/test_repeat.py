@@ -108,9 +108,9 @@ def test_what_is_wrong_now_and_then_is_found(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, wrong: Any, words: str
 ) -> None:
     monkeypatch.setattr(module, name, wrong(getattr(module, name)))
-    repeat_cases.operations.cache_clear()
+    repeat_cases.repeated_operations.cache_clear()
     reasons = found()
-    repeat_cases.operations.cache_clear()
+    repeat_cases.repeated_operations.cache_clear()
     assert reasons and words in reasons[0], reasons[:3]
 
 

@@ -17,7 +17,7 @@ from envbuild.report.fingerprint_comparison import Comparison
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.numerics import fingerprint_document, reference
-from envbuild.selftest.numerics.output_statistics import first
+from envbuild.selftest.numerics.output_statistics import first_fault
 from envbuild.selftest.probes.training import fingerprint
 from envbuild.testrun.numeric_fingerprint import Fingerprint
 from selftest.reading import NONCE, Frame, job, outcomes, run
@@ -35,7 +35,7 @@ Wrong = Callable[[Kernel], Kernel]
 def whole(context: Context) -> Frame:
     sent: list[Any] = []
     context.send_fingerprint = sent.append
-    fingerprint.record(context)
+    fingerprint.fingerprint(context)
     (document,) = sent
     return json.loads(json.dumps(document, allow_nan=False))  # type: ignore[no-any-return]
 
@@ -43,12 +43,12 @@ def whole(context: Context) -> Frame:
 def chain(dtype: torch.dtype) -> Frame:
     context = Context(JobDocument(NONCE))
     with reference.one_thread():
-        ops = list(fingerprint.chain(context, dtype))
+        ops = list(fingerprint.run_chain(context, dtype))
     return fingerprint_document.document(fingerprint_document.OPERATIONS, "0" * 64, context.device, ops)
 
 
 def compared(a: Frame, b: Frame) -> Comparison:
-    return fingerprint_comparison.compare(Fingerprint.model_validate(a), Fingerprint.model_validate(b))
+    return fingerprint_comparison.compare_fingerprints(Fingerprint.model_validate(a), Fingerprint.model_validate(b))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def chains() -> dict[torch.dtype, Frame]:
 
 def test_right_kernels_are_right_in_both_passes(right: Frame) -> None:
     Fingerprint.model_validate(right)
-    assert first(right["ops"]) is None
+    assert first_fault(right["ops"]) is None
     names = [op["id"] for op in right["ops"]]
     assert len(names) == len(set(names)) > 50
     for op in right["ops"]:
@@ -188,7 +188,7 @@ def test_the_operation_that_is_wrong_is_named(
     monkeypatch.setattr(module, name, wrong(getattr(module, name)))
     seeded = chain(dtype)
     monkeypatch.undo()
-    assert (first(seeded["ops"]) or {})["op"] == op
+    assert (first_fault(seeded["ops"]) or {})["op"] == op
     found = compared(chains[dtype], seeded)
     assert found.first is not None
     assert (found.verdict, found.first.op, found.first.name) == (kind, op, "teacher-forced")
@@ -260,7 +260,7 @@ def test_an_operation_without_a_kernel_is_noted_and_the_rest_goes_on(monkeypatch
     silu, conv = document["ops"][1:3]
     assert (silu["note"], silu["teacher"], silu["free"]) == ("\"silu_cpu\" not implemented for 'Half'", None, None)
     assert conv["free"]["sha256"] == conv["teacher"]["sha256"]
-    assert first(document["ops"]) is None
+    assert first_fault(document["ops"]) is None
 
 
 # as a probe, in a process of its own

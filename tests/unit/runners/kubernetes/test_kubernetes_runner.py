@@ -83,7 +83,7 @@ def test_the_output_comes_back_and_nothing_stays(place: Place) -> None:
     assert (output.stderr, output.exit_code, output.seconds) == ("a word\n", 5, 12.0)
     assert (output.where["node"], output.where["engine"], output.where["image"]) == ("gpu-7", "containerd", REFERENCE)
     assert output.where["queued_seconds"] == 7.0 and output.where["unconfined"]
-    assert output_parser.judge(output, NONCE, ()).errors == () or output.exit_code == 5
+    assert output_parser.judge_output(output, NONCE, ()).errors == () or output.exit_code == 5
     work, config = place.server.created
     assert (config["kind"], work["kind"]) == ("ConfigMap", "Job")
     assert place.server.stored == {}
@@ -346,7 +346,7 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(place: Place) -> None:
     reason = "the card is NVIDIA A100-SXM4-80GB, not NVIDIA H20"
     frames = documents(probe("env.identity", "failed", failure="wrong", signal=None, reason=reason), probe("env.libs"))
     place.server.log, place.server.pods = b"".join(lines(frames)), [running(), ended(5)]
-    judged = output_parser.judge(place.run(GPU_JOB), NONCE, ("env.identity", "env.libs"))
+    judged = output_parser.judge_output(place.run(GPU_JOB), NONCE, ("env.identity", "env.libs"))
     assert not judged.passed and reason in judged.failures()[0]["detail"]
 
 
@@ -598,7 +598,7 @@ def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 )  # fmt: skip
 def test_a_pod_of_another_shape_has_not_ended(hostile: Object) -> None:
     found = pod_states.pod(hostile)
-    assert found.ended is None and pod_states.fault(found) is None and isinstance(found.told(), str)
+    assert found.ended is None and pod_states.pod_error(found) is None and isinstance(found.told(), str)
 
 
 def test_two_jobs_of_one_image_have_names_of_their_own() -> None:

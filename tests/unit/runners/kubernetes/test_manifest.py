@@ -77,7 +77,7 @@ def test_a_job_asks_for_its_gpus_and_no_more(case: str) -> None:
 
 
 def test_a_card_of_several_names_may_have_any_of_them() -> None:
-    names = manifest.products(dataclasses.replace(JOB, models=("a100",)), KubernetesSite())
+    names = manifest.product_labels(dataclasses.replace(JOB, models=("a100",)), KubernetesSite())
     assert len(names) > 1 and all(" " not in name for name in names)
     work = manifest.render(
         dataclasses.replace(JOB, models=("a100",)), KubernetesSite(registry="r"), "envbuild-x-1", FETCHED
@@ -92,7 +92,7 @@ def test_a_card_of_several_names_may_have_any_of_them() -> None:
 def test_every_cards_name_is_a_labels_value(gpu: str) -> None:
     job = dataclasses.replace(JOB, models=(gpu,))
     assert kubernetes_settings.parse(
-        {"products": {gpu: list(manifest.products(job, KubernetesSite()))}}, {}, database.gpus().__contains__
+        {"products": {gpu: list(manifest.product_labels(job, KubernetesSite()))}}, {}, database.gpus().__contains__
     )
 
 
@@ -111,7 +111,17 @@ def test_what_is_around_the_self_test_bounds_it_and_its_last_words(tmp_path: Pat
     words = tmp_path / "words"
     words.write_text("of an earlier one", encoding="utf-8")
     text = f"import os, sys, time; sys.stderr.write('x' * 100000 + 'end'); sys.stderr.flush(); print('out'); {code}"
-    argv = [sys.executable, "-I", "-c", manifest.around(2.0, str(words)), sys.executable, "-I", "-u", "-c", text]
+    argv = [
+        sys.executable,
+        "-I",
+        "-c",
+        manifest.wrapper_command(2.0, str(words)),
+        sys.executable,
+        "-I",
+        "-u",
+        "-c",
+        text,
+    ]
     done = run(argv, timeout=60)
     assert (done.code, done.stdout, done.stderr) == (status, "out\n", "")
     assert words.read_bytes() == b"x" * 4093 + b"end"
@@ -122,7 +132,10 @@ def test_what_a_self_test_leaves_behind_is_not_waited_for(tmp_path: Path) -> Non
     (words := tmp_path / "words").touch()
     text = "import subprocess, sys; subprocess.Popen(['sleep', '60'])"
     begin = time.monotonic()
-    assert run([sys.executable, "-I", "-c", manifest.around(50, str(words)), sys.executable, "-c", text]).code == 0
+    assert (
+        run([sys.executable, "-I", "-c", manifest.wrapper_command(50, str(words)), sys.executable, "-c", text]).code
+        == 0
+    )
     assert time.monotonic() - begin < 30
 
 

@@ -301,7 +301,7 @@ PASSES = ("Priority", "Resources", "AssocGrpGRES", "AssocGrpCpuLimit", "AssocGrp
 
 @pytest.mark.parametrize("reason", [*VAIN, *PASSES])
 def test_only_what_never_passes_by_itself_is_not_waited_for(reason: str) -> None:
-    assert (job_states.never(reason) is not None) is (reason in VAIN)
+    assert (job_states.endless_wait(reason) is not None) is (reason in VAIN)
 
 
 def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def test_another_jobs_output_does_not_count(stub: Stub) -> None:
     """Whole, and of a run that passed, but with another nonce."""
     other = b"".join(lines(documents())).replace(NONCE.encode(), b"f" * 32)
     stub.frames(other)
-    judged = output_parser.judge(stub.run(), NONCE, ("env.libs",))
+    judged = output_parser.judge_output(stub.run(), NONCE, ("env.libs",))
     assert not judged.passed and judged.errors
 
 
@@ -358,7 +358,7 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
     stub.frames(b"".join(lines(frames)))
     stub.say(gpus="0", code="5")
     job = dataclasses.replace(JOB, gpus=True, models=("h20",))
-    judged = output_parser.judge(stub.run(job), NONCE, ("env.identity", "env.libs"))
+    judged = output_parser.judge_output(stub.run(job), NONCE, ("env.identity", "env.libs"))
     assert not judged.passed and reason in judged.failures()[0]["detail"]
     assert '--gpus "device=0"' in stub.told("ran")
 
@@ -574,8 +574,8 @@ def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
     def text(values: dict[str, str]) -> str:
         return "".join(f"{key}={value}\n" for key, value in values.items())
 
-    assert job_outcome.outcome(text(GOOD))
-    assert job_outcome.outcome(text({**GOOD, **change})) is None
+    assert job_outcome.parse_outcome(text(GOOD))
+    assert job_outcome.parse_outcome(text({**GOOD, **change})) is None
 
 
 def test_an_outcome_of_many_nodes_with_long_names_is_read_whole(tmp_path: Path) -> None:
@@ -583,7 +583,7 @@ def test_an_outcome_of_many_nodes_with_long_names_is_read_whole(tmp_path: Path) 
     values = {**GOOD, "node": names, "parts": " ".join(["0:67108864"] * 64), "fabric": " ".join(["yes"] * 64)}
     text = "".join(f"{key}={value}\n" for key, value in values.items())
     (tmp_path / "outcome").write_text(text, encoding="utf-8")
-    found = job_folder.outcome(tmp_path)
+    found = job_folder.read_outcome(tmp_path)
     assert found and (found.node, len(found.parts), len(found.fabric)) == (names, 64, 64)
 
 
@@ -598,7 +598,7 @@ slurmstepd: error: pyxis: couldn't start container
 def test_what_pyxis_cannot_fetch_is_no_fault_of_the_image() -> None:
     """It fetches as it starts; these are its words."""
     text = "".join(f"{key}={value}\n" for key, value in {**GOOD, "exit": "1", "bytes": "0"}.items())
-    outcome = job_outcome.outcome(text)
+    outcome = job_outcome.parse_outcome(text)
     site = SlurmSite(container="pyxis", registry="registry.example/team/h20")
     assert outcome
     with pytest.raises(NetworkError, match="n cannot fetch x"):
@@ -610,7 +610,7 @@ def test_what_pyxis_cannot_fetch_is_no_fault_of_the_image() -> None:
 def test_of_several_nodes_each_must_have_begun() -> None:
     def left(parts: str) -> JobOutcome:
         values = {**GOOD, "node": "a,b", "parts": parts, "fabric": "no yes"}
-        found = job_outcome.outcome("".join(f"{key}={value}\n" for key, value in values.items()))
+        found = job_outcome.parse_outcome("".join(f"{key}={value}\n" for key, value in values.items()))
         assert found
         return found
 
