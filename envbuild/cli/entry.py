@@ -102,7 +102,7 @@ def _show_log(context: click.Context, parameter: click.Parameter, value: int) ->
         from envbuild.util import debug_log
 
         context.meta[VERBOSITY] = value
-        debug_log.show(value)
+        debug_log.log_to_stderr(value)
 
 
 def _show_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -123,7 +123,7 @@ def _keep_log() -> None:
     if "ENVBUILD_LOG" in os.environ:
         from envbuild.util import debug_log  # not for --help
 
-        debug_log.keep()
+        debug_log.log_to_file()
 
 
 def _log_options() -> list[click.Parameter]:
@@ -231,7 +231,7 @@ def _report(error: EnvbuildError, wants_json: bool) -> int:
         from envbuild.util import debug_log
 
         with contextlib.suppress(OSError):
-            print(debug_log.exception(), file=sys.stderr)
+            print(debug_log.traceback_text(), file=sys.stderr)
     if wants_json:
         document: dict[str, Any] = {**error.partial, "error": error.document()}
         with contextlib.suppress(OSError):  # stdout may be what cannot be written: it is said below then

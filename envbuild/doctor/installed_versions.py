@@ -19,7 +19,7 @@ def document() -> dict[str, Any]:
         "envbuild": metadata.version("envbuild"),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "facts": f"sha256:{fact_files.digest()}",
+        "facts": f"sha256:{fact_files.facts_digest()}",
         "selftest": selftest_id(),
         "packages": {name: _version(name) for name in sorted(_needed())},
     }

@@ -171,7 +171,7 @@ def _outdated(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
         return None
     if made["versions"].get(HARNESS) != probe_names.versions()[HARNESS]:
         return "proved by an older self-test"
-    names = [name for name, probe in probe_names.known().items() if probe.within(wanted.level)]
+    names = [name for name, probe in probe_names.known_probes().items() if probe.within(wanted.level)]
     changed = [
         name
         for name in dict.fromkeys((*names, *wanted.require))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from envbuild.evidence import evidence_store, profile_proofs
 from envbuild.evidence.rules import Proof
@@ -16,6 +16,8 @@ from envbuild.profile.project_tests import Script
 from envbuild.testrun import job
 from envbuild.testrun.job import RunRequest
 from envbuild.testrun.result import TestRun
+
+T = TypeVar("T")
 
 
 class Progress(Protocol):
@@ -37,6 +39,15 @@ class Step:
     seconds: float
     cached: bool
     note: str
+
+
+@dataclass(frozen=True)
+class StepResult(Generic[T]):
+    """What a step came to. `cached`: nothing had to be done; `note`: for the reader, behind the step's name."""
+
+    value: T
+    cached: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from envbuild.image.engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock import wheel_contents
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline.model import Options, Progress
+from envbuild.pipeline.model import Options, Progress, StepResult
 from envbuild.pipeline.session import Session
 from envbuild.pipeline.workflows import existing, working
 from envbuild.profile import name_lookup
@@ -112,13 +113,18 @@ def export_bundle(name: str, file: Path, progress: Progress) -> Pushed:
         files = {image_bundle.LOCK: source.known_lock.read_bytes(), image_bundle.PROFILE: source.name.encode()}
         files |= {image_bundle.KEY: signer.public.pem} if signer else {}
         partial = Path(folder) / "bundle.tar"
-        session.step("write", lambda: (place.write(partial, files), False, f"{partial.stat().st_size / 1e6:.0f} MB"))
+        session.step("write", lambda: _written(place, partial, files))
         partial.replace(file)
     return done
 
 
-def _saved(session: Session, place: oci_layout.Folder, image: Image) -> tuple[Manifest, bool, str]:
-    return place.take(session.connected(), image), False, some(len(image.layers), "layer")
+def _written(place: oci_layout.Folder, file: Path, files: Mapping[str, bytes]) -> StepResult[None]:
+    place.write(file, files)
+    return StepResult(None, note=f"{file.stat().st_size / 1e6:.0f} MB")
+
+
+def _saved(session: Session, place: oci_layout.Folder, image: Image) -> StepResult[Manifest]:
+    return StepResult(place.take(session.connected(), image), note=some(len(image.layers), "layer"))
 
 
 def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
@@ -160,9 +166,9 @@ def _proved(session: Session) -> tuple[Source, Lock, Image]:
     return source, locked, image
 
 
-def _image(session: Session, place: Repository, image: Image, zstd: bool) -> tuple[Manifest, bool, str]:
+def _image(session: Session, place: Repository, image: Image, zstd: bool) -> StepResult[Manifest]:
     found, there = registry_push.pushed(session.connected(), place, image, session.progress.line, zstd)
-    return found, there, found.digest
+    return StepResult(found, cached=there, note=found.digest)
 
 
 def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) -> list[tuple[str, bytes]]:
@@ -201,13 +207,13 @@ def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:
 
 def _evidence(
     place: Target, manifest: Manifest, wanted: list[tuple[str, bytes]], signer: Signer | None
-) -> tuple[int, bool, str]:
+) -> StepResult[int]:
     new = attestations.publish(place, manifest, wanted, signer)
     by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned"
-    return new, new == 0, f"{some(len(wanted), 'statement')}, {by}"
+    return StepResult(new, cached=new == 0, note=f"{some(len(wanted), 'statement')}, {by}")
 
 
-def _tags(place: Repository, manifest: Manifest, locked: Lock, done: Pushed) -> tuple[None, bool, str]:
+def _tags(place: Repository, manifest: Manifest, locked: Lock, done: Pushed) -> StepResult[None]:
     """`verified` last: whoever follows it finds evidence."""
     moved = False
     for tag in (locked.short, VERIFIED):
@@ -216,4 +222,4 @@ def _tags(place: Repository, manifest: Manifest, locked: Lock, done: Pushed) -> 
             place.put_manifest(tag, manifest)
             moved = True
         done.tags.append(f"{done.repository}:{tag}")
-    return None, not moved, " ".join(done.tags)
+    return StepResult(None, cached=not moved, note=" ".join(done.tags))

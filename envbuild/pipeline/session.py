@@ -37,7 +37,7 @@ from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock import lock_file, update, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import downloads, runner_selection
-from envbuild.pipeline.model import Made, Options, Progress, Step, probe_counts
+from envbuild.pipeline.model import Made, Options, Progress, Step, StepResult, probe_counts
 from envbuild.profile.source import Source
 from envbuild.resolve import profile_reader, resolver
 from envbuild.resolve.resolver import Plan
@@ -64,21 +64,21 @@ class Session:
         self.engine: Engine | None = None
         self.recorded: list[Record] = []  # of images that were not recorded before
 
-    def step(self, name: str, work: Callable[[], tuple[T, bool, str]]) -> T:
-        """Run one step; `work` returns its value, whether there was nothing to do, and a note for the reader."""
+    def step(self, name: str, work: Callable[[], StepResult[T]]) -> T:
+        """Run one step and return its value."""
         _LOG.info("step %s begins", name)
         self.progress.begin(name)
         begin = time.monotonic()
         try:
-            value, cached, note = work()
+            result = work()
         except BaseException:
             self.progress.abort()
             raise
-        done = Step(name, time.monotonic() - begin, cached, note)
+        done = Step(name, time.monotonic() - begin, result.cached, result.note)
         self.made.steps.append(done)
-        _LOG.info("step %s: %s, %s", name, "nothing to do" if cached else f"{done.seconds:.2f} s", note)
+        _LOG.info("step %s: %s, %s", name, "nothing to do" if done.cached else f"{done.seconds:.2f} s", done.note)
         self.progress.end(done)
-        return value
+        return result.value
 
     def note(self, text: str) -> None:
         """What is to be known of what was made: told now, and in the document."""
@@ -96,7 +96,7 @@ class Session:
     # the steps
 
     def load(self) -> Source:
-        def work() -> tuple[Source, bool, str]:
+        def work() -> StepResult[Source]:
             source = profile_reader.load(self.made.name, self.options.pins, self.options.requirements)
             if self.options.tolerant:
                 source = source.accepting((item.id for item in database.advisories()), "only tried")
@@ -105,21 +105,21 @@ class Session:
             self.made.name = source.name
             if self.options.asked.gpus and not source.profile.gpus:
                 raise UsageError(f"--gpus: {source.name} is tested on the CPU", hint="its profile names no gpus")
-            return source, False, display(source.file)
+            return StepResult(source, note=display(source.file))
 
         return self.step("load profile", work)
 
     def resolve(self, source: Source) -> Plan:
-        def work() -> tuple[Plan, bool, str]:
+        def work() -> StepResult[Plan]:
             plan = resolver.resolve(source)
-            return plan, False, ", ".join([*plan.core[1:], *plan.packages[:4]])
+            return StepResult(plan, note=", ".join([*plan.core[1:], *plan.packages[:4]]))
 
         return self.step("resolve", work)
 
     def lock(self, source: Source, plan: Plan) -> Lock:
         """The lock, current, and the packages of its base at hand."""
 
-        def work() -> tuple[Lock, bool, str]:
+        def work() -> StepResult[Lock]:
             before = lock_file.read(source.known_lock)
             after = (
                 lock_file.current(before, plan, source.lock_file) if self.options.locked else self._lock(plan, before)
@@ -133,7 +133,7 @@ class Session:
                 for change in update.version_changes(before, after):
                     self.progress.say(f"locked: {change}")
             self.made.lock = after
-            return after, after is before, f"{after.short} {display(source.lock_file)}"
+            return StepResult(after, cached=after is before, note=f"{after.short} {display(source.lock_file)}")
 
         return self.step("lock", work)
 
@@ -161,7 +161,7 @@ class Session:
         return again
 
     def render(self, source: Source, locked: Lock) -> str:
-        def work() -> tuple[str, bool, str]:
+        def work() -> StepResult[str]:
             text = dockerfile.render(locked, source.name)
             same = atomic_files.holds_text(source.dockerfile, text)
             if self.options.locked and source.dockerfile.is_file() and not same:
@@ -171,7 +171,7 @@ class Session:
                 )
             if not same and not self.options.trial:
                 atomic_files.write_within(source.project, source.dockerfile, text)
-            return text, same, display(source.dockerfile)
+            return StepResult(text, cached=same, note=display(source.dockerfile))
 
         return self.step("render", work)
 
@@ -193,9 +193,9 @@ class Session:
     def look_for_card(self) -> None:
         """Before anything is built for it. Raises NotProved where the engine has no GPU."""
 
-        def work() -> tuple[None, bool, str]:
+        def work() -> StepResult[None]:
             docker_runner.look_for_gpu(self.connected())
-            return None, False, "the engine has a GPU"
+            return StepResult(None, note="the engine has a GPU")
 
         self.step("card", work)
 
@@ -217,14 +217,14 @@ class Session:
     def extensions(self, source: Source, plan: Plan, locked: Lock, text: str) -> tuple[BuiltWheel, ...]:
         """The wheels of what is compiled from source; no step where there is none."""
 
-        def work() -> tuple[tuple[BuiltWheel, ...], bool, str]:
+        def work() -> StepResult[tuple[BuiltWheel, ...]]:
             found = [extension_wheels.find_wheel(locked, one) for one in locked.extensions]
             made = tuple(
                 built or self._compiled(source, plan, locked, text, one)
                 for built, one in zip(found, locked.extensions, strict=True)
             )
             told = ", ".join(f"{one.name} {one.path.stat().st_size / 1e6:.0f} MB {one.sha256[:12]}" for one in made)
-            return made, None not in found, told
+            return StepResult(made, cached=None not in found, note=told)
 
         return self.step("extensions", work) if locked.extensions else ()
 
@@ -238,16 +238,16 @@ class Session:
             CompileOrder(engine, locked, source.name, text, one, progress.say, progress.line)
         )
 
-    def _built(self, source: Source, locked: Lock, image: Image) -> tuple[Image, bool, str]:
+    def _built(self, source: Source, locked: Lock, image: Image) -> StepResult[Image]:
         """It is there already; its tag may not be."""
         engine, named = self.connected(), repository(source.name)
         if engine.tags(named).get(locked.short) != image.handle:
             engine.tag(image, named, locked.short)
-        return image, True, f"{named}:{locked.short} {image.size / 1e6:.0f} MB"
+        return StepResult(image, cached=True, note=f"{named}:{locked.short} {image.size / 1e6:.0f} MB")
 
     def _layers(
         self, source: Source, plan: Plan, locked: Lock, text: str, compiled: tuple[BuiltWheel, ...]
-    ) -> tuple[Image, bool, str]:
+    ) -> StepResult[Image]:
         engine = self.connected()
         build.require_disk_space(engine, locked)
         tell = self.progress
@@ -257,19 +257,19 @@ class Session:
             engine, locked, source.name, text, compiled,
             no_cache=self.options.no_cache, say=tell.say, on_line=tell.line,
         )  # fmt: skip
-        return image, False, f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB"
+        return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
 
-    def _audit(self, source: Source, locked: Lock, image: Image) -> tuple[dict[str, str], bool, str]:
+    def _audit(self, source: Source, locked: Lock, image: Image) -> StepResult[dict[str, str]]:
         """What the layers really hold; a defect or a known fault ends the build."""
         target = build.layers_tag(locked, source.name)
         held = image_collection.collect_from_image(self.connected(), image, target, wheel_contents.wheel_hashes(locked))
         done = assessment.assess(target, held, assessment.expected_contents(source, locked, claimed=True))
         done.require()
-        return assessment.labels(held), False, done.summary
+        return StepResult(assessment.labels(held), note=done.summary)
 
     def _label(
         self, source: Source, locked: Lock, text: str, labels: Mapping[str, str], compiled: tuple[BuiltWheel, ...]
-    ) -> tuple[Image, bool, str]:
+    ) -> StepResult[Image]:
         engine = self.connected()
         tell = self.progress
         before = {record.image for record in build.matching_records(locked, text)}
@@ -278,12 +278,12 @@ class Session:
         )  # fmt: skip
         self.recorded = [record for record in build.matching_records(locked, text) if record.image not in before]
         said = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
-        return image, False, said
+        return StepResult(image, note=said)
 
     def selftest(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str) -> TestRun:
         """Where the runner runs it; without an image nothing confines it."""
 
-        def work() -> tuple[TestRun, bool, str]:
+        def work() -> StepResult[TestRun]:
             prepared = self.job(source, runner, versions, python)
             watch = Watch(functools.partial(self._tell, prepared.nonce), self.progress.say)
             self.made.memory_gb = source.profile.selftest.memory_gb if runner.image else None
@@ -291,7 +291,7 @@ class Session:
             run = output_parser.judge_output(output, prepared.nonce, prepared.require)
             left_out = {} if runner.image else job.left_out_on_host(source.profile.selftest, self.options.asked)
             run = self.made.run = run.leaving_out(left_out)
-            return run, False, probe_counts(run)
+            return StepResult(run, note=probe_counts(run))
 
         run = self.step("self-test", work)
         return self._across(run, source, runner, versions, python) if self.options.on.nodes > 1 and run.passed else run
@@ -301,12 +301,12 @@ class Session:
     ) -> TestRun:
         """And on several nodes together, once it is sound on one: a job of its own, which alone has a network."""
 
-        def work() -> tuple[TestRun, bool, str]:
+        def work() -> StepResult[TestRun]:
             prepared = self.job(source, runner, versions, python, self.options.on.nodes)
             watch = Watch(functools.partial(self._tell, prepared.nonce), self.progress.say)
             run = output_parser.judge_nodes(runner.run(prepared, watch), prepared.nonce, prepared.require)
             self.made.run = output_parser.join_runs(alone, run)
-            return self.made.run, False, probe_counts(run)
+            return StepResult(self.made.run, note=probe_counts(run))
 
         return self.step("nodes", work)
 
@@ -363,17 +363,17 @@ class Session:
         if any(proof.state != "proved" or proof.evidence is None for proof in proofs):
             return False
 
-        def work() -> tuple[TestRun, bool, str]:
+        def work() -> StepResult[TestRun]:
             assert proofs[0].evidence is not None
             run = evidence_store.run_of(proofs[0].evidence, image.id)
-            return run, True, probe_counts(run)
+            return StepResult(run, cached=True, note=probe_counts(run))
 
         self.made.run = self.step("self-test", work)
-        self.made.proofs = self.step("evidence", lambda: (proofs, True, proofs[0].reason))
+        self.made.proofs = self.step("evidence", lambda: StepResult(proofs, cached=True, note=proofs[0].reason))
         return True
 
     def evidence(self, source: Source, image: Image, locked: Lock, run: TestRun, signer: Signer | None) -> None:
-        def work() -> tuple[None, bool, str]:
+        def work() -> StepResult[None]:
             now = datetime.datetime.now(datetime.UTC)
             engine = run.where.get("engine") or f"docker {self.connected().version}"
             wanted = profile_proofs.wanted(source.name, source.profile, locked)
@@ -382,12 +382,12 @@ class Session:
             self.made.evidence = evidence_store.save(record, run.where)
             self.made.proofs = self._proofs(source, image, locked)
             if signer is None:
-                return None, False, f"{self.made.evidence.name[:12]} unsigned: no signing_key is set"
+                return StepResult(None, note=f"{self.made.evidence.name[:12]} unsigned: no signing_key is set")
             subject = Subject(repository(source.name), image.id)
             made = statements.test_result(record, evidence_store.record_text(self.made.evidence), subject)
             file = evidence_store.save_envelope(self.made.evidence, signing.seal(statements.canonical(made), signer))
             self.progress.say(f"the signed statement is {file}")
-            return None, False, f"{self.made.evidence.name[:12]} signed by {signer.public.fingerprint[:12]}"
+            return StepResult(None, note=f"{self.made.evidence.name[:12]} signed by {signer.public.fingerprint[:12]}")
 
         self.step("evidence", work)
 
@@ -409,7 +409,7 @@ class Session:
             ]
             raise NotProved(f"{source.name} is built, and not proved on all it is for", hint="\n".join(missing))
 
-        def work() -> tuple[None, bool, str]:
+        def work() -> StepResult[None]:
             engine = self.connected()
             named = repository(source.name)
             cached = engine.tags(named).get(VERIFIED) == image.handle
@@ -418,6 +418,6 @@ class Session:
             if engine.tags(named).get(VERIFIED) != image.handle:
                 raise EngineError(f"{named}:{VERIFIED} was moved by somebody else meanwhile")
             self.made.tags = list(dict.fromkeys([*self.made.tags, f"{named}:{VERIFIED}"]))
-            return None, cached, f"{named}:{VERIFIED}"
+            return StepResult(None, cached=cached, note=f"{named}:{VERIFIED}")
 
         self.step("tag", work)

@@ -12,7 +12,7 @@ from packaging.version import Version
 from envbuild.facts import probe_names
 from envbuild.fetch import uv
 from envbuild.pipeline import workflows
-from envbuild.pipeline.model import Options, Progress, Step
+from envbuild.pipeline.model import Options, Progress, Step, StepResult
 from envbuild.pipeline.session import Session
 from envbuild.pipeline.version_search import Bisection, Hunt, Try, most_tries, search_versions
 from envbuild.profile import project_tests
@@ -55,18 +55,18 @@ def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
     return done
 
 
-def _versions(plan: Plan, distribution: str, hunt: Hunt) -> tuple[list[str], bool, str]:
+def _versions(plan: Plan, distribution: str, hunt: Hunt) -> StepResult[list[str]]:
     found = releases_between(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
     if not found:
         raise UsageError(f"no release of {distribution} lies within these bounds", hint="--from and --to are versions")
     tries = f"at most {some(most_tries(len(found)), 'try', 'tries')} if each can be made"
-    return found, False, f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}"
+    return StepResult(found, note=f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}")
 
 
 _CARD = "env.identity"  # of another card than the profile's, an outcome would say nothing
 
 
-def _try(name: str, version: str, options: Options, hunt: Hunt, progress: Progress) -> tuple[Try, bool, str]:
+def _try(name: str, version: str, options: Options, hunt: Hunt, progress: Progress) -> StepResult[Try]:
     """One version: whether the probe passes in an image that has it, which is gone afterwards."""
     session = Session(name, options, _Within(progress, version))
     begin = time.monotonic()
@@ -75,7 +75,9 @@ def _try(name: str, version: str, options: Options, hunt: Hunt, progress: Progre
     finally:
         session.discard(image=not hunt.keep)
     word = {True: "passed", False: "failed", None: "cannot be tried"}[passed]
-    return Try(version, passed, reason, time.monotonic() - begin), False, f"{word}: {reason}" if reason else word
+    return StepResult(
+        Try(version, passed, reason, time.monotonic() - begin), note=f"{word}: {reason}" if reason else word
+    )
 
 
 def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:

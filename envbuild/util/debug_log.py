@@ -58,7 +58,7 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic in th
         super().emit(record)
 
 
-def show(verbosity: int) -> None:
+def log_to_stderr(verbosity: int) -> None:
     """Show actions on stderr (1), and what they gave too (2 or more); the last call counts."""
     for before in [handler for handler in _ROOT.handlers if isinstance(handler, _Stderr)]:
         _ROOT.removeHandler(before)
@@ -67,7 +67,7 @@ def show(verbosity: int) -> None:
     _add(handler, dated=False)
 
 
-def keep() -> None:
+def log_to_file() -> None:
     """Add everything to the file that ENVBUILD_LOG names, if it does. Raises FileError where that cannot be written."""
     named = os.environ.get(FILE)
     if not named:
@@ -86,6 +86,6 @@ def _add(handler: logging.Handler, *, dated: bool) -> None:
     _ROOT.setLevel(min(_ROOT.level or logging.CRITICAL, handler.level or logging.DEBUG))
 
 
-def exception() -> str:
+def traceback_text() -> str:
     """The exception that is being handled, with its traceback."""
     return masked(traceback.format_exc().rstrip())

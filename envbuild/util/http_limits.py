@@ -189,7 +189,7 @@ class Adapter(HTTPAdapter):
         super().__init__(**options)
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
-        address, begin = urls.shown(request.url or ""), time.monotonic()
+        address, begin = urls.redact_url(request.url or ""), time.monotonic()
         try:
             answer = super().send(request, *arguments, **options)
         except Exception as error:

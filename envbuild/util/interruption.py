@@ -17,7 +17,7 @@ class _State:
 
 
 def interrupt(error: type[BaseException]) -> None:
-    """For a signal's handler: raise the error at once, or on `release` while a program is started."""
+    """For a signal's handler: raise the error at once, or on `let_go` while a program is started."""
     if not _State.starting:
         raise error
     _State.pending = error
@@ -28,7 +28,7 @@ def hold_back() -> None:
     _State.starting = threading.current_thread() is threading.main_thread()
 
 
-def release() -> None:
+def let_go() -> None:
     """After it was started, or could not be. Raises what was held back."""
     if threading.current_thread() is threading.main_thread():
         error, _State.starting, _State.pending = _State.pending, False, None

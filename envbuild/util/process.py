@@ -152,10 +152,10 @@ def run(
             preexec_fn=_tied(),
         )
     except FileNotFoundError as error:
-        interruption.release()
+        interruption.let_go()
         raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
     except OSError as error:
-        interruption.release()
+        interruption.let_go()
         raise ProcessMissing(f"{arguments[0]} cannot be started: {error.strerror}") from error
     out, err = _Pipe(child, child.stdout, on_output, limit), _Pipe(child, child.stderr, on_line, limit)
     expired = False
@@ -165,7 +165,7 @@ def run(
         threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True),
     ]
     try:
-        interruption.release()
+        interruption.let_go()
         for thread in threads:
             thread.start()
         with stop.watching(child):

@@ -31,7 +31,7 @@ def code(root: Path = ROOT) -> dict[str, str]:
     """By probe, and for the harness, the sha256 of its code."""
     modules = _modules(root)
     found = {HARNESS: [name for name in modules if name.startswith(SHARED)]}
-    for name, probe in probe_names.known().items():
+    for name, probe in probe_names.known_probes().items():
         (entry,) = (module for module in modules if module.endswith(f".{probe.function[0]}"))
         found[name] = sorted(_reached(entry, modules))
     return {name: _digest(parts, modules) for name, parts in found.items()}

@@ -46,7 +46,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_process_is_shown_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    debug_log.show(1)
+    debug_log.log_to_stderr(1)
     process.run([sys.executable, "-c", "import sys; print('a word'); sys.exit(3)"], env={"NAME": "of a value"})
     text = shown(capsys)
     assert f"run {sys.executable} -c 'import sys;" in text and "ended with 3 after" in text
@@ -54,8 +54,8 @@ def test_a_process_is_shown_with_its_exit_code(capsys: pytest.CaptureFixture[str
 
 
 def test_twice_v_shows_what_it_wrote(capsys: pytest.CaptureFixture[str]) -> None:
-    debug_log.show(1)
-    debug_log.show(2)
+    debug_log.log_to_stderr(1)
+    debug_log.log_to_stderr(2)
     process.run([sys.executable, "-c", "print('a word')"], env={"NAME": "of a value"})
     text = shown(capsys)
     assert ": a word\n" in text and "with the variables NAME\n" in text and "of a value" not in text
@@ -63,13 +63,13 @@ def test_twice_v_shows_what_it_wrote(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    debug_log.show(1)
+    debug_log.log_to_stderr(1)
     atomic_files.write_atomically(tmp_path / "x", "12345")
     assert f"wrote {tmp_path / 'x'}, 5 bytes" in shown(capsys)
 
 
 def test_a_request_is_shown_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
-    debug_log.show(1)
+    debug_log.log_to_stderr(1)
     server = ThreadingHTTPServer(("127.0.0.1", 0), NotFound)
     host = f"127.0.0.1:{server.server_port}"
     with served(server), requests.Session() as session:
@@ -92,7 +92,7 @@ def test_values_of_secret_variables_are_masked(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, "abc-123-xyz")
-    debug_log.show(2)
+    debug_log.log_to_stderr(2)
     LOG.info("it is abc-123-xyz")
     process.run([sys.executable, "-c", "import os; print(os.environ['" + name + "'])"])
     text = shown(capsys)
@@ -116,7 +116,7 @@ def test_credentials_are_masked(text: str) -> None:
 def test_everything_goes_to_the_file_that_only_its_owner_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "log"
     monkeypatch.setenv("ENVBUILD_LOG", str(file))
-    debug_log.keep()
+    debug_log.log_to_file()
     process.run([sys.executable, "-c", "print('a word')"])
     text = file.read_text(encoding="utf-8")
     assert ": a word\n" in text and f" {os.getpid()} info envbuild.util.process run " in text
@@ -126,11 +126,11 @@ def test_everything_goes_to_the_file_that_only_its_owner_reads(tmp_path: Path, m
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVBUILD_LOG", str(tmp_path))
     with pytest.raises(FileError, match=r"ENVBUILD_LOG: .* cannot be written: Is a directory"):
-        debug_log.keep()
+        debug_log.log_to_file()
 
 
 def test_control_characters_and_long_lines_do_not_reach_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    debug_log.show(1)
+    debug_log.log_to_stderr(1)
     LOG.info("red \x1b[31m %s", "x" * 10_000)
     text = shown(capsys)
     assert "\x1b" not in text and len(text) < 5000 and "(100" in text
