@@ -19,11 +19,11 @@ from envbuild.selftest.harness.probe_outcome import Skip
 from envbuild.selftest.numerics import inputs, operation_case, reference, tolerances
 from envbuild.selftest.probes.attention import attention_backward, attention_needle, attention_torch
 from envbuild.selftest.probes.convolution import conv_torch
-from envbuild.selftest.probes.gemm import gemm_torch
+from envbuild.selftest.probes.gemm import gemm_correctness
 from envbuild.selftest.probes.hardware import memory
 from envbuild.selftest.probes.normalization import norm_fixed_cases
 from envbuild.selftest.probes.operations import linear_algebra
-from envbuild.selftest.probes.training import graph_replay, train_step
+from envbuild.selftest.probes.training import small_gpt, train_step
 
 from .injector import InjectedContext, Injector, Shot, Site
 from .records import MASKED, PARTIAL, STOPPED, WHOLE
@@ -32,7 +32,7 @@ from .units import Unit
 # What makes inputs, and exact results. Callers get copies of inputs, since some write to them.
 _COPIED: tuple[Any, ...] = (inputs.hashes, inputs.ternary, inputs.signs, inputs.whole, inputs.uniform, inputs.signed)
 _REMEMBERED: tuple[Any, ...] = (
-    *(reference.product, memory.words_of, gemm_torch.integers, gemm_torch.references, graph_replay.tokens),
+    *(reference.product, memory.words_of, gemm_correctness.integers, gemm_correctness.references, small_gpt.tokens),
     *(
         attention_torch.exact_attention,
         attention_torch.mean_of_keys,
@@ -49,7 +49,7 @@ _REMEMBERED: tuple[Any, ...] = (
     ),
 )
 # Training writes to what the first two give; the third multiplies what a faulty operator gave, in float64.
-_ON_HOST: tuple[Any, ...] = (train_step.model, graph_replay.parameters, linear_algebra._times)
+_ON_HOST: tuple[Any, ...] = (train_step.model, small_gpt.parameters, linear_algebra._times)
 
 Compare = Callable[..., reference.Worst]
 _digest = reference.raw_digest  # as it is before Runner replaces it

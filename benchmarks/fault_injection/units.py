@@ -20,11 +20,11 @@ from envbuild.selftest.numerics import case_sampling, operation_case
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.probes.attention import attention_backward, attention_cases, attention_needle, attention_torch
 from envbuild.selftest.probes.convolution import conv_cases, conv_torch
-from envbuild.selftest.probes.gemm import gemm_cases, gemm_crash, gemm_precision, gemm_torch
+from envbuild.selftest.probes.gemm import gemm_cases, gemm_correctness, gemm_crash, gemm_precision
 from envbuild.selftest.probes.hardware import transfer
 from envbuild.selftest.probes.normalization import norm_cases, norm_fixed_cases, norm_torch
 from envbuild.selftest.probes.operations import linear_algebra, operations
-from envbuild.selftest.probes.training import graph_replay, optim_torch, train_step
+from envbuild.selftest.probes.training import optim_torch, small_gpt, train_repeat, train_step
 
 Run = Callable[[Context], object]
 
@@ -163,13 +163,13 @@ def _repeat(context: Context) -> Iterator[Unit]:
     known: dict[torch.dtype | None, dict[str, str]] = {}
 
     def run(context: Context, dtype: torch.dtype | None) -> None:
-        graph_replay.be_deterministic()
+        small_gpt.be_deterministic()
         if dtype not in known:
-            known[dtype] = graph_replay.digests(context.device, dtype)
+            known[dtype] = train_repeat.digests(context.device, dtype)
         with context.step(f"steps {dtype}"):
-            first = graph_replay.digests(context.device, dtype)
+            first = train_repeat.digests(context.device, dtype)
         processes = [first, known[dtype]], [known[dtype]] * 2
-        graph_replay._compare(context, "steps", [ForkEnding(told={"runs": runs}) for runs in processes])
+        train_repeat._compare(context, "steps", [ForkEnding(told={"runs": runs}) for runs in processes])
 
     for dtype in (None, torch.bfloat16):
         yield Unit(f"steps {dtype}", functools.partial(run, dtype=dtype))
@@ -180,8 +180,8 @@ def _repeat(context: Context) -> Iterator[Unit]:
 PROBES: dict[str, Callable[[Context], Iterable[Unit]]] = {
     "transfer": _transfer,
     "gemm.crash": _crash,
-    "gemm.exact": lambda context: _of_dtypes(gemm_torch.gemm_exact, gemm_torch, "DTYPES"),
-    "gemm.accuracy": lambda context: _of_dtypes(gemm_torch.gemm_accuracy, gemm_torch, "ACCURACY_DTYPES"),
+    "gemm.exact": lambda context: _of_dtypes(gemm_correctness.gemm_exact, gemm_correctness, "DTYPES"),
+    "gemm.accuracy": lambda context: _of_dtypes(gemm_correctness.gemm_accuracy, gemm_correctness, "ACCURACY_DTYPES"),
     "gemm.accumulator": _accumulator,
     "gemm.fp8": lambda context: [Unit("all", gemm_precision.gemm_fp8)],
     "tf32.mode": lambda context: [Unit("all", gemm_precision.tf32_mode, ("mm", "convolution"))],

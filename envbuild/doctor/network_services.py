@@ -25,7 +25,7 @@ from envbuild.doctor.parallel_reads import run_in_parallel
 from envbuild.fetch import index_config
 from envbuild.registry import auth
 from envbuild.util import urls
-from envbuild.util.http_limits import Network
+from envbuild.util.network_settings import Network
 
 TIMEOUT = (1.5, 1.5)  # seconds: to connect, and for the answer's head
 PLACE_SECONDS = 2.5  # for both together, and a name's look-up

@@ -19,8 +19,9 @@ from envbuild.facts import database
 from envbuild.fetch import uv_config
 from envbuild.util import settings
 from envbuild.util.errors import SettingsError
-from envbuild.util.http_limits import Adapter, Network
+from envbuild.util.http_limits import Adapter
 from envbuild.util.memo import thread_safe_cache
+from envbuild.util.network_settings import Network
 from envbuild.util.process import run
 from envbuild.util.urls import host
 

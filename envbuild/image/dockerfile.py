@@ -16,6 +16,7 @@ from envbuild.fetch.locked_artifacts import Builder, LockedExtension, LockedWhee
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.image.root_filesystem import SOURCE_DATE_EPOCH
 from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
+from envbuild.registry.reference_grammar import BY_DIGEST
 from envbuild.resolve.resolver import VENV
 from envbuild.util import package_data
 from envbuild.util.errors import LockError
@@ -31,7 +32,7 @@ DEBS, BUILDER_DEBS = "debs", "builder/debs"
 MAX_LAYERS = 100
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_REFERENCE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}")
+_REFERENCE = re.compile(BY_DIGEST)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from envbuild.profile.source import Source
 from envbuild.registry.client import Repository
 from envbuild.registry.oci import Manifest, Reference, Target
 from envbuild.resolve import resolver
+from envbuild.util import tempdirs
 from envbuild.util.errors import EngineError, NotProved, UsageError, some
 from envbuild.util.refusal import Malformed
 
@@ -97,11 +97,11 @@ def export_bundle(name: str, file: Path, progress: Progress) -> Pushed:
     done = Pushed(name, str(file), signer.public.fingerprint if signer else None)
     with (
         working(session, done.document),
-        tempfile.TemporaryDirectory(prefix=".envbuild-bundle-", dir=file.parent) as folder,
+        tempdirs.folder("bundle", inside=file.parent) as folder,
     ):
         source, locked, image = _proved(session)
         done.profile = source.name
-        place = oci_layout.Folder(Path(folder) / "layout")
+        place = oci_layout.Folder(folder / "layout")
         manifest = session.step("save image", lambda: _saved(session, place, image))
         done.digest = manifest.digest
         place.put_manifest(source.name, manifest)
@@ -112,7 +112,7 @@ def export_bundle(name: str, file: Path, progress: Progress) -> Pushed:
         session.step("evidence", lambda: _evidence(place, manifest, wanted, signer))
         files = {image_bundle.LOCK: source.known_lock.read_bytes(), image_bundle.PROFILE: source.name.encode()}
         files |= {image_bundle.KEY: signer.public.pem} if signer else {}
-        partial = Path(folder) / "bundle.tar"
+        partial = folder / "bundle.tar"
         session.step("write", lambda: _written(place, partial, files))
         partial.replace(file)
     return done

@@ -9,6 +9,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
 from envbuild.facts import misleading_packages
+from envbuild.registry.reference_grammar import BY_DIGEST
 from envbuild.util import urls
 
 PLATFORM = "linux/amd64"
@@ -64,10 +65,7 @@ PackageSpec = Annotated[str, one_line(300), AfterValidator(_requirement)]
 DebianPackage = Annotated[
     str, shaped(r"^[a-z0-9][a-z0-9+.-]+$", "a package's name: lower case letters, digits and + - . alone", 100)
 ]
-# The distribution's reference grammar, with a digest.
-ImageReference = Annotated[
-    str, shaped(r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}$", "registry/name@sha256:<64 hex digits>", 400)
-]
+ImageReference = Annotated[str, shaped(f"^{BY_DIGEST}$", "registry/name@sha256:<64 hex digits>", 400)]
 VariableName = Annotated[
     str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "a variable's name: letters, digits and _, no digit first", 100)
 ]

@@ -20,9 +20,10 @@ import docker.errors
 import requests
 from urllib3.util.retry import Retry
 
-from envbuild.util import http_limits, strict_json
+from envbuild.util import http_limits, network_settings, strict_json
 from envbuild.util.errors import NetworkError
-from envbuild.util.http_limits import Adapter, Network
+from envbuild.util.http_limits import Adapter
+from envbuild.util.network_settings import Network
 from envbuild.util.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class Access:
 
     def _trusts(self, realm: str) -> bool:
         """Whether a token service may have the registry's credentials."""
-        named = http_limits.configured_limits().token_services.get(self.host)
+        named = network_settings.configured_limits().token_services.get(self.host)
         return related(self.base, realm) or (named is not None and _origin(realm) == _origin(f"https://{named}"))
 
     def _token(self, asked: dict[str, str], known: dict[str, str], scope: str) -> str:

@@ -14,6 +14,9 @@ REGISTRY = (
     rf"(?=.{{1,300}}\Z)(?:(?:localhost|(?=[^/]*[.:\[]){HOST})/)?{NAME}",
     "HOST/REPOSITORY, without http:// or https:// and without a tag",
 )
+# What a profile, a lock and a Dockerfile may call a base image.
+BY_DIGEST = r"[a-zA-Z0-9][a-zA-Z0-9._:/-]*@sha256:[0-9a-f]{64}"
+# What a job may call its image: also by an id alone, and on a registry whose address is an IPv6 one.
 _IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/\[\]-]{0,300}@)?sha256:[0-9a-f]{64}")
 
 

@@ -26,7 +26,7 @@ from typing import Any, Callable
 
 from envbuild.selftest.harness.frames import FrameWriter
 from envbuild.selftest.harness.job_document import DEVICES, LEVELS, VERSION, JobDocument, JobError, parse
-from envbuild.selftest.inventory import startup_files
+from envbuild.selftest.inventory import interpreter_setup
 
 OK, USAGE, BAD_JOB, UNPROVED, FAILED = 0, 2, 3, 4, 5
 PROGRAM = "python selftest.zip"
@@ -69,7 +69,7 @@ def torch_fault() -> str | None:
     """Import torch and the probes; None, or why that cannot be done."""
     # OpenMP's threads spin while they wait, which costs five times the work where others use the processors (tried).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    startup_files.disable_backends()
+    interpreter_setup.disable_backends()
     try:
         importlib.import_module("torch")
         importlib.import_module("envbuild.selftest.probes.catalogue")

@@ -59,7 +59,7 @@ _KNOWN = {
 _SECTIONS = {
     "slurm": "partition, account, container, ...: runners/slurm/slurm_settings.py",
     "kubernetes": "namespace, registry, nodes, ...: runners/kubernetes/kubernetes_settings.py",
-    "network": "deadline, rate, token_services: http_limits.py",
+    "network": "deadline, rate, token_services: network_settings.py",
 }
 
 

@@ -11,9 +11,8 @@ import pytest
 from unit.support import Index, quick_pip, serving
 
 from envbuild.facts import database
-from envbuild.fetch import uv
+from envbuild.fetch import torch_metadata, uv
 from envbuild.fetch.locked_artifacts import Wheel
-from envbuild.lock import torch_pins
 from envbuild.util.errors import HashMismatch, NetworkError
 
 WHEEL = Wheel("torch", "2.7.1", "torch-2.7.1-py3-none-any.whl", "0" * 64)
@@ -46,11 +45,11 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
         yield found
 
 
-def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[torch_pins.Difference]:
+def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[torch_metadata.Difference]:
     (served.folder / WHEEL.file).write_bytes(content)
     if metadata is not None:
         (served.folder / f"{WHEEL.file}.metadata").write_bytes(metadata)
-    return torch_pins.pin_differences(database.torch_releases()["2.7.1"], pytest.fail)
+    return torch_metadata.pin_differences(database.torch_releases()["2.7.1"], pytest.fail)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from envbuild.selftest.inventory import (
     distributions,
     elf,
     installed_files,
+    interpreter_setup,
     library_versions,
     mapped_libraries,
     startup_files,
@@ -47,8 +48,8 @@ def main(job: Any, out: int = 1) -> int:
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce) or job.get("version") != VERSION:
         print("job: version 1 and a nonce of 32 hexadecimal digits expected", file=sys.stderr)
         return BAD_JOB
-    startup_files.extend_path(variables=True)
-    startup_files.disable_backends()
+    interpreter_setup.extend_path(variables=True)
+    interpreter_setup.disable_backends()
     FrameWriter(take(out), nonce)(printable_document(collect(job.get("wheels") or {})))
     return OK
 

@@ -14,12 +14,19 @@ from envbuild.selftest.probes.environment import (
     init_alloc,
     own_script,
 )
-from envbuild.selftest.probes.gemm import gemm_cases, gemm_crash, gemm_precision, gemm_torch
+from envbuild.selftest.probes.gemm import gemm_cases, gemm_correctness, gemm_crash, gemm_precision
 from envbuild.selftest.probes.hardware import burn, hw_health, large, memory, perf, transfer
 from envbuild.selftest.probes.multi_gpu import dist_nodes, dist_staged
 from envbuild.selftest.probes.normalization import norm_apex, norm_cases, norm_torch
 from envbuild.selftest.probes.operations import linear_algebra, operations, repeat
-from envbuild.selftest.probes.training import fingerprint, graph_replay, optim_apex, optim_torch, train_step
+from envbuild.selftest.probes.training import (
+    fingerprint,
+    graph_replay,
+    optim_apex,
+    optim_torch,
+    train_repeat,
+    train_step,
+)
 
 # The lowest compute capabilities are those of torch's sources: aten/src/ATen/native/cuda/ScaledBlas.cpp for fp8,
 # transformers/cuda/sdp_utils.cpp for attention. Before torch 2.2 FlashAttention also took 7.5.
@@ -32,8 +39,8 @@ PROBES: tuple[Probe, ...] = (
     Probe("init.alloc", "quick", "cpu", 240, init_alloc.init_alloc, untouched=True, alone=True),
     Probe("transfer", "quick", "cpu", 120, transfer.transfer, alone=True),
     Probe("gemm.crash", "quick", "cpu", 120, gemm_crash.gemm_crash),
-    Probe("gemm.exact", "quick", "cpu", 60, gemm_torch.gemm_exact),
-    Probe("gemm.accuracy", "quick", "cpu", 60, gemm_torch.gemm_accuracy),
+    Probe("gemm.exact", "quick", "cpu", 60, gemm_correctness.gemm_exact),
+    Probe("gemm.accuracy", "quick", "cpu", 60, gemm_correctness.gemm_accuracy),
     Probe("gemm.accumulator", "quick", "cpu", 60, gemm_precision.gemm_accumulator),
     Probe("gemm.fp8", "quick", "cpu", 60, gemm_precision.gemm_fp8, least_capability=(8, 9)),
     Probe("gemm.cases", "quick", "cpu", 120, gemm_cases.gemm_cases),
@@ -60,7 +67,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("perf.gemm", "standard", "cpu", 180, perf.perf_gemm, alone=True),
     Probe("perf.memory", "standard", "cpu", 60, perf.perf_memory, alone=True),
     Probe("train.step", "standard", "cpu", 120, train_step.train_step),
-    Probe("train.repeat", "standard", "cpu", 180, graph_replay.train_repeat, untouched=True),
+    Probe("train.repeat", "standard", "cpu", 180, train_repeat.train_repeat, untouched=True),
     Probe("dist.staged", "standard", "cpu", 400, dist_staged.dist_staged, untouched=True, alone=True),
     Probe("burn", "full", "cpu", 300, burn.burn, alone=True),
     Probe("memory", "full", "cpu", 600, memory.memory, alone=True),

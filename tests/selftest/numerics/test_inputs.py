@@ -7,18 +7,24 @@ pytest.importorskip("torch")
 import torch
 
 from envbuild.selftest.numerics import inputs, reference, tolerances
-from envbuild.selftest.probes.gemm import gemm_crash, gemm_torch
+from envbuild.selftest.probes.gemm import gemm_correctness, gemm_crash
 from selftest import golden
 
 
 def test_the_golden_hashes_are_those_of_python_integers() -> None:
-    assert golden.golden() == gemm_torch.GOLDEN
+    assert golden.golden() == gemm_correctness.GOLDEN
 
 
 def test_the_probe_and_the_golden_results_mean_the_same_sizes() -> None:
-    assert (gemm_torch.ROWS, gemm_torch.INNER, gemm_torch.COLUMNS) == (golden.ROWS, golden.INNER, golden.COLUMNS)
-    assert gemm_torch.BATCH == (golden.BATCH, golden.BATCH_M, golden.BATCH_K, golden.BATCH_N)
-    assert all(size > 500 and size % 16 for size in (gemm_torch.ROWS, gemm_torch.INNER, gemm_torch.COLUMNS))
+    assert (gemm_correctness.ROWS, gemm_correctness.INNER, gemm_correctness.COLUMNS) == (
+        golden.ROWS,
+        golden.INNER,
+        golden.COLUMNS,
+    )
+    assert gemm_correctness.BATCH == (golden.BATCH, golden.BATCH_M, golden.BATCH_K, golden.BATCH_N)
+    assert all(
+        size > 500 and size % 16 for size in (gemm_correctness.ROWS, gemm_correctness.INNER, gemm_correctness.COLUMNS)
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**40])

@@ -11,7 +11,7 @@ from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.probes.hardware import large
 from envbuild.selftest.probes.operations import operations
-from envbuild.selftest.probes.training import graph_replay
+from envbuild.selftest.probes.training import graph_replay, small_gpt
 
 from .making import BRAIN, HALF, SINGLE, Kernel, Wrong, named, seeded
 
@@ -349,8 +349,8 @@ def stale_graph(model: Model, batch: torch.Tensor) -> Model:
 
 def old_weights(model: Model, batch: torch.Tensor) -> Model:
     """Keeps, as if copied into the graph, the weights that it was captured with: two batches are right."""
-    kept = {number: model(graph_replay.tokens(number)) for number in range(graph_replay.BATCHES)}
-    return lambda values: next(kept[number] for number in kept if torch.equal(graph_replay.tokens(number), values))
+    kept = {number: model(small_gpt.tokens(number)) for number in range(graph_replay.BATCHES)}
+    return lambda values: next(kept[number] for number in kept if torch.equal(small_gpt.tokens(number), values))
 
 
 def last_bit(model: Model, batch: torch.Tensor) -> Model:

@@ -15,7 +15,8 @@ import requests
 
 from envbuild.util import atomic_files, debug_log, process
 from envbuild.util.errors import FileError
-from envbuild.util.http_limits import Adapter, Network
+from envbuild.util.http_limits import Adapter
+from envbuild.util.network_settings import Network
 from unit.served import served
 
 LOG = logging.getLogger("envbuild.test")

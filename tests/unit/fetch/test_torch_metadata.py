@@ -11,14 +11,13 @@ import pytest
 
 from envbuild.facts import database
 from envbuild.facts.database import TorchRelease
-from envbuild.fetch import download, index_config, store, wheel_paths
-from envbuild.lock import torch_pins
+from envbuild.fetch import download, index_config, store, torch_metadata, wheel_paths
 from envbuild.util.errors import NetworkError
 from unit.support import Index, envbuild, quick_pip, serving, write_wheel
 
 VERSION = "2.7.1"
 PINS = ["nvidia-cublas-cu12==12.6.4.1; platform_system == 'Linux'", "triton==3.3.1", "sympy>=1.13.3"]
-DIFFERENT = [torch_pins.Difference(VERSION, "nvidia-cublas-cu12", "==12.6.4.2", "==12.6.4.1")]
+DIFFERENT = [torch_metadata.Difference(VERSION, "nvidia-cublas-cu12", "==12.6.4.2", "==12.6.4.1")]
 
 
 @pytest.fixture
@@ -48,14 +47,14 @@ def fetched() -> list[str]:
 
 def test_metadata_is_read_from_within_the_wheel_by_range_requests(served: Index, release: TorchRelease) -> None:
     said: list[str] = []
-    assert torch_pins.pin_differences(release, said.append) == DIFFERENT
+    assert torch_metadata.pin_differences(release, said.append) == DIFFERENT
     assert (said, fetched()) == ([], [])
 
 
 def test_without_ranges_the_wheel_is_fetched_into_the_store(served: Index, release: TorchRelease) -> None:
     served.ranges = False
     said: list[str] = []
-    assert torch_pins.pin_differences(release, said.append) == DIFFERENT
+    assert torch_metadata.pin_differences(release, said.append) == DIFFERENT
     assert len(said) == 1 and "serves no ranges: fetching torch-2.7.1-py3-none-any.whl" in said[0]
     assert fetched() == [wheel_file(served).name]
 
@@ -63,7 +62,7 @@ def test_without_ranges_the_wheel_is_fetched_into_the_store(served: Index, relea
 def test_a_metadata_file_is_read_where_the_index_has_one(served: Index, release: TorchRelease) -> None:
     text = "Metadata-Version: 2.1\nRequires-Dist: nvidia-cublas-cu12==12.6.4.2\nRequires-Dist: triton==3.3.1\n"
     (served.folder / f"{wheel_file(served).name}.metadata").write_text(text, encoding="utf-8")
-    assert torch_pins.pin_differences(release, pytest.fail) == []
+    assert torch_metadata.pin_differences(release, pytest.fail) == []
 
 
 def test_an_index_that_wants_credentials_gets_them(
@@ -71,7 +70,7 @@ def test_an_index_that_wants_credentials_gets_them(
 ) -> None:
     served.user, served.password = "me", "secret"
     monkeypatch.setenv("PIP_INDEX_URL", served.with_credentials())
-    assert torch_pins.pin_differences(release, pytest.fail) == DIFFERENT
+    assert torch_metadata.pin_differences(release, pytest.fail) == DIFFERENT
 
 
 def test_a_wheel_in_a_folder_is_read_there(
@@ -79,7 +78,7 @@ def test_a_wheel_in_a_folder_is_read_there(
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(served.folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert torch_pins.pin_differences(release, pytest.fail) == DIFFERENT
+    assert torch_metadata.pin_differences(release, pytest.fail) == DIFFERENT
 
 
 def test_the_command_compares_a_release_without_a_metadata_file(served: Index) -> None:

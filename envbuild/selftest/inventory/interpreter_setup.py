@@ -1,0 +1,60 @@
+"""Sets up this process so that no package runs code unasked: sys.path without `.pth` imports, no torch.backends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import site
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from envbuild.selftest.inventory.startup_files import pth_lines, runs
+
+
+def disable_backends() -> None:
+    """Keep `import torch`, in this process and its children, from running the entry points of torch.backends."""
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+
+def extend_path(variables: bool) -> None:
+    """Put the packages' folders on sys.path of a Python that was started with -S, which runs no code of packages.
+
+    `variables`: also those that Python takes in a shell: of PYTHONPATH, of the user's own packages, and the folders,
+    but never the imports, in `.pth` files.
+    """
+    if not sys.flags.no_site:
+        return
+    inner, outer = _virtual_environment()
+    prefixes = [inner, *outer]
+    if inner:
+        sys.prefix = sys.exec_prefix = inner  # before Python 3.14 it is the module site that does so
+    added = []
+    if variables:
+        added += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(entry).is_absolute()]
+        if (outer or not inner) and not os.environ.get("PYTHONNOUSERSITE"):
+            added.append(site.getusersitepackages())
+    added += site.getsitepackages([prefix for prefix in prefixes if prefix] or None)
+    if variables:
+        added += [named for folder in added for named in _named(Path(folder))]
+    added = [entry for entry in dict.fromkeys(added) if Path(entry).is_dir()]
+    sys.path[:] = [entry for entry in sys.path if entry not in added] + added
+    site.setquit()
+
+
+def _virtual_environment() -> tuple[str, list[str]]:
+    """The virtual environment's folder ("" outside of one), and the installation whose packages it also uses."""
+    folder = Path(sys.executable).absolute().parent
+    for prefix in (folder.parent, folder):  # in the order of Python
+        with contextlib.suppress(OSError):
+            said = (prefix / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace").lower().splitlines()
+            values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in said)}
+            return str(prefix), [sys.base_prefix] if values.get("include-system-site-packages") == "true" else []
+    return "", []
+
+
+def _named(folder: Path) -> Iterator[str]:
+    """The folders that a folder's `.pth` files add."""
+    for path in sorted(folder.glob("*.pth")):
+        with contextlib.suppress(OSError):
+            yield from (str(folder / line.rstrip()) for line in pth_lines(path.read_bytes()) if not runs(line))

@@ -1,0 +1,51 @@
+"""The section `network` of the settings: how long a request may take, and who may have a registry's credentials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envbuild.util import settings
+from envbuild.util.errors import Fault, UsageError, printable, unknown
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
+
+
+@dataclass(frozen=True)
+class Network:
+    """The setting `network`. `deadline`: seconds; `rate`: bytes per second; `token_services`: registry -> the host of
+    another domain that may have its credentials, both HOST or HOST:PORT."""
+
+    deadline: int = 120
+    rate: int = 10_000
+    token_services: Mapping[str, str] = field(default_factory=dict)
+
+
+_NUMBERS = {"deadline": (86_400, "seconds"), "rate": (10**9, "bytes per second")}
+KNOWN = (*_NUMBERS, "token_services")
+
+
+def configured_limits() -> Network:
+    """Raises SettingsError."""
+    return settings.read("network", parse, {})
+
+
+def parse(found: Mapping[str, Any], given: Mapping[str, str]) -> Network:
+    """Raises UsageError with every fault; no option of a command line changes this section."""
+    faults = [Fault(unknown(str(key), KNOWN), field=printable(str(key)[:100])) for key in found if key not in KNOWN]
+    for key, (most, unit) in _NUMBERS.items():
+        value = found.get(key, 1)
+        if type(value) is not int or not 1 <= value <= most:
+            faults.append(Fault(f"must be a number of {unit} from 1 to {most}", field=key))
+    services = found.get("token_services", {})
+    if not isinstance(services, Mapping) or not all(map(_is_host, (*services, *services.values()))):
+        faults.append(Fault("must be a mapping of HOST[:PORT] to HOST[:PORT]", field="token_services"))
+    if faults:
+        raise UsageError("the settings of network are not valid", faults=faults, hint=f"known: {', '.join(KNOWN)}")
+    return Network(**found)
+
+
+def _is_host(value: object) -> bool:
+    return isinstance(value, str) and _HOST.fullmatch(value) is not None
