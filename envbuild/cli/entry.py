@@ -7,12 +7,13 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -90,10 +91,28 @@ class _Lazy(click.Group):
             said = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
             raise click.UsageError(said, context) from None
 
+    def invoke(self, context: click.Context) -> Any:
+        """Whoever reads stdout may stop before its end, as `head` does: that is no failure. Whoever reads stderr stops
+        the work itself."""
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:
+            if _reader_left(sys.stderr) or not _reader_left(sys.stdout):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is written at exit
+            return None
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, group in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl(list(group.items()))
+
+
+def _reader_left(stream: TextIO) -> bool:
+    """Whether the other end of a pipe is closed."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _show_log(context: click.Context, parameter: click.Parameter, value: int) -> None:
