@@ -121,7 +121,9 @@ def on_options(function: F) -> F:
             "--nodes", default="1", metavar="N", callback=_nodes,
             help=f"Ranks on N nodes (1 to {_MOST}) together too, in a job of their own (dist.nodes; --on slurm).",
         ),
-        click.option("--gpu", metavar="MODEL", help="On this one of the profile's GPUs, as in h20."),
+        click.option(
+            "--gpu", metavar="MODEL", callback=gpu_model, help="On this one of the profile's GPUs, as in h20."
+        ),
         click.option(
             "--kubernetes", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
             help="context, namespace, registry, nodes.LABEL, queue, ... over the site settings; may be repeated.",
@@ -134,6 +136,20 @@ def on_options(function: F) -> F:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def gpu_model(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """The ids of the GPUs that an option names; a name that the facts do not know is left as it is."""
+    if isinstance(value, tuple):
+        return tuple(gpu_model(context, parameter, one) for one in value)
+    if value is None:
+        return None
+    from envbuild.facts import gpu_names  # not for --help
+
+    found = gpu_names.candidates(value)
+    if len(found) > 1:
+        raise click.BadParameter(f"{value!r} is the name of several GPUs: {', '.join(gpu.id for gpu in found)}")
+    return found[0].id if found else value
 
 
 def _nodes(context: click.Context, parameter: click.Parameter, value: str) -> int:

@@ -20,7 +20,8 @@ from envbuild.cli.console import (
     table,
     torch_index_option,
 )
-from envbuild.util.errors import Fault, NotProved, SomeFailed, UsageError, printable
+from envbuild.util.errors import EnvbuildError, Fault, NotProved, SomeFailed, UsageError, printable
+from envbuild.util.yamldoc import display
 
 if TYPE_CHECKING:
     from envbuild.pipeline.batch import BatchItem, BatchOutcome
@@ -57,13 +58,15 @@ def command(
 ) -> None:
     """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
 
-    NAME is a profile's name or a path to a YAML file. Several are built in turns at the engine beside self-tests: as
-    processors and memory allow, those of GPUs one at a time, or each on its share of --gpus. One that fails, is not
-    valid or not there stops no other; the exit code is the worst: 130, then 5, 6, 7, 3, 8, 2, 4.
+    NAME is the name of a profile or a GPU, or a path to a YAML file; the profile of a GPU without one is written first.
+    Several are built in turns at the engine beside self-tests: as processors and memory allow, those of GPUs one at a
+    time, or each on its share of --gpus. One that fails, is not valid or not there stops no other; the exit code is the
+    worst: 130, then 5, 6, 7, 3, 8, 2, 4.
     Example: envbuild make cpu
     """
     if every == bool(names):
         raise UsageError("name profiles, or give --all" if every else "which profile?", hint="envbuild show lists them")
+    names = names if locked else tuple(map(_with_profile, names))
     if every or len(names) > 1:
         if pins or write:
             raise UsageError("--pin and --write are for one profile")
@@ -82,6 +85,24 @@ def command(
         builder=builder, unproved=allow_unproved, accept_old=accept_old,
     )  # fmt: skip
     _one(names[0], options, as_json)
+
+
+def _with_profile(name: str) -> str:
+    """The name of a profile: for a GPU that has none, the one that is written. What is wrong with other names is
+    reported where they are made."""
+    from envbuild.profile import name_lookup  # not for --help
+
+    try:
+        name_lookup.meant(name)
+    except name_lookup.UnwrittenProfile as missing:
+        from envbuild.cli import new
+
+        file = new.write_for_gpu(missing.gpu)
+        click.echo(f"note: no profile is shipped for {missing.gpu}; wrote {display(file)}", err=True)
+        return missing.gpu
+    except EnvbuildError:
+        pass
+    return name
 
 
 def _one(name: str, options: Options, as_json: bool) -> None:

@@ -3,10 +3,11 @@ from pathlib import Path
 import click
 
 from envbuild.cli.console import emit, json_option
+from envbuild.facts import gpu_names
 from envbuild.profile import name_lookup, starter_profile
 from envbuild.resolve import profile_reader
 from envbuild.util.atomic_files import write_within
-from envbuild.util.errors import UsageError
+from envbuild.util.errors import ProfileError, UsageError
 from envbuild.util.yamldoc import display
 
 
@@ -16,12 +17,16 @@ from envbuild.util.yamldoc import display
 @click.option("--from-image", "image", metavar="IMAGE", help="An image of the engine: write down what it holds.")
 @json_option
 def command(name: str, parent: str | None, image: str | None, as_json: bool) -> None:
-    """Write profiles/NAME.yaml, a commented profile that builds on another, or on what an image holds.
+    """Write profiles/NAME.yaml, a commented profile that builds on another, or on what an image holds. With neither
+    option, NAME is a GPU without a profile, which gets one.
 
     Never over an existing file. Example: envbuild new myproject --from h20
     """
-    if (parent is None) == (image is None):
+    if parent and image:
         raise UsageError("give one of --from PROFILE or --from-image IMAGE", hint="envbuild new myproject --from h20")
+    if parent is None and image is None:
+        _written(write_for_gpu(_gpu(name)), as_json)
+        return
     if not name_lookup.NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot name images: use lower case letters, digits and dashes")
     file = Path.cwd() / "profiles" / f"{name}.yaml"
@@ -29,10 +34,39 @@ def command(name: str, parent: str | None, image: str | None, as_json: bool) -> 
         raise UsageError(f"{display(file)} is there already", hint="choose another name, or edit it")
     text = _held_by(name, image) if image else starter_profile.starter_profile(name, profile_reader.load(str(parent)))
     write_within(Path.cwd(), file, text)
+    _written(file, as_json)
+
+
+def write_for_gpu(gpu: str) -> Path:
+    """Write the profile of a GPU of the facts that has none; its file."""
+    file = Path.cwd() / "profiles" / f"{gpu}.yaml"
+    write_within(Path.cwd(), file, starter_profile.for_gpu(gpu))
+    return file
+
+
+def _written(file: Path, as_json: bool) -> None:
     if as_json:
-        emit({"profile": name, "file": display(file)})
+        emit({"profile": file.stem, "file": display(file)})
     else:
-        click.echo(f"{display(file)}; next: envbuild show {name}")
+        click.echo(f"{display(file)}; next: envbuild show {file.stem}")
+
+
+def _gpu(name: str) -> str:
+    """The id of the GPU without a profile that NAME means; raises the reason for any other."""
+    try:
+        there = name_lookup.meant(name)
+    except name_lookup.UnwrittenProfile as missing:
+        return missing.gpu
+    except ProfileError:
+        if gpu_names.candidates(name):  # several, or one that envbuild does not build for
+            raise
+        raise UsageError(
+            "give one of --from PROFILE or --from-image IMAGE, or the name of a GPU",
+            hint="envbuild new myproject --from h20",
+        ) from None
+    raise UsageError(
+        f"there is a profile {there.name}", hint=f"envbuild new myproject --from {there.name}: a profile on top of it"
+    )
 
 
 def _held_by(name: str, reference: str) -> str:

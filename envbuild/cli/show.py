@@ -13,6 +13,7 @@ from envbuild.image import build_records
 from envbuild.image.build_records import Record
 from envbuild.lock import lock_file
 from envbuild.profile import name_lookup
+from envbuild.profile.source import Source
 from envbuild.report import pin_reasons
 from envbuild.resolve import profile_reader, resolver
 from envbuild.util import settings
@@ -75,7 +76,7 @@ def _short(version: str) -> str:
 
 
 def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
-    source = profile_reader.load(name, pins)
+    source = _written_or_not(name, pins)
     plan = resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
     fits = locked is not None and not locked.stale(plan)  # what was locked for other wishes is no pin of these
@@ -110,6 +111,16 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "proof": profile_proofs.proof_sentence(source.name, proofs),
         "proofs": profile_proofs.document(proofs),
     }
+
+
+def _written_or_not(name: str, pins: dict[str, str]) -> Source:
+    """The profile; for a GPU that has none, the one that could be written."""
+    try:
+        return profile_reader.load(name, pins)
+    except name_lookup.UnwrittenProfile as missing:
+        note = f"note: no profile is shipped for {missing.gpu}; `envbuild new {missing.gpu}` writes this one"
+        click.echo(printable(note), err=True)
+        return profile_reader.unwritten(missing.gpu, pins)
 
 
 def _lock_state(locked: lock_file.Lock | None, plan: resolver.Plan) -> str:

@@ -5,7 +5,7 @@ import click
 
 from envbuild.attest import policy, verify
 from envbuild.attest.verify import Verdict
-from envbuild.cli.console import Console, emit, json_option
+from envbuild.cli.console import Console, emit, gpu_model, json_option
 from envbuild.facts import probe_names
 from envbuild.registry.oci import Reference
 from envbuild.util.errors import UsageError, printable
@@ -17,7 +17,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.command("verify", short_help="Whether an image in a registry may be used.")
 @click.argument("ref", required=False)
 @click.option("--key", type=_FILE, metavar="PUB", help="The public key that must have signed the evidence.")
-@click.option("--gpu", "gpus", multiple=True, metavar="MODEL", help='As "NVIDIA H20" or h20; may be repeated.')
+@click.option(
+    "--gpu", "gpus", multiple=True, metavar="MODEL", callback=gpu_model, help='As "NVIDIA H20" or h20; may be repeated.'
+)
 @click.option("--driver", metavar="VERSION", help="The driver that it will run with.")
 @click.option("--max-age", metavar="AGE", help="How old the proof may be: 90d, 12h.")
 @click.option("--level", type=click.Choice(probe_names.LEVELS), help="Proved at this level at least.")

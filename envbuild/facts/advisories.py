@@ -46,24 +46,26 @@ class Datasheet:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Gpu(FactRow):
-    """A GPU model. `names` as the driver prints them, whole; `family`: the models that share a proof.
+    """A GPU model. `names` as the driver prints them, whole; `aliases`: further names that people type. `family`: the
+    models that share a proof.
 
     `first_cuda`, `last_cuda`: the toolkits whose compiler knows the card. What a torch wheel has code for is its arch
     list's matter. `min_driver`: the card's own floor. `datacentre`: forward-compatibility libraries work. `host`: the
-    architecture of the machine's CPU, as in a platform.
+    architecture of the machine's CPU, as in a platform. `unsupported`: why envbuild builds no image for it.
     """
 
     id: Name
     names: Annotated[tuple[Text, ...], Field(min_length=1)]
     family: Name
     compute_capability: Capability
-    memory_gb: tuple[int, ...]
     features: frozenset[Literal["tf32", "bf16", "fp8"]]
-    first_cuda: Release
     datacentre: bool
+    memory_gb: tuple[int, ...] = ()
+    first_cuda: Release | None = None
     host: Literal["amd64", "arm64"] = "amd64"
     unconfirmed_names: tuple[Text, ...] = ()
-    see_also: tuple[Text, ...] = ()
+    aliases: tuple[Text, ...] = ()
+    unsupported: Text | None = None
     sms: int | None = None
     last_cuda: Release | None = None
     min_driver: Release | None = None

@@ -179,12 +179,29 @@ def gpu_by_name(name: str) -> Gpu | None:
     return known.names.get(known.mig.sub("", name))
 
 
+OLDEST_CAPABILITY = "7.0"
+"""The oldest compute capability that envbuild builds for."""
+
+
 def unsupported(name: str, platform: str) -> str | None:
     """Why no image of this platform can serve a GPU of the facts; None where one can, or for another name."""
     gpu = gpus().get(name)
-    if gpu is None or f"linux/{gpu.host}" == platform:
+    if gpu is None:
         return None
-    return f"unsupported: {name} has an {gpu.host} host, and envbuild builds {platform} images only"
+    reasons = [gpu.unsupported] if gpu.unsupported else []
+    if f"linux/{gpu.host}" != platform:
+        reasons = [f"{name} has an {gpu.host} host, and envbuild builds {platform} images only", *reasons]
+    if Version(gpu.compute_capability) < Version(OLDEST_CAPABILITY):
+        reasons.append(
+            f"{name} has compute capability {gpu.compute_capability}, and envbuild builds for {OLDEST_CAPABILITY} and "
+            f"newer; {_last_torch(gpu.compute_capability)}"
+        )
+    return f"unsupported: {'; '.join(reasons)}" if reasons else None
+
+
+def _last_torch(compute_capability: str) -> str:
+    fits = [row.version for row in torch_releases().values() if row.kernels(compute_capability) == "compiled"]
+    return f"the last torch with code for it is {max(fits, key=Version)}" if fits else "no known torch has code for it"
 
 
 def family(gpu: Gpu) -> tuple[Gpu, ...]:

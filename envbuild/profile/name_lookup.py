@@ -19,6 +19,17 @@ DEVEL = "devel"
 LOCK = ".lock.yaml"
 
 
+class UnwrittenProfile(ProfileError):
+    """The GPU of this name has no profile. `gpu`: its id in the facts, which would be the profile's name."""
+
+    def __init__(self, gpu: str) -> None:
+        super().__init__(
+            f"no profile is shipped for {gpu}, and there is no file profiles/{gpu}.yaml",
+            hint=f"to write it: envbuild new {gpu}",
+        )
+        self.gpu = gpu
+
+
 @dataclass(frozen=True)
 class Meant:
     """What a name stands for: the file of a profile, with a project's requirements, and what is made of them.
@@ -104,7 +115,7 @@ def find_profile(name: str, beside: Path | None = None) -> Path:
     if text:
         raise ProfileError(text)
     known = profile_names()
-    hint = near(name, known) or f"known profiles: {', '.join(known) or 'none'}"
+    hint = near(name, [*known, *database.gpus()]) or f"known profiles: {', '.join(known) or 'none'}"
     raise ProfileError(f"there is no profile {name!r}", hint=hint)
 
 
@@ -142,17 +153,20 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
     """What `name` stands for, with the requirements `wanted`.
 
     A profile of that name comes before the variant of another, and that before what a lock of that name was made for.
-    Raises ProfileError where there is none of them, and where the name that is made is that of another project's lock.
+    The name of a GPU, as it is printed or typed, stands for the GPU's profile.
+    Raises ProfileError where there is none of them, and where the name that is made is that of another project's lock;
+    UnwrittenProfile for a GPU without a profile.
     """
     try:
         asked = _profile(name)
-    except ProfileError:
+    except ProfileError as unknown:
         origin = _origin(name) if wanted is None else None
         if origin is None:
-            raise
-        made_for, wanted, folder = origin
-        _refuse_foreign(locks()[name], made_for, wanted)
-        return replace(_profile(made_for, folder), name=name, asked=quote(name), requirements=wanted)
+            asked = _profile(_of_gpu(name, unknown))
+        else:
+            made_for, wanted, folder = origin
+            _refuse_foreign(locks()[name], made_for, wanted)
+            return replace(_profile(made_for, folder), name=name, asked=quote(name), requirements=wanted)
     if wanted is None:
         return asked
     folder_name = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
@@ -161,6 +175,31 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
     made = replace(asked, name=name, asked=words, requirements=wanted)
     _refuse_another(made, wanted)
     return made
+
+
+def _of_gpu(name: str, unknown: ProfileError) -> str:
+    """The profile of the GPU that a person calls so, or of one that shares its proofs. Raises `unknown` for any other
+    name, and for a path or a folder."""
+    if is_path(name) or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
+        raise unknown
+    from envbuild.facts import database, gpu_names  # only where no profile has the name
+    from envbuild.profile import value_types
+
+    found = gpu_names.candidates(name)
+    if not found:
+        raise unknown
+    if len(found) > 1:
+        listed = ", ".join(f"{gpu.id} ({gpu.names[0]})" for gpu in found)
+        raise ProfileError(f"{name!r} is the name of several GPUs: {listed}", hint="use one of these names")
+    text = database.unsupported(found[0].id, value_types.PLATFORM)
+    if text:
+        raise ProfileError(text)
+    known = _profiles(_folders())
+    served = (gpu.id for gpu in (*found, *database.family(found[0])) if gpu.id in known)
+    profile = next(served, None)
+    if profile is None:
+        raise UnwrittenProfile(found[0].id)
+    return profile
 
 
 def _shortened(name: str) -> str:

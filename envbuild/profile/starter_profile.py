@@ -1,8 +1,16 @@
-"""A commented starting profile: the text that `envbuild new` writes. Pure."""
+"""A commented starting profile: the text that `envbuild new` writes."""
 
 from __future__ import annotations
 
+import json
+
+from packaging.version import Version
+
+from envbuild.facts import database
+from envbuild.facts.advisories import Gpu
 from envbuild.profile.source import Source
+from envbuild.util import package_data
+from envbuild.util.errors import ProfileError
 
 
 def starter_profile(name: str, parent: Source) -> str:
@@ -30,3 +38,45 @@ def starter_profile(name: str, parent: Source) -> str:
             "",
         ]
     )
+
+
+def for_gpu(name: str) -> str:
+    """The profile of a GPU of the facts: it builds on the shipped profile whose GPU is nearest.
+
+    Raises ProfileError where no shipped profile has code that the GPU runs.
+    """
+    gpu = database.gpus()[name]
+    parent = _nearest(gpu)
+    if parent is None:
+        raise ProfileError(
+            f"no shipped profile is for GPUs like {name} (compute capability {gpu.compute_capability})",
+            hint=f"envbuild new {name} --from PROFILE, then set gpus and torch",
+        )
+    return "\n".join(
+        [
+            f"# The pins are those of {parent.id}, the shipped profile whose GPU is nearest (compute capability",
+            f"# {parent.compute_capability}; this one has {gpu.compute_capability}).",
+            f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
+            f"description: {json.dumps(gpu.names[0])}",
+            f"extends: {parent.id}  # mappings merge with it, everything else replaces",
+            f"gpus: [{name}]",
+            "",
+        ]
+    )
+
+
+def _nearest(gpu: Gpu) -> Gpu | None:
+    """The GPU with a shipped profile whose code this one runs: of the same major compute capability, and no newer. The
+    newest of these; GeForce for GeForce, whose driver has limits of its own."""
+    own = _capability(gpu)
+    shipped = [one for one in database.gpus().values() if (package_data.PROFILES / f"{one.id}.yaml").is_file()]
+    fits = [one for one in shipped if _capability(one).major == own.major and _capability(one) <= own]
+    return max(fits, key=lambda one: (_capability(one), _is_geforce(one) == _is_geforce(gpu)), default=None)
+
+
+def _capability(gpu: Gpu) -> Version:
+    return Version(gpu.compute_capability)
+
+
+def _is_geforce(gpu: Gpu) -> bool:
+    return "GeForce" in gpu.names[0]

@@ -14,8 +14,9 @@ from packaging.version import Version
 from envbuild.facts import database
 from envbuild.facts.fields import is_version
 from envbuild.fetch import uv_config
-from envbuild.profile import name_lookup, requirements_file
+from envbuild.profile import name_lookup, requirements_file, starter_profile
 from envbuild.profile.model import Profile, profile_error, tried
+from envbuild.profile.name_lookup import Meant
 from envbuild.profile.project_tests import read_script
 from envbuild.profile.source import PIN, Source
 from envbuild.resolve import semantic_errors
@@ -37,15 +38,28 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     Raises ProfileError with all faults, each with its file and line.
     """
     asked = name_lookup.meant(name, wanted)
-    file, wanted = asked.file, asked.requirements
     faults: list[Fault] = []
-    merged = _extended(file, yamldoc.home(file), (), faults)
+    return _source(asked, _extended(asked.file, yamldoc.home(asked.file), (), faults), pins or {}, faults)
+
+
+def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
+    """The profile that `envbuild new` would write for a GPU of the facts that has none. No file is written."""
+    file = Path.cwd() / "profiles" / f"{gpu}.yaml"
+    here = yamldoc.parse(starter_profile.for_gpu(gpu), yamldoc.display(file))
+    asked = name_lookup.Meant(gpu, file, gpu, gpu)
+    faults: list[Fault] = []
+    return _source(asked, _inherited(here, file, yamldoc.home(file), (), faults), pins or {}, faults)
+
+
+def _source(asked: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> Source:
+    """`faults`: what is wrong with the files that were merged."""
+    file, wanted = asked.file, asked.requirements
     merged.data.pop("extends", None)
     if asked.profile == f"{file.stem}-{name_lookup.DEVEL}":
         variant = Document(merged.file, {"variant": name_lookup.DEVEL}, {("variant",): yamldoc.Place(merged.file, 1)})
         merged = yamldoc.merge(merged, variant)
     notes: list[str] = []
-    faults += _require(merged, wanted, pins or {}, notes) if wanted else []
+    faults += _require(merged, wanted, pins, notes) if wanted else []
     plain = tried(yamldoc.without(merged, [("selftest", "script")])) if pins else None  # which is not read yet
     if pins:
         merged = yamldoc.merge(merged, _pinned(_repin(merged, pins)))
@@ -161,7 +175,10 @@ def _pinned(pins: Mapping[str, str]) -> Document:
 def _extended(file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
     """With its parents, those that it names by their path from within `root`; `faults` takes what is wrong with single
     keys of them."""
-    here = yamldoc.read(file, faults=faults)
+    return _inherited(yamldoc.read(file, faults=faults), file, root, seen, faults)
+
+
+def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
     parent = here.data.get("extends")
     if parent is None:
         return here

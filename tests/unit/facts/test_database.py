@@ -131,7 +131,23 @@ def test_every_source_that_is_described_is_used(name: str) -> None:
 
 def test_every_gpu_of_the_facts_is_there() -> None:
     expected = """v100 t4 a100 a800 a30 a10 a40 rtx3090 rtx4090 l4 l20 l40s h100 h800 h20 h20-3e h200 gh200 b200 b300
-        gb200 gb300 gb10 rtx5090 rtxpro6000"""
+        gb200 gb300 gb10 rtx5090 rtxpro6000
+        rtx2060 rtx2060-super rtx2070 rtx2070-super rtx2080 rtx2080-super rtx2080ti titan-rtx quadro-rtx3000
+        quadro-rtx4000 quadro-rtx5000 quadro-rtx6000 quadro-rtx8000 a2 a10g a10m a16 rtx2050 rtx3050 rtx3060
+        rtx3060ti rtx3070 rtx3070ti rtx3080 rtx3080ti rtx3090ti rtx3050-laptop rtx3050ti-laptop rtx3060-laptop
+        rtx3070-laptop rtx3070ti-laptop rtx3080-laptop rtx3080ti-laptop rtxa400 rtxa1000 rtxa2000 rtxa4000
+        rtxa4500 rtxa5000 rtxa5500 rtxa6000 rtxa500-laptop rtxa1000-laptop rtxa2000-laptop rtxa3000-laptop
+        rtxa4000-laptop rtxa4500-laptop rtxa5000-laptop rtxa5500-laptop l2 l40 rtx3050a-laptop rtx4060 rtx4060ti
+        rtx4070 rtx4070-super rtx4070ti rtx4070ti-super rtx4080 rtx4080-super rtx4090d rtx4050-laptop
+        rtx4060-laptop rtx4070-laptop rtx4080-laptop rtx4090-laptop rtx2000-ada rtx4000-ada rtx4000-sff-ada
+        rtx4500-ada rtx5000-ada rtx5880-ada rtx6000-ada rtx500-ada-laptop rtx1000-ada-laptop rtx2000-ada-laptop
+        rtx3000-ada-laptop rtx3500-ada-laptop rtx4000-ada-laptop rtx5000-ada-laptop rtx5050 rtx5060 rtx5060ti
+        rtx5070 rtx5070ti rtx5080 rtx5090d rtx5050-laptop rtx5060-laptop rtx5070-laptop rtx5070ti-laptop
+        rtx5080-laptop rtx5090-laptop rtxpro2000 rtxpro4000 rtxpro4000-sff rtxpro4500 rtxpro5000 rtx6000d
+        rtxpro500-laptop rtxpro1000-laptop rtxpro2000-laptop rtxpro3000-laptop rtxpro4000-laptop
+        rtxpro5000-laptop quadro-gv100 titan-v p100 quadro-gp100 p40 p4 titan-xp gtx1080ti gtx1080 gtx1070ti
+        gtx1070 gtx1060 gtx1050 quadro-p6000 quadro-p5000 quadro-p4000 quadro-p2000 m60 m40 gtx980ti gtx980
+        gtx970 k80 jetson-orin jetson-thor"""
     assert sorted(database.gpus()) == sorted(words(expected))
 
 
@@ -156,11 +172,21 @@ def test_every_gpu_of_the_facts_is_there() -> None:
         ("NVIDIA H200 MIG 1g.18gb+me", "h200"),
         ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", "a100"),
         ("NVIDIA H2", None),
-        ("NVIDIA L40", None),
-        ("NVIDIA A10G", None),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA L2", "l2"),
+        ("NVIDIA A2", "a2"),
+        ("NVIDIA GeForce RTX 5080 Laptop GPU", "rtx5080-laptop"),
+        ("NVIDIA GeForce RTX 5080", "rtx5080"),
+        ("Tesla P100-PCIE-16GB", "p100"),
+        ("NVIDIA L4S", None),
+        ("NVIDIA A10H", None),
         ("NVIDIA A100", None),
         ("NVIDIA T4", None),
-        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 D", "rtx4090d"),
+        ("NVIDIA GeForce RTX 4090 E", None),
+        ("NVIDIA GeForce RTX 5080 Laptop", None),
+        ("H20 HBM3e", None),
         ("NVIDIA H20 MIG", None),
         ("NVIDIA H2 MIG 1g.12gb", None),
         ("H20", None),
@@ -174,7 +200,8 @@ def test_a_gpu_is_found_by_its_whole_name(name: str, found: str | None) -> None:
 
 
 def test_the_gpus_of_arm64_hosts_are_known() -> None:
-    assert {gpu.id for gpu in database.gpus().values() if gpu.host == "arm64"} == {"gh200", "gb200", "gb300", "gb10"}
+    arm64 = {gpu.id for gpu in database.gpus().values() if gpu.host == "arm64"}
+    assert arm64 == {"gh200", "gb200", "gb300", "gb10", "jetson-orin", "jetson-thor"}
 
 
 @pytest.mark.parametrize("command", ["show", "lock", "make"])
@@ -192,6 +219,33 @@ def test_a_gpu_on_an_arm64_host_is_refused(command: str, gpu: str, project: Path
 def test_the_name_of_a_gpu_on_an_arm64_host_has_the_reason() -> None:
     done = envbuild("show", "gh200")
     assert done.code == 3 and "unsupported: gh200 has an arm64 host" in done.stderr and "h200?" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reason"),
+    [
+        ("p100", "p100 has compute capability 6.0, and envbuild builds for 7.0 and newer"),
+        ("p100", "the last torch with code for it is 2.7.1"),
+        ("gtx1080ti", "the last torch with code for it is 2.7.1"),
+        ("m60", "the last torch with code for it is 2.7.1"),
+        ("k80", "the last torch with code for it is 2.0.1"),
+        ("jetson-orin", "jetson-orin has an arm64 host, and envbuild builds linux/amd64 images only"),
+        ("jetson-orin", "its torch comes from another index, NVIDIA's for JetPack"),
+        ("jetson-thor", "its torch comes from another index, NVIDIA's for JetPack"),
+        ("gb300", "gb300 has an arm64 host"),
+    ],
+)
+def test_an_unsupported_gpu_has_the_reason(gpu: str, reason: str, project: Path) -> None:
+    write_profile(project, {"extends": "h200", "gpus": [gpu]})
+    done = envbuild("show", "sample")
+    assert done.code == 3 and "gpus[0]: unsupported: " in done.stderr and reason in done.stderr
+
+
+def test_which_gpus_are_unsupported() -> None:
+    for gpu in database.gpus().values():
+        fits = gpu.host == "amd64" and Version(gpu.compute_capability) >= Version("7.0")
+        assert (database.unsupported(gpu.id, "linux/amd64") is None) == fits
+    assert database.unsupported("nosuch", "linux/amd64") is None
 
 
 def test_a_site_can_say_that_its_gpu_has_an_arm64_host(project: Path) -> None:

@@ -1,0 +1,164 @@
+"""GPUs by name on the command line: with a shipped profile, with one that can be written, and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from envbuild.facts import database
+from envbuild.pipeline import workflows
+from envbuild.profile import starter_profile
+from envbuild.profile.value_types import PLATFORM
+from envbuild.resolve import profile_reader, resolver
+from envbuild.util import yamldoc
+from envbuild.util.errors import EngineError
+from unit.support import envbuild, write_profile
+
+SUPPORTED = [gpu.id for gpu in database.gpus().values() if database.unsupported(gpu.id, PLATFORM) is None]
+UNSUPPORTED = [gpu.id for gpu in database.gpus().values() if gpu.id not in SUPPORTED]
+
+
+def files(project: Path) -> list[str]:
+    return sorted(file.name for file in project.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("NVIDIA H20", "h20"),
+        ("H20", "h20"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("rtx 4090", "rtx4090"),
+        ("H100 PCIe", "h100"),
+        ("h20-3e", "h20"),  # they share their proofs
+        ("NVIDIA A800-SXM4-80GB", "a100"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_the_name_of_a_gpu_stands_for_its_shipped_profile(name: str, profile: str) -> None:
+    done = envbuild("show", name)
+    assert (done.code, done.stdout, done.stderr) == (0, envbuild("show", profile).stdout, "")
+
+
+@pytest.mark.parametrize("gpu", SUPPORTED)
+def test_every_supported_gpu_has_a_profile_that_resolves(gpu: str, project: Path) -> None:
+    source = profile_reader.unwritten(gpu)
+    plan = resolver.resolve(source)
+    assert [found.id for found in plan.choice.situation.gpus] == [gpu]
+    assert not [item for item in plan.choice.advice if item.state == "refused"]
+    assert files(project) == []
+
+
+@pytest.mark.parametrize("gpu", UNSUPPORTED)
+@pytest.mark.usefixtures("project")
+def test_every_unsupported_gpu_is_refused_by_each_of_its_names(gpu: str) -> None:
+    reason = database.unsupported(gpu, PLATFORM)
+    for name in (gpu, *database.gpus()[gpu].names):
+        done = envbuild("show", name)
+        assert done.code == 3 and done.stderr == f"error: {reason}\n"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "parent"),
+    [
+        ("rtx2080ti", "t4"),
+        ("titan-v", "v100"),
+        ("a10", "a100"),
+        ("rtx3090", "a100"),
+        ("l20", "l40s"),
+        ("rtx6000-ada", "l40s"),
+        ("rtx4080", "rtx4090"),
+        ("rtx4090-laptop", "rtx4090"),
+        ("h800", "h100"),
+        ("b300", "b200"),
+        ("rtx5080-laptop", "rtx5090"),
+        ("rtxpro6000", "rtx5090"),
+    ],
+)
+def test_the_pins_are_those_of_the_nearest_gpu(gpu: str, parent: str) -> None:
+    assert yamldoc.parse(starter_profile.for_gpu(gpu), gpu).data == {
+        "description": database.gpus()[gpu].names[0], "extends": parent, "gpus": [gpu],
+    }  # fmt: skip
+
+
+def test_show_writes_nothing_and_new_writes_the_profile_that_was_shown(project: Path) -> None:
+    before = envbuild("show", "NVIDIA GeForce RTX 5080 Laptop GPU")
+    assert before.code == 0 and before.stdout.startswith("rtx5080-laptop: NVIDIA GeForce RTX 5080 Laptop GPU\n")
+    assert "no profile is shipped for rtx5080-laptop; `envbuild new rtx5080-laptop` writes this one" in before.stderr
+    assert files(project) == []
+    done = envbuild("new", "RTX 5080 Laptop")
+    assert (done.code, files(project)) == (0, ["rtx5080-laptop.yaml"])
+    after = envbuild("show", "rtx5080-laptop")
+    assert (after.code, after.stdout, after.stderr) == (0, before.stdout, "")
+
+
+@pytest.mark.usefixtures("project")
+def test_a_profile_that_is_not_written_can_be_shown_with_pins_and_as_json() -> None:
+    done = envbuild("show", "l20", "--pin", "cublas=12.6.4.1", "--json")
+    assert done.code == 0
+    shown = json.loads(done.stdout)
+    assert (shown["profile"], shown["gpus"], shown["pins"]["cublas"]) == ("l20", ["l20"], "12.6.4.1")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["lock", "l20"], ["build", "NVIDIA L20"], ["make", "--locked", "l20"], ["render", "l20"], ["status", "l20"],
+     ["new", "mine", "--from", "l20"]],
+)  # fmt: skip
+def test_other_commands_name_the_command_that_writes_the_profile(command: list[str], project: Path) -> None:
+    done = envbuild(*command)
+    assert done.code == 3
+    assert "no profile is shipped for l20, and there is no file profiles/l20.yaml" in done.stderr
+    assert "to write it: envbuild new l20" in done.stderr
+    assert files(project) == []
+
+
+def test_make_writes_the_profile_and_says_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make(name: str, *_: object) -> None:
+        made.append(profile_reader.load(name).name)
+        raise EngineError("no engine")
+
+    monkeypatch.setattr(workflows, "make", make)
+    done = envbuild("make", "NVIDIA L20")
+    assert (done.code, made) == (6, ["l20"])
+    assert "note: no profile is shipped for l20; wrote profiles/l20.yaml\n" in done.stderr
+    assert (project / "profiles" / "l20.yaml").read_text(encoding="utf-8") == starter_profile.for_gpu("l20")
+
+
+@pytest.mark.usefixtures("project")
+def test_new_refuses_what_is_no_gpu_without_a_profile() -> None:
+    there = envbuild("new", "NVIDIA H20")
+    assert there.code == 2 and "there is a profile h20" in there.stderr
+    refused = envbuild("new", "Tesla P100-PCIE-16GB")
+    assert refused.code == 3 and "unsupported: p100" in refused.stderr
+    other = envbuild("new", "myproject")
+    assert other.code == 2 and "or the name of a GPU" in other.stderr
+
+
+@pytest.mark.usefixtures("project")
+def test_an_ambiguous_name_is_refused_with_the_candidates() -> None:
+    done = envbuild("show", "RTX 6000")
+    assert done.code == 3
+    assert "quadro-rtx6000 (Quadro RTX 6000), rtx6000-ada (NVIDIA RTX 6000 Ada Generation)" in done.stderr
+
+
+def test_a_profile_of_ones_own_comes_before_a_gpu(project: Path) -> None:
+    write_profile(project, {"extends": "h20", "description": "mine"}, "l4")
+    assert envbuild("show", "l4").stdout.startswith("l4: mine\n")
+    assert envbuild("show", "NVIDIA L4").stdout.startswith("l4: mine\n")
+
+
+def test_a_folder_and_a_path_are_no_gpus(project: Path) -> None:
+    (project / "l20").mkdir()
+    assert "l20 is a folder" in envbuild("show", "l20").stderr
+    assert "there is no file ./l40" in envbuild("show", "./l40").stderr
+
+
+@pytest.mark.usefixtures("project")
+def test_a_gpu_of_the_profile_is_named_as_on_its_box() -> None:
+    done = envbuild("test", "fleet", "--on", "slurm", "--gpu", "RTX 6000")
+    assert done.code == 2 and "several GPUs: quadro-rtx6000, rtx6000-ada" in done.stderr
