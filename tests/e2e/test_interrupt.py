@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def here(quick: Proved, scratch: Path) -> Proved:
-    return quick.copy(scratch)
+    return quick.copy(scratch).with_required_alone()
 
 
 def files(here: Proved) -> dict[Path, bytes]:
