@@ -132,7 +132,7 @@ class Running:
         self.process.kill()
         self.process.wait()
 
-    def finish(self, seconds: float = 240) -> Result:
+    def finish(self, seconds: float = 600) -> Result:
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -226,9 +226,9 @@ class Project:
     def run(self, *arguments: str, **env: str) -> Result:
         return self.start(*arguments, **env).finish()
 
-    def hold(self, sign: Path, moment: str, *arguments: str, seconds: float = 60) -> Running:
+    def hold(self, sign: Path, moment: str, *arguments: str, seconds: float = 180) -> Running:
         """Start a command that stops at `moment` ("STEP start" or "STEP write"), and wait until it does, but no longer
-        than so many seconds."""
+        than so many seconds: builds of other workers may come before its own."""
         running = self.start(*arguments, PYTHONPATH=python_path(HOOKS), E2E_HOLD=moment, E2E_HOLDING=str(sign))
         until(f"{moment}\n{running.stderr}", lambda: sign.exists() or not running.alive(), seconds)
         assert sign.exists(), f"ended before: {moment}\n{running.stderr}"
