@@ -2,7 +2,7 @@
 # the main job. `make help` lists everything.
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests run beside each other; those of the engine begin first and follow each other, and mostly wait for it.
+# Tests run beside each other, the longest first; tests/conftest.py says which of the engine's share a worker.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
 TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs probe-versions \
 	gpu-check gpu-wheels clean

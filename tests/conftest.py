@@ -7,14 +7,35 @@ from pathlib import Path
 
 import pytest
 
-_GPU = ("audit", "gpu", "extensions", "toolchain", "apex", "test_images")
+# The tests of the engine that share images, by a word in the name of their file.
+_SHARED = {
+    "GPU images": ("audit", "gpu", "apex", "test_images"),
+    "compiled extensions": ("extensions", "toolchain"),
+}
+# Those that share nothing with another file.
+_ALONE = ("apt", "several", "install", "locked_wheels", "engines")
+# What takes longest begins first, so that no worker has a long file left where the others have none. The campaigns have
+# an engine of their own; what builds in the common one, on the same base, waits for its turn.
+_FIRST = ("GPU images", "images", "tests/chaos/", "compiled extensions", "tests/e2e/", "tests/pretend/",
+          "tests/selftest/", "tests/wrong_kernels/", "tests/fuzz/")  # fmt: skip
+
+
+def _turn(nodeid: str) -> int:
+    return next((turn for turn, scope in enumerate(_FIRST) if _scope(nodeid).startswith(scope)), len(_FIRST))
+
+
+def _scope(nodeid: str) -> str:
+    """What one worker runs as a whole: a file, or several files of the engine whose images are made once for all."""
+    file = nodeid.partition("::")[0]
+    name = Path(file).stem
+    if not file.startswith("tests/e2e/") or name.removeprefix("test_") in _ALONE:
+        return file
+    return next((scope for scope, words in _SHARED.items() if any(word in name for word in words)), "images")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """One worker has a file at a time, so what its tests share is made once; those of the engine share their images.
-
-    Two workers have those: one the tests of small images, one those of GPU images and of what is compiled for them.
 
     `--dist loadgroup` would say the same with marks: pytest-xdist 3.8 cannot with pytest 9.2, whose node ids it means
     to extend.
@@ -23,17 +44,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if not file.startswith("tests/e2e/"):
-                return file
-            return "GPU images" if any(word in file for word in _GPU) else "images"
+            return _scope(nodeid)
 
     return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Attach the row of the attack table to its test, so that xdist's workers send it along with the result."""
+    """Put the longest first, and attach the row of the attack table to its test, so that xdist's workers send it along
+    with the result."""
+    items.sort(key=lambda item: _turn(item.nodeid))
     for item in items:
         for kind in ("attack", "legitimate"):
             mark = item.get_closest_marker(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from e2e import engines
+from e2e.support import required_alone
 
 from chaos.invariant import HALF, LEFT, WRONG
 from chaos.report import lines
@@ -21,14 +23,17 @@ _MINUTES = 13  # five times what it takes
 
 @pytest.mark.engine
 def test_no_fault_makes_a_wrong_image_or_leaves_anything(tmp_path: Path) -> None:
-    """In a process of its own: it leaves this machine's network, for one with nothing in it."""
+    """In a process of its own: it leaves this machine's network, for one with nothing in it.
+
+    Runs that no fault strikes prove their image by the required probe alone.
+    """
     lacking = engines.lacking()
     if lacking:
         pytest.skip(lacking)
     file = tmp_path / "ran.json"
     with subprocess.Popen(
         [sys.executable, CAMPAIGN, "--slice", "--json", file],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **required_alone()},
     ) as process:  # fmt: skip
         try:
             told, _ = process.communicate(timeout=60 * _MINUTES)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from unit.support import write_wheel
 
+from . import standin_torch
 from .broken import Workshop
 from .cluster import cluster
 from .onenode import onenode
@@ -166,31 +167,22 @@ def verified(quick: Proved) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def links(workplace: Path) -> Path:
-    """A folder that stands for an index: pip, the real nvcc of CUDA 13.0 with what it needs, and torch and cuBLAS in
-    name only, since theirs are gigabytes."""
+    """A folder that stands for an index: pip, the real nvcc of CUDA 13.0 with what it needs, cuBLAS in name only, since
+    its wheel has gigabytes, and so torch, but that the newest compiles extensions."""
     folder = workplace / "links"
-    names = ("pip", "ninja", "packaging", "setuptools", "wheel",
+    names = ("pip", "ninja", "packaging", "setuptools", "wheel", "typing-extensions",
              "cuda-toolkit==13.0.2", "nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88",
              "nvidia-cuda-crt==13.0.88", "nvidia-cuda-cccl==13.0.85", "nvidia-cuda-profiler-api==13.0.85",
              "nvidia-cuda-runtime==13.0.96")  # fmt: skip
     command(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", folder,
             *names)  # fmt: skip
-    write_wheel(folder, "torch", "2.6.0", content=torch_in_name("2.6.0+cu124", "12.4"))
-    write_wheel(folder, "torch", "2.7.1", content=torch_in_name("2.7.1+cu126", "12.6"))
+    write_wheel(folder, "torch", "2.6.0", content=standin_torch.content("2.6.0+cu124", "12.4"))
+    write_wheel(folder, "torch", "2.7.1", content=standin_torch.content("2.7.1+cu126", "12.6"))
     needs = ["cuda-toolkit==13.0.2", "nvidia-cuda-runtime==13.0.96", "nvidia-cublas==13.1.0.3"]
-    write_wheel(folder, "torch", "2.11.0", needs, content=torch_in_name("2.11.0+cu130", "13.0"))
+    standin_torch.write_compiling(folder, "2.11.0", "13.0", needs)
     for version in ("13.1.0.3", "13.1.1.3", "13.1.2.11"):
         write_wheel(folder, "nvidia-cublas", version)
     return folder
-
-
-def torch_in_name(version: str, cuda: str) -> str:
-    """What an audit asks torch for."""
-    return (
-        f"__version__ = {version!r}\n"
-        f"class version:\n    cuda = {cuda!r}\n    hip = None\n"
-        "class _C:\n    _cuda_getArchFlags = staticmethod(lambda: 'sm_80 sm_90')\n"
-    )
 
 
 @pytest.fixture

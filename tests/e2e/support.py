@@ -132,7 +132,7 @@ class Running:
         self.process.kill()
         self.process.wait()
 
-    def finish(self, seconds: float = 240) -> Result:
+    def finish(self, seconds: float = 600) -> Result:
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -188,6 +188,10 @@ class Project:
     def with_env(self, **extra: str) -> Project:
         return replace(self, extra={**self.extra, **extra})
 
+    def with_required_alone(self) -> Project:
+        """Its self-tests run the probes that the profile requires alone: for tests of what is done with the result."""
+        return self.with_env(**required_alone())
+
     def cached(self, kind: str) -> Path:
         return self.cache / "envbuild" / kind if self.cache else machine_cache(kind)
 
@@ -222,9 +226,9 @@ class Project:
     def run(self, *arguments: str, **env: str) -> Result:
         return self.start(*arguments, **env).finish()
 
-    def hold(self, sign: Path, moment: str, *arguments: str, seconds: float = 60) -> Running:
+    def hold(self, sign: Path, moment: str, *arguments: str, seconds: float = 180) -> Running:
         """Start a command that stops at `moment` ("STEP start" or "STEP write"), and wait until it does, but no longer
-        than so many seconds."""
+        than so many seconds: builds of other workers may come before its own."""
         running = self.start(*arguments, PYTHONPATH=python_path(HOOKS), E2E_HOLD=moment, E2E_HOLDING=str(sign))
         until(f"{moment}\n{running.stderr}", lambda: sign.exists() or not running.alive(), seconds)
         assert sign.exists(), f"ended before: {moment}\n{running.stderr}"
@@ -262,10 +266,18 @@ class Proved:
     def copy(self, root: Path) -> Proved:
         return replace(self, project=self.project.copy(root))
 
+    def with_required_alone(self) -> Proved:
+        return replace(self, project=self.project.with_required_alone())
+
     def records(self) -> list[Path]:
         """Of its own image: a bisection of the same project leaves others."""
         short = self.id.removeprefix("sha256:")[:12]
         return sorted((self.project.state / "envbuild" / "builds").glob(f"*-{short}.json"))
+
+
+def required_alone() -> dict[str, str]:
+    """The variables that do what Project.with_required_alone says, for a process that starts envbuild itself."""
+    return {"PYTHONPATH": python_path(HOOKS), "E2E_REQUIRED_ALONE": "1"}
 
 
 def python_path(*folders: Path) -> str:

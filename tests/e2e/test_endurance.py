@@ -18,7 +18,7 @@ import pytest
 from endurance import campaign, full, memory, soak, together
 from endurance.disks import Disk, disk, usable
 
-from .support import Project, Proved, containers, docker, machine_cache
+from .support import Project, Proved, containers, docker, machine_cache, required_alone
 
 needs_disks = pytest.mark.skipif(usable() is not None, reason=str(usable()))
 
@@ -47,7 +47,7 @@ def test_a_command_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
 def test_a_full_disk_is_named_and_nothing_is_half_written(
     quick: Proved, small: Disk, scratch: Path, place: str, step: str
 ) -> None:
-    here = quick.copy(small.folder if place == "state" else scratch / "copy")
+    here = quick.copy(small.folder if place == "state" else scratch / "copy").with_required_alone()
     project = here.project
     if place == "project":
         shutil.move(project.folder, small.folder / "project")
@@ -109,7 +109,11 @@ def test_a_full_disk_is_full(small: Disk) -> None:
 
 
 @pytest.mark.engine
-def test_some_processes_make_the_same_profiles_while_they_change(images: None, scratch: Path, run_id: str) -> None:
+def test_some_processes_make_the_same_profiles_while_they_change(
+    images: None, scratch: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in required_alone().items():
+        monkeypatch.setenv(key, value)
     found = together.crowd(scratch, "", run_id, 3, 2, 10)
     assert found.faults == [] and len(found.makes) >= 3 and found.tested >= 2
 

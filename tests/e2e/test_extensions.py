@@ -1,6 +1,7 @@
 """Extensions compiled for real: a small one of our own, with torch's CUDAExtension and nvcc from wheels, for an H200.
 
-Its repository is made here, with a commit for each thing that can be wrong with a source.
+Its repository is made here, with a commit for each thing that can be wrong with a source. One image has the real torch,
+of gigabytes; the others a stand-in for it, which compiles the same way.
 """
 
 from __future__ import annotations
@@ -86,17 +87,15 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def place(images: None, scratch: Path) -> Project:
+def place(indexed: Project) -> Project:
     """A project whose sources and extensions are its own, so that nothing is compiled already."""
-    return Project.create(scratch / "place").with_cache(scratch)
+    return indexed
 
 
 def profile(project: Project, run_id: str, entry: Mapping[str, Any], name: str = "kernels") -> str:
-    """An H200's profile with this extension instead of its own; what else is locked is the shipped lock's."""
-    full = f"e2e-{name}-{run_id}"
-    project.write(full, extends="h200", extensions=[dict(entry)], selftest={"require": ["env.libs"]})
-    shutil.copy(CHECKOUT / "profiles" / "h200.lock.yaml", project.lock(full))
-    return full
+    """An H200's profile with this extension, on the stand-in for torch."""
+    keys = {"torch": "2.11.0", "gpus": ["h200"], "driver": {"minimum": "580.65.06"}}
+    return named(project, f"e2e-{name}-{run_id}", **keys, extensions=[dict(entry)], selftest={"require": ["env.libs"]})
 
 
 def build(project: Project, name: str, *options: str) -> Result:
@@ -124,10 +123,13 @@ def audited(project: Project, tag: str) -> dict[str, dict[str, list[str]]]:
     }
 
 
-def test_it_is_compiled_once_and_found_in_the_image(
-    place: Project, repository: Repository, run_id: str, scratch: Path
+def test_it_is_compiled_and_found_in_the_image_of_the_real_torch(
+    images: None, repository: Repository, run_id: str, scratch: Path
 ) -> None:
-    name = profile(place, run_id, repository.entry())
+    """An H200's profile with this extension instead of its own; what else is locked is the shipped lock's."""
+    place, name = Project.create(scratch / "place").with_cache(scratch), f"e2e-kernels-{run_id}"
+    place.write(name, extends="h200", extensions=[repository.entry()], selftest={"require": ["env.libs"]})
+    shutil.copy(CHECKOUT / "profiles" / "h200.lock.yaml", place.lock(name))
     done = build(place, name)
     assert steps(done)["extensions"] is False
     tag = done.document["image"]["tags"][0]
@@ -157,6 +159,15 @@ def test_it_is_compiled_once_and_found_in_the_image(
     (record,) = (place.state / "envbuild" / "builds").glob("*.json")
     (held,) = json.loads(record.read_text(encoding="utf-8"))["extensions"]
     assert (held["sha256"], held["key"]) == (told["sha256"], about.parent.name)
+
+
+def test_it_is_compiled_once(place: Project, repository: Repository, run_id: str) -> None:
+    name = profile(place, run_id, repository.entry())
+    done = build(place, name)
+    assert steps(done)["extensions"] is False
+    tag = done.document["image"]["tags"][0]
+    (about, wheel) = sorted(kept(place), key=lambda path: path.suffix)
+    told = json.loads(about.read_text(encoding="utf-8"))
 
     # a second profile with the same key takes it, though its source is out of reach: the same layers
     second = again(place, name, run_id, {**repository.entry(), "git": "file:///nowhere"})

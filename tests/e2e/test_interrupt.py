@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def here(quick: Proved, scratch: Path) -> Proved:
-    return quick.copy(scratch)
+    return quick.copy(scratch).with_required_alone()
 
 
 def files(here: Proved) -> dict[Path, bytes]:
@@ -79,7 +79,7 @@ def test_while_the_dockerfile_is_written(here: Proved, scratch: Path) -> None:
 def test_during_the_build(here: Proved) -> None:
     before, image = files(here), handle(here.tag)
     running = here.project.start("make", here.name, "--no-cache", "--json")
-    until("a running build", lambda: any("buildx build" in line for line in children(running.pid)))
+    until("a running build", lambda: any("buildx build" in line for line in children(running.pid)), 180)
     interrupt(running, "render")
     assert files(here) == before
     assert handle(here.tag) == image
@@ -97,7 +97,7 @@ def test_during_the_selftest(here: Proved) -> None:
     shutil.rmtree(here.project.state / "envbuild" / "evidence")
     before = files(here)
     running = here.project.start("make", here.name, "--json")
-    until("a container of the self-test", lambda: containers(running.pid))
+    until("a container of the self-test", lambda: containers(running.pid), 180)
     interrupt(running, "build")
     assert files(here) == before
 

@@ -42,9 +42,8 @@ def base_image(registry: Registry, quick: Proved, run_id: str) -> str:
 
 @pytest.fixture(scope="module")
 def private(registry: Registry, workplace: Path) -> Project:
-    return Project.create(workplace / "from-registry").with_env(
-        PATH=path_without(workplace / "no-mmdebstrap", "mmdebstrap")
-    )
+    project = Project.create(workplace / "from-registry").with_required_alone()
+    return project.with_env(PATH=path_without(workplace / "no-mmdebstrap", "mmdebstrap"))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def names(run_id: str) -> list[str]:
 @pytest.fixture
 def several(images: None, scratch: Path, names: list[str]) -> Project:
     """Two that pass, and one whose own script does not; they differ in what they have beside torch."""
-    project = Project.create(scratch)
+    project = Project.create(scratch).with_required_alone()
     for name, env in zip(names, ("1", "2", "3"), strict=True):
         tests = {"level": "quick", "require": REQUIRED}
         bad = {"script": "fails.py"} if "bad" in name else {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,19 +19,25 @@ _NUMBERS = itertools.count()
 _FIXED = ("envbuild.facts.database", "envbuild.facts.fact_files", "envbuild.testrun.job")
 
 
+@functools.cache
+def _remembering(module: ModuleType) -> list[Any]:
+    """The functions of a module that remember what they returned."""
+    return [value for value in vars(module).values() if hasattr(value, "cache_clear")]
+
+
 def forget() -> None:
     """Drop what the package remembers of the machine's configuration; the facts never change."""
     for name, module in list(sys.modules.items()):
         if name.startswith("envbuild.") and name not in _FIXED:
-            for value in vars(module).values():
-                if hasattr(value, "cache_clear"):
-                    value.cache_clear()
+            for function in _remembering(module):
+                function.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    home = tmp_path_factory.getbasetemp() / f"home-{next(_NUMBERS)}"
-    home.mkdir()
+    # not beside tmp_path, which pytest finds a name for by listing all that is there
+    home = tmp_path_factory.getbasetemp() / "homes" / str(next(_NUMBERS))
+    home.mkdir(parents=True)
     for name in list(os.environ):
         if name.startswith(_FOREIGN) or name in _PROXIES or name.lower() in _PROXIES:
             monkeypatch.delenv(name)

@@ -195,7 +195,7 @@ def write_wheel(
     extras: Sequence[str] = (),
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
-    """A wheel that installs one module and these files, small and valid."""
+    """A wheel that installs these files, and one module unless they are a package of its name; small and valid."""
     stem = f"{name.replace('-', '_')}-{version}"
     lines = [
         "Metadata-Version: 2.1",
@@ -205,8 +205,9 @@ def write_wheel(
         *(f"Provides-Extra: {extra}" for extra in extras),
     ]
     info = f"{stem.removesuffix(version)}{version.partition('-')[0]}.dist-info"
+    module = name.replace("-", "_")
     members = {
-        f"{name.replace('-', '_')}.py": content,
+        **({} if f"{module}/__init__.py" in files else {f"{module}.py": content}),
         f"{info}/METADATA": "\n".join(lines) + "\n",
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
         f"{info}/RECORD": "",

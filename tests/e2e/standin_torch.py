@@ -1,0 +1,68 @@
+"""A torch of half a megabyte that computes nothing: its name, and what compiles extensions with the real one.
+
+The real one for CUDA 13 and what it needs are 6 GB, of which each image would be made, and for which it is audited.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from unit.support import write_wheel
+
+from .support import command
+
+# Of the torch of this environment, as it is: what torch.utils.cpp_extension imports.
+_REAL = ("_appdirs.py", "torch_version.py", "_vendor/__init__.py", "_vendor/packaging/*.py", "utils/cpp_extension.py",
+         "utils/_cpp_extension_versioner.py", "utils/file_baton.py", "utils/hipify/*.py")  # fmt: skip
+_LINKED = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")  # to each CUDAExtension
+_PACKAGE = """
+from torch import version
+from torch.version import __version__
+
+class _C:
+    _cuda_getArchFlags = staticmethod(lambda: "sm_80 sm_90")
+
+class cuda:
+    _is_compiled = staticmethod(lambda: True)
+    is_available = staticmethod(lambda: False)
+
+class xpu:
+    _is_compiled = staticmethod(lambda: False)
+
+class backends:
+    class mps:
+        is_built = staticmethod(lambda: False)
+"""
+
+
+def content(version: str, cuda: str) -> str:
+    """What an audit asks torch for."""
+    return (
+        f"__version__ = {version!r}\n"
+        f"class version:\n    cuda = {cuda!r}\n    hip = None\n"
+        "class _C:\n    _cuda_getArchFlags = staticmethod(lambda: 'sm_80 sm_90')\n"
+    )
+
+
+def write_compiling(folder: Path, version: str, cuda: str, needs: Sequence[str]) -> None:
+    """A wheel of it that compiles extensions; what they are linked with is empty."""
+    found = importlib.util.find_spec("torch")
+    assert found and found.origin
+    real = Path(found.origin).parent
+    empty = folder.parent / "empty.so"
+    command("gcc", "-shared", "-s", "-x", "c", "/dev/null", "-o", empty)
+    told = f"__version__ = '{version}+cu{cuda.replace('.', '')}'\ncuda = {cuda!r}\nhip = xpu = None\n"
+    files = {
+        "torch/__init__.py": _PACKAGE.encode(),
+        "torch/version.py": told.encode(),
+        "torch/utils/__init__.py": b"",
+        **{f"torch/lib/lib{name}.so": empty.read_bytes() for name in _LINKED},
+        **{
+            f"torch/{path.relative_to(real).as_posix()}": path.read_bytes()
+            for pattern in _REAL
+            for path in real.glob(pattern)
+        },
+    }
+    write_wheel(folder, "torch", version, [*needs, "typing-extensions"], files=files)
