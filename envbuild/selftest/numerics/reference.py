@@ -35,7 +35,7 @@ def _outer_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     columns, rows = a.movedim(-1, 0).unsqueeze(-1), b.movedim(-2, 0).unsqueeze(-2)
     at_once = max(1, _AT_ONCE // max(1, total.numel()))
     with one_thread():
-        for column, row in zip(columns.split(at_once), rows.split(at_once)):
+        for column, row in zip(torch.split(columns, at_once), torch.split(rows, at_once)):
             if len(column) < _WORTH_HALVING:
                 for one, other in zip(column.unbind(), row.unbind()):
                     total.addcmul_(one, other)
