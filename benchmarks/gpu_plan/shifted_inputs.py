@@ -15,13 +15,13 @@ _STRIDE = 7919  # between the seeds of inputs; a prime, so that no two of the pr
 
 
 def _shift_inputs(seed: int) -> None:
-    hashes = inputs.hashes
+    bits = inputs.bits
 
     def shifted(count: int, given: int) -> torch.Tensor:
-        return hashes(count, given + _STRIDE * seed)
+        return bits(count, given + _STRIDE * seed)
 
     module: Any = inputs
-    module.hashes = shifted
+    module.bits = shifted
 
 
 _shift_inputs(int(os.environ.get(INPUTS_VARIABLE, "0")))

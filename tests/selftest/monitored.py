@@ -48,6 +48,20 @@ def working(name: str, alone: bool = False, untouched: bool = False) -> Probe:
     return Probe(name, "quick", "cpu", 60, function, untouched=untouched, alone=alone)
 
 
+def aborts(context: Context) -> None:
+    context.step("aborting")
+    time.sleep(WORK)
+    os.abort()
+
+
+def sleeping(name: str) -> Probe:
+    def function(context: Context) -> None:
+        note(f"begin {name}")
+        time.sleep(60)
+
+    return Probe(name, "quick", "cpu", 60, function)
+
+
 def starts() -> None:
     note("start")
     time.sleep(START)
@@ -82,5 +96,7 @@ PROBES = (
     working("alone", alone=True),
     *(working(f"more{index}") for index in range(2)),
     working("untouched", untouched=True),
+    Probe("aborts", "quick", "cpu", 60, aborts),
+    *(sleeping(f"sleeps{index}") for index in range(2)),
     working("last"),
 )

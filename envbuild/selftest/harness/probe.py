@@ -19,7 +19,7 @@ class Probe:
     and a profile for an older one cannot require it.
     `untouched`: nothing of torch was called in its process when it begins, not even the question whether there is a
     GPU, which starts CUDA. It judges the driver itself, or forks processes that are to use torch.
-    `alone`: no other probe starts CUDA meanwhile, as it measures time or takes all the memory there is.
+    `alone`: no other probe works or starts CUDA meanwhile, as it measures time or takes all the memory there is.
     """
 
     name: str
@@ -35,6 +35,11 @@ class Probe:
     def may_start_ahead(self) -> bool:
         """Whether CUDA may be started in its process before its turn; a script may want to do that itself."""
         return not self.untouched and self.needs != "script"
+
+    @property
+    def may_accompany(self) -> bool:
+        """Whether it may work while another probe works, on a CPU; nobody knows what a script does."""
+        return not self.alone and self.needs != "script"
 
     @property
     def does(self) -> str:

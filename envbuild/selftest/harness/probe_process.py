@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import resource
@@ -32,6 +33,9 @@ from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
 from envbuild.selftest.harness.probe_outcome import FAILED, PASSED, SKIPPED, Outcome, ProbeFailure, Skip, tail
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_KEPT_BLOCK, _KEPT_FREE = 32 << 20, 512 << 20  # bytes
+
 
 @dataclass(frozen=True)
 class Ends:
@@ -58,6 +62,7 @@ def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = (
             os.close(fd)
         _settle(ends)
         _limit_memory(job)
+        _keep_freed_memory()
         if job.device == "cuda" and probe.may_start_ahead:
             with contextlib.suppress(Exception):  # the probe meets it again, and names it
                 torch.cuda.synchronize()
@@ -93,6 +98,16 @@ def _limit_memory(job: JobDocument) -> None:
     if job.memory_mb is None or job.device == "cuda":
         return
     limit_memory(job.memory_mb << 20)
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc reuse blocks of up to 32 MiB, its largest threshold, instead of returning them to the kernel, which
+    fills each page with zeros before it gives it out again: that took a fifth of the sampled probes' processor time.
+    """
+    with contextlib.suppress(AttributeError):  # a C library without mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE)
 
 
 def _prepare(context: Context) -> None:

@@ -3,8 +3,10 @@
 It imports torch, so that a forked probe need not, and calls nothing of it: no tensor, no operation, no torch.cuda. A
 process forked after so much as one CPU operation can hang in torch's thread pool.
 
-Probes work one after the other, so that what the driver reports is the fault of one of them, and none takes time or
-memory from another. Only the start of CUDA, an estimated 0.6 to 1 s of each, is done ahead, while another one works.
+On a GPU probes work one after the other, so that what the driver reports is the fault of one of them, and none takes
+time or memory from another. Only the start of CUDA, an estimated 0.6 to 1 s of each, is done ahead, while another one
+works. On a CPU two probes work at the same time, unless one of them measures time or takes all memory: a probe has long
+stretches that one processor does. Results are in the catalogue's order either way.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, Callable, NoReturn
 
 import torch
 
-from envbuild.selftest.harness import probe_verdict, supervisor
+from envbuild.selftest.harness import host_memory, probe_verdict, supervisor
 from envbuild.selftest.harness.job_document import LEVELS, JobDocument
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_outcome import FAILED, PASSED, SKIPPED, Outcome
@@ -32,6 +34,7 @@ _INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
 _MOST_AHEAD = 2
 _NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # of a GPU's memory, by the probe that takes most at each level
 _CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
+_PAIR_MIB = 4 << 10  # of the machine's memory: twice what a probe takes at most on a CPU, up to level standard
 
 
 class RunInterrupted(BaseException):
@@ -52,7 +55,7 @@ def plan(probes: Sequence[Probe], job: JobDocument) -> tuple[Probe, ...]:
 
 
 def run(probes: Sequence[Probe], job: JobDocument, emit: Emit, terms: supervisor.Terms = supervisor.TERMS) -> bool:
-    """Run the planned probes one after the other; True where none failed. Raises Interrupted after ending them."""
+    """Run the planned probes; True where none failed. Raises Interrupted after ending them."""
     planned = plan(probes, job)
     counts = {PASSED: 0, FAILED: 0, SKIPPED: 0}
     before = {number: signal.signal(number, _interrupt) for number in _INTERRUPTIONS}
@@ -101,13 +104,28 @@ def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
     return found
 
 
+def works_in_pairs(job: JobDocument, memory: int) -> bool:
+    """Whether two probes may work at the same time: on a CPU with processors and memory (bytes) for both."""
+    known = job.level in _NEED_MIB and not job.own.shapes
+    return job.device == "cpu" and job.thread_count > 1 and known and memory >= _PAIR_MIB << 20
+
+
+def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
+    """Those that may work while the first one does, in order: none behind one that runs alone."""
+    for before, probe in zip(waiting, waiting[1:]):
+        if not (before.may_accompany and probe.may_accompany):
+            return
+        yield probe
+
+
 class _Processes:
-    """The harness's children: NVML's monitor, the probe whose turn it is, and those that start CUDA ahead."""
+    """The harness's children: NVML's monitor, the probes that work, and those that start CUDA ahead."""
 
     def __init__(self, job: JobDocument, terms: supervisor.Terms) -> None:
         self._job = job
         self._terms = terms
         self._ahead = 0
+        self._together = 2 if works_in_pairs(job, host_memory.available()) else 1
         self._monitor: Monitor | None = None
         self._children: dict[str, supervisor.Child] = {}
 
@@ -119,27 +137,45 @@ class _Processes:
             self._ahead = start_ahead(self._job, self._monitor.report())
 
     def run(self, waiting: Sequence[Probe]) -> tuple[Outcome, list[dict[str, Any]]]:
-        """Run the first of the probes that are left."""
-        probe, job = waiting[0], self._job
-        if probe.needs == "cuda" and job.device != "cuda":
-            return Outcome(SKIPPED, reason="needs a GPU"), []
-        if _lacks_script(probe, job):
-            return Outcome(SKIPPED, reason="needs a script of the profile's own"), []
-        timeout = job.timeouts.get(probe.name, probe.timeout)
+        """Run the first of the probes that are left, and meanwhile others that may work at the same time."""
+        probe = waiting[0]
+        lacking = _lacking(probe, self._job)
+        if lacking:
+            return Outcome(SKIPPED, reason=lacking), []
         try:
-            process = self._started(probe)
+            process = self._working(probe)
         except OSError as error:
             return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), []
         with contextlib.suppress(OSError):  # it is tried again when the probe's turn comes
             for later in next_in_line(waiting, self._ahead):
                 self._started(later)
-        ending = supervisor.finish(process, timeout, self._terms)
+        while not process.over:
+            with contextlib.suppress(OSError):
+                self._accompany(waiting)
+            supervisor.attend([child for child in self._children.values() if child.works])
+        ending = process.ending()
         with _uninterrupted():
             self._children.pop(probe.name).end()
-        judged = (probe_verdict.judge_script if probe.needs == "script" else probe_verdict.judge_ending)(
-            ending, timeout
-        )
-        return self._attributed(judged), probe_verdict.documents(ending)
+        judge = probe_verdict.judge_script if probe.needs == "script" else probe_verdict.judge_ending
+        return self._attributed(judge(ending, self._timeout(probe))), probe_verdict.documents(ending)
+
+    def _accompany(self, waiting: Sequence[Probe]) -> None:
+        """Let probes work beside the first of those that are left, as many as may work together."""
+        for probe in companions(waiting):
+            if sum(child.works for child in self._children.values()) >= self._together:
+                return
+            if probe.name not in self._children and not _lacking(probe, self._job):
+                self._working(probe)
+
+    def _working(self, probe: Probe) -> supervisor.Child:
+        """Its process, to which it is said that its turn has come."""
+        process = self._started(probe)
+        if not (process.works or process.over):
+            process.go(self._timeout(probe), self._terms)
+        return process
+
+    def _timeout(self, probe: Probe) -> float:
+        return self._job.timeouts.get(probe.name, probe.timeout)
 
     def end(self) -> None:
         """Leave nothing running."""
@@ -171,6 +207,13 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _lacking(probe: Probe, job: JobDocument) -> str | None:
+    """What a probe needs that is not there."""
+    if probe.needs == "cuda" and job.device != "cuda":
+        return "needs a GPU"
+    return "needs a script of the profile's own" if _lacks_script(probe, job) else None
 
 
 def _lacks_script(probe: Probe, job: JobDocument) -> bool:

@@ -78,10 +78,15 @@ class Child:
     """A probe's process, which starts CUDA and waits for its turn, and the harness's ends of its pipes.
 
     Raises OSError where no process can be started. `hidden`: the harness's descriptors that are closed in it.
+    `works`: its turn has come. `over`: its process has ended, or cannot be ended.
     """
 
     def __init__(self, probe: Probe, job: JobDocument, hidden: Sequence[int]) -> None:
-        self.begin = time.monotonic()
+        self.works = self.over = False
+        self._begin = time.monotonic()
+        self._seconds = self._timeout = 0.0
+        self._terms = TERMS
+        self._aborted = self._killed = False
         self.messages: list[Message] = []
         self.unpacker = Unpacker()
         self.dump = OutputTail(passed_on=False)
@@ -101,9 +106,15 @@ class Child:
         """What no other process may hold."""
         return (*self._open, *self._go)
 
-    def go(self) -> None:
-        """Its turn: from here on its time counts."""
-        self.begin = time.monotonic()
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The descriptors to read."""
+        return tuple(self._open)
+
+    def go(self, timeout: float, terms: Terms) -> None:
+        """Its turn: from here on its time counts, and it has `timeout` seconds and the terms' at most."""
+        self.works, self._timeout, self._terms = True, timeout, terms
+        self._begin = time.monotonic()
         with contextlib.suppress(BrokenPipeError):  # it has died while it waited, as its status will show
             os.write(self._go[0], b"g")
 
@@ -128,9 +139,6 @@ class Child:
                 os.close(write)
         return pid
 
-    def elapsed(self) -> float:
-        return time.monotonic() - self.begin
-
     def exited(self) -> bool:
         """True once the process is over; it stays a zombie, so that its group's number cannot go to another."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -151,12 +159,43 @@ class Child:
             self.status = os.waitpid(self.pid, 0)[1]
         return self.status
 
-    def drain(self, seconds: float) -> bool:
-        """Wait for output and take it in; False where none came."""
-        if not self._open:
-            time.sleep(seconds)
-            return False
-        ready, _, _ = select.select(list(self._open), (), (), seconds)
+    def attend(self) -> None:
+        """Take in its output, and do what is due: end it when its time is over, and what it leaves behind."""
+        self._drain()
+        elapsed = time.monotonic() - self._begin
+        if self.exited() or elapsed > self._timeout + self._terms.dump + self._terms.death:
+            self._conclude()
+        elif not self._aborted and elapsed > self._timeout:
+            self.signal(signal.SIGABRT)  # faulthandler answers with every thread's stack
+            self._aborted = True
+        elif not self._killed and elapsed > self._timeout + self._terms.dump:
+            self.kill_group()
+            self._killed = True
+
+    def _conclude(self) -> None:
+        self.kill_group()
+        left = _LEFT_IN_PIPES // _CHUNK
+        while left and self._drain():
+            left -= 1
+        self.reap()
+        self._seconds = time.monotonic() - self._begin
+        self.over, self.works = True, False
+
+    def ending(self) -> ProbeEnding:
+        """How it ended, once it is over."""
+        return ProbeEnding(
+            status=self.status,
+            timed_out=self._aborted,
+            messages=tuple(self.messages),
+            cut=self.unpacker.cut,
+            dump=self.dump.text(),
+            noise=self.noise.text(),
+            seconds=self._seconds,
+        )
+
+    def _drain(self) -> bool:
+        """Take in the output that is there; False where none is."""
+        ready, _, _ = select.select(self.outputs, (), (), 0)
         for fd in ready:
             self._take(fd, os.read(fd, _CHUNK))
         return bool(ready)
@@ -191,37 +230,12 @@ class Child:
         self._go.clear()
 
 
-def finish(process: Child, timeout: float, terms: Terms) -> ProbeEnding:
-    """Let a probe run, and wait for its end, `timeout` seconds and the terms' at most."""
-    process.go()
-    timed_out = _wait(process, timeout, terms)
-    process.kill_group()
-    left = _LEFT_IN_PIPES // _CHUNK
-    while left and process.drain(0):
-        left -= 1
-    return ProbeEnding(
-        status=process.reap(),
-        timed_out=timed_out,
-        messages=tuple(process.messages),
-        cut=process.unpacker.cut,
-        dump=process.dump.text(),
-        noise=process.noise.text(),
-        seconds=process.elapsed(),
-    )
-
-
-def _wait(process: Child, timeout: float, terms: Terms) -> bool:
-    """Drain until the process ends or all patience is spent; True where its time ran out."""
-    aborted = killed = False
-    while not process.exited():
-        process.drain(_TICK)
-        elapsed = process.elapsed()
-        if not aborted and elapsed > timeout:
-            process.signal(signal.SIGABRT)  # faulthandler answers with every thread's stack
-            aborted = True
-        elif not killed and elapsed > timeout + terms.dump:
-            process.kill_group()
-            killed = True
-        elif elapsed > timeout + terms.dump + terms.death:
-            break
-    return aborted
+def attend(children: Sequence[Child]) -> None:
+    """Wait for output of any of these, a moment at most, and do what is due for each."""
+    outputs = [fd for child in children for fd in child.outputs]
+    if outputs:
+        select.select(outputs, (), (), _TICK)
+    else:
+        time.sleep(_TICK)
+    for child in children:
+        child.attend()

@@ -24,9 +24,20 @@ class _Begin(torch.autograd.Function):
         return ctx.gradient, None
 
 
-def gradients(output: torch.Tensor, leaves: Sequence[torch.Tensor], gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def gradients(
+    output: torch.Tensor, leaves: Sequence[torch.Tensor], gradient: torch.Tensor, retain_graph: bool = False
+) -> tuple[torch.Tensor, ...]:
     """The gradients of the leaves. `gradient`: that of the output, of the same shape and dtype, else ValueError."""
+    return torch.autograd.grad(_start(output, gradient), tuple(leaves), retain_graph=retain_graph)
+
+
+def accumulate(output: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Add the gradients of the leaves to what they have, as `output.backward(gradient)` does."""
+    _start(output, gradient).backward()  # type: ignore[no-untyped-call]
+
+
+def _start(output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     if gradient.shape != output.shape or gradient.dtype != output.dtype:
         raise ValueError(f"{tuple(gradient.shape)} {gradient.dtype} for {tuple(output.shape)} {output.dtype}")
     start: torch.Tensor = _Begin.apply(output, gradient)  # type: ignore[no-untyped-call]
-    return torch.autograd.grad(start, tuple(leaves))
+    return start

@@ -19,11 +19,26 @@ def hashes(count: int, seed: int) -> torch.Tensor:
     takes a third of the time of int64: sums and products are taken modulo 2^32, and bits that a shift copied from the
     sign are cleared.
     """
+    return bits(count, seed).to(torch.int64).bitwise_and_(_MASK)
+
+
+def bits(count: int, seed: int) -> torch.Tensor:
+    """The same as int32: what all inputs are made of."""
     x = torch.arange(count, dtype=torch.int32).add_(_signed(seed * 0x9E3779B9))
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_signed(0x7FEB352D))
     x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_signed(0x846CA68B))
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
-    return x.to(torch.int64).bitwise_and_(_MASK)
+    return x
+
+
+def _shifted(x: torch.Tensor, places: int) -> torch.Tensor:
+    """int32 shifted to the right, with zeros from the left."""
+    return (x >> places).bitwise_and_(_MASK >> places)
+
+
+def _signs(x: torch.Tensor) -> torch.Tensor:
+    """-1 where the last bit is set, else 1."""
+    return (x & 1).mul_(-2).add_(1)
 
 
 def _signed(number: int) -> int:
@@ -33,25 +48,27 @@ def _signed(number: int) -> int:
 
 def ternary(shape: Sequence[int], seed: int, every: int = 4) -> torch.Tensor:
     """float32 of {-1, 0, 1}, about one in `every` not zero: sums of their products are exact in every dtype."""
-    x = hashes(_size(shape), seed)
-    sign = 1 - 2 * (x & 1)
-    return (sign * ((x >> 1) % every == 0)).to(torch.float32).reshape(tuple(shape))
+    x = bits(_size(shape), seed)
+    return (_signs(x) * (_shifted(x, 1).remainder_(every) == 0)).to(torch.float32).reshape(tuple(shape))
 
 
 def signs(count: int, seed: int) -> torch.Tensor:
     """float32 of {-1, 1}."""
-    return (1 - 2 * (hashes(count, seed) & 1)).to(torch.float32)
+    return _signs(bits(count, seed)).to(torch.float32)
 
 
 def whole(shape: Sequence[int], seed: int, most: int) -> torch.Tensor:
     """float32 of +-1, +-2, ... +-`most` (at most 2^24), never 0: each element counts in a sum."""
-    x = hashes(_size(shape), seed)
-    return ((1 - 2 * (x & 1)) * (1 + (x >> 1) % most)).to(torch.float32).reshape(tuple(shape))
+    x = bits(_size(shape), seed)
+    found = _signs(x)
+    if most > 1:
+        found.mul_(_shifted(x, 1).remainder_(most).add_(1))
+    return found.to(torch.float32).reshape(tuple(shape))
 
 
 def uniform(shape: Sequence[int], seed: int) -> torch.Tensor:
     """float32 in [0, 1), multiples of 2^-24."""
-    return ((hashes(_size(shape), seed) >> 8).to(torch.float32) * 2.0**-24).reshape(tuple(shape))
+    return _shifted(bits(_size(shape), seed), 8).to(torch.float32).mul_(2.0**-24).reshape(tuple(shape))
 
 
 def signed(shape: Sequence[int], seed: int) -> torch.Tensor:

@@ -77,7 +77,7 @@ def fp8(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch.dtype
 
 def rounding(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What rounding to `dtype` takes from `exact` at most, results below the normal range included."""
-    return unit_roundoff(dtype) * exact.abs() + _SUBNORMAL[str(dtype).replace("torch.", "")]
+    return exact.abs().mul_(unit_roundoff(dtype)).add_(_SUBNORMAL[str(dtype).replace("torch.", "")])
 
 
 def summation(n: int) -> float:

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, short_name
 from envbuild.selftest.harness.shared_results import EXACT
-from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics import gradients, inputs, tolerances
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.reference import compare
 from envbuild.selftest.probes.attention.attention_backends import is_refused, only
@@ -312,8 +312,8 @@ def _attend(context: Context, backend: str, case: NeedleCase, needle: Needle, dt
         values.requires_grad_(backward)
     with only(backend):
         output = F.scaled_dot_product_attention(q, k, v, **options)
-        gradients = torch.autograd.grad(output, (q, k, v), grad) if backward else ()
-    return [values.detach().cpu() for values in (output, *gradients)]
+        found = gradients.gradients(output, (q, k, v), grad) if backward else ()
+    return [values.detach().cpu() for values in (output, *found)]
 
 
 def lay_out_heads(values: torch.Tensor, layout: str) -> torch.Tensor:

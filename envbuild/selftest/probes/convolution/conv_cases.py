@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
-from envbuild.selftest.numerics import case_sampling, inputs, known_faults, tolerances
+from envbuild.selftest.numerics import case_sampling, gradients, inputs, known_faults, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
@@ -93,7 +93,7 @@ def _halves(device: torch.device, function: str) -> tuple[torch.dtype, ...]:
         x, w = (torch.ones(1, 1, *ones, device=device, dtype=dtype).requires_grad_() for _ in range(2))
         try:
             output = getattr(F, function)(x, w)
-            torch.autograd.grad(output, (x, w), torch.ones_like(output))
+            gradients.gradients(output, (x, w), torch.ones_like(output))
             found.append(dtype)
         except RuntimeError as error:
             if not is_unsupported(error):
@@ -186,7 +186,7 @@ def _differentiated(
     leaves = [leaf.detach().requires_grad_(name not in without) for name, leaf in zip(GRADIENTS, given)]
     output = convolve(what, *leaves)
     wanted = {name: leaf for name, leaf in zip(GRADIENTS, leaves) if leaf.requires_grad}
-    found = torch.autograd.grad(output, list(wanted.values()), grad)
+    found = gradients.gradients(output, tuple(wanted.values()), grad)
     return {"output": output.detach(), **dict(zip(wanted, found))}
 
 

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
 from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics import gradients, inputs, tolerances
 from envbuild.selftest.numerics.reference import compare, patches
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -237,8 +237,8 @@ def gradients_of(
     output: torch.Tensor, leaves: tuple[torch.Tensor, ...], full: torch.Tensor, few: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Of the input, by one gradient of the output, and of weights and bias, by another."""
-    first = torch.autograd.grad(output, leaves[:1], full, retain_graph=True)
-    return (*first, *torch.autograd.grad(output, leaves[1:], few))
+    first = gradients.gradients(output, leaves[:1], full, retain_graph=True)
+    return (*first, *gradients.gradients(output, leaves[1:], few))
 
 
 def _train(context: Context, case: Convolution, trained: Trained, dtype: torch.dtype) -> None:

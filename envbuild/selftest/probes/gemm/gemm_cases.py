@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import case_sampling, inputs, tolerances
+from envbuild.selftest.numerics import case_sampling, gradients, inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.layout_large_gaps import BATCHES, MATRICES, VECTORS, with_large_gaps
@@ -43,6 +43,7 @@ NEAREST = (-1, 0, 1)  # of a multiple: half of all sizes
 TRIED = 5  # sizes of a case, the largest first
 MOST = 1 << 21  # multiplications of a case's largest product
 SUMMED = 1 << 11  # the longest sum of fractions: beyond, a tolerance leaves out single elements
+_ZERO = torch.zeros((), dtype=torch.float64)
 BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # integers of so many are exact
 FACTOR_BITS = 12  # of an integer factor: one more than TF32 and float16 keep
 TF32_BITS = 11
@@ -361,13 +362,16 @@ class How:
         has are not rounded. `magnitude`: the result with every product and every term positive."""
         rounded = sum((self._rounding(step) for step in steps), self._rounding(value))
         if self.values == "integers":
-            return Exact(value, rounded)
+            return Exact(value, rounded.expand_as(value))
         # What is added to a product, and alpha, bring another four roundings to the accumulator.
-        return Exact(value, tolerances.gemm(torch.zeros_like(value), magnitude, k + 4, self.dtype, self.tf32) + rounded)
+        return Exact(value, tolerances.gemm(_ZERO, magnitude, k + 4, self.dtype, self.tf32) + rounded)
 
     def _rounding(self, value: torch.Tensor) -> torch.Tensor:
-        lost = value.to(self.dtype).to(torch.float64) != value
-        return torch.where(lost, tolerances.rounding(value, self.dtype), 0.0)
+        """Of one shape with the value, or one zero for all."""
+        nearest = value.to(self.dtype).to(torch.float64)
+        if torch.equal(nearest, value):
+            return _ZERO
+        return torch.where(nearest != value, tolerances.rounding(value, self.dtype), 0.0)
 
 
 def _sizes(point: Point, seed: int) -> list[Size]:
@@ -535,9 +539,9 @@ def _linear(*given: torch.Tensor, point: Point, sizes: Sequence[Size]) -> Result
             rows = next(count for count in (4, 3, 2, 1) if m % count == 0)
             batch = [rows, m // rows]
         output = F.linear(leaves[0].view(*batch, k), *leaves[1:])
-        gradients = torch.autograd.grad(output, leaves, grad[:m, :n].reshape(*batch, n))
+        computed = gradients.gradients(output, leaves, grad[:m, :n].reshape(*batch, n))
         found[title] = output.detach().reshape(m, n)
-        for name, gradient in zip(("x", "weight", "bias"), gradients):
+        for name, gradient in zip(("x", "weight", "bias"), computed):
             found[f"{title} gradient of {name}"] = gradient
     return found
 
@@ -551,12 +555,12 @@ def _linear_exactly(*given: torch.Tensor, how: How, sizes: Sequence[Size]) -> Ex
         for b in bias:
             found[_title(size)] = how.judged(value + b[:n], magnitude + b[:n].abs(), k, value)
     ones = torch.ones(1, len(grad), dtype=torch.float64)
-    gradients = {
+    factors = {
         "x": (grad, w, [(m, n, k) for m, k, n in sizes]),
         "weight": (grad.t(), x, [(n, m, k) for m, k, n in sizes]),
         **({"bias": (ones, grad, [(1, m, n) for m, k, n in sizes])} if bias else {}),
     }
-    for name, (left, right, turned) in gradients.items():
+    for name, (left, right, turned) in factors.items():
         for size, (inner, value, magnitude) in zip(sizes, _each(how, left, right, turned)):
             exact = how.judged(value, magnitude, inner[1])
             if name == "bias":

@@ -5,10 +5,9 @@ One byte an element keeps them small. The values repeat with a prime period, of 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
+from envbuild.selftest.harness import host_memory
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome import Skip
 from envbuild.selftest.numerics import inputs
@@ -62,10 +61,7 @@ def available(context: Context) -> int:
     """Bytes of memory that are free, on the GPU or on this machine."""
     if not context.on_cpu:
         return int(torch.cuda.mem_get_info(context.device)[0])
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0
+    return host_memory.available()
 
 
 def column_sums() -> torch.Tensor:

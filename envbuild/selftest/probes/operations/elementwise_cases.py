@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
-from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics import gradients, inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
@@ -418,7 +418,7 @@ def _cast_by_hand(x: torch.Tensor, target: torch.dtype) -> Expected:
 def _activated(x: torch.Tensor, grad: torch.Tensor, function: str, layout: str) -> Results:
     leaf = with_large_gaps(x, layout).detach().requires_grad_()
     output = ACTIVATIONS[function].call(leaf)
-    (gradient,) = torch.autograd.grad(output, leaf, with_large_gaps(grad, layout))
+    (gradient,) = gradients.gradients(output, (leaf,), with_large_gaps(grad, layout))
     return {"output": output.detach(), "gradient": gradient}
 
 

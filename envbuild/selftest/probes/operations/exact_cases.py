@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
-from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics import gradients, inputs
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference import product
@@ -132,15 +132,15 @@ def _embedding(indices: torch.Tensor, table: torch.Tensor, grad: torch.Tensor) -
     padded = torch.cat((torch.full_like(indices[:3], PADDING), indices))
     weights = table.detach().requires_grad_()
     rows = F.embedding(padded, weights, padding_idx=PADDING)
-    rows.backward(torch.cat((torch.full_like(grad[:3], 64.0), grad)))  # type: ignore[no-untyped-call]
+    gradients.accumulate(rows, torch.cat((torch.full_like(grad[:3], 64.0), grad)))
     assert weights.grad is not None
     return {"output": rows.detach(), "gradient": weights.grad}
 
 
 def _looked_up(indices: torch.Tensor, table: torch.Tensor, grad: torch.Tensor) -> Expected:
-    rows, gradients, order = table.tolist(), grad.tolist(), [PADDING] * 3 + indices.tolist()
+    rows, given, order = table.tolist(), grad.tolist(), [PADDING] * 3 + indices.tolist()
     sums = [[0.0] * table.shape[1] for _ in rows]
-    for row, values in zip(order[3:], gradients):
+    for row, values in zip(order[3:], given):
         sums[row] = [total + value for total, value in zip(sums[row], values)]
     return {"output": _exactly([rows[index] for index in order]), "gradient": _exactly(sums)}
 

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics import gradients, inputs
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
@@ -76,7 +76,7 @@ def _embedding(
     if shape == "transposed" and given.dim() == 2:
         given = given.t().contiguous().t()
     rows = F.embedding(given, leaf, **options)
-    (gradient,) = torch.autograd.grad(rows, leaf, grad.view(rows.shape))
+    (gradient,) = gradients.gradients(rows, (leaf,), grad.view(rows.shape))
     return {"output": rows.detach().reshape(grad.shape), "gradient": gradient}
 
 

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics import gradients, inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
@@ -181,7 +181,7 @@ def _one_softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, 
 
     leaf = with_large_gaps(turned(x), layout).detach().requires_grad_()
     output = getattr(torch, function)(leaf, dim={"last": -1, "first": 0, "middle": 1}[over])
-    (gradient,) = torch.autograd.grad(output, leaf, with_large_gaps(turned(grad), layout))
+    (gradient,) = gradients.gradients(output, (leaf,), with_large_gaps(turned(grad), layout))
     found = {"output": output.detach(), "gradient": gradient}
     return {name: part.t() if over == "first" else part for name, part in found.items()}
 
@@ -198,7 +198,7 @@ def _cross_entropy(
     given = x.view(*shape, -1).movedim(-1, 1).contiguous()
     leaf = given.detach().requires_grad_()
     loss = F.cross_entropy(leaf, targets.view(shape), weight=weights, **options)
-    (gradient,) = torch.autograd.grad(loss, leaf, grad.to(loss.device))
+    (gradient,) = gradients.gradients(loss, (leaf,), grad.to(loss.device))
     return {"output": loss.detach(), "gradient": gradient.movedim(1, -1).reshape(x.shape)}
 
 

@@ -11,7 +11,7 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import float64_operations, inputs, tolerances
+from envbuild.selftest.numerics import float64_operations, gradients, inputs, tolerances
 from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
 from envbuild.selftest.numerics.operation_case import Case
 
@@ -90,7 +90,7 @@ def _forward_backward(
 ) -> dict[str, torch.Tensor]:
     leaf = x.detach().requires_grad_()
     output = function(leaf)
-    output.backward(grad)  # type: ignore[no-untyped-call]
+    gradients.accumulate(output, grad)
     assert leaf.grad is not None
     return {"output": output.detach(), "gradient": leaf.grad}
 

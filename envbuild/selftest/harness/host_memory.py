@@ -1,0 +1,21 @@
+"""How much memory of the machine is left for this process."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+_MEMINFO = Path("/proc/meminfo")
+_LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", of the container's own control group
+
+
+def available(meminfo: Path = _MEMINFO, limit: Path = _LIMIT) -> int:
+    """Bytes that are free or can be freed, or as many as the control group may have, if that is fewer; 0 if unknown."""
+    found = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                found = int(line.split()[1]) << 10
+    with contextlib.suppress(OSError, ValueError):  # another version of control groups, or no limit
+        found = min(found, int(limit.read_text(encoding="ascii")))
+    return found

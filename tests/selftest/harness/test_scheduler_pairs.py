@@ -1,0 +1,126 @@
+"""On a CPU two probes work at the same time, but none while one runs alone; results keep the catalogue's order."""
+
+import dataclasses
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from envbuild.selftest.harness import host_memory, scheduler
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.project_test_spec import Own
+from selftest.harness.test_scheduler import is_over, wait_for
+from selftest.harness.test_scheduler_starts import probe
+from selftest.reading import Frame, job, outcomes, run, start
+
+NAMES = [f"work{index}" for index in range(4)] + ["alone", "more0", "more1", "untouched", "last"]
+PLENTY = 16 << 30  # bytes
+
+
+@pytest.mark.parametrize(
+    ("waiting", "beside"),
+    [("1 2 3", "2 3"), ("1 u 3", "u 3"), ("1 2 a 4", "2"), ("a 2", ""), ("1 2 s", "2"), ("s 2", ""), ("1", "")],
+)
+def test_who_may_work_at_the_same_time(waiting: str, beside: str) -> None:
+    found = scheduler.companions([probe(name) for name in waiting.split()])
+    assert " ".join(one.name for one in found) == beside
+
+
+@pytest.mark.parametrize(
+    ("changes", "memory", "pairs"),
+    [
+        ({}, PLENTY, True),
+        ({"level": "standard"}, PLENTY, True),
+        ({"level": "full"}, PLENTY, False),
+        ({"threads": 1}, PLENTY, False),
+        ({"own": Own(shapes=({},))}, PLENTY, False),
+        ({"device": "cuda"}, PLENTY, False),
+        ({}, 3 << 30, False),
+        ({}, 0, False),
+    ],
+)
+def test_where_two_work_at_the_same_time(changes: dict[str, object], memory: int, pairs: bool) -> None:
+    asked = dataclasses.replace(JobDocument(nonce="0" * 32, threads=2, device="cpu"), **changes)  # type: ignore[arg-type]
+    assert scheduler.works_in_pairs(asked, memory) is pairs
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "limit", "expected"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:    5 kB\n", "max", 5 << 10),
+        ("MemAvailable: 5 kB\n", "4096", 4096),
+        ("MemAvailable: 5 kB\n", "8192", 5 << 10),
+        ("MemTotal: 9 kB\n", "max", 0),
+        (None, None, 0),
+    ],
+)
+def test_memory_that_is_left(tmp_path: Path, meminfo: str | None, limit: str | None, expected: int) -> None:
+    for name, text in (("meminfo", meminfo), ("limit", limit)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    assert host_memory.available(tmp_path / "meminfo", tmp_path / "limit") == expected
+
+
+def worked(folder: Path, threads: int) -> tuple[dict[str, Frame], dict[str, tuple[float, float]]]:
+    """The frames of a run on the CPU, and when each probe began and ended."""
+    notes = folder / "notes"
+    document = job(device="cpu", probes=NAMES, threads=threads)
+    found = outcomes(run("monitored", document, folder / "frames", ENVBUILD_TEST_NOTES=str(notes))[0])
+    when = {
+        what: float(moment) for what, _, moment in (line.rpartition(" ") for line in notes.read_text().splitlines())
+    }
+    return found, {name: (when[f"begin {name}"], when[f"end {name}"]) for name in NAMES}
+
+
+def overlapping(when: dict[str, tuple[float, float]]) -> set[frozenset[str]]:
+    return {
+        frozenset((one, other))
+        for one in NAMES
+        for other in NAMES
+        if one != other and when[one][0] < when[other][1] and when[other][0] < when[one][1]
+    }
+
+
+def test_two_work_at_the_same_time_and_results_keep_their_order(tmp_path: Path) -> None:
+    found, when = worked(tmp_path, threads=2)
+    assert list(found) == NAMES
+    assert {frame["status"] for frame in found.values()} == {"passed"}
+    pairs = overlapping(when)
+    assert frozenset(("work0", "work1")) in pairs and frozenset(("more0", "more1")) in pairs
+    assert not any("alone" in pair for pair in pairs)
+    at_once = [sum(begin <= moment < end for begin, end in when.values()) for moment, _ in when.values()]
+    assert max(at_once) == 2
+    assert max(when[f"work{index}"][1] for index in range(4)) <= when["alone"][0]
+    assert when["alone"][1] <= min(begin for begin, _ in (when["more0"], when["more1"]))
+
+
+def test_one_thread_is_one_probe_at_a_time(tmp_path: Path) -> None:
+    assert not overlapping(worked(tmp_path, threads=1)[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interruption_ends_both(tmp_path: Path, number: signal.Signals) -> None:
+    notes = tmp_path / "notes"
+    document = job(device="cpu", probes=["sleeps0", "sleeps1", "last"], threads=2)
+    with start("monitored", document, tmp_path / "frames", ENVBUILD_TEST_NOTES=str(notes)) as process:
+        wait_for(lambda: notes.exists() and notes.read_text().count("begin sleeps") == 2)
+        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        assert len(children) == 2
+        process.send_signal(number)
+        process.communicate(timeout=10)
+    assert process.returncode == 128 + number
+    for pid in children:
+        wait_for(lambda pid=pid: is_over(pid))  # type: ignore[misc]
+    assert "last" not in notes.read_text()
+
+
+def test_a_death_and_a_hang_are_those_of_the_probe(tmp_path: Path) -> None:
+    names = ["aborts", "sleeps0", "sleeps1", "last"]
+    document = job(device="cpu", probes=names, threads=2, timeouts={"sleeps0": 0.5, "sleeps1": 1.5})
+    found = outcomes(run("monitored", document, tmp_path / "frames", ENVBUILD_TEST_NOTES=str(tmp_path / "notes"))[0])
+    assert [found[name]["failure"] for name in names] == ["signal", "hang", "hang", None]
+    assert (found["aborts"]["signal"], found["aborts"]["at"]) == ("SIGABRT", "aborting")
+    assert 0.5 < found["sleeps0"]["seconds"] < 1.5 < found["sleeps1"]["seconds"]
+    assert "monitored.py" in found["sleeps0"]["detail"]
