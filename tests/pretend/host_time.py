@@ -29,8 +29,7 @@ from pretend.gpus import GPUS  # noqa: E402
 
 MODEL, LEVEL = "h100", "standard"
 NAMES = list(probe_names.known_probes())
-# What one kernel launch of torch costs the host beside a real GPU: an assumption, not measured here. The launch alone
-# takes 2 to 5 µs of host time, and torch's own way to it is within the 5 µs of a short operation on the CPU.
+# What one kernel launch of torch costs the host beside a real GPU: an assumption, not measured here.
 LAUNCH = 5e-6
 OVERHEAD = """
 import time, torch

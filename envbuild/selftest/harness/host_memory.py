@@ -9,7 +9,7 @@ _MEMINFO = Path("/proc/meminfo")
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", of the container's own control group
 
 
-def available(meminfo: Path = _MEMINFO, limit: Path = _LIMIT) -> int:
+def available_bytes(meminfo: Path = _MEMINFO, limit: Path = _LIMIT) -> int:
     """Bytes that are free or can be freed, or as many as the control group may have, if that is fewer; 0 if unknown."""
     found = 0
     with contextlib.suppress(OSError, ValueError):

@@ -125,7 +125,7 @@ class _Processes:
         self._job = job
         self._terms = terms
         self._ahead = 0
-        self._together = 2 if works_in_pairs(job, host_memory.available()) else 1
+        self._together = 2 if works_in_pairs(job, host_memory.available_bytes()) else 1
         self._monitor: Monitor | None = None
         self._children: dict[str, supervisor.Child] = {}
 

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from envbuild.selftest.harness import host_memory, scheduler
 from envbuild.selftest.harness.job_document import JobDocument
-from envbuild.selftest.harness.project_test_spec import Own
+from envbuild.selftest.harness.project_test_spec import ProjectTestSpec
 from selftest.harness.test_scheduler import is_over, wait_for
 from selftest.harness.test_scheduler_starts import probe
 from selftest.reading import Frame, job, outcomes, run, start
@@ -35,7 +35,7 @@ def test_who_may_work_at_the_same_time(waiting: str, beside: str) -> None:
         ({"level": "standard"}, PLENTY, True),
         ({"level": "full"}, PLENTY, False),
         ({"threads": 1}, PLENTY, False),
-        ({"own": Own(shapes=({},))}, PLENTY, False),
+        ({"own": ProjectTestSpec(shapes=({},))}, PLENTY, False),
         ({"device": "cuda"}, PLENTY, False),
         ({}, 3 << 30, False),
         ({}, 0, False),
@@ -60,7 +60,7 @@ def test_memory_that_is_left(tmp_path: Path, meminfo: str | None, limit: str | N
     for name, text in (("meminfo", meminfo), ("limit", limit)):
         if text is not None:
             (tmp_path / name).write_text(text)
-    assert host_memory.available(tmp_path / "meminfo", tmp_path / "limit") == expected
+    assert host_memory.available_bytes(tmp_path / "meminfo", tmp_path / "limit") == expected
 
 
 def worked(folder: Path, threads: int) -> tuple[dict[str, Frame], dict[str, tuple[float, float]]]:

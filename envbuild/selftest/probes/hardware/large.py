@@ -61,7 +61,7 @@ def available(context: Context) -> int:
     """Bytes of memory that are free, on the GPU or on this machine."""
     if not context.on_cpu:
         return int(torch.cuda.mem_get_info(context.device)[0])
-    return host_memory.available()
+    return host_memory.available_bytes()
 
 
 def column_sums() -> torch.Tensor:
