@@ -101,18 +101,18 @@ def _accumulator(context: Context) -> Iterator[Unit]:
 def _attention(context: Context, backend: str) -> Iterator[Unit]:
     def forward(context: Context, case: attention_torch.AttentionCase) -> None:
         with (
-            narrowed(attention_torch, cases=lambda context: (case,), _tell=_nothing),
-            narrowed(attention_backward, check=_nothing),
-            narrowed(attention_needle, check=_nothing),
+            narrowed(attention_torch, attention_shapes=lambda context: (case,), _tell=_nothing),
+            narrowed(attention_backward, check_gradients=_nothing),
+            narrowed(attention_needle, check_needles=_nothing),
         ):
             attention_torch.check_backend(context, backend)
 
     def backward(context: Context, case: attention_backward.GradientCase) -> None:
-        with narrowed(attention_backward, cases=lambda on_cpu: (case,)):
+        with narrowed(attention_backward, gradient_cases=lambda on_cpu: (case,)):
             attention_backward.check_gradients(context, backend)
 
     def needle(context: Context, case: attention_needle.NeedleCase, dtype: torch.dtype) -> None:
-        with narrowed(attention_needle, cases=lambda context, backend: ((case, dtype),)):
+        with narrowed(attention_needle, needle_cases=lambda context, backend: ((case, dtype),)):
             attention_needle.check_needles(context, backend)
 
     for one in attention_torch.attention_shapes(context):

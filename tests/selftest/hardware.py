@@ -84,7 +84,7 @@ def card(
         torch.__version__ = release  # type: ignore[assignment]
         module: Any = env_arch
         module.missing_gpu = lambda: None
-        module.cards, module.operations = cards or (lambda: {capability: "cpu"}), operations
+        module.gpus_by_capability, module.run_operations = cards or (lambda: {capability: "cpu"}), operations
         env_arch.env_arch(context)
 
     return Probe(f"env.arch:{seed}", "quick", "cuda", 120, function, untouched=True)

@@ -158,13 +158,14 @@ def runner():
         yield found
 
 
-@pytest.mark.parametrize("number", (0, 1))
-def test_a_large_fault_is_detected_and_a_clean_run_is_not(runner: Runner, number: int) -> None:
+@pytest.mark.parametrize("place", (0, -1))
+def test_a_large_fault_is_detected_and_a_clean_run_is_not(runner: Runner, place: int) -> None:
     """The output of softmax, and the gradient: one element far beyond its tolerance, and one within rounding."""
     for unit in softmaxes():
         clean = runner.clean(unit)
         assert clean is not None and not clean.detected and len(clean.results) == 2
-        wide = 0x7FFF if clean.sites[number].dtype != torch.float32 else 0x7FFFFFFF
+        number = clean.sites[place].number
+        wide = 0x7FFF if clean.sites[place].dtype != torch.float32 else 0x7FFFFFFF
         large = runner.run(
             unit, Shot(number, Fault(model.ONE_BIT, model.SINGLE_ELEMENT, 7, 8, 1, mask=wide, flip=True))
         )

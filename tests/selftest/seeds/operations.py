@@ -436,7 +436,7 @@ def of(module: Any, name: str, wrong: Wrong, cases: str) -> Probe:
         probe: Any = operations
         every = probe.cases
         probe.cases = lambda **options: (case for case in every(**options) if cases in case.name)
-        probe.sampled = lambda **options: ()
+        probe.sampled_operations = lambda **options: ()
         inner.function(context)
 
     return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
