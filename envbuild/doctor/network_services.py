@@ -27,7 +27,7 @@ from envbuild.registry import auth
 from envbuild.util import urls
 from envbuild.util.network_settings import Network
 
-TIMEOUT = (1.5, 1.5)  # seconds: to connect, and for the answer's head
+TIMEOUT = (1.5, 2.5)  # seconds: to connect, and for the head of an answer, which a busy machine sends late
 PLACE_SECONDS = 2.5  # for both together, and a name's look-up
 MAX_PLACES = 32
 _LIMITS = Network()  # whatever the settings say: they may be what is wrong
