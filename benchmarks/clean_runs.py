@@ -37,7 +37,7 @@ from envbuild.selftest.__main__ import torch_fault
 if fault := torch_fault():
     sys.exit(fault)
 from envbuild.selftest.harness import scheduler, supervisor
-from envbuild.selftest.probes.catalogue import PROBES
+from envbuild.selftest.probes.probe_catalogue import PROBES
 from envbuild.selftest.harness.job_document import parse
 from envbuild.selftest.harness.standalone_output import Collector
 collector = Collector()

@@ -100,12 +100,12 @@ def write_expected() -> None:
     facts) and gpu_locked_files.json (from the lock and the wheels in the store)."""
     import yaml
 
-    from envbuild.util import settings
+    from envbuild.util import user_folders
 
     EXPECTED.write_text(json.dumps(expected(), indent=1) + "\n", encoding="utf-8")
     lock = yaml.safe_load((ROOT / "profiles" / f"{locked_files.PROFILE}.lock.yaml").read_text(encoding="utf-8"))
     before = locked_files.read() if locked_files.FILE.exists() else {}
-    made = locked_files.expected(lock, settings.cache_folder("wheels", make=False), before)
+    made = locked_files.expected(lock, user_folders.cache_folder("wheels", make=False), before)
     locked_files.FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(f"{len(made['wheels'])} wheels with libraries; not in the store: {', '.join(made['missing']) or 'none'}")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where envbuild is not installed, as on a machine lent for its GPU
 
-from envbuild.doctor import machine
+from envbuild.doctor import machine_description
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def described() -> str:
-    return str(machine.read())
+    return str(machine_description.read())
 
 
 def write(name: str, lines: list[str]) -> None:

@@ -16,13 +16,24 @@ import torch
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.numerics import inputs, operation_case, reference, tolerances
-from envbuild.selftest.probes.attention import attention_backward, attention_needle, attention_torch
-from envbuild.selftest.probes.convolution import conv_torch
+from envbuild.selftest.numerics import (
+    element_comparison,
+    hashed_inputs,
+    operation_case,
+    reference_products,
+    tensor_digests,
+    tolerances,
+)
+from envbuild.selftest.probes.attention import (
+    attention_backend_probes,
+    attention_gradient_cases,
+    attention_needle_cases,
+)
+from envbuild.selftest.probes.convolution import conv_fixed_cases
 from envbuild.selftest.probes.gemm import gemm_correctness
 from envbuild.selftest.probes.hardware import memory
 from envbuild.selftest.probes.normalization import norm_fixed_cases
-from envbuild.selftest.probes.operations import linear_algebra
+from envbuild.selftest.probes.operations import fft_and_linalg
 from envbuild.selftest.probes.training import small_gpt, train_step
 
 from .injector import InjectedContext, Injector, Shot, Site
@@ -30,29 +41,42 @@ from .records import MASKED, PARTIAL, STOPPED, WHOLE
 from .units import Unit
 
 # What makes inputs, and exact results. Callers get copies of inputs, since some write to them.
-_COPIED: tuple[Any, ...] = (inputs.hashes, inputs.ternary, inputs.signs, inputs.whole, inputs.uniform, inputs.signed)
+_COPIED: tuple[Any, ...] = (
+    hashed_inputs.hashes,
+    hashed_inputs.ternary,
+    hashed_inputs.signs,
+    hashed_inputs.whole,
+    hashed_inputs.uniform,
+    hashed_inputs.signed,
+)
 _REMEMBERED: tuple[Any, ...] = (
-    *(reference.product, memory.words_of, gemm_correctness.integers, gemm_correctness.references, small_gpt.tokens),
     *(
-        attention_torch.exact_attention,
-        attention_torch.mean_of_keys,
-        attention_backward.exact_gradients,
-        norm_fixed_cases.exact_norm,
-        conv_torch.reference,
-        conv_torch.integer_inputs,
+        reference_products.product,
+        memory.words_of,
+        gemm_correctness.integers,
+        gemm_correctness.references,
+        small_gpt.tokens,
     ),
     *(
-        attention_torch.attention_inputs,
-        attention_backward.gradient_inputs,
-        attention_needle.make_needle,
+        attention_backend_probes.exact_attention,
+        attention_backend_probes.mean_of_keys,
+        attention_gradient_cases.exact_gradients,
+        norm_fixed_cases.exact_norm,
+        conv_fixed_cases.reference,
+        conv_fixed_cases.integer_inputs,
+    ),
+    *(
+        attention_backend_probes.attention_inputs,
+        attention_gradient_cases.gradient_inputs,
+        attention_needle_cases.make_needle,
         norm_fixed_cases.norm_inputs,
     ),
 )
 # Training writes to what the first two give; the third multiplies what a faulty operator gave, in float64.
-_ON_HOST: tuple[Any, ...] = (train_step.model, small_gpt.parameters, linear_algebra._times)
+_ON_HOST: tuple[Any, ...] = (train_step.model, small_gpt.parameters, fft_and_linalg._times)
 
-Compare = Callable[..., reference.Worst]
-_digest = reference.raw_digest  # as it is before Runner replaces it
+Compare = Callable[..., element_comparison.Worst]
+_digest = tensor_digests.raw_digest  # as it is before Runner replaces it
 
 
 @dataclass(frozen=True)
@@ -104,7 +128,7 @@ class Runner:
 
     job: JobDocument  # of the next runs
 
-    def __init__(self, job: JobDocument, compare: Compare = reference.compare) -> None:
+    def __init__(self, job: JobDocument, compare: Compare = element_comparison.compare) -> None:
         self.job = job
         self.learning = True
         self._compare = compare
@@ -114,8 +138,8 @@ class Runner:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Runner:
-        raw_digest = reference.raw_digest
-        self._replace(reference.compare, self._comparing(reference.compare))
+        raw_digest = tensor_digests.raw_digest
+        self._replace(element_comparison.compare, self._comparing(element_comparison.compare))
         self._replace(raw_digest, self._digesting(raw_digest))
         for function in _COPIED:
             self._replace(function, self._remembering(function, copied=True))
@@ -125,8 +149,8 @@ class Runner:
             self._replace(function, self._on_host(function))
         self._replace(train_step.train, self._training(train_step.train))
         self._set(operation_case.Case, "expected", self._expecting(operation_case.Case.expected))
-        trained = conv_torch.Trained.of
-        self._set(conv_torch.Trained, "of", staticmethod(self._remembering(trained)))
+        trained = conv_fixed_cases.Trained.of
+        self._set(conv_fixed_cases.Trained, "of", staticmethod(self._remembering(trained)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -235,7 +259,9 @@ class Runner:
         return call
 
     def _comparing(self, right: Compare) -> Compare:
-        def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None) -> reference.Worst:
+        def compare(
+            got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None
+        ) -> element_comparison.Worst:
             with self._aside():
                 values = got.detach().clone()
                 allowed = None
@@ -255,7 +281,7 @@ class Runner:
         return raw_digest
 
 
-def _allowed(values: torch.Tensor, bound: torch.Tensor, worst: reference.Worst) -> torch.Tensor | None:
+def _allowed(values: torch.Tensor, bound: torch.Tensor, worst: element_comparison.Worst) -> torch.Tensor | None:
     """As far as a run without a fault is from the exact values at most, relative to the tolerance, or one rounding of
     the value, whichever is more."""
     if not worst.bound:

@@ -13,17 +13,22 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.harness.forking import ForkEnding
+from envbuild.selftest.harness.forked_work import ForkEnding
 from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsupported, short_name
 from envbuild.selftest.harness.probe_outcome import Skip
 from envbuild.selftest.numerics import case_sampling, operation_case
 from envbuild.selftest.numerics.case_sampling import Operation
-from envbuild.selftest.probes.attention import attention_backward, attention_cases, attention_needle, attention_torch
-from envbuild.selftest.probes.convolution import conv_cases, conv_torch
-from envbuild.selftest.probes.gemm import gemm_cases, gemm_correctness, gemm_crash, gemm_precision
+from envbuild.selftest.probes.attention import (
+    attention_backend_probes,
+    attention_gradient_cases,
+    attention_needle_cases,
+    attention_sampled_cases,
+)
+from envbuild.selftest.probes.convolution import conv_fixed_cases, conv_sampled_cases
+from envbuild.selftest.probes.gemm import gemm_correctness, gemm_crash, gemm_precision, gemm_sampled_cases
 from envbuild.selftest.probes.hardware import transfer
-from envbuild.selftest.probes.normalization import norm_cases, norm_fixed_cases, norm_torch
-from envbuild.selftest.probes.operations import linear_algebra, operations
+from envbuild.selftest.probes.normalization import norm_fixed_cases, norm_sampled_cases, norm_torch
+from envbuild.selftest.probes.operations import fft_and_linalg, operations
 from envbuild.selftest.probes.training import optim_torch, small_gpt, train_repeat, train_step
 
 Run = Callable[[Context], object]
@@ -99,28 +104,28 @@ def _accumulator(context: Context) -> Iterator[Unit]:
 
 
 def _attention(context: Context, backend: str) -> Iterator[Unit]:
-    def forward(context: Context, case: attention_torch.AttentionCase) -> None:
+    def forward(context: Context, case: attention_backend_probes.AttentionCase) -> None:
         with (
-            narrowed(attention_torch, attention_shapes=lambda context: (case,), _tell=_nothing),
-            narrowed(attention_backward, check_gradients=_nothing),
-            narrowed(attention_needle, check_needles=_nothing),
+            narrowed(attention_backend_probes, attention_shapes=lambda context: (case,), _tell=_nothing),
+            narrowed(attention_gradient_cases, check_gradients=_nothing),
+            narrowed(attention_needle_cases, check_needles=_nothing),
         ):
-            attention_torch.check_backend(context, backend)
+            attention_backend_probes.check_backend(context, backend)
 
-    def backward(context: Context, case: attention_backward.GradientCase) -> None:
-        with narrowed(attention_backward, gradient_cases=lambda on_cpu: (case,)):
-            attention_backward.check_gradients(context, backend)
+    def backward(context: Context, case: attention_gradient_cases.GradientCase) -> None:
+        with narrowed(attention_gradient_cases, gradient_cases=lambda on_cpu: (case,)):
+            attention_gradient_cases.check_gradients(context, backend)
 
-    def needle(context: Context, case: attention_needle.NeedleCase, dtype: torch.dtype) -> None:
-        with narrowed(attention_needle, needle_cases=lambda context, backend: ((case, dtype),)):
-            attention_needle.check_needles(context, backend)
+    def needle(context: Context, case: attention_needle_cases.NeedleCase, dtype: torch.dtype) -> None:
+        with narrowed(attention_needle_cases, needle_cases=lambda context, backend: ((case, dtype),)):
+            attention_needle_cases.check_needles(context, backend)
 
-    for one in attention_torch.attention_shapes(context):
+    for one in attention_backend_probes.attention_shapes(context):
         yield Unit(one.name, functools.partial(forward, case=one))
     if context.at_least("standard"):
-        for two in attention_backward.gradient_cases(context.on_cpu):
+        for two in attention_gradient_cases.gradient_cases(context.on_cpu):
             yield Unit(f"backward {two.name}", functools.partial(backward, case=two))
-    for three, dtype in attention_needle.needle_cases(context, backend):
+    for three, dtype in attention_needle_cases.needle_cases(context, backend):
         yield Unit(f"needle {short_name(dtype)} {three.name}", functools.partial(needle, case=three, dtype=dtype))
 
 
@@ -141,12 +146,12 @@ def _norms(context: Context) -> Iterator[Unit]:
 
 
 def _conv(context: Context) -> Iterator[Unit]:
-    for dtype in conv_torch.DTYPES:
-        for case in conv_torch.SMALL:
-            run = _narrow(conv_torch.conv, conv_torch, SMALL=(case,), TRAINED=(), DTYPES=(dtype,))
+    for dtype in conv_fixed_cases.DTYPES:
+        for case in conv_fixed_cases.SMALL:
+            run = _narrow(conv_fixed_cases.conv, conv_fixed_cases, SMALL=(case,), TRAINED=(), DTYPES=(dtype,))
             yield Unit(f"{short_name(dtype)} {case.name}", run)
-        for case in conv_torch.TRAINED:
-            run = _narrow(conv_torch.conv, conv_torch, SMALL=(), TRAINED=(case,), DTYPES=(dtype,))
+        for case in conv_fixed_cases.TRAINED:
+            run = _narrow(conv_fixed_cases.conv, conv_fixed_cases, SMALL=(), TRAINED=(case,), DTYPES=(dtype,))
             yield Unit(f"{short_name(dtype)} {case.name} gradients", run)
 
 
@@ -187,13 +192,13 @@ PROBES: dict[str, Callable[[Context], Iterable[Unit]]] = {
     "tf32.mode": lambda context: [Unit("all", gemm_precision.tf32_mode, ("mm", "convolution"))],
     "attention.math": lambda context: _attention(context, "math"),
     "attention.flash": lambda context: _attention(context, "flash"),
-    "gemm.cases": lambda context: _sampled(context, gemm_cases.OPERATIONS),
-    "attention.cases": lambda context: _sampled(context, attention_cases.OPERATIONS),
-    "norm.cases": lambda context: _sampled(context, norm_cases.OPERATIONS),
-    "conv.cases": lambda context: _sampled(context, conv_cases.OPERATIONS),
+    "gemm.cases": lambda context: _sampled(context, gemm_sampled_cases.OPERATIONS),
+    "attention.cases": lambda context: _sampled(context, attention_sampled_cases.OPERATIONS),
+    "norm.cases": lambda context: _sampled(context, norm_sampled_cases.OPERATIONS),
+    "conv.cases": lambda context: _sampled(context, conv_sampled_cases.OPERATIONS),
     "operations": _operations,
-    "fft": lambda context: _cases(linear_algebra.transforms()),
-    "linalg": lambda context: _cases(linear_algebra.factorizations()),
+    "fft": lambda context: _cases(fft_and_linalg.transforms()),
+    "linalg": lambda context: _cases(fft_and_linalg.factorizations()),
     "optim.torch": lambda context: _cases(optim_torch.cases(), optim_torch._may_refuse),
     "norm.torch": _norms,
     "conv": _conv,

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context, dtype_name
-from envbuild.selftest.numerics import reference
-from envbuild.selftest.probes.catalogue import PROBES as CATALOGUE
+from envbuild.selftest.numerics import element_comparison
+from envbuild.selftest.probes.probe_catalogue import PROBES as CATALOGUE
 
 from . import model
 from .injector import Shot, Site
@@ -28,7 +28,7 @@ CONTROL = "control"  # operations, judged by a comparison that sees every second
 CONTROLLED = "operations"
 OFFSETS = (0, 1, 3, 6)  # elements by which inputs are moved in memory
 SETTINGS = 2 * len(OFFSETS)  # with one thread and with two
-_right = reference.compare  # as it is before Runner replaces it
+_right = element_comparison.compare  # as it is before Runner replaces it
 
 
 class Campaign:
@@ -78,7 +78,9 @@ def _record(unit: Unit, site: Site, fault: model.Fault, found: Effect) -> Record
     )
 
 
-def every_second(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None) -> reference.Worst:
+def every_second(
+    got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None
+) -> element_comparison.Worst:
     """A broken comparison: it leaves out every second element."""
     limit = None if bound is None else bound.expand(got.shape).reshape(-1)[::2]
     return _right(got.detach().reshape(-1)[::2], expected.reshape(-1)[::2], limit)
@@ -106,7 +108,7 @@ def run_injections(name: str, count: int, file: Path) -> None:
     """Go on with the injections of a probe until there are `count`."""
     lines = Lines(file)
     done = lines.open()
-    compare = every_second if name == CONTROL else reference.compare
+    compare = every_second if name == CONTROL else element_comparison.compare
     with Runner(JobDocument(nonce="0" * 32, level=LEVEL, threads=1), compare) as runner:
         campaign = Campaign(runner, CONTROLLED if name == CONTROL else name)
         for number in range(done, count):

@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.numerics import inputs
-from envbuild.selftest.probes.catalogue import PROBES as PROBES
+from envbuild.selftest.numerics import hashed_inputs
+from envbuild.selftest.probes.probe_catalogue import PROBES as PROBES
 from gpu_plan.selftests import INPUTS_VARIABLE
 
 _STRIDE = 7919  # between the seeds of inputs; a prime, so that no two of the probes' own coincide
 
 
 def _shift_inputs(seed: int) -> None:
-    bits = inputs.bits
+    bits = hashed_inputs.bits
 
     def shifted(count: int, given: int) -> torch.Tensor:
         return bits(count, given + _STRIDE * seed)
 
-    module: Any = inputs
+    module: Any = hashed_inputs
     module.bits = shifted
 
 

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.attest import policy_check, signing, trust, verify
+from envbuild.attest import image_verifier, keys_and_signatures, policy_check, trusted_statements
+from envbuild.attest.image_verifier import Envelope
+from envbuild.attest.keys_and_signatures import PublicKey
 from envbuild.attest.policy import Policy
-from envbuild.attest.signing import PublicKey
-from envbuild.attest.trust import Trusted
-from envbuild.attest.verify import Envelope
-from envbuild.evidence import rules
-from envbuild.evidence.rules import Proof
+from envbuild.attest.trusted_statements import Trusted
+from envbuild.evidence import proof_rules
+from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
 from envbuild.util.errors import CheckFailed, Fault
-from envbuild.util.refusal import Malformed, Reason, Refusal
+from envbuild.util.refusal_errors import Malformed, Reason, Refusal
 
 _CPU = "CPU"
 
@@ -47,22 +47,22 @@ def community_proofs(found: Iterable[EvidenceRow], profile: str, lock: str, mode
         Proof(model, "proved", None, f"proved on {'the CPU' if row.gpu == _CPU else row.gpu}, {row.when}")
         for model in models
         for row in counted
-        if _model(row) in rules.models_sharing_proof(model)
+        if _model(row) in proof_rules.models_sharing_proof(model)
     ]
 
 
 def _model(row: EvidenceRow) -> str:
     known = database.gpu_by_name(row.gpu)
-    return rules.CPU if row.gpu == _CPU else known.id if known else row.gpu
+    return proof_rules.CPU if row.gpu == _CPU else known.id if known else row.gpu
 
 
 def read(folder: Path, now: datetime.datetime) -> list[EvidenceRow]:
     """The rows of a folder; none where it is missing. Raises CheckFailed as `evidence_rows` does."""
-    keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := signing.trusted(file))}
+    keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := keys_and_signatures.trusted(file))}
     envelopes: list[tuple[str, Envelope | Refusal]] = []
     for file in sorted(folder.glob("*.json")):
         try:
-            envelopes.append((file.name, verify.read_file(file)))
+            envelopes.append((file.name, image_verifier.read_file(file)))
         except Refusal as refusal:
             envelopes.append((file.name, refusal))
     return evidence_rows(envelopes, keys, now)
@@ -106,7 +106,7 @@ def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Tru
     """Who signed it, and what they say. Raises Refusal where none of them did, or it cannot be believed."""
     refused = Reason("signature", "nobody whose key is in keys/ signed this")
     for who, key in keys.items():
-        believed = trust.believe([envelope], [key], None)
+        believed = trusted_statements.believe([envelope], [key], None)
         if not believed.refused:
             return who, believed
         if believed.refused[0].id != "signature":

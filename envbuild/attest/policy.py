@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from envbuild.attest import signing
-from envbuild.attest.signing import PublicKey
-from envbuild.evidence.rules import CPU
-from envbuild.facts import database, probe_names
-from envbuild.facts.probe_names import Level
+from envbuild.attest import keys_and_signatures
+from envbuild.attest.keys_and_signatures import PublicKey
+from envbuild.evidence.proof_rules import CPU
+from envbuild.facts import database, probe_catalogue_reader
+from envbuild.facts.probe_catalogue_reader import Level
 from envbuild.profile.value_types import ProbeName, Release
-from envbuild.registry.oci import Reference
-from envbuild.util import yamldoc
+from envbuild.registry.oci_types import Reference
+from envbuild.util import yaml_document
 from envbuild.util.errors import FileError, UsageError, near
 
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
@@ -74,16 +74,16 @@ def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
     Without any key there, the setting `public_key` is. Raises FileError with every fault of the
     file, UsageError with those of the command line.
     """
-    doc = yamldoc.read(file, FileError) if file else yamldoc.Document("the command line", {})
+    doc = yaml_document.read(file, FileError) if file else yaml_document.Document("the command line", {})
     try:
         found = _File.model_validate({**doc.data, **{name: value for name, value in given.items() if value}})
     except ValidationError as error:
         faults = [doc.fault(tuple(item["loc"]), _said(item)) for item in error.errors()]
         faults.sort(key=lambda fault: fault.line or 0)
         raise (FileError if file else UsageError)(f"{doc.file} asks for what no policy can", faults=faults) from None
-    probe_names.refuse_unknown(found.probes)
+    probe_catalogue_reader.refuse_unknown(found.probes)
     names = [key] if key else [file.parent / name for name in found.keys if file]
-    keys = [signing.trusted(name) for name in names or (None,)]
+    keys = [keys_and_signatures.trusted(name) for name in names or (None,)]
     return Policy(
         keys=tuple(one for one in keys if one),
         gpus=model_names(found.gpus),

@@ -11,15 +11,15 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from envbuild.attest.policy import Policy
-from envbuild.attest.trust import SignedBuild
-from envbuild.evidence import profile_proofs, rules, run_record_schema
-from envbuild.evidence.rules import Proof, RequiredProof
+from envbuild.attest.trusted_statements import SignedBuild
+from envbuild.evidence import profile_proofs, proof_rules, run_record_schema
+from envbuild.evidence.proof_rules import Proof, RequiredProof
 from envbuild.facts import database
-from envbuild.facts.advisories import Situation
-from envbuild.facts.probe_names import LEVELS
+from envbuild.facts.gpu_and_advisory_types import Situation
+from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.profile.model import Profile
-from envbuild.resolve.torch_stack import stated
-from envbuild.util.refusal import Reason
+from envbuild.resolve.torch_stack_choice import stated
+from envbuild.util.refusal_errors import Reason
 
 Records = Sequence[tuple[Path, dict[str, Any]]]
 _AHEAD = datetime.timedelta(hours=24)  # clocks differ, and by no more
@@ -48,8 +48,8 @@ def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tupl
     on: list[Proof] = []
     reasons: list[Reason] = []
     for item in records:
-        asked = _stricter(rules.as_recorded(item[1]), policy)
-        named = policy.gpus or (rules.model_of(item[1]),)
+        asked = _stricter(proof_rules.as_recorded(item[1]), policy)
+        named = policy.gpus or (proof_rules.model_of(item[1]),)
         found, why = _each(named, asked, [item], policy, now, None)
         on += found
         reasons += [*unexpected_origin(item[1]["profile"], item[1]["lock"], policy), *why]
@@ -73,7 +73,7 @@ def _each(
     reasons: list[Reason] = []
     by_name = dict(records)
     for model in models:
-        proof = rules.judge_model(model, asked, records)
+        proof = proof_rules.judge_model(model, asked, records)
         if proof.state != "proved" or proof.evidence is None:
             reasons.append(Reason(_kind(proof), f"{model}: {proof.reason}"))
             continue
@@ -124,7 +124,7 @@ def proved_situation(record: Mapping[str, Any], policy: Policy, profile: Profile
     torch = installed.get("torch")
     release = database.torch_release(torch or "")
     cuda = release.cuda if release else said.cuda
-    gpu = database.gpus().get(rules.model_of(record))
+    gpu = database.gpus().get(proof_rules.model_of(record))
     return dataclasses.replace(
         said,
         gpus=(gpu,) if gpu else (),

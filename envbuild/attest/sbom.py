@@ -15,7 +15,7 @@ from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
-from envbuild.attest import statements
+from envbuild.attest import in_toto_statements
 from envbuild.lock.lock_file import Lock
 
 _SPACE = uuid.UUID("5d1c5e9e-2f2e-5e0e-9a51-6f0a6f2f9d0b")  # any constant: the same lock has the same serial number
@@ -51,14 +51,16 @@ def _components(lock: Lock) -> Iterator[Component]:
         hashes = [_sha256(digest.removeprefix("sha256:"))]
         yield Component(name=name, type=ComponentType.CONTAINER, bom_ref=lock.image, hashes=hashes)
     for deb in (*lock.base, *lock.apt):
-        yield _library(deb.name, deb.version, deb.sha256, deb.file, statements.deb_url(deb))
+        yield _library(deb.name, deb.version, deb.sha256, deb.file, in_toto_statements.deb_url(deb))
     for archive in lock.archives:
-        yield _library(archive.name, archive.version, archive.sha256, archive.name, statements.archive_url(archive))
+        yield _library(
+            archive.name, archive.version, archive.sha256, archive.name, in_toto_statements.archive_url(archive)
+        )
     for locked in lock.wheels:
         wheel = locked.wheel
-        yield _library(wheel.name, wheel.version, wheel.sha256, wheel.file, statements.wheel_url(locked))
+        yield _library(wheel.name, wheel.version, wheel.sha256, wheel.file, in_toto_statements.wheel_url(locked))
     for one in lock.extensions:  # the wheel's own hash is in the build statement: the lock does not know it
-        url = PackageURL.from_string(statements.extension_url(one))
+        url = PackageURL.from_string(in_toto_statements.extension_url(one))
         yield Component(
             name=one.name, version=one.digest, type=ComponentType.LIBRARY, bom_ref=f"extension:{one.name}", purl=url
         )

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from envbuild.testrun.output_parser import frame
-from envbuild.testrun.result import RawOutput
+from envbuild.testrun.output_judge import frame
+from envbuild.testrun.run_result import RawOutput
 from envbuild.util.errors import CheckFailed
 
 SITE, LD_PATH, LD_PRELOAD, LD_CACHE = "environment", "ld-library-path", "ld-preload", "ld-cache"

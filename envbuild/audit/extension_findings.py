@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from envbuild.audit.environment_contents import HeldExtension, Holdings
 from envbuild.audit.library_findings import Finding
-from envbuild.facts import arch_lists
-from envbuild.facts.advisories import Gpu
+from envbuild.facts import torch_arch_lists
+from envbuild.facts.gpu_and_advisory_types import Gpu
 
 _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
 _MOST = 8  # files of one distribution that are named
@@ -78,7 +78,7 @@ def _kernels(who: str, files: Sequence[HeldExtension], gpu: Gpu, asked: frozense
     it."""
     card = f"{gpu.id} (compute capability {gpu.compute_capability})"
     coded = [(file, file.architectures) for file in files if file.architectures is not None]
-    serves = [arch_lists.serves(found, gpu.compute_capability) for _, found in coded]
+    serves = [torch_arch_lists.serves(found, gpu.compute_capability) for _, found in coded]
     wrong = [file for (file, _), how in zip(coded, serves, strict=True) if how is None and file.module in asked]
     if wrong:
         text = f"{who} has no code for {card} in {_listed(file.path for file in wrong)}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from envbuild.audit.environment_contents import Altered, Holdings
 from envbuild.audit.library_findings import Finding
 from envbuild.facts import database
-from envbuild.fetch.locked_artifacts import StartupFile
+from envbuild.fetch.locked_artifact_types import StartupFile
 
 _MOST = 5
 

@@ -17,7 +17,7 @@ from envbuild.audit import library_findings
 from envbuild.audit.environment_contents import Holdings
 from envbuild.facts import database, misleading_packages
 from envbuild.facts.database import TorchRelease
-from envbuild.facts.fields import is_version
+from envbuild.facts.fact_field_types import is_version
 from envbuild.util.errors import CheckFailed
 
 # They come with every environment.

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.audit import assessment, environment_contents
-from envbuild.audit.assessment import NOTHING, Audit, Expected
+from envbuild.audit import environment_audit, environment_contents
+from envbuild.audit.environment_audit import NOTHING, Audit, Expected
 from envbuild.cli.console import emit, json_option, table
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file, wheel_contents
-from envbuild.profile import name_lookup
+from envbuild.profile import profile_name_lookup
 from envbuild.resolve import profile_reader
 from envbuild.util.errors import EnvbuildError, FileError, UsageError
 
 if TYPE_CHECKING:  # an environment is audited without an engine, and without its client
-    from envbuild.image.engine import Image
+    from envbuild.image.docker_engine import Image
 
 
 @click.command("audit", short_help="What an image or environment really holds.")
@@ -60,24 +60,26 @@ _ONE = "--here is the environment of this shell, --python PATH another one; give
 
 
 def _image(reference: str, wanted: Expected | None) -> Audit:
-    from envbuild.audit import image_collection
-    from envbuild.image.engine import Engine
+    from envbuild.audit import image_collector
+    from envbuild.image.docker_engine import Engine
 
     engine = Engine()
     image = engine.get(reference)
     if wanted and wanted.lock:
         wanted = replace(wanted, claimed=image.labels.get(LOCK_LABEL) == wanted.lock.id)
     wanted = wanted or _labelled(image) or Expected()
-    held = image_collection.collect_from_image(engine, image, reference, _contents(wanted))
-    return assessment.assess(reference, held, wanted)
+    held = image_collector.collect_from_image(engine, image, reference, _contents(wanted))
+    return environment_audit.assess(reference, held, wanted)
 
 
 def _environment(python: str, wanted: Expected | None) -> Audit:
     from envbuild.runners import host_runner
 
-    found, job = host_runner.find_interpreter(python), assessment.collector_job("", "", _contents(wanted))
+    found, job = host_runner.find_interpreter(python), environment_audit.collector_job("", "", _contents(wanted))
     held = environment_contents.read(host_runner.run_on_host(found, job), job.nonce, str(found))
-    return assessment.assess(str(found), held, replace(wanted, image=False) if wanted else assessment.of_machine(held))
+    return environment_audit.assess(
+        str(found), held, replace(wanted, image=False) if wanted else environment_audit.of_machine(held)
+    )
 
 
 def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
@@ -105,20 +107,20 @@ def _interpreters() -> Iterator[Path]:
 
 def _expected(name: str) -> Expected:
     source = profile_reader.load(name)
-    return assessment.expected_contents(source, lock_file.read(source.known_lock))
+    return environment_audit.expected_contents(source, lock_file.read(source.known_lock))
 
 
 def _labelled(image: Image) -> Expected | None:
     """What the profile says whose lock the image carries as a label; None where no known one has it."""
     label = image.labels.get(LOCK_LABEL)
-    for name in name_lookup.profile_names() if label else ():
+    for name in profile_name_lookup.profile_names() if label else ():
         try:
             source = profile_reader.load(name)
             locked = lock_file.read(source.known_lock)
         except EnvbuildError:
             continue  # another profile's fault
         if locked and locked.id == label:
-            return assessment.expected_contents(source, locked, claimed=True)
+            return environment_audit.expected_contents(source, locked, claimed=True)
     return None
 
 

@@ -4,7 +4,7 @@ import click
 from packaging.version import InvalidVersion, Version
 
 from envbuild.cli.console import Console, emit, json_option, profile_argument
-from envbuild.facts import probe_names
+from envbuild.facts import probe_catalogue_reader
 from envbuild.pipeline.version_search import Bisection, Hunt
 from envbuild.util.errors import CheckFailed, UsageError
 
@@ -51,7 +51,7 @@ def command(
         raise UsageError(f"--from is newer than --to: {oldest}, {newest}")
     if probe is None and script is None:
         raise UsageError("say what decides: --probe NAME or --script FILE")
-    probe_names.refuse_unknown([probe] if probe else [])
+    probe_catalogue_reader.refuse_unknown([probe] if probe else [])
     from envbuild.pipeline import version_bisection  # not for --help
 
     hunt = Hunt(pin, probe or str(script), script, oldest, newest, keep)

@@ -3,12 +3,12 @@ from pathlib import Path
 import click
 
 from envbuild.attest import policy
-from envbuild.attest.verify import Verdict
+from envbuild.attest.image_verifier import Verdict
 from envbuild.cli import output_files
 from envbuild.cli.console import Console, emit, json_option
-from envbuild.pipeline import publish
+from envbuild.pipeline import push_and_bundle
 from envbuild.util.errors import printable
-from envbuild.util.refusal import Refusal
+from envbuild.util.refusal_errors import Refusal
 
 
 @click.group("bundle", short_help="A verified image with its evidence as one file, for closed sites.")
@@ -31,7 +31,7 @@ def export(name: str, file: Path, as_json: bool) -> None:
     Example: envbuild bundle export h20 -o h20.tar
     """
     output_files.prepare(file, text=False)
-    done = publish.export_bundle(name, file, Console())
+    done = push_and_bundle.export_bundle(name, file, Console())
     if as_json:
         emit(done.document())
     else:
@@ -56,7 +56,7 @@ def bring(file: Path, key: Path | None, policy_file: Path | None, as_json: bool)
     Example: envbuild bundle import h20.tar --key team.pub
     """
     try:
-        verdict, tag = publish.import_bundle(file, policy.read(policy_file, {}, key), Console())
+        verdict, tag = push_and_bundle.import_bundle(file, policy.read(policy_file, {}, key), Console())
     except Refusal as refusal:
         Verdict(str(file), reasons=[refusal.reason]).require()
         raise

@@ -1,16 +1,16 @@
 import click
 
-from envbuild.attest import ci_job
+from envbuild.attest import ci_job_renderer
 from envbuild.cli.console import emit, json_option
 from envbuild.evidence import profile_proofs
-from envbuild.registry.oci import Reference
+from envbuild.registry.oci_types import Reference
 from envbuild.resolve import profile_reader
 from envbuild.util import settings
 from envbuild.util.errors import UsageError
 
 
 @click.command("ci", short_help="A CI job that verifies an image, then uses it by digest.")
-@click.argument("system", type=click.Choice(ci_job.SYSTEMS))
+@click.argument("system", type=click.Choice(ci_job_renderer.SYSTEMS))
 @click.argument("name")
 @click.option("--image", metavar="REGISTRY/NAME", help="Where it was pushed; default: registry.example/NAME.")
 @click.option(
@@ -31,7 +31,7 @@ def command(system: str, name: str, image: str | None, install: str | None, as_j
     if reference.tag or reference.digest:
         raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")
     pinned = install or settings.setting("ci_install")
-    text = ci_job.render(
+    text = ci_job_renderer.render(
         system, source.name, reference.repository, profile_proofs.models_to_prove(source.profile), pinned
     )
     if as_json:

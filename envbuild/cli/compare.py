@@ -6,7 +6,7 @@ import click
 from envbuild.cli.console import emit, json_option
 from envbuild.report import fingerprint_comparison
 from envbuild.report.fingerprint_comparison import Comparison, Pass
-from envbuild.testrun import numeric_fingerprint
+from envbuild.testrun import fingerprint_reader
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _ROW = "{:<24} {:<15} {:<10} {:>9} {:>9} {:>9} {:>9}"
@@ -25,7 +25,7 @@ def command(a: Path, b: Path, as_json: bool) -> None:
 
     Example: envbuild compare a100.json v100.json
     """
-    read = {"a": numeric_fingerprint.read(a), "b": numeric_fingerprint.read(b)}
+    read = {"a": fingerprint_reader.read(a), "b": fingerprint_reader.read(b)}
     result = fingerprint_comparison.compare_fingerprints(read["a"], read["b"])
     if as_json:
         files = {"a": a, "b": b}

@@ -8,10 +8,10 @@ import click
 
 from envbuild.cli.console import Console, emit, json_option, table
 from envbuild.lock import lock_file
-from envbuild.profile import name_lookup
-from envbuild.report import diff
-from envbuild.report.diff import ChangedValue, Diff, DiffSide, Pair
-from envbuild.resolve import profile_reader, resolver
+from envbuild.profile import profile_name_lookup
+from envbuild.report import profile_and_image_diff
+from envbuild.report.profile_and_image_diff import ChangedValue, Diff, DiffSide, Pair
+from envbuild.resolve import plan_resolver, profile_reader
 from envbuild.util.errors import LockError, UsageError, printable, some
 
 _LOCK = ".lock.yaml"
@@ -32,7 +32,7 @@ def command(a: str, b: str, files: bool, as_json: bool) -> None:
     """
     if files and not (_is_image(a) and _is_image(b)):
         raise UsageError("--files compares two images of the engine", hint="envbuild diff --files name:tag sha256:...")
-    found = diff.compare_sides(_side(a), _side(b))
+    found = profile_and_image_diff.compare_sides(_side(a), _side(b))
     if files:
         found = replace(found, files=_pairs(a, b))
     if as_json:
@@ -44,25 +44,25 @@ def command(a: str, b: str, files: bool, as_json: bool) -> None:
 
 def _side(name: str) -> DiffSide:
     if name.endswith(_LOCK):
-        return diff.of_lock(name, lock_file.parse(_read(name), name))
+        return profile_and_image_diff.of_lock(name, lock_file.parse(_read(name), name))
     if _is_image(name):
         return _image(name)
     source = profile_reader.load(name)
-    plan = resolver.resolve(source)
+    plan = plan_resolver.resolve(source)
     locked = lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
-    return diff.of_lock(source.name, locked, resolver.as_locked(plan, locked.versions))
+    return profile_and_image_diff.of_lock(source.name, locked, plan_resolver.as_locked(plan, locked.versions))
 
 
 def _is_image(name: str) -> bool:
-    return ":" in name and not name.endswith(_LOCK) and name not in name_lookup.profile_names()
+    return ":" in name and not name.endswith(_LOCK) and name not in profile_name_lookup.profile_names()
 
 
 def _pairs(a: str, b: str) -> tuple[Pair, ...]:
-    from envbuild.image.engine import Engine
-    from envbuild.report import layer_diff
+    from envbuild.image.docker_engine import Engine
+    from envbuild.report import image_file_diff
 
     engine = Engine()
-    return layer_diff.changed_layers(engine, engine.get(a), engine.get(b), Console().say)
+    return image_file_diff.changed_layers(engine, engine.get(a), engine.get(b), Console().say)
 
 
 def _read(name: str) -> str:
@@ -74,15 +74,15 @@ def _read(name: str) -> str:
 
 
 def _image(reference: str) -> DiffSide:
-    from envbuild.audit import assessment, image_collection
-    from envbuild.audit.assessment import Expected
-    from envbuild.image.engine import Engine
+    from envbuild.audit import environment_audit, image_collector
+    from envbuild.audit.environment_audit import Expected
+    from envbuild.image.docker_engine import Engine
 
     engine = Engine()
     image = engine.get(reference)
-    held = image_collection.collect_from_image(engine, image, reference)
-    return diff.side_of_image(
-        reference, image, engine.layer_sizes(image), assessment.assess(reference, held, Expected())
+    held = image_collector.collect_from_image(engine, image, reference)
+    return profile_and_image_diff.side_of_image(
+        reference, image, engine.layer_sizes(image), environment_audit.assess(reference, held, Expected())
     )
 
 

@@ -13,13 +13,13 @@ from envbuild.evidence import profile_proofs
 from envbuild.image import build_records
 from envbuild.image.build_records import Record
 from envbuild.lock import lock_file, requirements_export
-from envbuild.profile.source import Source
+from envbuild.profile.profile_source import Source
 from envbuild.report import markdown_blocks, profile_tables
 from envbuild.report.markdown_blocks import Block
-from envbuild.resolve import profile_reader, resolver
+from envbuild.resolve import plan_resolver, profile_reader
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import Fault, FileError, OutOfDate, some
-from envbuild.util.yamldoc import display
+from envbuild.util.yaml_document import display
 
 
 @click.command("docs", short_help="Locked versions in your own documents.")
@@ -101,7 +101,7 @@ def _content(block: Block, folder: Path) -> str:
         return profile_tables.versions_table(_row(name, built, published) for name in block.names)
     if block.kind == "minimum":
         return profile_tables.minimum(
-            [resolver.resolve(profile_reader.load(name)).choice.situation for name in block.names]
+            [plan_resolver.resolve(profile_reader.load(name)).choice.situation for name in block.names]
         )
     listed = requirements_export.requirements if block.kind == "requirements" else requirements_export.constraints
     texts = [listed(_locked(name)[2], name) for name in block.names]
@@ -121,11 +121,11 @@ def _row(name: str, built: list[Record], published: list[community_evidence.Evid
         published, source.name, locked.id, profile_proofs.models_to_prove(source.profile)
     )
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, built, signed)
-    return profile_tables.ProfileRow(source.name, resolver.as_locked(plan, locked.versions), locked, proofs)
+    return profile_tables.ProfileRow(source.name, plan_resolver.as_locked(plan, locked.versions), locked, proofs)
 
 
-def _locked(name: str) -> tuple[Source, resolver.Plan, lock_file.Lock]:
+def _locked(name: str) -> tuple[Source, plan_resolver.Plan, lock_file.Lock]:
     """Raises OutOfDate where the lock is missing or no longer fits: a document must not say what is not so."""
     source = profile_reader.load(name)
-    plan = resolver.resolve(source)
+    plan = plan_resolver.resolve(source)
     return source, plan, lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)

@@ -59,23 +59,23 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
 
 
 def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]:
-    from envbuild.doctor import machine_reader, machine_verdict, profile_needs, wheel_availability
+    from envbuild.doctor import machine_reader, machine_report, profile_requirements, wheel_availability
     from envbuild.resolve import profile_reader
 
     source = profile_reader.load(name) if name else None  # its faults first: nothing else could be said
-    asked = profile_needs.needs_of(source) if source else None
+    asked = profile_requirements.needs_of(source) if source else None
     host = machine_reader.read(root)
-    checks = machine_verdict.check_machine(host, [asked] if asked else list(profile_needs.all_needs()))
+    checks = machine_report.check_machine(host, [asked] if asked else list(profile_requirements.all_needs()))
     if source and asked:
         checks.append(wheel_availability.check_wheels(source, checks))
-        checks.append(machine_verdict.suits(host, asked, checks))
-    return checks, machine_verdict.document(host, checks)
+        checks.append(machine_report.suits(host, asked, checks))
+    return checks, machine_report.document(host, checks)
 
 
 def _cluster(source: str) -> tuple[list[Check], dict[str, Any]]:
-    from envbuild.doctor import node_comparison, remote_nodes
+    from envbuild.doctor import node_comparison, remote_node_reader
 
-    found = remote_nodes.gather_nodes(source)
+    found = remote_node_reader.gather_nodes(source)
     checks = node_comparison.compare_nodes(found)
     return checks, node_comparison.document(found, checks)
 

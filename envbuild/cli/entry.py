@@ -210,9 +210,9 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         code = _report(Interrupted(_INTERRUPTED), wants_json)
     except SettingsError as error:
-        from envbuild.doctor import site_settings  # not for --help
+        from envbuild.doctor import site_settings_reader  # not for --help
 
-        site_settings.complete(error)
+        site_settings_reader.complete(error)
         code = _report(error, wants_json)
     except EnvbuildError as error:
         code = _report(error, wants_json)

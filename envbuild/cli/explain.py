@@ -44,11 +44,11 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
     Example: envbuild explain train.log
     """
     from envbuild.explain import cause_ranking
-    from envbuild.profile import name_lookup
+    from envbuild.profile import profile_name_lookup
 
     log, notes = _read(files)
     found = cause_ranking.explain(log)
-    profiles = name_lookup.profile_names()
+    profiles = profile_name_lookup.profile_names()
     if as_json:
         document = dict(cause_ranking.document(found, profiles))
         for match in (*document["matches"], *document["possible"]):
@@ -228,7 +228,7 @@ def _ranks(found: Explanation) -> Iterator[str]:
 
 def _heard(log: Log, found: Explanation) -> Iterator[str]:
     """What was read, in a line: so that a wrong guess about the machine is seen."""
-    from envbuild.facts.advisories import UNLISTED
+    from envbuild.facts.gpu_and_advisory_types import UNLISTED
 
     said = found.read.situation
     named = [name for name in ("cublas", "cudnn", "nccl") if name in said.libraries]

@@ -7,10 +7,10 @@ from envbuild.cli import output_files
 from envbuild.cli.console import emit, json_option, profile_argument
 from envbuild.lock import lock_file, requirements_export
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.source import Source
-from envbuild.resolve import profile_reader, resolver
-from envbuild.testrun import exported_check, job
-from envbuild.util.yamldoc import display
+from envbuild.profile.profile_source import Source
+from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.testrun import exported_check_script, selftest_job
+from envbuild.util.yaml_document import display
 
 
 @click.group("export", short_help="Files for machines that have no envbuild.")
@@ -32,7 +32,7 @@ def check_command(name: str, file: Path | None, as_json: bool) -> None:
     Example: envbuild export check h20 && torchrun --nproc-per-node 8 check-h20.py
     """
     source, locked = _locked(name)
-    text = exported_check.render(source, locked)
+    text = exported_check_script.render(source, locked)
     _write(file or Path(f"check-{source.name}.py"), text.encode(), as_json, source.name, locked.id)
 
 
@@ -45,7 +45,7 @@ def selftest_command(file: Path | None, as_json: bool) -> None:
     Example: envbuild export selftest && python selftest.zip --level quick
     """
     output_files.prepare(file, text=False)
-    _write(file or Path("selftest.zip"), job.selftest_zip(), as_json)
+    _write(file or Path("selftest.zip"), selftest_job.selftest_zip(), as_json)
 
 
 @command.command("requirements")
@@ -78,7 +78,7 @@ def constraints_command(name: str, file: Path | None, as_json: bool) -> None:
 
 def _locked(name: str) -> tuple[Source, Lock]:
     source = profile_reader.load(name)
-    return source, lock_file.current(lock_file.read(source.known_lock), resolver.resolve(source), source.lock_file)
+    return source, lock_file.current(lock_file.read(source.known_lock), plan_resolver.resolve(source), source.lock_file)
 
 
 def _write(file: Path, content: bytes, as_json: bool, name: str | None = None, lock_id: str | None = None) -> None:
@@ -86,6 +86,14 @@ def _write(file: Path, content: bytes, as_json: bool, name: str | None = None, l
     output_files.write(file, content)
     if as_json:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        emit({"profile": name, "lock": lock_id, "selftest": job.selftest_id(), "file": display(file), "digest": digest})
+        emit(
+            {
+                "profile": name,
+                "lock": lock_id,
+                "selftest": selftest_job.selftest_id(),
+                "file": display(file),
+                "digest": digest,
+            }
+        )
     elif file != output_files.STDOUT:
         click.echo(display(file))

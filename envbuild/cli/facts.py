@@ -4,7 +4,7 @@ import click
 
 from envbuild.cli.console import Console, emit, json_option
 from envbuild.facts import database
-from envbuild.fetch import torch_metadata
+from envbuild.fetch import torch_pin_comparison
 from envbuild.util.errors import UsageError
 
 
@@ -30,7 +30,10 @@ def refresh_command(subject: str, releases: tuple[str, ...], as_json: bool) -> N
     if unknown:
         raise UsageError(f"the facts do not know torch {', '.join(unknown)}", hint=f"known: {', '.join(known)}")
     console = Console()
-    read = {name: torch_metadata.pin_differences(known[name], console.say) for name in dict.fromkeys(releases) or known}
+    read = {
+        name: torch_pin_comparison.pin_differences(known[name], console.say)
+        for name in dict.fromkeys(releases) or known
+    }
     found = [item for differences in read.values() for item in differences]
     if as_json:
         emit({"subject": subject, "releases": list(read), "differences": [asdict(item) for item in found]})

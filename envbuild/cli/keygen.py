@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from envbuild.attest import signing
+from envbuild.attest import keys_and_signatures
 from envbuild.cli import output_files
 from envbuild.cli.console import emit, json_option
 from envbuild.util.errors import UsageError
@@ -33,17 +33,17 @@ def command(name: str, as_json: bool) -> None:
                 f"{file} is there already", hint="choose another name: a key that was used is not replaced"
             )
     output_files.prepare(Path(name), text=False)
-    secret = signing.passphrase("passphrase for the new key: ", confirm=True)
+    secret = keys_and_signatures.passphrase("passphrase for the new key: ", confirm=True)
     if not secret:
         raise UsageError("the passphrase is empty", hint="a private key is only kept encrypted")
-    pems = signing.generate(secret)
+    pems = keys_and_signatures.generate(secret)
     _write({private: (pems[0], 0o600), public: (pems[1], 0o644)})
-    fingerprint = signing.public(pems[1], str(public)).fingerprint
+    fingerprint = keys_and_signatures.public(pems[1], str(public)).fingerprint
     if as_json:
         emit({"private": str(private), "public": str(public), "fingerprint": fingerprint})
     else:
         click.echo(f"{private} {public}")
-        click.echo(f"sign with it: signing_key in config.yaml, or {signing.KEY}={private}", err=True)
+        click.echo(f"sign with it: signing_key in config.yaml, or {keys_and_signatures.KEY}={private}", err=True)
 
 
 def _write(files: Mapping[Path, tuple[bytes, int]]) -> None:

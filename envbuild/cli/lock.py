@@ -15,15 +15,15 @@ from envbuild.cli.console import (
     requirements_option,
     torch_index_option,
 )
-from envbuild.lock import lock_file, update
+from envbuild.lock import lock_file, lock_update
 from envbuild.lock.lock_file import Lock
-from envbuild.profile import name_lookup
-from envbuild.profile.source import Source
-from envbuild.resolve import profile_reader, resolver
-from envbuild.resolve.resolver import Plan
-from envbuild.util import process
+from envbuild.profile import profile_name_lookup
+from envbuild.profile.profile_source import Source
+from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve.plan_resolver import Plan
+from envbuild.util import host_processes
 from envbuild.util.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, printable, some
-from envbuild.util.yamldoc import display
+from envbuild.util.yaml_document import display
 
 PARALLEL = 16  # mostly it is uv, apt and an index that are waited for
 
@@ -38,7 +38,7 @@ class _Wanted(NamedTuple):
 @profile_argument("names", nargs=-1)
 @click.option("--check", is_flag=True, help="Only say whether the locks fit their profiles; offline; exit 8 if not.")
 @click.option(
-    "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=update.EVERYTHING, metavar="[NAME]",
+    "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_update.EVERYTHING, metavar="[NAME]",
     help="Move this package to the newest version that fits (may be repeated); 'base' the Debian packages; "
     "without NAME everything.",
 )  # fmt: skip
@@ -69,7 +69,7 @@ def command(
             "--requirements needs a profile whose pins hold", hint="envbuild lock NAME --requirements FILE"
         )
     load = partial(_load, pins=pins, requirements=requirements)
-    every = names or name_lookup.own_names()
+    every = names or profile_name_lookup.own_names()
     notes: list[str] = []
     if check:
         found = _checked(every, load)
@@ -91,7 +91,7 @@ def command(
 
 def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:
     source = profile_reader.load(name, pins, requirements)
-    return _Wanted(source, resolver.resolve(source), lock_file.read(source.known_lock))
+    return _Wanted(source, plan_resolver.resolve(source), lock_file.read(source.known_lock))
 
 
 def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def _locked(
     notes = profile_reader.ignored_uv_settings(one.source for one in wanted)
     notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
     for (source, _, before), after in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
-        changes = list(update.version_changes(before, after)) if after is not before else []
+        changes = list(lock_update.version_changes(before, after)) if after is not before else []
         here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
         if keep and (after is not before or not here):
             lock_file.write(after, source.lock_file, source.name, source.origin)
@@ -157,7 +157,7 @@ def _made(
         def say(text: str) -> None:
             notes.append(f"{one.source.name}: {text}")
 
-        return update.update_lock(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
+        return lock_update.update_lock(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
 
     try:
         with ThreadPoolExecutor(PARALLEL) as pool:
@@ -165,10 +165,10 @@ def _made(
                 yield from pool.map(made, wanted)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                process.stop_all()
+                host_processes.stop_all()
                 raise
     finally:
-        process.stop_all.lift()
+        host_processes.stop_all.lift()
 
 
 def _row(source: Source, made: Lock, changes: list[str]) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from envbuild.cli.console import (
     torch_index_option,
 )
 from envbuild.util.errors import EnvbuildError, Fault, NotProved, SomeFailed, UsageError, printable
-from envbuild.util.yamldoc import display
+from envbuild.util.yaml_document import display
 
 if TYPE_CHECKING:
-    from envbuild.pipeline.batch import BatchItem, BatchOutcome
     from envbuild.pipeline.model import Options
+    from envbuild.pipeline.multi_profile_make import BatchItem, BatchOutcome
 
 
 @click.command("make", short_help="From a profile to a verified image.")
@@ -70,14 +70,14 @@ def command(
     if every or len(names) > 1:
         if pins or write:
             raise UsageError("--pin and --write are for one profile")
-        from envbuild.pipeline.batch import BatchItem
-        from envbuild.profile import name_lookup  # not for --help
+        from envbuild.pipeline.multi_profile_make import BatchItem
+        from envbuild.profile import profile_name_lookup  # not for --help
 
         wanted = BatchItem(locked, no_cache, allow_unproved, requirements, builder, gpus, accept_old)
-        _several(names or tuple(name_lookup.own_names()), wanted, as_json)
+        _several(names or tuple(profile_name_lookup.own_names()), wanted, as_json)
         return
     from envbuild.pipeline.model import Options  # not for --help
-    from envbuild.testrun.job import RunRequest
+    from envbuild.testrun.selftest_job import RunRequest
 
     asked = RunRequest(gpus=gpus)
     options = Options(
@@ -90,11 +90,11 @@ def command(
 def _with_profile(name: str) -> str:
     """The name of a profile: for a GPU that has none, the one that is written. What is wrong with other names is
     reported where they are made."""
-    from envbuild.profile import name_lookup  # not for --help
+    from envbuild.profile import profile_name_lookup  # not for --help
 
     try:
-        name_lookup.meant(name)
-    except name_lookup.UnwrittenProfile as missing:
+        profile_name_lookup.meant(name)
+    except profile_name_lookup.UnwrittenProfile as missing:
         from envbuild.cli import new
 
         file = new.write_for_gpu(missing.gpu)
@@ -126,7 +126,7 @@ def _one(name: str, options: Options, as_json: bool) -> None:
 
 
 def _several(names: tuple[str, ...], wanted: BatchItem, as_json: bool) -> None:
-    from envbuild.pipeline import batch  # not for --help
+    from envbuild.pipeline import multi_profile_make  # not for --help
 
     width = max(map(len, names))
 
@@ -137,8 +137,8 @@ def _several(names: tuple[str, ...], wanted: BatchItem, as_json: bool) -> None:
         for line in _reasons(outcome):
             say(outcome.name, f"  {line}")
 
-    outcomes = batch.make_profiles(names, wanted, say, done)
-    code = batch.worst_exit_code([outcome.code for outcome in outcomes])
+    outcomes = multi_profile_make.make_profiles(names, wanted, say, done)
+    code = multi_profile_make.worst_exit_code([outcome.code for outcome in outcomes])
     error = SomeFailed(_told(outcomes), code) if code else None
     document = {
         "profiles": [

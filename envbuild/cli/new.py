@@ -4,11 +4,11 @@ import click
 
 from envbuild.cli.console import emit, json_option
 from envbuild.facts import gpu_names
-from envbuild.profile import name_lookup, starter_profile
+from envbuild.profile import profile_name_lookup, starter_profile
 from envbuild.resolve import profile_reader
 from envbuild.util.atomic_files import write_within
 from envbuild.util.errors import ProfileError, UsageError
-from envbuild.util.yamldoc import display
+from envbuild.util.yaml_document import display
 
 
 @click.command("new", short_help="Write a commented profile to start from.")
@@ -27,7 +27,7 @@ def command(name: str, parent: str | None, image: str | None, as_json: bool) -> 
     if parent is None and image is None:
         _written(write_for_gpu(_gpu(name)), as_json)
         return
-    if not name_lookup.NAME.fullmatch(name):
+    if not profile_name_lookup.NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot name images: use lower case letters, digits and dashes")
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
@@ -54,8 +54,8 @@ def _written(file: Path, as_json: bool) -> None:
 def _gpu(name: str) -> str:
     """The id of the GPU without a profile that NAME means; raises the reason for any other."""
     try:
-        there = name_lookup.meant(name)
-    except name_lookup.UnwrittenProfile as missing:
+        there = profile_name_lookup.meant(name)
+    except profile_name_lookup.UnwrittenProfile as missing:
         return missing.gpu
     except ProfileError:
         if gpu_names.candidates(name):  # several, or one that envbuild does not build for
@@ -71,10 +71,10 @@ def _gpu(name: str) -> str:
 
 def _held_by(name: str, reference: str) -> str:
     """The engine and its client are only loaded for this."""
-    from envbuild.audit import image_collection, profile_draft
-    from envbuild.image.engine import Engine
+    from envbuild.audit import image_collector, profile_draft
+    from envbuild.image.docker_engine import Engine
 
     engine = Engine()
     return profile_draft.draft_profile(
-        name, reference, image_collection.collect_from_image(engine, engine.get(reference), reference)
+        name, reference, image_collector.collect_from_image(engine, engine.get(reference), reference)
     )

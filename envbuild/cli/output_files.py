@@ -11,7 +11,7 @@ import click
 
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import UsageError
-from envbuild.util.yamldoc import display
+from envbuild.util.yaml_document import display
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 STDOUT = Path("-")

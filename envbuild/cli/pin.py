@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from envbuild.attest import digest_pinning
+from envbuild.attest import image_digest_pinning
 from envbuild.cli.console import emit, json_option
-from envbuild.registry.client import Repository
-from envbuild.registry.oci import Reference
+from envbuild.registry.oci_types import Reference
+from envbuild.registry.registry_client import Repository
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import Fault, FileError, NetworkError, OutOfDate, UsageError
 
@@ -22,7 +22,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     It asks the registry for the digest alone; `envbuild verify` says whether to trust it.
     Example: envbuild pin Dockerfile .gitlab-ci.yml
     """
-    done = [(file, *digest_pinning.pinned(_text(file), _digest)) for file in files]
+    done = [(file, *image_digest_pinning.pinned(_text(file), _digest)) for file in files]
     if not any(found for _, _, found in done):
         raise UsageError(
             "no file names an image as REGISTRY/NAME:verified", hint="as in FROM registry.example/h20:verified"

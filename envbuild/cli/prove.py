@@ -27,7 +27,7 @@ def command(
     """
     from envbuild.pipeline import workflows  # not for --help
     from envbuild.pipeline.model import On
-    from envbuild.testrun.job import RunRequest
+    from envbuild.testrun.selftest_job import RunRequest
 
     where = On(on, given or {}, resume, gpu, nodes)
     if dry_run:

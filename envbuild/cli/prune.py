@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 
 from envbuild.cli.console import emit, json_option
-from envbuild.image import built_locks, prune
-from envbuild.image.engine import Engine
+from envbuild.image import built_lock_paths, image_and_cache_pruning
+from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import workflows
-from envbuild.profile import name_lookup
+from envbuild.profile import profile_name_lookup
 from envbuild.runners import docker_runner
 from envbuild.util import disk_space
 from envbuild.util.errors import LockError, printable
@@ -32,13 +32,13 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
     with contextlib.ExitStack() as stack:
         known = _turns(stack)
         locks = [locked for file in known.files if (locked := known.read(file))]
-        found = list(prune.images(engine, known.seen, locks, known.elsewhere))
+        found = list(image_and_cache_pruning.images(engine, known.seen, locks, known.elsewhere))
         if not images_only:
-            found += [*prune.caches(known.names, locks), *prune.temporary()]
+            found += [*image_and_cache_pruning.caches(known.names, locks), *image_and_cache_pruning.temporary()]
         if not dry_run:
             docker_runner.sweep_containers(engine)
-            prune.remove_items(engine, found)
-            prune.forget_gone_locks(engine, known.noted)
+            image_and_cache_pruning.remove_items(engine, found)
+            image_and_cache_pruning.forget_gone_locks(engine, known.noted)
     total = sum(item.bytes for item in found)
     if as_json:
         rows = [asdict(item) for item in found]
@@ -61,7 +61,7 @@ class _Known:
 
     @property
     def elsewhere(self) -> set[str]:
-        return set(map(built_locks.name, self.noted))
+        return set(map(built_lock_paths.name, self.noted))
 
     @property
     def names(self) -> list[str]:
@@ -81,9 +81,9 @@ class _Known:
 
 
 def _known() -> _Known:
-    locks = name_lookup.locks()
+    locks = profile_name_lookup.locks()
     beside = [file.absolute() for file in locks.values()]
-    return _Known({*name_lookup.profile_names(), *locks}, beside, list(built_locks.all_locks()))
+    return _Known({*profile_name_lookup.profile_names(), *locks}, beside, list(built_lock_paths.all_locks()))
 
 
 def _turns(stack: contextlib.ExitStack) -> _Known:

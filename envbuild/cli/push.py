@@ -1,7 +1,7 @@
 import click
 
 from envbuild.cli.console import Console, emit, json_option
-from envbuild.pipeline import publish
+from envbuild.pipeline import push_and_bundle
 
 
 @click.command("push", short_help="A verified image to a registry, with its evidence.")
@@ -22,7 +22,7 @@ def command(name: str, repository: str, zstd: bool, unsigned: bool, as_json: boo
     Credentials are docker's. A signing key is needed (signing_key in config.yaml), or --unsigned.
     Example: envbuild push h20 registry.example/h20
     """
-    done = publish.push(name, repository, Console(), zstd=zstd, unsigned=unsigned)
+    done = push_and_bundle.push(name, repository, Console(), zstd=zstd, unsigned=unsigned)
     if as_json:
         emit(done.document())
     else:

@@ -4,14 +4,14 @@ from shlex import quote
 import click
 
 from envbuild.cli.console import emit, json_option, profile_argument
-from envbuild.image import dockerfile
+from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file
-from envbuild.profile import name_lookup
-from envbuild.profile.source import Source
+from envbuild.profile import profile_name_lookup
+from envbuild.profile.profile_source import Source
 from envbuild.resolve import profile_reader
 from envbuild.util.atomic_files import holds_text, write_within
 from envbuild.util.errors import Fault, LockError, OutOfDate, ProfileError
-from envbuild.util.yamldoc import display
+from envbuild.util.yaml_document import display
 
 
 @click.command("render", short_help="Write the Dockerfile of a lock.")
@@ -27,7 +27,7 @@ def command(names: tuple[str, ...], check: bool, as_json: bool) -> None:
     """
     rows, drifted = [], []
     asked = [quote(name) for name in names]
-    for source, text in _rendered(names or name_lookup.own_names()):
+    for source, text in _rendered(names or profile_name_lookup.own_names()):
         same = holds_text(source.dockerfile, text)
         if not same and check:
             drifted.append(f"{display(source.dockerfile)}{'' if source.dockerfile.exists() else ' (missing)'}")
@@ -51,7 +51,7 @@ def _rendered(names: Iterable[str]) -> list[tuple[Source, str]]:
     for name in names:
         try:
             source = profile_reader.load(name)
-            found.append((source, dockerfile.render(lock_file.required_lock(source), source.name)))
+            found.append((source, dockerfile_renderer.render(lock_file.required_lock(source), source.name)))
         except (ProfileError, LockError, OutOfDate) as error:
             wrong.append(error)
     if len(wrong) > 1:

@@ -7,17 +7,17 @@ import click
 from envbuild.cli.console import emit, json_option, profile_argument
 from envbuild.cli.output_files import FILE, STDOUT, prepare, write
 from envbuild.evidence import evidence_store, profile_proofs
-from envbuild.evidence.rules import Proof, record_digest
+from envbuild.evidence.proof_rules import Proof, record_digest
 from envbuild.image import build_records
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile import name_lookup
-from envbuild.report import html_renderer, measurement_reader, measurements, profile_page
-from envbuild.report.profile_page import Page
-from envbuild.resolve import profile_reader, resolver
-from envbuild.testrun import numeric_fingerprint
+from envbuild.profile import profile_name_lookup
+from envbuild.report import profile_page_model, report_html, run_measurements, run_record_reader
+from envbuild.report.profile_page_model import Page
+from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.testrun import fingerprint_reader
 from envbuild.util.errors import LockError
-from envbuild.util.yamldoc import display
+from envbuild.util.yaml_document import display
 
 
 @click.command("report", short_help="One page of all that is known of a profile.")
@@ -38,7 +38,7 @@ def command(name: str, output: Path, prints: tuple[Path, Path] | None, as_json: 
     """
     prepare(output, as_json=as_json)
     page = _page(name, prints)
-    write(output, html_renderer.html(page))
+    write(output, report_html.html(page))
     if as_json:
         emit({"file": display(output), **page.document()})
     else:
@@ -47,16 +47,16 @@ def command(name: str, output: Path, prints: tuple[Path, Path] | None, as_json: 
 
 def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
     source = profile_reader.load(name)
-    plan = resolver.resolve(source)
+    plan = plan_resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
     fits = locked is not None and not locked.stale(plan)
     built = [record for record in build_records.all_records() if locked and record.lock == locked.id]
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, built)
-    compared = profile_page.comparison(*map(numeric_fingerprint.read, prints)) if prints else None
-    return profile_page.page(
+    compared = profile_page_model.comparison(*map(fingerprint_reader.read, prints)) if prints else None
+    return profile_page_model.page(
         source,
         plan,
-        resolver.as_locked(plan, locked.versions) if locked and fits else plan.choice,
+        plan_resolver.as_locked(plan, locked.versions) if locked and fits else plan.choice,
         locked,
         proofs,
         [record.image for record in built],
@@ -71,15 +71,15 @@ def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:
     return list(dict.fromkeys(proof.evidence for proof in proofs if proof.evidence))
 
 
-def _run(statement: Path) -> measurements.Run:
+def _run(statement: Path) -> run_measurements.Run:
     record = evidence_store.record_of(statement)
-    return measurement_reader.measured_run(record, record_digest(statement))
+    return run_record_reader.measured_run(record, record_digest(statement))
 
 
 def _others(name: str) -> dict[str, Lock]:
     """The locks of all other profiles; one that cannot be read shares nothing."""
     found: dict[str, Lock] = {}
-    for other, file in name_lookup.locks().items():
+    for other, file in profile_name_lookup.locks().items():
         try:
             read = lock_file.read(file) if other != name else None
         except LockError:

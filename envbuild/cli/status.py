@@ -6,13 +6,13 @@ from typing import Any
 import click
 
 from envbuild.cli.console import emit, json_option, profile_argument, table
-from envbuild.evidence import status
+from envbuild.evidence import image_status
 from envbuild.fetch import index_config
-from envbuild.image.engine import Engine
+from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock import lock_file, outdated_pins
-from envbuild.profile import name_lookup
-from envbuild.resolve import profile_reader, resolver
+from envbuild.profile import profile_name_lookup
+from envbuild.resolve import plan_resolver, profile_reader
 from envbuild.util.errors import (
     BuildError,
     CheckFailed,
@@ -53,7 +53,7 @@ def command(name: str | None, asks_index: bool, as_json: bool) -> None:
     if name is None:
         _all(as_json)
         return
-    found = status.compute(Engine(), profile_reader.load(name))
+    found = image_status.compute(Engine(), profile_reader.load(name))
     if found.state == VERIFIED:
         if as_json:
             emit(found.document())
@@ -72,7 +72,7 @@ def command(name: str | None, asks_index: bool, as_json: bool) -> None:
 
 def _all(as_json: bool) -> None:
     engine = Engine()
-    rows = [_row(engine, name) for name in name_lookup.profile_names()]
+    rows = [_row(engine, name) for name in profile_name_lookup.profile_names()]
     if as_json:
         emit({"profiles": rows})
         return
@@ -88,7 +88,7 @@ def _image(row: dict[str, Any]) -> str:
 
 def _row(engine: Engine, name: str) -> dict[str, Any]:
     try:
-        return status.compute(engine, profile_reader.load(name)).document()
+        return image_status.compute(engine, profile_reader.load(name)).document()
     except (ProfileError, LockError) as error:
         return {"profile": name, "status": "at fault", "reasons": [error.message]}
 
@@ -96,7 +96,7 @@ def _row(engine: Engine, name: str) -> dict[str, Any]:
 def _outdated(name: str | None, as_json: bool) -> None:
     if name is None:
         with ThreadPoolExecutor(index_config.PARALLEL) as pool:
-            rows = list(pool.map(_pins_or_fault, name_lookup.profile_names()))
+            rows = list(pool.map(_pins_or_fault, profile_name_lookup.profile_names()))
     else:
         rows = [_pins(name)]
     if as_json:
@@ -111,7 +111,7 @@ def _outdated(name: str | None, as_json: bool) -> None:
 
 def _pins(name: str) -> dict[str, Any]:
     source = profile_reader.load(name)
-    found = outdated_pins.find_outdated(resolver.resolve(source), lock_file.required_lock(source))
+    found = outdated_pins.find_outdated(plan_resolver.resolve(source), lock_file.required_lock(source))
     return {"profile": source.name, "outdated": [asdict(item) for item in found]}
 
 

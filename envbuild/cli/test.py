@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli import output_files
 from envbuild.cli.console import VERBOSITY, Console, emit, gpus_option, json_option, on_options, profile_argument
-from envbuild.facts import probe_names
+from envbuild.facts import probe_catalogue_reader
 from envbuild.util.errors import CheckFailed, NotProved, UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
     "--python", metavar="PATH", help="An interpreter or environment of this machine instead; needs no engine."
 )
 @click.option(
-    "--level", type=click.Choice(probe_names.LEVELS), help="The probes of this level, whatever the profile says."
+    "--level",
+    type=click.Choice(probe_catalogue_reader.LEVELS),
+    help="The probes of this level, whatever the profile says.",
 )
 @click.option("--probe", "asked", multiple=True, metavar="NAME", help="Only this probe; may be repeated.")
 @click.option(
@@ -87,7 +89,7 @@ def command(
         return
     if name is None:
         raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
-    probe_names.refuse_unknown(asked)
+    probe_catalogue_reader.refuse_unknown(asked)
     if reference and python:
         raise UsageError("--image and --python name two things to test: give one of them")
     if python and (on not in (None, "local") or given or resume or dry_run or gpu or nodes > 1):
@@ -100,13 +102,13 @@ def command(
     taken = as_json or output_files.STDOUT in (report, print_file)  # stdout, by one document
     from envbuild.pipeline import workflows  # not for --help
     from envbuild.pipeline.model import On
-    from envbuild.testrun import job
+    from envbuild.testrun import selftest_job
 
     console = Console(results=not taken, verbose=VERBOSITY in click.get_current_context().meta)
     if isinstance(seed, str):
-        seed = job.drawn_seed()
+        seed = selftest_job.drawn_seed()
         console.say(f"seed {seed} was drawn; to repeat this run: {_repeating(seed)}")
-    wanted = job.RunRequest(level, asked, gpus, fingerprint=print_file is not None, seed=seed)
+    wanted = selftest_job.RunRequest(level, asked, gpus, fingerprint=print_file is not None, seed=seed)
     where = On(on, given or {}, resume, gpu, nodes)
     if dry_run:
         script = workflows.cluster_script(name, reference, console, where, wanted, brief=not as_json)
@@ -138,7 +140,7 @@ def _repeating(seed: int) -> str:
 
 
 def _list(as_json: bool) -> None:
-    rows = probe_names.known_probes().values()
+    rows = probe_catalogue_reader.known_probes().values()
     if as_json:
         keys = ("name", "level", "needs", "does")
         emit({"probes": [{key: getattr(row, key) for key in keys} for row in rows]})
@@ -149,19 +151,23 @@ def _list(as_json: bool) -> None:
 
 def _keep(made: Made, file: Path) -> None:
     """Also of a run that failed: the operation that is wrong is the one to compare."""
-    from envbuild.testrun import job, numeric_fingerprint
+    from envbuild.testrun import fingerprint_reader, selftest_job
 
     run = made.run
-    if run and (run.fingerprint or job.FINGERPRINT in run.by_status("passed")):
-        output_files.write(file, numeric_fingerprint.text_of(run))
+    if run and (run.fingerprint or selftest_job.FINGERPRINT in run.by_status("passed")):
+        output_files.write(file, fingerprint_reader.text_of(run))
 
 
 def _junit(made: Made) -> str:
-    from envbuild.testrun import job, junit
+    from envbuild.testrun import junit_writer, selftest_job
 
     assert made.run is not None
-    known = {"image": made.image and made.image.id, "lock": made.lock and made.lock.id, "selftest": job.selftest_id()}
-    return junit.render(made.name, made.run, {key: value for key, value in known.items() if value})
+    known = {
+        "image": made.image and made.image.id,
+        "lock": made.lock and made.lock.id,
+        "selftest": selftest_job.selftest_id(),
+    }
+    return junit_writer.render(made.name, made.run, {key: value for key, value in known.items() if value})
 
 
 def document(made: Made) -> dict[str, Any]:

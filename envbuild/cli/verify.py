@@ -3,13 +3,13 @@ from pathlib import Path
 
 import click
 
-from envbuild.attest import policy, verify
-from envbuild.attest.verify import Verdict
+from envbuild.attest import image_verifier, policy
+from envbuild.attest.image_verifier import Verdict
 from envbuild.cli.console import Console, emit, gpu_model, json_option
-from envbuild.facts import probe_names
-from envbuild.registry.oci import Reference
+from envbuild.facts import probe_catalogue_reader
+from envbuild.registry.oci_types import Reference
 from envbuild.util.errors import UsageError, printable
-from envbuild.util.refusal import Refusal
+from envbuild.util.refusal_errors import Refusal
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -22,7 +22,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--driver", metavar="VERSION", help="The driver that it will run with.")
 @click.option("--max-age", metavar="AGE", help="How old the proof may be: 90d, 12h.")
-@click.option("--level", type=click.Choice(probe_names.LEVELS), help="Proved at this level at least.")
+@click.option("--level", type=click.Choice(probe_catalogue_reader.LEVELS), help="Proved at this level at least.")
 @click.option("--profile", metavar="NAME", help="The profile that the image must be of.")
 @click.option("--lock", metavar="ID", help="The id of its lock, at least the first 12 digits.")
 @click.option(
@@ -70,17 +70,17 @@ def command(
     reference = Reference.parse(ref) if ref else None
     now = datetime.datetime.now(datetime.UTC)
     try:
-        envelopes = [verify.read_file(file) for file in files]
+        envelopes = [image_verifier.read_file(file) for file in files]
     except Refusal as refusal:
         Verdict(ref, reasons=[refusal.reason]).require()
         raise
     done = (
-        verify.verify_image(reference, asked, envelopes, now)
+        image_verifier.verify_image(reference, asked, envelopes, now)
         if reference
-        else verify.verify_statement(envelopes, asked, now)
+        else image_verifier.verify_statement(envelopes, asked, now)
     )
     if rebuild and done.build:  # whatever else is wrong with it: every reason is told
-        from envbuild.pipeline.rebuild import rebuild_objections
+        from envbuild.pipeline.rebuild_comparison import rebuild_objections
 
         done.reasons += rebuild_objections(done, Console())
     done.require()

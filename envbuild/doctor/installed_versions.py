@@ -8,8 +8,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from envbuild.facts import fact_files
-from envbuild.testrun.job import selftest_id
+from envbuild.facts import fact_file_reader
+from envbuild.testrun.selftest_job import selftest_id
 
 
 def document() -> dict[str, Any]:
@@ -19,7 +19,7 @@ def document() -> dict[str, Any]:
         "envbuild": metadata.version("envbuild"),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "facts": f"sha256:{fact_files.facts_digest()}",
+        "facts": f"sha256:{fact_file_reader.facts_digest()}",
         "selftest": selftest_id(),
         "packages": {name: _version(name) for name in sorted(_needed())},
     }

@@ -9,9 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from envbuild.doctor import engine_reader, machine, network_services, nvml, site_settings, system_reader
+from envbuild.doctor import (
+    docker_engine_reader,
+    machine_description,
+    network_reader,
+    nvml_reader,
+    site_settings_reader,
+    system_reader,
+)
 from envbuild.doctor.model import Host, clean
-from envbuild.doctor.parallel_reads import run_in_parallel
+from envbuild.doctor.parallel_reader import run_in_parallel
 
 SECONDS = 3.5
 """What answers later counts as silent. The parts that ask others have shorter limits of their own."""
@@ -27,17 +34,17 @@ def read(root: Path = Path("/")) -> Host:
     end = time.monotonic() + SECONDS - MARGIN
 
     def engine() -> dict[str, Any]:
-        found = engine_reader.read()
+        found = docker_engine_reader.read()
         disks = tuple(system_reader.disks(found.data))
-        return {"engine": found, "disks": disks, "mirrors": network_services.mirrors(found, end)}
+        return {"engine": found, "disks": disks, "mirrors": network_reader.mirrors(found, end)}
 
     def packages() -> dict[str, Any]:
-        trusted = tuple(network_services.authorities())  # first: what pip is configured with is asked of it once
-        return {"authorities": trusted, "indexes": network_services.index_answers(end)}
+        trusted = tuple(network_reader.authorities())  # first: what pip is configured with is asked of it once
+        return {"authorities": trusted, "indexes": network_reader.index_answers(end)}
 
     def kernel() -> dict[str, Any]:
         return {
-            "machine": machine.read(root),
+            "machine": machine_description.read(root),
             "pci": system_reader.pci(root),
             "switches": system_reader.switches(root),
             "fabric_manager": system_reader.fabric_manager(root),
@@ -49,12 +56,12 @@ def read(root: Path = Path("/")) -> Host:
         }
 
     tasks: dict[str, Callable[[], dict[str, Any]]] = {
-        "NVML": lambda: {"driver": nvml.read(root)},
+        "NVML": lambda: {"driver": nvml_reader.read(root)},
         "the engine": engine,
-        "the registries": lambda: {"registries": network_services.registries()},
+        "the registries": lambda: {"registries": network_reader.registries()},
         "the package indexes": packages,
-        "the proxies": lambda: {"proxies": network_services.proxies()},
-        "the settings": lambda: {"site": site_settings.read()},
+        "the proxies": lambda: {"proxies": network_reader.proxies()},
+        "the settings": lambda: {"site": site_settings_reader.read()},
         "the kernel": kernel,
     }
     found = run_in_parallel(list(tasks.values()), SECONDS)
@@ -62,7 +69,7 @@ def read(root: Path = Path("/")) -> Host:
     for part in found:
         parts |= part or {}
     if "machine" not in parts:  # "the kernel" is late: what Python itself knows
-        parts["machine"] = machine.unread()
+        parts["machine"] = machine_description.unread()
     return Host(
         name=clean(platform.node(), 100),
         time=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

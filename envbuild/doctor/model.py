@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from envbuild.doctor.machine import Machine
-from envbuild.util import urls
+from envbuild.doctor.machine_description import Machine
+from envbuild.util import url_redaction
 from envbuild.util.errors import printable
 
 MAX_TEXT = 200
@@ -21,7 +21,7 @@ def clean(text: str, most: int = MAX_TEXT) -> str:
 
 def short_address(address: str) -> str:
     """An address without its secrets, on a bounded line."""
-    return clean(urls.redact_url(address))
+    return clean(url_redaction.redact_url(address))
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from envbuild.doctor.check_result import LATE, Check, Status, gib, ok, skipped_check, worst_check
 from envbuild.doctor.model import Answer, Disk, Host
-from envbuild.doctor.profile_needs import Need
-from envbuild.testrun.job import Limits
+from envbuild.doctor.profile_requirements import Need
+from envbuild.testrun.selftest_job import Limits
 
 SHM = Limits.shm
 """As much as the self-test's container asks for; Docker's own default of 64 MiB ends DataLoader's workers and NCCL."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild.doctor.model import Disk, KernelLog, Port, Role, Xid, clean
-from envbuild.util import settings
+from envbuild.util import user_folders
 
 MAX_LOG = 16 << 20  # bytes; the kernel's own ring is smaller unless it was told otherwise
 MAX_XIDS = 200
@@ -107,7 +107,7 @@ def shm_bytes(root: Path) -> int:
 def disks(engine: str | None) -> Iterator[Disk]:
     """The cache folder's and, where it is on this machine, the engine's."""
     try:
-        yield _disk("cache", settings.cache_folder("wheels"))
+        yield _disk("cache", user_folders.cache_folder("wheels"))
     except OSError as error:
         yield Disk("cache", clean(str(error.filename)), fault=clean(error.strerror or "unusable"))
     if engine:

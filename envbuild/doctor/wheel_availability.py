@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from envbuild.doctor.check_result import Check, ok, skipped_check
 from envbuild.doctor.model import clean
-from envbuild.fetch import index_config, index_pages, store, uv_errors
-from envbuild.fetch.locked_artifacts import Wheel
+from envbuild.fetch import index_config, index_pages, sha256_file_store, uv_error_translator
+from envbuild.fetch.locked_artifact_types import Wheel
 from envbuild.lock import lock_file
-from envbuild.profile.source import Source
+from envbuild.profile.profile_source import Source
 from envbuild.util.errors import NetworkError, some
 
 WHEELS = "wheels"
@@ -24,7 +24,7 @@ def check_wheels(source: Source, checks: Sequence[Check]) -> Check:
     if locked is None:
         return skipped_check(WHEELS, "nothing is locked yet")
     every = {one.wheel for one in (*locked.wheels, *(locked.builder.wheels if locked.builder else ()))}
-    cached = store.wheel_store()
+    cached = sha256_file_store.wheel_store()
     wanted = sorted((one for one in every if not cached.holds(one.sha256, one.file)), key=lambda one: one.file)
     if not wanted:
         return ok(WHEELS, f"{some(len(every), 'locked wheel')}: in the cache")
@@ -41,7 +41,9 @@ def check_wheels(source: Source, checks: Sequence[Check]) -> Check:
     named = f"{', '.join(one.file for one in missing[:_MOST])}{more}"
     local = next((f"{one.name}=={one.version}" for one in missing if "+" in one.version), None)
     remedy = (
-        uv_errors.local_build(local) if local else f"configure an index that has them, or envbuild lock {source.asked}"
+        uv_error_translator.local_build(local)
+        if local
+        else f"configure an index that has them, or envbuild lock {source.asked}"
     )
     return Check(WHEELS, "fail", f"no configured index has {named}", remedy)
 

@@ -14,17 +14,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.evidence.rules import CPU, Proof, RequiredProof, failures, judge_model, model_of, record_digest
+from envbuild.evidence.proof_rules import CPU, Proof, RequiredProof, failures, judge_model, model_of, record_digest
 from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, validate_record
-from envbuild.facts import database, probe_names
+from envbuild.facts import database, probe_catalogue_reader
 from envbuild.image.image_naming import repository
-from envbuild.testrun.job import selftest_id
-from envbuild.testrun.result import TestRun
-from envbuild.util import settings
+from envbuild.testrun.run_result import TestRun
+from envbuild.testrun.selftest_job import selftest_id
+from envbuild.util import user_folders
 from envbuild.util.atomic_files import write_atomically
 
 if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its client
-    from envbuild.image.engine import Image
+    from envbuild.image.docker_engine import Image
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
@@ -55,7 +55,7 @@ def run_record(
         "lock": wanted.lock,
         "selftest": {
             "id": selftest_id(),
-            "versions": dict(probe_names.versions()),
+            "versions": dict(probe_catalogue_reader.versions()),
             "level": wanted.level,
             "require": list(wanted.require),
             "settings": dict(wanted.settings),
@@ -174,7 +174,7 @@ def record_text(statement_file: Path) -> bytes:
 
 
 def _folder(image_id: str) -> Path:
-    return settings.state_folder("evidence") / _hex(image_id)
+    return user_folders.state_folder("evidence") / _hex(image_id)
 
 
 def _hex(digest: str) -> str:

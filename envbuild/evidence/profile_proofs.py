@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from envbuild.evidence import evidence_store, rules
-from envbuild.evidence.rules import Proof, RequiredProof
+from envbuild.evidence import evidence_store, proof_rules
+from envbuild.evidence.proof_rules import Proof, RequiredProof
 from envbuild.image.build_records import Record
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
-from envbuild.testrun.job import performance_requirements, project_tests_digests, required_probes
+from envbuild.testrun.selftest_job import performance_requirements, project_tests_digests, required_probes
 
 
 def wanted(name: str, profile: Profile, lock: Lock) -> RequiredProof:
@@ -32,7 +32,7 @@ def wanted(name: str, profile: Profile, lock: Lock) -> RequiredProof:
 
 def models_to_prove(profile: Profile) -> tuple[str, ...]:
     """What must be proved: each of the profile's GPUs, or the CPU."""
-    return profile.gpus or (rules.CPU,)
+    return profile.gpus or (proof_rules.CPU,)
 
 
 def proofs_of(image_id: str, name: str, profile: Profile, lock: Lock) -> tuple[Proof, ...]:
@@ -50,7 +50,7 @@ def on_disk(
 
     `published`: proofs of this lock that others signed.
     """
-    found = list(map(rules.untested, models_to_prove(profile)))
+    found = list(map(proof_rules.untested, models_to_prove(profile)))
     for record in built:
         found += proofs_of(record.image, name, profile, lock) if lock and record.lock == lock.id else ()
     found += published
@@ -60,7 +60,7 @@ def on_disk(
 
 def reason(name: str, proof: Proof) -> str:
     """What is known of one model; the CPU, which is many profiles' one, goes by the name of its profile."""
-    return f"{name if proof.model == rules.CPU else proof.model}: {proof.reason}"
+    return f"{name if proof.model == proof_rules.CPU else proof.model}: {proof.reason}"
 
 
 def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:

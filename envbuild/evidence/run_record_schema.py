@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from envbuild.facts.probe_names import Level
+from envbuild.facts.probe_catalogue_reader import Level
 
 VERSION = 1
 FINISHED = "%Y-%m-%dT%H:%M:%SZ"

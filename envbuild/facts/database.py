@@ -17,9 +17,9 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from envbuild.facts import arch_lists, fact_files
-from envbuild.facts.advisories import Advisory, Gpu, Situation, holding
-from envbuild.facts.fields import STRICT, Capability, FactRow, Name, Release, Sources, Specifier, Status, Text
+from envbuild.facts import fact_file_reader, torch_arch_lists
+from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Release, Sources, Specifier, Status, Text
+from envbuild.facts.gpu_and_advisory_types import Advisory, Gpu, Situation, holding
 
 
 @plain(frozen=True)
@@ -79,7 +79,7 @@ class TorchRelease(FactRow):
         """How this build serves a card: as architectures.serves says of its list, PTX being of the last one alone."""
         codes = [arch.replace(".", "") for arch in self.arch_list]
         ptx = [f"compute_{codes[-1]}"] if self.ptx else []
-        return arch_lists.serves([*(f"sm_{code}" for code in codes), *ptx], compute_capability)
+        return torch_arch_lists.serves([*(f"sm_{code}" for code in codes), *ptx], compute_capability)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -128,38 +128,38 @@ class KnownStartup(FactRow):
 @cache
 def namespace_texts() -> frozenset[bytes]:
     """What an __init__.py may hold that several distributions install: nothing else, to the byte."""
-    rows = fact_files.rows("packages", "namespaces", Namespace)
+    rows = fact_file_reader.rows("packages", "namespaces", Namespace)
     return frozenset(f"{row.text}{end}".encode() for row in rows for end in ("", "\n"))
 
 
 @cache
 def startup_files() -> tuple[KnownStartup, ...]:
-    return fact_files.rows("packages", "startup", KnownStartup)
+    return fact_file_reader.rows("packages", "startup", KnownStartup)
 
 
 @cache
 def xids() -> Mapping[int, XidError]:
-    return {row.number: row for row in fact_files.rows("xids", "xids", XidError)}
+    return {row.number: row for row in fact_file_reader.rows("xids", "xids", XidError)}
 
 
 @cache
 def suites() -> Mapping[str, Suite]:
     return {
         name: Suite(name, row["python"], row["glibc"], row["gcc"])
-        for name, row in fact_files.read("debian").data["suites"].items()
+        for name, row in fact_file_reader.read("debian").data["suites"].items()
     }
 
 
 @cache
 def base_packages(gpu: bool = False) -> tuple[str, ...]:
     """What a base holds; for a GPU also what torch needs at run time: a compiler, headers, RDMA libraries."""
-    data = fact_files.read("debian").data
+    data = fact_file_reader.read("debian").data
     return (*data["packages"], *(data["gpu_packages"] if gpu else ()))
 
 
 def advisories() -> tuple[Advisory, ...]:
     """The shipped ones, then the site's."""
-    return fact_files.extensible().advisories
+    return fact_file_reader.extensible().advisories
 
 
 def matching(situation: Situation) -> list[Advisory]:
@@ -169,13 +169,13 @@ def matching(situation: Situation) -> list[Advisory]:
 
 def gpus() -> Mapping[str, Gpu]:
     """GPU models by id, the shipped ones first."""
-    return fact_files.extensible().gpus
+    return fact_file_reader.extensible().gpus
 
 
 def gpu_by_name(name: str) -> Gpu | None:
     """The model that a driver's name means: whole names only, 'NVIDIA H20' is no 'NVIDIA H200'. A MIG slice is its
     card's model. Names that no source confirms are taken too."""
-    known = fact_files.extensible()
+    known = fact_file_reader.extensible()
     return known.names.get(known.mig.sub("", name))
 
 
@@ -211,12 +211,12 @@ def family(gpu: Gpu) -> tuple[Gpu, ...]:
 
 @cache
 def toolkits() -> Mapping[str, Toolkit]:
-    return {row.release: row for row in fact_files.rows("cuda", "toolkits", Toolkit)}
+    return {row.release: row for row in fact_file_reader.rows("cuda", "toolkits", Toolkit)}
 
 
 @cache
 def _compatible() -> Mapping[int, str]:
-    return {row.major: row.minimum for row in fact_files.rows("cuda", "compatible", _Compatible)}
+    return {row.major: row.minimum for row in fact_file_reader.rows("cuda", "compatible", _Compatible)}
 
 
 def driver_minimum(cuda: str) -> DriverMinimum:
@@ -231,12 +231,12 @@ def driver_minimum(cuda: str) -> DriverMinimum:
 
 @cache
 def torch_releases() -> Mapping[str, TorchRelease]:
-    return {row.version: row for row in fact_files.rows("torch", "releases", TorchRelease)}
+    return {row.version: row for row in fact_file_reader.rows("torch", "releases", TorchRelease)}
 
 
 @cache
 def torch_index() -> TorchIndex:
-    found: TorchIndex = fact_files.rows("torch", "indexes", TorchIndex)[0]
+    found: TorchIndex = fact_file_reader.rows("torch", "indexes", TorchIndex)[0]
     return found
 
 
@@ -248,7 +248,7 @@ def torch_release(version: str) -> TorchRelease | None:
 
 @cache
 def libraries() -> Mapping[str, Library]:
-    return {row.name: row for row in fact_files.rows("libraries", "libraries", Library)}
+    return {row.name: row for row in fact_file_reader.rows("libraries", "libraries", Library)}
 
 
 def distribution_of(library: str, cuda: str) -> str | None:

@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from envbuild.facts import fact_files
-from envbuild.facts.fields import STRICT, FactRow, Name, Pattern, Release, Text
+from envbuild.facts import fact_file_reader
+from envbuild.facts.fact_field_types import STRICT, FactRow, Name, Pattern, Release, Text
 
 Folder = Annotated[str, Field(pattern=r"^(/[a-z0-9]+)+$")]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9+_.-]+$")]
@@ -62,12 +62,12 @@ class Complaint(FactRow):
 @cache
 def compiler_wheels() -> Mapping[int, Wheels]:
     """By CUDA's major version."""
-    return {row.major: row for row in fact_files.rows("compilers", "wheels", Wheels)}
+    return {row.major: row for row in fact_file_reader.rows("compilers", "wheels", Wheels)}
 
 
 def debians() -> tuple[Debian, ...]:
     """Every CUDA release that Debian has."""
-    return fact_files.rows("compilers", "debian", Debian)
+    return fact_file_reader.rows("compilers", "debian", Debian)
 
 
 def debian(cuda: str) -> tuple[Debian, ...]:
@@ -78,26 +78,26 @@ def debian(cuda: str) -> tuple[Debian, ...]:
 @cache
 def hosts() -> Mapping[str, HostCompiler]:
     """By CUDA release, as in "12.4"."""
-    return {row.cuda: row for row in fact_files.rows("compilers", "host_compilers", HostCompiler)}
+    return {row.cuda: row for row in fact_file_reader.rows("compilers", "host_compilers", HostCompiler)}
 
 
 @cache
 def variables() -> frozenset[str]:
     """Those that compilers and torch read themselves, so that a source need not mention them."""
-    return frozenset(fact_files.read("compilers").data["variables"])
+    return frozenset(fact_file_reader.read("compilers").data["variables"])
 
 
 @cache
 def debian_packages() -> str:
     """A pattern for the names of Debian packages that decide what a host compiler makes."""
-    pattern: str = fact_files.read("compilers").data["debian_packages"]
+    pattern: str = fact_file_reader.read("compilers").data["debian_packages"]
     return pattern
 
 
 def complaints() -> tuple[Complaint, ...]:
     """The first that is found counts."""
-    return fact_files.rows("compilers", "complaints", Complaint)
+    return fact_file_reader.rows("compilers", "complaints", Complaint)
 
 
 def out_of_memory_messages() -> tuple[Complaint, ...]:
-    return fact_files.rows("compilers", "out_of_memory", Complaint)
+    return fact_file_reader.rows("compilers", "out_of_memory", Complaint)

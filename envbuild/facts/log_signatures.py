@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from envbuild.facts import database, fact_files
-from envbuild.facts.advisories import Change
-from envbuild.facts.fields import STRICT, Capability, FactRow, Name, Pattern, Text
+from envbuild.facts import database, fact_file_reader
+from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Pattern, Text
+from envbuild.facts.gpu_and_advisory_types import Change
 from envbuild.util.errors import FactsError, near
 
 Patterns = tuple[Pattern, ...]
@@ -122,13 +122,13 @@ class Around(FactRow):
 
 @cache
 def _rows() -> Mapping[str, Signature]:
-    return {row.id: row for row in fact_files.rows("signatures", "signatures", Signature)}
+    return {row.id: row for row in fact_file_reader.rows("signatures", "signatures", Signature)}
 
 
 def signatures() -> Mapping[str, Signature]:
     """By id, one for every advisory (a site's own too) and every other cause. Raises FactsError where one is named that
     is not there."""
-    return _signatures(fact_files.site_files())
+    return _signatures(fact_file_reader.site_files())
 
 
 @cache
@@ -152,33 +152,33 @@ def _signatures(site: tuple[Path, ...]) -> Mapping[str, Signature]:
 
 @cache
 def gpu_patterns() -> tuple[GpuPattern, ...]:
-    return fact_files.rows("signatures", "cards", GpuPattern)
+    return fact_file_reader.rows("signatures", "cards", GpuPattern)
 
 
 @cache
 def words() -> tuple[Word, ...]:
-    return fact_files.rows("signatures", "words", Word)
+    return fact_file_reader.rows("signatures", "words", Word)
 
 
 @cache
 def advice() -> tuple[SignatureAdvice, ...]:
-    return fact_files.rows("signatures", "advice", SignatureAdvice)
+    return fact_file_reader.rows("signatures", "advice", SignatureAdvice)
 
 
 @cache
 def components() -> tuple[Component, ...]:
-    return fact_files.rows("signatures", "components", Component)
+    return fact_file_reader.rows("signatures", "components", Component)
 
 
 @cache
 def system_messages() -> tuple[SystemMessage, ...]:
-    return fact_files.rows("signatures", "system_messages", SystemMessage)
+    return fact_file_reader.rows("signatures", "system_messages", SystemMessage)
 
 
 def possible_causes() -> tuple[Possible, ...]:
     """Raises FactsError where an advisory is named that is not there."""
     rows, known = (
-        fact_files.rows("signatures", "possible", Possible),
+        fact_file_reader.rows("signatures", "possible", Possible),
         {advisory.id for advisory in database.advisories()},
     )
     for name in sorted({name for row in rows for name in row.advisories} - known):
@@ -188,12 +188,12 @@ def possible_causes() -> tuple[Possible, ...]:
 
 @cache
 def hearsay() -> Patterns:
-    return tuple(pattern for row in fact_files.rows("signatures", "hearsay", Hearsay) for pattern in row.before)
+    return tuple(pattern for row in fact_file_reader.rows("signatures", "hearsay", Hearsay) for pattern in row.before)
 
 
 @cache
 def _around(table: Literal["elsewhere", "mentions"]) -> tuple[Around, ...]:
-    return fact_files.rows("signatures", table, Around)
+    return fact_file_reader.rows("signatures", table, Around)
 
 
 def elsewhere(before: str, after: str) -> bool:

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from envbuild.facts import fact_files
-from envbuild.facts.advisories import Gpu
-from envbuild.facts.fields import STRICT, FactRow, Spec, Text
+from envbuild.facts import fact_file_reader
+from envbuild.facts.fact_field_types import STRICT, FactRow, Spec, Text
+from envbuild.facts.gpu_and_advisory_types import Gpu
 
 DTYPE = "ENVBUILD_DTYPE"
 """The variable that names the common half type as torch does: `getattr(torch, os.environ["ENVBUILD_DTYPE"])`."""
@@ -63,14 +63,14 @@ def mixed_gpu_settings(gpus: Sequence[Gpu]) -> Iterator[Setting]:
     if len(gpus) < 2:
         return
     yield _common_dtype(gpus)
-    for rule in fact_files.rows("fleet", "settings", _Rule):
+    for rule in fact_file_reader.rows("fleet", "settings", _Rule):
         if 0 < sum(map(rule.some.has, gpus)) < len(gpus):
             yield Setting(rule.variable, rule.value, rule.reason)
 
 
 def _common_dtype(gpus: Sequence[Gpu]) -> Setting:
     better: list[str] = []
-    for row in fact_files.rows("fleet", "dtypes", _Dtype):
+    for row in fact_file_reader.rows("fleet", "dtypes", _Dtype):
         lacking = [gpu.id for gpu in gpus if row.feature and row.feature not in gpu.features]
         if not lacking:
             why = "; ".join([f"all of {', '.join(gpu.id for gpu in gpus)} have it", *better])

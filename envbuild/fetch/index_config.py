@@ -19,11 +19,11 @@ from envbuild.facts import database
 from envbuild.fetch import uv_config
 from envbuild.util import settings
 from envbuild.util.errors import SettingsError
-from envbuild.util.http_limits import Adapter
-from envbuild.util.memo import thread_safe_cache
+from envbuild.util.host_processes import run
+from envbuild.util.http_deadlines import Adapter
 from envbuild.util.network_settings import Network
-from envbuild.util.process import run
-from envbuild.util.urls import host
+from envbuild.util.thread_safe_cache import thread_safe_cache
+from envbuild.util.url_redaction import host
 
 PARALLEL = 8
 PIP_SECONDS = 30.0

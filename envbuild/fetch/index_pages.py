@@ -26,9 +26,9 @@ from packaging.utils import (
 from packaging.version import Version
 
 from envbuild.fetch import index_config
-from envbuild.util import http_limits, urls
+from envbuild.util import http_deadlines, url_redaction
 from envbuild.util.errors import NetworkError
-from envbuild.util.memo import thread_safe_cache
+from envbuild.util.thread_safe_cache import thread_safe_cache
 
 MAX_BYTES = 64 << 20  # the largest page of a single package is a few MB
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
@@ -93,14 +93,14 @@ def _page(address: str, name: str) -> list[Listed]:
     if local:
         file = local / "index.html" if local.is_dir() else local
         return list(_html(file.read_text(encoding="utf-8", errors="replace"))) if file.is_file() else []
-    shown = urls.host(urllib.parse.urlsplit(address).netloc)
+    shown = url_redaction.host(urllib.parse.urlsplit(address).netloc)
     try:
         with index_config.index_session() as session:
             answer = session.get(address, headers={"Accept": _ACCEPT}, timeout=60, stream=True)
             if 400 <= answer.status_code < 500:  # it has no such package, or none for us
                 return []
             answer.raise_for_status()
-            raw = http_limits.body(answer, MAX_BYTES)
+            raw = http_deadlines.body(answer, MAX_BYTES)
     except (requests.RequestException, OSError) as error:
         raise NetworkError(f"the package index {shown} did not answer for {name}: {type(error).__name__}") from error
     if len(raw) > MAX_BYTES:

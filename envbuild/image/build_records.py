@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from envbuild.util import settings
+from envbuild.util import user_folders
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import some
 
@@ -52,14 +52,14 @@ def remove_record(record: Record) -> None:
 
 def all_records(image_id: str | None = None) -> Iterator[Record]:
     """All of them, or those of one image."""
-    for file in sorted(settings.state_folder("builds", make=False).glob("*.json")):
+    for file in sorted(user_folders.state_folder("builds", make=False).glob("*.json")):
         record = _read(file)
         if record and image_id in (None, record.image):
             yield record
 
 
 def _file(record: Record) -> Path:
-    return settings.state_folder("builds") / f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
+    return user_folders.state_folder("builds") / f"{record.recipe}-{record.image.removeprefix('sha256:')[:12]}.json"
 
 
 def _read(file: Path) -> Record | None:

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from envbuild.fetch import store
-from envbuild.fetch.store import Store
-from envbuild.image import build_context, build_errors, docker_client, root_filesystem
-from envbuild.image.engine import Engine
+from envbuild.fetch import sha256_file_store
+from envbuild.fetch.sha256_file_store import Store
+from envbuild.image import build_context_folders, build_error_messages, docker_client_finder, root_filesystem_tar
+from envbuild.image.docker_engine import Engine
 from envbuild.lock.lock_file import Lock
-from envbuild.util import disk_space, process_locks, tempdirs
+from envbuild.util import disk_space, process_locks, temporary_files
 from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
-from envbuild.util.process import run
+from envbuild.util.host_processes import run
 
 _INSPECTS = 60.0  # seconds
 
@@ -52,18 +52,18 @@ def build(
     """
     with (
         process_locks.exclusive(_turn(engine, lock), "builds on the same base", say, wait),
-        tempdirs.folder("build") as folder,
+        temporary_files.folder("build") as folder,
     ):
         ready()
         rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
         rendered.write_text(text, encoding="utf-8")
         done = run(
-            [docker_client.program(), "--host", engine.host, "buildx", "build", *_builder(engine),
+            [docker_client_finder.program(), "--host", engine.host, "buildx", "build", *_builder(engine),
              "--file", rendered, "--metadata-file", metadata,
-             *(f"--build-context={key}={path}" for key, path in build_context.of_wheels(name).items()),
+             *(f"--build-context={key}={path}" for key, path in build_context_folders.of_wheels(name).items()),
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
-             *options, build_context.main_context(name)],
-            env={"SOURCE_DATE_EPOCH": str(root_filesystem.SOURCE_DATE_EPOCH)},
+             *options, build_context_folders.main_context(name)],
+            env={"SOURCE_DATE_EPOCH": str(root_filesystem_tar.SOURCE_DATE_EPOCH)},
             on_line=on_line,
         )  # fmt: skip
         if done.code:
@@ -80,7 +80,8 @@ def require_builder(engine: Engine) -> None:
         return
     # otherwise a docker context's, which buildx knows
     done = run(
-        [docker_client.program(), "--host", engine.host, "buildx", "inspect", "--", engine.builder], timeout=_INSPECTS
+        [docker_client_finder.program(), "--host", engine.host, "buildx", "inspect", "--", engine.builder],
+        timeout=_INSPECTS,
     )
     if done.code:
         raise EngineError(f"there is no builder {engine.builder!r}", hint=f"{_said(done.stderr)}\n{_BUILDERS}")
@@ -98,7 +99,7 @@ def _said(stderr: str) -> str:
 
 
 def _turn(engine: Engine, lock: Lock) -> str:
-    made_of = lock.image or root_filesystem.tar_file(lock).stem
+    made_of = lock.image or root_filesystem_tar.tar_file(lock).stem
     return f"_build-{canonical_digest([engine.identity, engine.builder, made_of])[:16]}"
 
 
@@ -117,10 +118,12 @@ def _files(lock: Lock) -> Iterator[tuple[Store, str, str]]:
     """(store, sha256, name) of all that may be in the context."""
     builder = lock.builder
     wheels, archives = (builder.wheels, builder.archives) if builder else ((), ())
-    yield from ((store.wheel_store(), w.wheel.sha256, w.wheel.file) for w in (*lock.wheels, *wheels))
+    yield from ((sha256_file_store.wheel_store(), w.wheel.sha256, w.wheel.file) for w in (*lock.wheels, *wheels))
     debs = (*lock.apt, *(builder.debs if builder else ()))
-    yield from ((store.debs(), deb.sha256, deb.file) for deb in debs)
-    yield from ((store.archive_store(), archive.sha256, archive.name) for archive in (*lock.archives, *archives))
+    yield from ((sha256_file_store.debs(), deb.sha256, deb.file) for deb in debs)
+    yield from (
+        (sha256_file_store.archive_store(), archive.sha256, archive.name) for archive in (*lock.archives, *archives)
+    )
 
 
 # What BuildKit says when it cannot get the base image, before any step has run.
@@ -135,7 +138,7 @@ _BROKEN = ("error reading from server", "error during connect")
 
 
 def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
-    errors = build_errors.builders(stderr)
+    errors = build_error_messages.builders(stderr)
     if lock.image and any(text in line for line in errors for text in _REGISTRY):
         said = errors[-1].partition("failed to solve: ")[2] or errors[-1]
         host = lock.image.partition("/")[0]
@@ -154,8 +157,8 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
         full = engine.without_room()
         if full:
             return full
-    telling = "\n".join(build_errors.first_errors(stderr))
-    if build_errors.is_out_of_memory(stderr):
+    telling = "\n".join(build_error_messages.first_errors(stderr))
+    if build_error_messages.is_out_of_memory(stderr):
         has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free some"
         return Failed("the image build ran out of memory", f"{has}\n{telling}", stderr)
     return Failed(f"the image build{f' by {engine.builder!r}' if engine.builder else ''} failed", telling, stderr)

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from envbuild.image import engine_archive
-from envbuild.image.engine import Engine, Image
-from envbuild.registry import oci
-from envbuild.registry.layer_compression import Unpacked
-from envbuild.registry.oci import Manifest
-from envbuild.util import strict_json, tempdirs
+from envbuild.image import image_archive_reader
+from envbuild.image.docker_engine import Engine, Image
+from envbuild.registry import oci_types
+from envbuild.registry.layer_decompressor import Unpacked
+from envbuild.registry.oci_types import Manifest
+from envbuild.util import strict_json, temporary_files
 from envbuild.util.errors import EngineError
 
 LAYOUT, INDEX = "oci-layout", "index.json"
@@ -38,7 +38,7 @@ class Folder:
 
     def manifest(self, target: str) -> Manifest | None:
         digest = self._tags.get(target, target)
-        if not oci.DIGEST.fullmatch(digest) or not self._path(digest).is_file():
+        if not oci_types.DIGEST.fullmatch(digest) or not self._path(digest).is_file():
             return None
         raw = self._path(digest).read_bytes()
         return Manifest(raw, json.loads(raw)["mediaType"])
@@ -52,11 +52,11 @@ class Folder:
                 yield block
 
     def referrers(self, digest: str) -> list[dict[str, Any]]:
-        index = self.manifest(oci.fallback_tag(digest))
-        return oci.descriptors(index.document, "manifests") if index else []
+        index = self.manifest(oci_types.fallback_tag(digest))
+        return oci_types.descriptors(index.document, "manifests") if index else []
 
     def put_blob(self, raw: bytes) -> None:
-        self._path(oci.digest_of(raw)).write_bytes(raw)
+        self._path(oci_types.digest_of(raw)).write_bytes(raw)
 
     def put_manifest(self, target: str, manifest: Manifest) -> bool:
         self.put_blob(manifest.raw)
@@ -67,7 +67,7 @@ class Folder:
         """An image that the engine saves, its layers as blobs, unpacked. Raises EngineError, also if it saves
         another."""
         wanted = {image.id, *image.layers}
-        with engine_archive.files(engine, image) as contents:
+        with image_archive_reader.files(engine, image) as contents:
             taken = {self._take(content) for content in contents}
         if not wanted <= taken:
             raise EngineError(f"the engine saves another image than {image.id}")
@@ -76,11 +76,11 @@ class Folder:
         sizes = {digest: self._path(digest).stat().st_size for digest in wanted}
         document = {
             "schemaVersion": 2,
-            "mediaType": oci.MANIFEST,
-            "config": {"mediaType": oci.CONFIG, "digest": image.id, "size": sizes[image.id]},
+            "mediaType": oci_types.MANIFEST,
+            "config": {"mediaType": oci_types.CONFIG, "digest": image.id, "size": sizes[image.id]},
             "layers": [{"mediaType": _LAYER, "digest": digest, "size": sizes[digest]} for digest in image.layers],
         }
-        return Manifest(oci.encoded(document), oci.MANIFEST)
+        return Manifest(oci_types.encoded(document), oci_types.MANIFEST)
 
     def _take(self, content: Unpacked) -> str:
         partial = self.folder / "incoming"
@@ -91,11 +91,11 @@ class Folder:
 
     def write(self, file: Path, files: Mapping[str, bytes]) -> Path:
         """The whole as one tar, the same for the same content."""
-        tagged = [(tag, self.manifest(tag)) for tag in sorted(self._tags) if not oci.DIGEST.fullmatch(tag)]
+        tagged = [(tag, self.manifest(tag)) for tag in sorted(self._tags) if not oci_types.DIGEST.fullmatch(tag)]
         manifests = [{**found.descriptor, "annotations": {REF: tag}} for tag, found in tagged if found]
         own = {
             LAYOUT: b'{"imageLayoutVersion":"1.0.0"}',
-            INDEX: oci.encoded({"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": manifests}),
+            INDEX: oci_types.encoded({"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": manifests}),
             **files,
         }
         with tarfile.open(file, "w", format=tarfile.GNU_FORMAT) as tar:
@@ -110,7 +110,7 @@ class Folder:
 @contextlib.contextmanager
 def saved(engine: Engine, image: Image) -> Iterator[Folder]:
     """An image of the engine as a layout, for as long as it is looked into. Raises EngineError."""
-    with tempdirs.folder("saved") as folder:
+    with temporary_files.folder("saved") as folder:
         local = Folder(folder / "layout")
         local.take(engine, image)
         yield local

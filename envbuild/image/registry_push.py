@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from envbuild.image import zstd_push
-from envbuild.image.engine import Engine, Image
-from envbuild.registry.client import Repository
-from envbuild.registry.oci import Manifest, Reference
+from envbuild.image.docker_engine import Engine, Image
+from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.reference_grammar import REGISTRY
+from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import CheckFailed, UsageError
 
 

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envbuild.image import engine_archive
-from envbuild.image.engine import Engine, Image
-from envbuild.registry import image_reader, oci
-from envbuild.registry.client import Repository
-from envbuild.registry.layer_compression import Unpacked
-from envbuild.registry.oci import Manifest
-from envbuild.util import disk_space, tempdirs
+from envbuild.image import image_archive_reader
+from envbuild.image.docker_engine import Engine, Image
+from envbuild.registry import oci_types, registry_image_reader
+from envbuild.registry.layer_decompressor import Unpacked
+from envbuild.registry.oci_types import Manifest
+from envbuild.registry.registry_client import Repository
+from envbuild.util import disk_space, temporary_files
 from envbuild.util.errors import DiskError, EngineError
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
@@ -44,7 +44,7 @@ def push_zstd(engine: Engine, place: Repository, image: Image, tag: str, on_line
     engine saves something else, NetworkError."""
     found: dict[str, dict[str, Any]] = {}
     raw = b""
-    with tempdirs.folder("push") as folder:
+    with temporary_files.folder("push") as folder:
         _require_room(engine, image, folder)
         file = folder / "layer"
         for part in _parts(engine, image, file):
@@ -56,18 +56,18 @@ def push_zstd(engine: Engine, place: Repository, image: Image, tag: str, on_line
                 sizes = f"{part.packed['size'] / 1e6:.0f} of {part.size / 1e6:.0f} MB"
                 on_line(f"layer {len(found)} of {len(image.layers)}: {sizes}")
     lacking = [layer for layer in image.layers if layer not in found]
-    if lacking or not raw or image_reader.parse_config(image.id, raw).layers != image.layers:
+    if lacking or not raw or registry_image_reader.parse_config(image.id, raw).layers != image.layers:
         text = f"the engine saves another image than {image.id}"
         detail = f": nothing in it is {lacking[0]}" if lacking else ""
         raise EngineError(text + detail, hint="is its disk sound? docker image rm, then envbuild make, builds it anew")
     place.put_blob(raw)
     document = {
         "schemaVersion": 2,
-        "mediaType": oci.MANIFEST,
-        "config": oci.descriptor(oci.CONFIG, raw),
+        "mediaType": oci_types.MANIFEST,
+        "config": oci_types.descriptor(oci_types.CONFIG, raw),
         "layers": [found[layer] for layer in image.layers],
     }
-    place.put_manifest(tag, Manifest(oci.encoded(document), oci.MANIFEST))
+    place.put_manifest(tag, Manifest(oci_types.encoded(document), oci_types.MANIFEST))
 
 
 def _require_room(engine: Engine, image: Image, folder: Path) -> None:
@@ -81,10 +81,12 @@ def _require_room(engine: Engine, image: Image, folder: Path) -> None:
 
 def _parts(engine: Engine, image: Image, file: Path) -> Iterator[_Part]:
     """Each file that the engine saves; a packed form is in `file` until the next one is asked for."""
-    with engine_archive.files(engine, image) as contents:
+    with image_archive_reader.files(engine, image) as contents:
         for content in contents:
-            begin = content.read(image_reader.CONFIG_BYTES)
-            if len(begin) < image_reader.CONFIG_BYTES and content.digest not in image.layers:  # read to its end
+            begin = content.read(registry_image_reader.CONFIG_BYTES)
+            if (
+                len(begin) < registry_image_reader.CONFIG_BYTES and content.digest not in image.layers
+            ):  # read to its end
                 yield _Part(content.digest, len(begin), begin)
             else:
                 yield _packed(begin, content, file)
@@ -97,7 +99,7 @@ def _packed(begin: bytes, content: Unpacked, file: Path) -> _Part:
     packer = zstandard.ZstdCompressor(level=_LEVEL, threads=0, write_checksum=True, write_content_size=False)
     compressor, seen, before = packer.compressobj(), hashlib.sha256(), 0
     with file.open("wb") as target:
-        for block in itertools.chain([begin], iter(partial(content.read, engine_archive.BLOCK), b"")):
+        for block in itertools.chain([begin], iter(partial(content.read, image_archive_reader.BLOCK), b"")):
             before += len(block)
             piece = compressor.compress(block)
             seen.update(piece)

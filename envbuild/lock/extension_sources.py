@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from envbuild.facts import extension_compilers
-from envbuild.fetch import archives, store
+from envbuild.fetch import archive_fetcher, sha256_file_store
 from envbuild.fetch.archive_spec import ArchiveRequest
-from envbuild.fetch.locked_artifacts import LockedExtension
+from envbuild.fetch.locked_artifact_types import LockedExtension
 from envbuild.resolve.extension_toolchain import ExtensionRequest
-from envbuild.util import disk_space, settings, tempdirs, urls
+from envbuild.util import disk_space, settings, temporary_files, url_redaction, user_folders
 from envbuild.util.errors import EnvbuildError, NetworkError, ProfileError, printable
-from envbuild.util.process import Completed, run
+from envbuild.util.host_processes import Completed, run
 
 Progress = Callable[[str, int], None]
 # A repository may be large, and a server may send nothing for ever.
@@ -67,7 +67,7 @@ def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtens
         repository = _repository(extension.commit)
         _refuse_submodules(wanted, repository)
         locked = replace(locked, tree=_git(repository, "rev-parse", f"{extension.commit}^{{tree}}").stdout.strip())
-    with tempdirs.folder("source") as folder:
+    with temporary_files.folder("source") as folder:
         file = folder / "source.tar"
         write_archive(locked, file)
         try:
@@ -114,7 +114,7 @@ def fetch_source(wanted: ExtensionRequest, progress: Progress) -> None:
     """Bring a source that is not there yet. Raises as `inspect_source` does."""
     extension = wanted.extension
     if extension.sdist:
-        archives.fetch_archives([_sdist(wanted)], progress)
+        archive_fetcher.fetch_archives([_sdist(wanted)], progress)
     elif extension.commit and not _repository(extension.commit).is_dir():
         _clone(wanted, extension.commit)
 
@@ -131,7 +131,7 @@ _SDIST = "source"
 def write_archive(locked: LockedExtension, file: Path) -> None:
     """The source as a tar with one folder at its top. Raises SourceDamaged if it is no longer what was fetched."""
     if locked.kind == "sdist":
-        held = store.archive_store()
+        held = sha256_file_store.archive_store()
         held.check(locked.digest, _SDIST)
         shutil.copyfile(held.path(locked.digest, _SDIST), file)
         return
@@ -156,7 +156,7 @@ class SourceDamaged(EnvbuildError):
 
 
 def _repository(commit: str) -> Path:
-    return settings.cache_folder("sources") / commit
+    return user_folders.cache_folder("sources") / commit
 
 
 def _git(repository: Path, *arguments: str | Path) -> Completed:
@@ -173,7 +173,7 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
     """One commit without its history, where the server gives single commits; else all that it has."""
     address = _address(wanted.extension.git or "")
     target = _repository(commit)
-    with tempdirs.folder("incoming", target.parent) as folder:
+    with temporary_files.folder("incoming", target.parent) as folder:
         made = folder / "git"
         style = f"--object-format={'sha256' if len(commit) == 64 else 'sha1'}"
         begun = run(["git", "init", "--quiet", "--bare", "--template=", style, made], env=_ENVIRONMENT)
@@ -185,14 +185,15 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
         if done.code:
             every = _git(made, "fetch", "--quiet", address, "+refs/*:refs/kept/*")
             if every.code:
+                shown = url_redaction.redact_url(address)
                 raise NetworkError(
-                    f"the source of {wanted.extension.name} cannot be fetched from {urls.redact_url(address)}",
-                    hint=f"{every.stderr.replace(address, urls.redact_url(address)).strip()[-600:]}\n{_elsewhere()}",
+                    f"the source of {wanted.extension.name} cannot be fetched from {shown}",
+                    hint=f"{every.stderr.replace(address, shown).strip()[-600:]}\n{_elsewhere()}",
                     faults=[replace(wanted.at, message="it is named here")],
                 )
         found = _git(made, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").stdout.strip()
         if found != commit or _git(made, "fsck", "--no-dangling", "--no-progress").code:
-            said = f"{urls.redact_url(address)} has no commit {commit}"
+            said = f"{url_redaction.redact_url(address)} has no commit {commit}"
             raise ProfileError(
                 f"the source of {wanted.extension.name} cannot be had", faults=[replace(wanted.at, message=said)]
             )
@@ -204,7 +205,7 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
 
 
 def _elsewhere() -> str:
-    return f"behind a mirror: set git_mirror in {settings.config_file()}"
+    return f"behind a mirror: set git_mirror in {user_folders.config_file()}"
 
 
 def _address(given: str) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from envbuild.fetch.apt import Deb
+from envbuild.fetch.apt_packages import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.locked_artifacts import (
+from envbuild.fetch.locked_artifact_types import (
     AcceptedOld,
     Builder,
     LockedExtension,
@@ -26,11 +26,11 @@ from envbuild.fetch.locked_artifacts import (
     StartupFile,
     Wheel,
 )
-from envbuild.lock import schema
-from envbuild.profile import name_lookup
-from envbuild.profile.source import Source
-from envbuild.resolve.resolver import Plan, as_locked
-from envbuild.util import yamldoc
+from envbuild.lock import lock_schema
+from envbuild.profile import profile_name_lookup
+from envbuild.profile.profile_source import Source
+from envbuild.resolve.plan_resolver import Plan, as_locked
+from envbuild.util import yaml_document
 from envbuild.util.atomic_files import write_within
 from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import Fault, LockError, OutOfDate
@@ -128,22 +128,22 @@ def read(file: Path) -> Lock | None:
     """
     if not file.exists():
         return None
-    name_lookup.refuse_link(file.parent.resolve() / file.name, LockError)
-    return _checked(yamldoc.read(file, LockError))
+    profile_name_lookup.refuse_link(file.parent.resolve() / file.name, LockError)
+    return _checked(yaml_document.read(file, LockError))
 
 
 def parse(text: str, name: str) -> Lock:
     """The lock that `text` holds, from wherever it came. Raises LockError as `read` does."""
-    return _checked(yamldoc.parse(text, name, LockError))
+    return _checked(yaml_document.parse(text, name, LockError))
 
 
-def _checked(doc: yamldoc.Document) -> Lock:
+def _checked(doc: yaml_document.Document) -> Lock:
     if doc.data.get("format") not in (None, FORMAT):
         raise LockError(
             f"{doc.file} has format {doc.data['format']}, this envbuild reads {FORMAT}", hint="use a newer envbuild"
         )
     try:
-        parsed = schema.LockDocument.model_validate(doc.data)
+        parsed = lock_schema.LockDocument.model_validate(doc.data)
     except ValidationError as error:
         faults = [doc.fault(tuple(item["loc"]), item["msg"]) for item in error.errors()]
         raise LockError(f"{doc.file} is damaged", hint=_AGAIN, faults=faults) from None
@@ -157,16 +157,16 @@ def _checked(doc: yamldoc.Document) -> Lock:
 _AGAIN = "bring back the committed file (git checkout), or remove it to pin everything anew: envbuild lock NAME"
 
 
-def _lock(parsed: schema.LockDocument) -> Lock:
+def _lock(parsed: lock_schema.LockDocument) -> Lock:
     content, base = parsed.content, parsed.content.base
     return Lock(
         made=parsed.made,
         inputs=parsed.inputs,
         platform=content.platform,
         python=content.python,
-        suite=base.bootstrap if isinstance(base, schema.Bootstrap) else None,
-        image=base.image if isinstance(base, schema.ImageEntry) else None,
-        base=tuple(Deb(**deb.model_dump()) for deb in base.packages) if isinstance(base, schema.Bootstrap) else (),
+        suite=base.bootstrap if isinstance(base, lock_schema.Bootstrap) else None,
+        image=base.image if isinstance(base, lock_schema.ImageEntry) else None,
+        base=tuple(Deb(**deb.model_dump()) for deb in base.packages) if isinstance(base, lock_schema.Bootstrap) else (),
         apt=tuple(Deb(**deb.model_dump()) for deb in content.apt),
         wheels=_wheels(content.wheels),
         overrides=tuple(Overridden(**o.model_dump()) for o in content.overrides),
@@ -180,19 +180,19 @@ def _lock(parsed: schema.LockDocument) -> Lock:
     )
 
 
-def _wheels(parsed: Iterable[schema.WheelEntry]) -> tuple[LockedWheel, ...]:
+def _wheels(parsed: Iterable[lock_schema.WheelEntry]) -> tuple[LockedWheel, ...]:
     dumped = [one.model_dump() for one in parsed]
     return tuple(LockedWheel(bytes=w.pop("bytes"), layer=w.pop("layer"), wheel=Wheel(**w)) for w in dumped)
 
 
-def _extension(parsed: schema.ExtensionEntry) -> LockedExtension:
+def _extension(parsed: lock_schema.ExtensionEntry) -> LockedExtension:
     kind = "git" if parsed.git else "sdist"
     return LockedExtension(
         parsed.name, kind, str(parsed.git or parsed.sdist), parsed.modules, parsed.tree, parsed.env, parsed.settings
     )
 
 
-def _builder(parsed: schema.BuilderEntry) -> Builder:
+def _builder(parsed: lock_schema.BuilderEntry) -> Builder:
     archives = tuple(Archive(**a.model_dump()) for a in parsed.archives)
     debs = tuple(Deb(**deb.model_dump()) for deb in parsed.debs)
     nvcc = Nvcc(**parsed.nvcc.model_dump())
@@ -225,7 +225,7 @@ def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = 
     data |= {"of": dict(origin)} if origin else {}
     data["content"] = content
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False)
-    write_within(yamldoc.home(file), file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
+    write_within(yaml_document.home(file), file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
 
 
 def required_lock(source: Source) -> Lock:
@@ -237,7 +237,7 @@ def required_lock(source: Source) -> Lock:
 
 
 def _missing(file: Path, asked: str) -> OutOfDate:
-    return OutOfDate(f"{yamldoc.display(file)} is missing", hint=f"run: envbuild lock {asked}")
+    return OutOfDate(f"{yaml_document.display(file)} is missing", hint=f"run: envbuild lock {asked}")
 
 
 def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
@@ -249,7 +249,7 @@ def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
         raise _missing(file, plan.asked)
     stale = lock.stale(plan)
     if stale:
-        said = f"{yamldoc.display(file)} is out of date: {', '.join(stale)} changed in the profile"
+        said = f"{yaml_document.display(file)} is out of date: {', '.join(stale)} changed in the profile"
         raise OutOfDate(said, hint=f"run: envbuild lock {plan.asked}")
     as_locked(plan, lock.versions)
     return lock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbuild.lock.lock_file import Lock
-from envbuild.resolve.resolver import computing
+from envbuild.resolve.plan_resolver import computing
 
 _SPLIT = " \\\n    "
 

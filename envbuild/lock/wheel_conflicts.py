@@ -16,15 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from envbuild.facts import database
-from envbuild.fetch import download, index_config, store, wheel_paths
-from envbuild.fetch.download import Head
-from envbuild.fetch.locked_artifacts import LockedWheel, StartupFile, Wheel
-from envbuild.fetch.wheel_paths import SITE, Clash, Listing, clashes, module
+from envbuild.fetch import file_download, index_config, sha256_file_store, wheel_listings_and_clashes
+from envbuild.fetch.file_download import Head
+from envbuild.fetch.locked_artifact_types import LockedWheel, StartupFile, Wheel
+from envbuild.fetch.wheel_listings_and_clashes import SITE, Clash, Listing, clashes, module
 from envbuild.lock import wheel_contents
 from envbuild.selftest.inventory import startup_files
-from envbuild.util import atomic_files, settings
+from envbuild.util import atomic_files, user_folders
 from envbuild.util.errors import Fault, LockError, ProfileError
-from envbuild.util.memo import thread_safe_cache
+from envbuild.util.thread_safe_cache import thread_safe_cache
 
 _MOST = 20
 _HINT = "leave one of the packages out, or lock another version of it"
@@ -51,7 +51,7 @@ def refuse_stored(
     `accepted`: files that may run code at Python's start. Raises LockError; HashMismatch for a file that was damaged in
     the store.
     """
-    files = {_name(w): store.wheel_store().path(w.sha256, w.file) for w in (item.wheel for item in locked)}
+    files = {_name(w): sha256_file_store.wheel_store().path(w.sha256, w.file) for w in (item.wheel for item in locked)}
     files |= built or {}
     listings = {name: wheel_contents.listing(path) for name, path in files.items()}
     # of a wheel that is refused anyway no content is read: its names may be ambiguous, its packing unsupported
@@ -77,17 +77,17 @@ def _own(listings: Mapping[str, Listing]) -> list[str]:
 def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
     """What a wheel installs; None where that is not known without fetching it. Raises ProfileError for an invalid wheel
     of the index, else what wheel_contents.listing raises."""
-    held = store.wheel_store().path(wheel.sha256, wheel.file)
+    held = sha256_file_store.wheel_store().path(wheel.sha256, wheel.file)
     if held.is_file():
         return wheel_contents.listing(held)
-    noted = settings.cache_folder("listings") / f"{wheel.sha256}.json"
-    known = store.noted(noted, Listing)
+    noted = user_folders.cache_folder("listings") / f"{wheel.sha256}.json"
+    known = sha256_file_store.noted(noted, Listing)
     if known is not None or not head.ranges:
         return known
     try:
-        with download.open_remote_file(_session(), address, wheel.file, head.bytes) as stream:
-            found = wheel_paths.read(stream, wheel.file)
-    except download.RangeIgnored:
+        with file_download.open_remote_file(_session(), address, wheel.file, head.bytes) as stream:
+            found = wheel_listings_and_clashes.read(stream, wheel.file)
+    except file_download.RangeIgnored:
         return None
     except ValueError as error:
         raise ProfileError(

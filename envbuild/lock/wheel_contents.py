@@ -16,13 +16,13 @@ from typing import IO
 
 from packaging.utils import parse_wheel_filename
 
-from envbuild.fetch import store, wheel_paths
-from envbuild.fetch.locked_artifacts import Wheel
-from envbuild.fetch.wheel_paths import BROKEN, SITE, Listing, installed
+from envbuild.fetch import sha256_file_store, wheel_listings_and_clashes
+from envbuild.fetch.locked_artifact_types import Wheel
+from envbuild.fetch.wheel_listings_and_clashes import BROKEN, SITE, Listing, installed
 from envbuild.lock.lock_file import Lock
-from envbuild.util import atomic_files, settings
+from envbuild.util import atomic_files, user_folders
 from envbuild.util.errors import EnvbuildError, LockError, printable
-from envbuild.util.memo import thread_safe_cache
+from envbuild.util.thread_safe_cache import thread_safe_cache
 
 LARGEST_TEXT = 1 << 20
 """Bytes of a file that are read to be judged by its text."""
@@ -42,7 +42,7 @@ def listing(wheel: Path) -> Listing:
     """What a wheel installs. Raises HashMismatch for a file that was damaged in the store, LockError for any other that
     is not a readable wheel."""
     with _readable(wheel), wheel.open("rb") as stream:
-        return wheel_paths.read(stream, wheel.name)
+        return wheel_listings_and_clashes.read(stream, wheel.name)
 
 
 def roots(wheel: Path) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def _readable(wheel: Path) -> Iterator[None]:
 
 
 def _unreadable(wheel: Path, error: Exception) -> EnvbuildError:
-    held = store.wheel_store()
+    held = sha256_file_store.wheel_store()
     if wheel.parent.parent == held.folder:
         held.check(wheel.parent.name, wheel.name)
     why = printable(str(error))[:200] or type(error).__name__
@@ -116,7 +116,9 @@ def _unreadable(wheel: Path, error: Exception) -> EnvbuildError:
 def wheel_hashes(lock: Lock) -> dict[str, dict[str, str]]:
     """By "name==version" of each locked wheel that the store has: sha256 by path below site-packages. Raises what
     `listing` raises."""
-    paths = {item.wheel: store.wheel_store().path(item.wheel.sha256, item.wheel.file) for item in lock.wheels}
+    paths = {
+        item.wheel: sha256_file_store.wheel_store().path(item.wheel.sha256, item.wheel.file) for item in lock.wheels
+    }
     held = {wheel: path for wheel, path in paths.items() if path.is_file()}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         names = [f"{wheel.name}=={wheel.version}" for wheel in held]
@@ -128,8 +130,8 @@ def wheel_hashes(lock: Lock) -> dict[str, dict[str, str]]:
 
 def _hashes(wheel: Wheel, file: Path) -> dict[str, str]:
     """Read once for each wheel: it takes as long as to unpack it."""
-    noted = settings.cache_folder("contents") / f"{wheel.sha256}.json"
-    known = store.noted(noted, dict[str, str])
+    noted = user_folders.cache_folder("contents") / f"{wheel.sha256}.json"
+    known = sha256_file_store.noted(noted, dict[str, str])
     if known is not None:
         return known
     found: dict[str, str] = {}

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from envbuild.evidence import evidence_store, profile_proofs
-from envbuild.evidence.rules import Proof
-from envbuild.image.engine import Image
+from envbuild.evidence.proof_rules import Proof
+from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.project_tests import Script
-from envbuild.testrun import job
-from envbuild.testrun.job import RunRequest
-from envbuild.testrun.result import TestRun
+from envbuild.profile.project_shapes_and_script import Script
+from envbuild.testrun import selftest_job
+from envbuild.testrun.run_result import TestRun
+from envbuild.testrun.selftest_job import RunRequest
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Options:
     pins: Mapping[str, str] = field(default_factory=dict)
     write: bool = False
     requirements: Path | None = None
-    asked: RunRequest = job.ALL
+    asked: RunRequest = selftest_job.ALL
     tolerant: bool = False  # known faults are tried, not refused
     script: Script | None = None  # instead of the profile's own
     on: On = HERE

@@ -7,15 +7,15 @@ from functools import partial
 
 from envbuild.facts import database
 from envbuild.image import registry_push
-from envbuild.image.engine import Engine, Image
+from envbuild.image.docker_engine import Engine, Image
 from envbuild.pipeline.model import Options
 from envbuild.profile.model import Profile
-from envbuild.profile.source import Source
-from envbuild.registry.client import Repository
-from envbuild.runners.base import Runner
+from envbuild.profile.profile_source import Source
+from envbuild.registry.registry_client import Repository
 from envbuild.runners.docker_runner import Local
 from envbuild.runners.kubernetes import kubernetes_settings
 from envbuild.runners.kubernetes.kubernetes_runner import ALONE, Kubernetes
+from envbuild.runners.runner_interface import Runner
 from envbuild.runners.slurm import multi_node_script, slurm_settings
 from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.util import settings

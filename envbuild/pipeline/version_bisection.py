@@ -9,16 +9,16 @@ from typing import Any
 
 from packaging.version import Version
 
-from envbuild.facts import probe_names
-from envbuild.fetch import uv
+from envbuild.facts import probe_catalogue_reader
+from envbuild.fetch import uv_commands
 from envbuild.pipeline import workflows
 from envbuild.pipeline.model import Options, Progress, Step, StepResult
-from envbuild.pipeline.session import Session
+from envbuild.pipeline.pipeline_steps import Session
 from envbuild.pipeline.version_search import Bisection, Hunt, Try, most_tries, search_versions
-from envbuild.profile import project_tests
-from envbuild.resolve import resolver
-from envbuild.resolve.resolver import Plan
-from envbuild.testrun.job import RunRequest
+from envbuild.profile import project_shapes_and_script
+from envbuild.resolve import plan_resolver
+from envbuild.resolve.plan_resolver import Plan
+from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util.errors import CheckFailed, NotProved, ProfileError, UsageError, some
 
 
@@ -33,14 +33,14 @@ def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
         plan = session.resolve(session.load())
         done.profile = session.made.name
         gpus = plan.choice.situation.gpus
-        if probe_names.known_probes()[hunt.probe].needs == "cuda" and not gpus:
+        if probe_catalogue_reader.known_probes()[hunt.probe].needs == "cuda" and not gpus:
             raise UsageError(f"{hunt.probe} needs a GPU; {session.made.name} is for the CPU")
         trial = Options(
             tolerant=True,
             asked=RunRequest(probes=tuple(dict.fromkeys((*([_CARD] if gpus else []), hunt.probe)))),
-            script=project_tests.given(hunt.script, plan.python) if hunt.script else None,
+            script=project_shapes_and_script.given(hunt.script, plan.python) if hunt.script else None,
         )
-        distribution = done.distribution = resolver.pinned_distribution(plan, hunt.pin)
+        distribution = done.distribution = plan_resolver.pinned_distribution(plan, hunt.pin)
         if gpus:
             session.look_for_card()
         versions = done.versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
@@ -133,7 +133,7 @@ def releases_between(
     wanted = f"{name}<={Version(newest).public}" if newest else name
     while True:
         try:
-            (version,) = uv.offered([wanted], python, glibc).values()
+            (version,) = uv_commands.offered([wanted], python, glibc).values()
         except ProfileError:
             return found
         if oldest and Version(version) < Version(oldest):

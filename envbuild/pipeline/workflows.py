@@ -6,27 +6,27 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from envbuild.attest import signing
-from envbuild.image import build, build_records, dockerfile
-from envbuild.image.engine import Image
+from envbuild.attest import keys_and_signatures
+from envbuild.image import build_records, dockerfile_renderer, image_build
+from envbuild.image.docker_engine import Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import runner_selection
 from envbuild.pipeline.model import HERE, Made, On, Options, Progress
-from envbuild.pipeline.session import Session
-from envbuild.profile import name_lookup
-from envbuild.profile.source import Source
-from envbuild.resolve import resolver
-from envbuild.runners.base import Scheduled
+from envbuild.pipeline.pipeline_steps import Session
+from envbuild.profile import profile_name_lookup
+from envbuild.profile.profile_source import Source
+from envbuild.resolve import plan_resolver
 from envbuild.runners.host_runner import Here
-from envbuild.testrun.job import ALL, RunRequest
+from envbuild.runners.runner_interface import Scheduled
+from envbuild.testrun.selftest_job import ALL, RunRequest
 from envbuild.util import process_locks
 from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, NotProved, UsageError
 
 
 def make(name: str, options: Options, progress: Progress) -> Made:
     """From a profile to a verified image. Raises what the steps raise; CheckFailed if the self-test fails."""
-    signing.receive()
+    keys_and_signatures.receive()
     session = Session(name, options, progress)
     with working(session, session.made.document):
         source = session.load()
@@ -37,7 +37,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
         text = session.render(source, locked)
         image = session.build(source, plan, locked, text)
         if not session.proved_already(source, image, locked):
-            signer = signing.configured_signer()  # before the long part: it may ask for a passphrase
+            signer = keys_and_signatures.configured_signer()  # before the long part: it may ask for a passphrase
             run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
             session.evidence(source, image, locked, run, signer)
             _passed(session, source, image)
@@ -66,7 +66,7 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
     session = Session(name, Options(locked=True, asked=RunRequest(gpus=gpus), on=on), progress)
     with working(session, session.made.document):
         source, locked, image = existing(session, reference)
-        recipe = build.recipe_digest(locked, dockerfile.render(locked, source.name))
+        recipe = image_build.recipe_digest(locked, dockerfile_renderer.render(locked, source.name))
         if not any(record.recipe == recipe for record in build_records.all_records(image.id)):
             raise CheckFailed(
                 f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
@@ -74,7 +74,7 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
                 f"or only look: envbuild test {source.known}",
             )
         session.there(source, image, locked)
-        signer = signing.configured_signer()
+        signer = keys_and_signatures.configured_signer()
         run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
         session.evidence(source, image, locked, run, signer)
         _passed(session, source, image)
@@ -119,7 +119,7 @@ def test_environment(name: str, python: str, progress: Progress, asked: RunReque
     source, locked = _locked(session)
     runner = Here(python)
     session.made.lock, session.made.interpreter = locked, runner.python
-    session.selftest(source, runner, resolver.computing(locked.versions), locked.python)
+    session.selftest(source, runner, plan_resolver.computing(locked.versions), locked.python)
     return session.made
 
 
@@ -143,7 +143,11 @@ def _known(session: Session, reference: str | None) -> tuple[Source, Lock, Image
     source, locked = _locked(session)
     engine = session.connected()
     if reference is None:
-        return source, locked, build.existing_image(engine, locked, dockerfile.render(locked, source.name))
+        return (
+            source,
+            locked,
+            image_build.existing_image(engine, locked, dockerfile_renderer.render(locked, source.name)),
+        )
     return source, locked, engine.get(reference)
 
 
@@ -184,7 +188,7 @@ def require_passed(made: Made) -> None:
 @contextlib.contextmanager
 def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator[None]:
     """The profile is this process' own meanwhile. A failure carries what the command has come to so far."""
-    name = name_lookup.meant(session.made.name, session.options.requirements).name
+    name = profile_name_lookup.meant(session.made.name, session.options.requirements).name
     with one_run_per_profile(name, session.progress.say):
         try:
             yield

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from envbuild.profile.value_types import ArchiveFile, Model, PackageSpec, Text, VariableName, shaped
-from envbuild.util import urls
+from envbuild.util import url_redaction
 
 # What compiles a wheel with setuptools and torch's cpp_extension, where a source names nothing else.
 BUILD_TOOLS = ("ninja", "setuptools", "wheel")
@@ -22,7 +22,7 @@ ExtensionName = Annotated[
 GitAddress = Annotated[
     str,
     shaped(r"^(https?|ssh|file)://[A-Za-z0-9/][!-~]*$", "an address of https, http, ssh or file, without spaces", 1000),
-    AfterValidator(urls.validate_url),
+    AfterValidator(url_redaction.validate_url),
 ]
 Commit = Annotated[
     str,

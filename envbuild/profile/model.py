@@ -20,8 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from envbuild.facts.probe_names import Level
-from envbuild.profile import project_tests
+from envbuild.facts.probe_catalogue_reader import Level
+from envbuild.profile import project_shapes_and_script
 from envbuild.profile.extension_spec import Extension
 from envbuild.profile.value_types import (
     ALLOWED,
@@ -45,7 +45,7 @@ from envbuild.profile.value_types import (
     shaped,
 )
 from envbuild.util.errors import Fault, ProfileError, near
-from envbuild.util.yamldoc import Document, Path
+from envbuild.util.yaml_document import Document, Path
 
 
 def _torch(text: str) -> str:
@@ -137,13 +137,13 @@ class SelfTest(Model):
     memory_gb: float = Field(
         8, gt=0, le=100_000, strict=False, allow_inf_nan=False, description="memory limit of the container, GiB"
     )
-    shapes: tuple[project_tests.AnyShape, ...] = Field(
+    shapes: tuple[project_shapes_and_script.AnyShape, ...] = Field(
         (),
         strict=False,
-        max_length=project_tests.MOST_SHAPES,
+        max_length=project_shapes_and_script.MOST_SHAPES,
         description="products and attention that gemm.crash and attention.* try before their own",
     )
-    script: project_tests.ScriptFile | None = Field(
+    script: project_shapes_and_script.ScriptFile | None = Field(
         None, description="the project's own smoke test, relative to this file; the probe own.script runs it"
     )
     floor: Floor = Floor()

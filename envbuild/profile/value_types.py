@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
 from envbuild.facts import misleading_packages
 from envbuild.registry.reference_grammar import BY_DIGEST
-from envbuild.util import urls
+from envbuild.util import url_redaction
 
 PLATFORM = "linux/amd64"
 PRINTABLE = r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$"
@@ -94,7 +94,7 @@ class ArchiveFile(Model):
         Annotated[
             str,
             shaped(r"^(https?|file)://[!-~]+$", "an address of http, https or file, without spaces", 1000),
-            AfterValidator(urls.validate_url),
+            AfterValidator(url_redaction.validate_url),
         ]
         | None
     ) = None

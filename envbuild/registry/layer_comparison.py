@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
-from envbuild.registry import image_reader
-from envbuild.registry.oci import ImageSource
+from envbuild.registry import registry_image_reader
+from envbuild.registry.oci_types import ImageSource
 
 Where = tuple[ImageSource, str, str]  # a layer: its place, its digest there, its diff id
 Facts = tuple[object, ...]
@@ -130,7 +130,7 @@ class Pieces:
 def _entries(where: Where, pieces: Pieces) -> Iterator[tuple[str, int, Facts, str | None]]:
     """(path, how often it came before, what is compared, why its place counts) of each entry, as they come."""
     before: Counter[str] = Counter()
-    for member, archive in image_reader.entries(*where, pieces.feed):
+    for member, archive in registry_image_reader.entries(*where, pieces.feed):
         path = posixpath.normpath(f"/{member.name.lstrip('/')}")
         facts = (
             member.type, member.mode, member.uid, member.gid, member.mtime, member.linkname, member.size,
@@ -158,6 +158,6 @@ def _fixed(member: tarfile.TarInfo, path: str, before: int) -> str | None:
 
 def _content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> str:
     seen = hashlib.sha256()
-    for block in image_reader.content(member, archive):
+    for block in registry_image_reader.content(member, archive):
         seen.update(block)
     return seen.hexdigest()

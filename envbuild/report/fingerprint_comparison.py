@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from envbuild.testrun.numeric_fingerprint import Fingerprint, FingerprintMachine, FingerprintOp, Observed
+from envbuild.testrun.fingerprint_reader import Fingerprint, FingerprintMachine, FingerprintOp, Observed
 from envbuild.util.errors import UsageError
 
 KINDS = IDENTICAL, ROUNDING, PRECISION, BREAKAGE = ("identical", "rounding", "precision", "breakage")

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from envbuild.attest import community_evidence
 from envbuild.evidence import profile_proofs
-from envbuild.evidence.rules import Proof
+from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
-from envbuild.facts.advisories import Gpu, Match, Situation
-from envbuild.facts.fields import VersionRange
+from envbuild.facts.fact_field_types import VersionRange
+from envbuild.facts.gpu_and_advisory_types import Gpu, Match, Situation
 from envbuild.lock.lock_file import Lock
 from envbuild.report import markdown_blocks
-from envbuild.resolve.torch_stack import Choice
+from envbuild.resolve.torch_stack_choice import Choice
 
 _LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from envbuild.facts import database, extension_compilers, probe_names
+from envbuild.facts import database, extension_compilers, probe_catalogue_reader
 from envbuild.facts.database import Suite
 from envbuild.profile.extension_spec import BUILD_TOOLS, Extension
-from envbuild.profile.source import Source
-from envbuild.resolve.toolchain import Toolchain
+from envbuild.profile.profile_source import Source
+from envbuild.resolve.nvcc_source import Toolchain
 from envbuild.util.errors import Fault
 
 
@@ -93,7 +93,7 @@ def _without_extension(source: Source) -> Iterator[Fault]:
     """Probes that are required, and of an extension that nothing compiles: `norm.apex` is one of apex's. A child that
     names extensions of its own has dropped its parent's, as with every list."""
     required = source.profile.selftest.require
-    for extension in probe_names.EXTENSIONS - {one.name for one in source.profile.compiled}:
+    for extension in probe_catalogue_reader.EXTENSIONS - {one.name for one in source.profile.compiled}:
         named = [index for index, name in enumerate(required) if name.endswith(f".{extension}")]
         if named:
             place = source.document.place(("selftest", "require", named[0]))

@@ -12,17 +12,17 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.facts.fields import is_version
+from envbuild.facts.fact_field_types import is_version
 from envbuild.fetch import uv_config
-from envbuild.profile import name_lookup, requirements_file, starter_profile
+from envbuild.profile import profile_name_lookup, requirements_reader, starter_profile
 from envbuild.profile.model import Profile, profile_error, tried
-from envbuild.profile.name_lookup import Meant
-from envbuild.profile.project_tests import read_script
-from envbuild.profile.source import PIN, Source
-from envbuild.resolve import semantic_errors
-from envbuild.util import yamldoc
+from envbuild.profile.profile_name_lookup import Meant
+from envbuild.profile.profile_source import PIN, Source
+from envbuild.profile.project_shapes_and_script import read_script
+from envbuild.resolve import malformed_profile_check
+from envbuild.util import yaml_document
 from envbuild.util.errors import Fault, ProfileError
-from envbuild.util.yamldoc import Document
+from envbuild.util.yaml_document import Document
 
 _KEYS = ("torch", "python", "cuda")
 _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
@@ -37,38 +37,40 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
 
     Raises ProfileError with all faults, each with its file and line.
     """
-    asked = name_lookup.meant(name, wanted)
+    asked = profile_name_lookup.meant(name, wanted)
     faults: list[Fault] = []
-    return _source(asked, _extended(asked.file, yamldoc.home(asked.file), (), faults), pins or {}, faults)
+    return _source(asked, _extended(asked.file, yaml_document.home(asked.file), (), faults), pins or {}, faults)
 
 
 def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
     """The profile that `envbuild new` would write for a GPU of the facts that has none. No file is written."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
-    here = yamldoc.parse(starter_profile.for_gpu(gpu), yamldoc.display(file))
-    asked = name_lookup.Meant(gpu, file, gpu, gpu)
+    here = yaml_document.parse(starter_profile.for_gpu(gpu), yaml_document.display(file))
+    asked = profile_name_lookup.Meant(gpu, file, gpu, gpu)
     faults: list[Fault] = []
-    return _source(asked, _inherited(here, file, yamldoc.home(file), (), faults), pins or {}, faults)
+    return _source(asked, _inherited(here, file, yaml_document.home(file), (), faults), pins or {}, faults)
 
 
 def _source(asked: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> Source:
     """`faults`: what is wrong with the files that were merged."""
     file, wanted = asked.file, asked.requirements
     merged.data.pop("extends", None)
-    if asked.profile == f"{file.stem}-{name_lookup.DEVEL}":
-        variant = Document(merged.file, {"variant": name_lookup.DEVEL}, {("variant",): yamldoc.Place(merged.file, 1)})
-        merged = yamldoc.merge(merged, variant)
+    if asked.profile == f"{file.stem}-{profile_name_lookup.DEVEL}":
+        variant = Document(
+            merged.file, {"variant": profile_name_lookup.DEVEL}, {("variant",): yaml_document.Place(merged.file, 1)}
+        )
+        merged = yaml_document.merge(merged, variant)
     notes: list[str] = []
     faults += _require(merged, wanted, pins, notes) if wanted else []
-    plain = tried(yamldoc.without(merged, [("selftest", "script")])) if pins else None  # which is not read yet
+    plain = tried(yaml_document.without(merged, [("selftest", "script")])) if pins else None  # which is not read yet
     if pins:
-        merged = yamldoc.merge(merged, _pinned(_repin(merged, pins)))
+        merged = yaml_document.merge(merged, _pinned(_repin(merged, pins)))
     faults += read_script(merged)
     found = tried(merged)
     if faults or not isinstance(found, Profile):
         told = {fault.field for fault in faults}
         malformed = [] if isinstance(found, Profile) else [item for item in found if item[1].field not in told]
-        more, hint = semantic_errors.contradictions(asked, merged, malformed, faults)
+        more, hint = malformed_profile_check.contradictions(asked, merged, malformed, faults)
         raise profile_error(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
     file = Path.cwd() / "profiles" / file.name if wanted else file
     return Source(asked.name, file, found, merged, asked, plain if isinstance(plain, Profile) else None, tuple(notes))
@@ -86,7 +88,7 @@ def _require(merged: Document, wanted: Path, pins: Mapping[str, str], notes: lis
     """Put a project's requirements behind the profile's packages, each with its own place; returns what is wrong with
     them. A line that contradicts an exact version of --pin or of the profile is left out, and added to `notes`."""
     packages = merged.data.setdefault("packages", [])
-    found = requirements_file.read(wanted)
+    found = requirements_reader.read(wanted)
     notes += found.notes
     exact = _exact(merged, pins)
     for text, place in found.lines if isinstance(packages, list) else ():
@@ -157,7 +159,7 @@ def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
         name = canonicalize_name(match[1]) if match else ""
         if match and name in wanted:
             merged.data["packages"][index] = f"{match[0]}=={wanted[name]}"
-            merged.places[("packages", index)] = yamldoc.Place(PIN, 1)
+            merged.places[("packages", index)] = yaml_document.Place(PIN, 1)
             pinned.add(name)
     return {name: version for name, version in pins.items() if canonicalize_name(name) not in pinned}
 
@@ -167,15 +169,15 @@ def _pinned(pins: Mapping[str, str]) -> Document:
     own = {name: version for name, version in pins.items() if name in _KEYS}
     libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
     data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
-    places: dict[yamldoc.Path, yamldoc.Place] = {(name,): yamldoc.Place(PIN, 1) for name in data}
-    places |= {("pins", name): yamldoc.Place(PIN, 1) for name in libraries}
+    places: dict[yaml_document.Path, yaml_document.Place] = {(name,): yaml_document.Place(PIN, 1) for name in data}
+    places |= {("pins", name): yaml_document.Place(PIN, 1) for name in libraries}
     return Document(PIN, data, places)
 
 
 def _extended(file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
     """With its parents, those that it names by their path from within `root`; `faults` takes what is wrong with single
     keys of them."""
-    return _inherited(yamldoc.read(file, faults=faults), file, root, seen, faults)
+    return _inherited(yaml_document.read(file, faults=faults), file, root, seen, faults)
 
 
 def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
@@ -185,14 +187,14 @@ def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], f
     if not isinstance(parent, str):
         raise ProfileError("extends: must name one profile", faults=[here.fault(("extends",), "not a name")])
     try:
-        if name_lookup.is_path(parent):
-            yamldoc.inside(parent, file.parent, root)
-        found = name_lookup.find_profile(parent, file.parent)
+        if profile_name_lookup.is_path(parent):
+            yaml_document.inside(parent, file.parent, root)
+        found = profile_name_lookup.find_profile(parent, file.parent)
     except (ProfileError, ValueError) as error:
         fault = here.fault(("extends",), str(error))
         raise ProfileError(str(error), hint=getattr(error, "hint", None), faults=[fault]) from None
     target = found.resolve()
     if target in (*seen, file.resolve()):
         raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
-    root = root if name_lookup.is_path(parent) else yamldoc.home(found)
-    return yamldoc.merge(_extended(target, root, (*seen, file.resolve()), faults), here)
+    root = root if profile_name_lookup.is_path(parent) else yaml_document.home(found)
+    return yaml_document.merge(_extended(target, root, (*seen, file.resolve()), faults), here)

@@ -17,11 +17,11 @@ import docker.errors
 import requests
 from docker.types import DeviceRequest, LogConfig
 
-from envbuild.image.engine import Engine, Image, asking
+from envbuild.image.docker_engine import Engine, Image, asking
 from envbuild.image.engine_endpoint import why
-from envbuild.runners.base import Watch
-from envbuild.testrun.job import Job, Limits
-from envbuild.testrun.result import MAX_STDOUT, RawOutput
+from envbuild.runners.runner_interface import Watch
+from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
+from envbuild.testrun.selftest_job import Job, Limits
 from envbuild.util.errors import EngineError, EnvbuildError, Fault, NotProved, UsageError
 
 OWNER = "io.envbuild.owner"

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from envbuild.runners.base import Watch
-from envbuild.testrun.job import Job
-from envbuild.testrun.result import MAX_STDOUT, RawOutput
-from envbuild.util import tempdirs
+from envbuild.runners.runner_interface import Watch
+from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
+from envbuild.testrun.selftest_job import Job
+from envbuild.util import temporary_files
 from envbuild.util.errors import EnvbuildError, UsageError
-from envbuild.util.process import ProcessTimeout, run
+from envbuild.util.host_processes import ProcessTimeout, run
 
 
 class Here:
@@ -56,7 +56,7 @@ def run_on_host(python: Path, job: Job, on_line: Callable[[bytes], None] = lambd
     Raises ProcessMissing if the file is no program.
     """
     begin, timed_out = time.monotonic(), False
-    with tempdirs.folder("here") as folder:
+    with temporary_files.folder("here") as folder:
         given = folder / "job"
         given.write_bytes(job.stdin)
         argv: list[str | Path] = [python, *job.argv[1:], given]

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from envbuild.selftest.harness.frames import FrameWriter
+from envbuild.selftest.harness.frame_protocol import FrameWriter
 from envbuild.selftest.harness.job_document import DEVICES, LEVELS, VERSION, JobDocument, JobError, parse
 from envbuild.selftest.inventory import interpreter_setup
 
@@ -72,7 +72,7 @@ def torch_fault() -> str | None:
     interpreter_setup.disable_backends()
     try:
         importlib.import_module("torch")
-        importlib.import_module("envbuild.selftest.probes.catalogue")
+        importlib.import_module("envbuild.selftest.probes.probe_catalogue")
         return None
     except Exception as error:  # also what a library says that cannot be loaded
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -87,8 +87,8 @@ def _run(document: Any, fd: int, writer: Callable[[JobDocument, int], Emit]) -> 
     # Not at the top: torch must not be imported before stdout is safe, nor only to print the usage.
     if not has_torch():
         return UNPROVED
-    from envbuild.selftest.harness import scheduler, supervisor
-    from envbuild.selftest.probes.catalogue import PROBES
+    from envbuild.selftest.harness import probe_scheduler, probe_supervisor
+    from envbuild.selftest.probes.probe_catalogue import PROBES
 
     try:
         job = parse(document, frozenset(probe.name for probe in PROBES))
@@ -97,8 +97,8 @@ def _run(document: Any, fd: int, writer: Callable[[JobDocument, int], Emit]) -> 
             print(f"job: {fault}", file=sys.stderr)
         return BAD_JOB
     try:
-        return OK if scheduler.run(PROBES, job, writer(job, fd), supervisor.Terms(hidden=(fd,))) else FAILED
-    except scheduler.RunInterrupted as interruption:
+        return OK if probe_scheduler.run(PROBES, job, writer(job, fd), probe_supervisor.Terms(hidden=(fd,))) else FAILED
+    except probe_scheduler.RunInterrupted as interruption:
         return 128 + interruption.number
 
 
@@ -170,7 +170,7 @@ def _job_command(path: str) -> int:
 
 def _unknown(names: list[str]) -> str | None:
     """What to say of names that no probe has; None where each is one's. Imports torch, as the probes do."""
-    from envbuild.selftest.probes.catalogue import PROBES
+    from envbuild.selftest.probes.probe_catalogue import PROBES
 
     known = [probe.name for probe in PROBES]
     wrong = [name for name in names if name not in known]
@@ -186,7 +186,7 @@ def _meant(name: str, known: list[str]) -> str:
 def _list() -> int:
     if not has_torch():
         return UNPROVED
-    from envbuild.selftest.probes.catalogue import PROBES
+    from envbuild.selftest.probes.probe_catalogue import PROBES
 
     for probe in PROBES:
         where = "GPU" if probe.needs == "cuda" else "any"

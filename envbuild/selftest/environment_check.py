@@ -44,16 +44,16 @@ def main(document: Mapping[str, Any]) -> int:
         image = "run in the image of {0} (envbuild make {0})".format(document["profile"])
         return _refuse(who, [fault, f"  remedy: {image}, or install the versions locked, with what they need"])
     # Not at the top: it imports torch, which must see the device that was chosen.
-    from envbuild.selftest.harness import scheduler, supervisor
+    from envbuild.selftest.harness import probe_scheduler, probe_supervisor
     from envbuild.selftest.inventory import mapped_libraries
-    from envbuild.selftest.probes.catalogue import PROBES
     from envbuild.selftest.probes.environment import env_libs
+    from envbuild.selftest.probes.probe_catalogue import PROBES
 
     parsed = parse(job, frozenset(probe.name for probe in PROBES))
     collector, begin = Collector(), time.monotonic()
     try:
-        scheduler.run(PROBES, parsed, collector, supervisor.Terms())
-    except scheduler.RunInterrupted as interruption:
+        probe_scheduler.run(PROBES, parsed, collector, probe_supervisor.Terms())
+    except probe_scheduler.RunInterrupted as interruption:
         return 128 + interruption.number
     differing = env_libs.version_mismatches(parsed, mapped_libraries.take_inventory(()).distributions)
     results = [with_versions(result, differing) for result in collector.probes()]

@@ -21,11 +21,11 @@ from typing import Any, Callable, Union
 import torch
 
 from envbuild.selftest.harness.probe_context import dtype_name
-from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics import hashed_inputs
 from envbuild.selftest.numerics.fingerprint_document import MODEL, document, flags, write
 from envbuild.selftest.numerics.output_statistics import first_fault as first
 from envbuild.selftest.numerics.output_statistics import judged, not_finite, observe, tensors
-from envbuild.selftest.numerics.reference import raw_digest
+from envbuild.selftest.numerics.tensor_digests import raw_digest
 from envbuild.selftest.numerics.tolerances import TF32
 
 __all__ = ["fingerprint", "first", "write"]
@@ -190,7 +190,7 @@ class _Shake:
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor.clone()
         self._seed += 1
-        return tensor * (1 + self._u * inputs.signs(tensor.numel(), self._seed).reshape(tensor.shape))
+        return tensor * (1 + self._u * hashed_inputs.signs(tensor.numel(), self._seed).reshape(tensor.shape))
 
 
 def _roundoff(dtypes: set[torch.dtype], tf32: bool = False) -> float:

@@ -6,9 +6,9 @@ import logging
 import os
 from pathlib import Path
 
-from envbuild.util import tempdirs
+from envbuild.util import temporary_files
 from envbuild.util.errors import FileError
-from envbuild.util.yamldoc import inside
+from envbuild.util.yaml_document import inside
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def write_atomically(file: Path, content: str | bytes) -> None:
         return
     file = file.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempdirs.file(file.parent) as (stream, made):
+    with temporary_files.file(file.parent) as (stream, made):
         stream.write(raw)
         stream.flush()
         os.fsync(stream.fileno())

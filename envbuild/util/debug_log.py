@@ -14,7 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
-from envbuild.util import urls
+from envbuild.util import url_redaction
 from envbuild.util.errors import FileError, printable
 
 FILE = "ENVBUILD_LOG"  # a file to add everything to, whatever -v says
@@ -30,7 +30,7 @@ def masked(text: str) -> str:
     for name, value in os.environ.items():
         if _SECRET.search(name) and len(value) >= _LEAST:
             text = text.replace(value, "***")
-    return _AUTHORIZATION.sub(r"\1 ***", urls.struck(text))
+    return _AUTHORIZATION.sub(r"\1 ***", url_redaction.struck(text))
 
 
 class _Masked(logging.Formatter):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from filelock import FileLock, Timeout
 
-from envbuild.util import settings
+from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError
 
 # In the environment of those that one `make` started beside each other: who is waited for is likely one of them.
@@ -24,7 +24,7 @@ class Taken(EnvbuildError):
 def exclusive(name: str, doing: str, say: Callable[[str], None], wait: bool = True) -> Iterator[None]:
     """One process at a time holds `name`, until it ends, however that is. Another waits, and says so: `doing` tells
     what for; without `wait` it raises Taken. No profile's name begins with an underscore."""
-    file = FileLock(settings.cache_folder("locks") / f"{name}.lock")
+    file = FileLock(user_folders.cache_folder("locks") / f"{name}.lock")
     try:
         file.acquire(timeout=0)
     except Timeout:

@@ -1,46 +1,20 @@
-"""What a site sets once: `config.yaml` in the user's configuration folder, and the folders envbuild keeps things in."""
+"""What a site sets once, in `config.yaml` of the user's configuration folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
-import platformdirs
-
-from envbuild.util import yamldoc
+from envbuild.util import user_folders, yaml_document
 from envbuild.util.errors import Fault, SettingsError, UsageError, near, printable, unknown
 from envbuild.util.runner_names import RUNNERS
-from envbuild.util.yamldoc import Document
+from envbuild.util.yaml_document import Document
 
-_APP = "envbuild"
 T = TypeVar("T")
 # Of a section: its keys, and over them those of a command line. Raises UsageError with every fault.
 Reader = Callable[[Mapping[str, Any], Mapping[str, str]], T]
-
-
-def config_file() -> Path:
-    return Path(platformdirs.user_config_dir(_APP)) / "config.yaml"
-
-
-def cache_folder(kind: str, make: bool = True) -> Path:
-    """Things that can be made or fetched again: wheels, debs, bases. `make`: the folder, where it is not there."""
-    return _made(Path(platformdirs.user_cache_dir(_APP)) / kind, make)
-
-
-def state_folder(kind: str, make: bool = True) -> Path:
-    """Things that cannot: evidence, build records. Never removed by envbuild."""
-    return _made(Path(platformdirs.user_state_dir(_APP)) / kind, make)
-
-
-def _made(folder: Path, make: bool) -> Path:
-    """What only reads need not make it: a full disk has no room for a folder either."""
-    if make:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
 
 # Every setting there is; each a string, but for the sections.
 _KNOWN = {
@@ -70,11 +44,11 @@ HINT = f"known: {', '.join([*_KNOWN, *_SECTIONS])}"
 def settings_document() -> tuple[Document, tuple[Fault, ...]]:
     """The file, and what is wrong in it, but for what only the readers of its sections can say. Raises SettingsError
     where it cannot be read."""
-    file = config_file()
+    file = user_folders.config_file()
     if not file.exists():
         return Document(str(file), {}), ()
     faults: list[Fault] = []
-    found = yamldoc.read(file, SettingsError, empty=True, faults=faults)
+    found = yaml_document.read(file, SettingsError, empty=True, faults=faults)
     return found, (*faults, *_faults(found))
 
 

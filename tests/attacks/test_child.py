@@ -16,7 +16,7 @@ from unit.support import envbuild
 
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import wheel_contents
-from envbuild.registry import oci
+from envbuild.registry import oci_types
 from envbuild.selftest.inventory import startup_files
 
 VENV = "opt/venv"
@@ -63,14 +63,14 @@ def layer(entries: Sequence[Entry], **attributes: str) -> bytes:
 
 def reasons(site: Site, *layers: bytes, env: list[str] | None = None) -> list[str]:
     """Why `verify` refuses an image with these layers above the proved one's, each by its id."""
-    config = config_of([LAYER, *map(oci.digest_of, layers)], {LOCK_LABEL: site.lock.id}, env)
+    config = config_of([LAYER, *map(oci_types.digest_of, layers)], {LOCK_LABEL: site.lock.id}, env)
     blobs = [LAYER, *(site.registry.add_blob(gzip.compress(one)) for one in layers)]
     document = {
-        "mediaType": oci.MANIFEST,
+        "mediaType": oci_types.MANIFEST,
         "config": {"digest": site.registry.add_blob(config)},
         "layers": [{"digest": digest, "mediaType": LAYER_TYPE} for digest in blobs],
     }
-    site.registry.put(oci.MANIFEST, document, "app")
+    site.registry.put(oci_types.MANIFEST, document, "app")
     options = ("--key", "team.pub", "--base", f"{site.registry.host}/team/sample", "--json")
     done = envbuild("verify", f"{site.registry.host}/team/app:app", *options)
     assert done.code == (5 if done.document["reasons"] else 0), done.stderr

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from unit.support import PROFILE, Said, as_yaml, envbuild, lock_for, plan_of, source_of, write_profile
 
-from envbuild.fetch import archives, store
+from envbuild.fetch import archive_fetcher, sha256_file_store
 from envbuild.lock import lock_file
-from envbuild.resolve import profile_reader, resolver
+from envbuild.resolve import plan_resolver, profile_reader
 from envbuild.util import package_data
 from envbuild.util.errors import FileError, HashMismatch
 
@@ -178,10 +178,10 @@ def test_an_archive_of_this_machine(project: Path, outside: Path) -> None:
     address = (outside / "token").as_uri()
     compat = {"sha256": "0" * 64, "url": address}
     write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "driver": {"compat": compat}})
-    plan = resolver.resolve(profile_reader.load("sample"))
+    plan = plan_resolver.resolve(profile_reader.load("sample"))
     with pytest.raises(HashMismatch) as caught:
-        archives.inspect_archive(plan.archives[0], lambda name, size: None)
-    assert store.file_digest(outside / "token") not in caught.value.message + str(caught.value.hint)
+        archive_fetcher.inspect_archive(plan.archives[0], lambda name, size: None)
+    assert sha256_file_store.file_digest(outside / "token") not in caught.value.message + str(caught.value.hint)
 
 
 WITHOUT_END = "the file is refused, without waiting for it or reading it to its end"
@@ -264,7 +264,7 @@ def test_requirements_of_another_folder(project: Path, name: str) -> None:
     written(file.parent, {name: text, "base.txt": "einops\n"})
     source = profile_reader.load("sample", {}, file)
     assert source.profile.packages == ("numpy", "einops")
-    lock_file.write(lock_for(resolver.resolve(source)), source.lock_file, source.name, source.origin)
+    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
     shown = envbuild("show", source.name, "--json")
     assert (shown.code, shown.document["lock"]["state"].split()[0]) == (0, "current")
 

@@ -18,22 +18,22 @@ from selftest.environments import Environment, virtual
 from unit.conftest import forget
 from unit.support import Index, plan_of, quick_pip, serving, write_wheel
 
-from envbuild.audit import assessment, environment_contents
-from envbuild.audit.assessment import Audit, Expected
+from envbuild.audit import environment_audit, environment_contents
+from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.facts import database
-from envbuild.fetch import store
-from envbuild.fetch.locked_artifacts import LockedWheel, Overridden, StartupFile, Wheel
-from envbuild.fetch.wheel_paths import Listing
-from envbuild.image import build_context
-from envbuild.lock import lock_file, update, wheel_conflicts, wheel_contents
+from envbuild.fetch import sha256_file_store
+from envbuild.fetch.locked_artifact_types import LockedWheel, Overridden, StartupFile, Wheel
+from envbuild.fetch.wheel_listings_and_clashes import Listing
+from envbuild.image import build_context_folders
+from envbuild.lock import lock_file, lock_update, wheel_conflicts, wheel_contents
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import downloads
+from envbuild.pipeline import build_downloads
 from envbuild.pipeline.model import Progress
 from envbuild.profile.model import SelfTest
-from envbuild.resolve.resolver import Plan
+from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import host_runner
-from envbuild.testrun import job, output_parser
-from envbuild.util import package_data, settings
+from envbuild.testrun import output_judge, selftest_job
+from envbuild.util import package_data, user_folders
 from envbuild.util.errors import HashMismatch, LockError, ProfileError
 
 AUTHOR = "author of a locked package"
@@ -97,9 +97,9 @@ def stored(*files: Path) -> tuple[LockedWheel, ...]:
     found = []
     for file in files:
         name, version = file.name.split("-")[:2]
-        wheel = Wheel(name.replace("_", "-"), version, file.name, store.file_digest(file))
+        wheel = Wheel(name.replace("_", "-"), version, file.name, sha256_file_store.file_digest(file))
         content = file.read_bytes()
-        store.wheel_store().put(file, wheel.sha256, wheel.file)
+        sha256_file_store.wheel_store().put(file, wheel.sha256, wheel.file)
         found.append(LockedWheel(wheel, len(content), "python"))
     return tuple(found)
 
@@ -122,8 +122,8 @@ def locked(project: Path, wheels: tuple[LockedWheel, ...], **changes: Any) -> Lo
 def test_a_wheel_that_overwrites_a_file_of_torch_is_not_locked(index: Index, project: Path) -> None:
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
     with pytest.raises(ProfileError, match=f"evil 1.0 and torch 2.13.0 both install site-packages/{FUNCTIONAL}"):
-        update.update_lock(plan(project, "evil"), None)
-    assert not list(store.wheel_store().folder.iterdir())
+        lock_update.update_lock(plan(project, "evil"), None)
+    assert not list(sha256_file_store.wheel_store().folder.iterdir())
 
 
 @pytest.mark.attack(AUTHOR, "overwrites torch/nn/functional.py, index without ranges", "refused when fetched")
@@ -131,9 +131,9 @@ def test_without_ranges_it_is_refused_as_soon_as_it_is_fetched(index: Index, pro
     index.ranges = False
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
     asked = plan(project, "evil")
-    made = update.update_lock(asked, None)
+    made = lock_update.update_lock(asked, None)
     with pytest.raises(LockError) as caught:
-        downloads.fetch_image_parts(asked, made, cast(Progress, Silent()))
+        build_downloads.fetch_image_parts(asked, made, cast(Progress, Silent()))
     assert f"torch 2.13.0 and evil 1.0 both install site-packages/{FUNCTIONAL}" in str(caught.value.faults[0])
 
 
@@ -144,7 +144,7 @@ def test_a_lock_that_was_edited_by_hand_makes_no_image(project: Path, tmp_path: 
     evil = write_wheel(tmp_path, "evil", "1.0", files={FUNCTIONAL: WRONG})
     made = locked(project, stored(torch_wheel(tmp_path), evil))
     with pytest.raises(LockError) as caught:
-        build_context.fill_context(made, "sample", {})
+        build_context_folders.fill_context(made, "sample", {})
     assert f"both install site-packages/{FUNCTIONAL}" in str(caught.value.faults[0])
 
 
@@ -157,9 +157,9 @@ def test_a_forged_checksum_passes_the_lock_and_not_the_bytes(index: Index, proje
     assert (zlib.crc32(forged), len(forged)) == (zlib.crc32(longer), len(longer)) and forged != longer
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: forged})
     asked = plan(project, "evil")
-    made = update.update_lock(asked, None)
+    made = lock_update.update_lock(asked, None)
     with pytest.raises(LockError) as caught:
-        downloads.fetch_image_parts(asked, made, cast(Progress, Silent()))
+        build_downloads.fetch_image_parts(asked, made, cast(Progress, Silent()))
     assert FUNCTIONAL in str(caught.value.faults[0])
 
 
@@ -245,13 +245,13 @@ def test_an_identical_file_of_a_namespace_is_no_conflict(index: Index, project: 
     for name in ("one", "two"):
         write_wheel(index.folder, name, "1.0", files={"shared/__init__.py": b"", f"shared/{name}.py": b"x = 1\n"})
     asked = plan(project, "one", "two")
-    made = update.update_lock(asked, None)
+    made = lock_update.update_lock(asked, None)
     assert {item.wheel.name for item in made.wheels} == {"pip", "torch", "one", "two"}
     index.asked.clear()
     forget()
     wheel_conflicts.refuse_offered({item.wheel: "http://127.0.0.1:9/" for item in made.wheels}, no_heads(made))
-    assert index.asked == [] and not list(store.wheel_store().folder.iterdir())
-    downloads.fetch_image_parts(asked, made, cast(Progress, Silent()))
+    assert index.asked == [] and not list(sha256_file_store.wheel_store().folder.iterdir())
+    build_downloads.fetch_image_parts(asked, made, cast(Progress, Silent()))
 
 
 @pytest.mark.legitimate(
@@ -272,12 +272,12 @@ def no_heads(made: Lock) -> dict[Wheel, Any]:
 @pytest.mark.parametrize("content", ["", "[]", '{"names": {}}', '{"files": {"a": 1}}'])
 def test_a_damaged_listing_in_the_cache_is_made_anew(content: str, index: Index, project: Path) -> None:
     asked = plan(project)
-    made = update.update_lock(asked, None)
-    for noted in settings.cache_folder("listings").iterdir():
+    made = lock_update.update_lock(asked, None)
+    for noted in user_folders.cache_folder("listings").iterdir():
         noted.write_text(content, encoding="utf-8")
     forget()
-    assert update.update_lock(asked, None).wheels == made.wheels
-    assert all(store.noted(noted, Listing) for noted in settings.cache_folder("listings").iterdir())
+    assert lock_update.update_lock(asked, None).wheels == made.wheels
+    assert all(sha256_file_store.noted(noted, Listing) for noted in user_folders.cache_folder("listings").iterdir())
 
 
 @pytest.mark.attack(AUTHOR, "packs entry points with LZMA, or a start-up file with a wrong checksum", "refused")
@@ -294,7 +294,7 @@ def test_a_member_that_cannot_be_read_is_refused(path: str, tmp_path: Path) -> N
 @pytest.mark.attack("who can write to the store", "damages a stored wheel", "refused, removed and fetched again")
 def test_a_wheel_that_was_damaged_in_the_store_is_removed(tmp_path: Path) -> None:
     (held,) = stored(write_wheel(tmp_path, "mine", "1.0"))
-    file = store.wheel_store().path(held.wheel.sha256, held.wheel.file)
+    file = sha256_file_store.wheel_store().path(held.wheel.sha256, held.wheel.file)
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(HashMismatch, match="was damaged on this disk"):
         wheel_conflicts.refuse_stored([held])
@@ -410,8 +410,8 @@ class Installed:
     made: Environment
 
     def judged(self, wanted: Expected, wheels: Mapping[str, Mapping[str, str]] | None = None) -> Audit:
-        asked = assessment.collector_job("", "", wheels)
-        return assessment.assess(
+        asked = environment_audit.collector_job("", "", wheels)
+        return environment_audit.assess(
             "it", environment_contents.read(host_runner.run_on_host(self.python, asked), asked.nonce, "it"), wanted
         )
 
@@ -491,7 +491,9 @@ def test_metadata_that_asks_for_an_override_is_clean(environment: Installed, pro
     (plain,) = wheel_contents.wheel_hashes(made).values()
     (overridden,) = wheel_contents.wheel_hashes(dataclasses.replace(made, overrides=(override,))).values()
     assert set(plain) - set(overridden) == {metadata}
-    with zipfile.ZipFile(store.wheel_store().path(made.wheels[0].wheel.sha256, made.wheels[0].wheel.file)) as wheel:
+    with zipfile.ZipFile(
+        sha256_file_store.wheel_store().path(made.wheels[0].wheel.sha256, made.wheels[0].wheel.file)
+    ) as wheel:
         files = {name: wheel.read(name) for name in plain}
     environment.made.wheel("torch", "2.13.0", files, ["nvidia-cublas-cu12==1"])
     before = (environment.made.site / metadata).read_bytes()
@@ -658,8 +660,10 @@ else:
 """
 
 
-def quick(nonce: str | None = None) -> job.Job:
-    return job.make_job("", SelfTest(), {}, "3.11", asked=job.RunRequest(probes=("tf32.mode",)), nonce=nonce)
+def quick(nonce: str | None = None) -> selftest_job.Job:
+    return selftest_job.make_job(
+        "", SelfTest(), {}, "3.11", asked=selftest_job.RunRequest(probes=("tf32.mode",)), nonce=nonce
+    )
 
 
 @pytest.mark.attack(AUTHOR, "a .pth file that forges every frame of the self-test", "its code does not run; not passed")
@@ -667,14 +671,14 @@ def test_a_pth_file_forges_no_frames(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     first = quick("0" * 32)
     honest = host_runner.run_on_host(Path(sys.executable), first)
-    assert output_parser.judge_output(honest, first.nonce, first.require).passed, honest.stderr
+    assert output_judge.judge_output(honest, first.nonce, first.require).passed, honest.stderr
     (tmp_path / "honest").write_bytes(honest.stdout)
     python, site = virtual(tmp_path.resolve() / "venv")
     forger = FORGER.format(honest=str(tmp_path / "honest"), marker=str(tmp_path / "ran"))
     (site / "evil.py").write_text(forger, encoding="utf-8")
     (site / "evil.pth").write_text("import evil\n", encoding="utf-8")
     second = quick()
-    judged = output_parser.judge_output(host_runner.run_on_host(python, second), second.nonce, second.require)
+    judged = output_judge.judge_output(host_runner.run_on_host(python, second), second.nonce, second.require)
     assert not judged.passed, "it has no torch"
     assert not (tmp_path / "ran").exists()
 
@@ -689,7 +693,7 @@ def test_the_self_test_runs_no_backend(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(Path(torch.__file__).parents[1]))
     asked = quick()
     done = host_runner.run_on_host(python, asked)
-    assert output_parser.judge_output(done, asked.nonce, asked.require).passed, done.stderr
+    assert output_judge.judge_output(done, asked.nonce, asked.require).passed, done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -705,10 +709,10 @@ def test_an_environment_that_borrows_torch_is_tested(way: str, tmp_path: Path, m
         (site / "borrowed.pth").write_text(f"{folder}\n", encoding="utf-8")
     asked = quick()
     done = host_runner.run_on_host(python, asked)
-    assert output_parser.judge_output(done, asked.nonce, asked.require).passed, done.stderr
+    assert output_judge.judge_output(done, asked.nonce, asked.require).passed, done.stderr
 
 
 def test_every_runner_starts_python_so_that_no_package_runs_first() -> None:
-    assert job.make_job("sha256:0", SelfTest(), {}, "3.11").argv[:4] == ("python", "-I", "-S", "-c")
-    assert assessment.collector_job("sha256:0").argv[:4] == ("python", "-I", "-S", "-c")
-    assert assessment.collector_job("", "python").argv[:3] == ("python", "-S", "-c")
+    assert selftest_job.make_job("sha256:0", SelfTest(), {}, "3.11").argv[:4] == ("python", "-I", "-S", "-c")
+    assert environment_audit.collector_job("sha256:0").argv[:4] == ("python", "-I", "-S", "-c")
+    assert environment_audit.collector_job("", "python").argv[:3] == ("python", "-S", "-c")

@@ -11,8 +11,8 @@ import pytest
 from unit.support import Index, quick_pip, serving
 
 from envbuild.facts import database
-from envbuild.fetch import torch_metadata, uv
-from envbuild.fetch.locked_artifacts import Wheel
+from envbuild.fetch import torch_pin_comparison, uv_commands
+from envbuild.fetch.locked_artifact_types import Wheel
 from envbuild.util.errors import HashMismatch, NetworkError
 
 WHEEL = Wheel("torch", "2.7.1", "torch-2.7.1-py3-none-any.whl", "0" * 64)
@@ -41,15 +41,15 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     quick_pip(monkeypatch)
     with serving(Index(tmp_path, ranges=True)) as found:
         address = f"http://127.0.0.1:{found.port}/files/{WHEEL.file}"
-        monkeypatch.setattr(uv, "locate", lambda *_: {WHEEL: address})
+        monkeypatch.setattr(uv_commands, "locate", lambda *_: {WHEEL: address})
         yield found
 
 
-def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[torch_metadata.Difference]:
+def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[torch_pin_comparison.Difference]:
     (served.folder / WHEEL.file).write_bytes(content)
     if metadata is not None:
         (served.folder / f"{WHEEL.file}.metadata").write_bytes(metadata)
-    return torch_metadata.pin_differences(database.torch_releases()["2.7.1"], pytest.fail)
+    return torch_pin_comparison.pin_differences(database.torch_releases()["2.7.1"], pytest.fail)
 
 
 @pytest.mark.parametrize(

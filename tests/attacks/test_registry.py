@@ -15,11 +15,11 @@ from unit.saved import tar
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, pushed
 from unit.support import Said, as_yaml, envbuild, sha
 
-from envbuild.attest import attestations, child_configuration, signing, statements
+from envbuild.attest import child_config_check, in_toto_statements, keys_and_signatures, registry_attestations
 from envbuild.evidence import evidence_store
 from envbuild.image.image_naming import LOCK_LABEL
-from envbuild.registry import oci
-from envbuild.registry.image_reader import Config
+from envbuild.registry import oci_types
+from envbuild.registry.registry_image_reader import Config
 from envbuild.util.errors import CheckFailed, FileError
 
 
@@ -43,24 +43,24 @@ def refused(said: Said) -> list[str]:
 
 
 def digest_of(site: Site, tag: str = "verified") -> str:
-    return oci.digest_of(site.registry.manifests[tag][1])
+    return oci_types.digest_of(site.registry.manifests[tag][1])
 
 
 def put_image(site: Site, tag: str, config: bytes, *layers: str) -> dict[str, Any]:
     """An image in the registry under a tag; its descriptor."""
     document = {
         "schemaVersion": 2,
-        "mediaType": oci.MANIFEST,
-        "config": oci.descriptor(oci.CONFIG, config),
+        "mediaType": oci_types.MANIFEST,
+        "config": oci_types.descriptor(oci_types.CONFIG, config),
         "layers": [{"mediaType": LAYER_TYPE, "digest": layer, "size": 1} for layer in layers or (LAYER,)],
     }
     site.registry.add_blob(config)
-    site.registry.put(oci.MANIFEST, document, tag)
+    site.registry.put(oci_types.MANIFEST, document, tag)
     return described(site, tag)
 
 
 def described(site: Site, tag: str) -> dict[str, Any]:
-    return oci.descriptor(*site.registry.manifests[tag])
+    return oci_types.descriptor(*site.registry.manifests[tag])
 
 
 # an index
@@ -76,8 +76,8 @@ def put_index(site: Site, *entries: tuple[str, str | None]) -> str:
         system, _, architecture = (platform or "").partition("/")
         more = {"platform": {"os": system, "architecture": architecture}} if platform else {}
         manifests.append({**known[name], **more})
-    document = {"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": manifests}
-    return site.registry.put(oci.INDEX, document, "verified")
+    document = {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": manifests}
+    return site.registry.put(oci_types.INDEX, document, "verified")
 
 
 @pytest.mark.attack(
@@ -106,9 +106,9 @@ def test_an_index_of_several_images(site: Site, entries: tuple[tuple[str, str | 
 def test_a_nested_index(site: Site) -> None:
     put_index(site, (PROVED, "linux/amd64"))
     entry = {**described(site, "verified"), "platform": {"os": "linux", "architecture": "amd64"}}
-    for media_type in (oci.INDEX, oci.MANIFEST):
-        document = {"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": [{**entry, "mediaType": media_type}]}
-        site.registry.put(oci.INDEX, document, "verified")
+    for media_type in (oci_types.INDEX, oci_types.MANIFEST):
+        document = {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": [{**entry, "mediaType": media_type}]}
+        site.registry.put(oci_types.INDEX, document, "verified")
         assert refused(verify(site)) == ["index"]
 
 
@@ -118,8 +118,10 @@ def test_a_nested_index(site: Site) -> None:
     "refused: not an image's manifest (index)",
 )
 def test_an_index_with_another_media_type_for_its_image(site: Site) -> None:
-    entry = {**described(site, "verified"), "mediaType": oci.INDEX}
-    site.registry.put(oci.INDEX, {"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": [entry]}, "verified")
+    entry = {**described(site, "verified"), "mediaType": oci_types.INDEX}
+    site.registry.put(
+        oci_types.INDEX, {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": [entry]}, "verified"
+    )
     assert refused(verify(site)) == ["index"]
 
 
@@ -186,9 +188,9 @@ def test_another_image_than_is_expected(site: Site, asked: dict[str, str], reaso
     "refused: the manifest was not signed (subject)",
 )
 def test_the_proved_configuration_in_another_manifest(site: Site) -> None:
-    copied = site.registry.manifests[attestations.att_tag(digest_of(site))]
+    copied = site.registry.manifests[registry_attestations.att_tag(digest_of(site))]
     put_image(site, "verified", site.engine.config, f"sha256:{sha('evil')}")
-    site.registry.manifests[attestations.att_tag(digest_of(site))] = copied
+    site.registry.manifests[registry_attestations.att_tag(digest_of(site))] = copied
     assert refused(verify(site)) == ["subject"]
 
 
@@ -219,13 +221,13 @@ def test_the_image_that_is_expected(site: Site) -> None:
 @pytest.mark.legitimate("team", "one image that was pushed as several profiles", "verified as each of them")
 def test_an_image_of_several_profiles(site: Site) -> None:
     media_type, raw = site.registry.manifests["verified"]
-    subject = oci.Manifest(raw, media_type)
-    envelopes, _ = attestations.fetch_envelopes(site.place, subject.digest)
+    subject = oci_types.Manifest(raw, media_type)
+    envelopes, _ = registry_attestations.fetch_envelopes(site.place, subject.digest)
     stated = [json.loads(base64.b64decode(envelope["payload"])) for envelope in envelopes]
-    (build,) = (one for one in stated if one["predicateType"] == statements.PROVENANCE)
+    (build,) = (one for one in stated if one["predicateType"] == in_toto_statements.PROVENANCE)
     build["predicate"]["buildDefinition"]["externalParameters"]["profile"]["name"] = "other"
-    wanted = [(statements.PROVENANCE, statements.canonical(build))]
-    assert attestations.publish(site.place, subject, wanted, signing.configured_signer()) == 1
+    wanted = [(in_toto_statements.PROVENANCE, in_toto_statements.canonical(build))]
+    assert registry_attestations.publish(site.place, subject, wanted, keys_and_signatures.configured_signer()) == 1
     for name in ("sample", "other"):
         said = verify(site, "--profile", name)
         assert (said.code, said.document["profile"]) == (0, name), said.stdout
@@ -237,9 +239,11 @@ def test_evidence_that_was_signed_before_the_push(site: Site) -> None:
     """It names the image by its id alone."""
     path = site.prove(run_on("NVIDIA H20"))
     record = dict(evidence_store.stored(site.engine.image.id))[path]
-    subject = statements.Subject("envbuild/sample", site.engine.image.id)
-    made = statements.test_result(record, evidence_store.record_text(path), subject)
-    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured_signer()))
+    subject = in_toto_statements.Subject("envbuild/sample", site.engine.image.id)
+    made = in_toto_statements.test_result(record, evidence_store.record_text(path), subject)
+    file = evidence_store.save_envelope(
+        path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
+    )
     assert refused(verify(site, "--gpu", "h20")) == ["gpu"]
     assert verify(site, "--gpu", "h20", "--evidence", str(file)).code == 0
 
@@ -248,10 +252,12 @@ def test_evidence_that_was_signed_before_the_push(site: Site) -> None:
 def test_evidence_of_another_profile_or_lock(site: Site) -> None:
     path = site.prove(run_on("NVIDIA H20"))
     record = dict(evidence_store.stored(site.engine.image.id))[path]
-    made = statements.test_result(
-        record, evidence_store.record_text(path), statements.Subject("x", record["image"]["id"])
+    made = in_toto_statements.test_result(
+        record, evidence_store.record_text(path), in_toto_statements.Subject("x", record["image"]["id"])
     )
-    file = evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signing.configured_signer()))
+    file = evidence_store.save_envelope(
+        path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
+    )
     asked = ("verify", "--evidence", str(file), "--key", "team.pub", "--json")
     assert refused(envbuild(*asked, "--profile", "h20")) == ["profile"]
     assert refused(envbuild(*asked, "--lock", sha("x"))) == ["lock"]
@@ -340,8 +346,8 @@ def test_a_child_with_another_configuration(site: Site, settings: dict[str, Any]
 def test_a_child_that_changes_a_setting_of_its_base(settings: dict[str, Any]) -> None:
     base = Config("b", (), {}, {}, {"User": "1000", "StopSignal": "SIGINT", "Volumes": {"/data": {}}})
     child = replace(base, settings={key: value for key, value in {**base.settings, **settings}.items() if value})
-    assert [reason.id for reason in child_configuration.configuration_objections(child, base, ())] == ["configuration"]
-    assert list(child_configuration.configuration_objections(base, base, ("User", "Env", "Cmd"))) == []
+    assert [reason.id for reason in child_config_check.configuration_objections(child, base, ())] == ["configuration"]
+    assert list(child_config_check.configuration_objections(base, base, ("User", "Env", "Cmd"))) == []
 
 
 @pytest.mark.attack("author of a child image", "a label that names another lock", "refused (configuration)")
@@ -416,8 +422,8 @@ def test_a_child_with_another_command_than_its_base() -> None:
     """Every image of envbuild has one: `python`; and those on a foreign base image run as user 0."""
     base = Config("b", (), {}, {}, {"Cmd": ["python"], "User": "0", "WorkingDir": "/workspace"})
     child = replace(base, settings={"Cmd": ["serve"], "User": "1000", "WorkingDir": "/app"})
-    assert list(child_configuration.configuration_objections(child, base, ())) == []
-    assert child_configuration.configuration_differences(replace(base, settings={}), base) == {
+    assert list(child_config_check.configuration_objections(child, base, ())) == []
+    assert child_config_check.configuration_differences(replace(base, settings={}), base) == {
         "Cmd": None,
         "WorkingDir": None,
     }

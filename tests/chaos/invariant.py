@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.image import dockerfile
+from envbuild.image import dockerfile_renderer
 from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED
 from envbuild.lock import lock_file
 from envbuild.util.errors import EnvbuildError
@@ -159,7 +159,7 @@ def _lock(file: Path, ground: Ground) -> str | None:
         assert found
         if file.read_text(encoding="utf-8")[-1:] != "\n":
             return "ends within a line"
-        ground.rendered.setdefault(found.id, dockerfile.render(found, file.name.removesuffix(".lock.yaml")))
+        ground.rendered.setdefault(found.id, dockerfile_renderer.render(found, file.name.removesuffix(".lock.yaml")))
     except (EnvbuildError, UnicodeDecodeError) as error:
         return str(error)
     return None

@@ -10,9 +10,9 @@ from typing import Any
 from e2e.support import CHECKOUT, OTHER_CUBLAS
 
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import downloads
+from envbuild.pipeline import build_downloads
 from envbuild.pipeline.model import Options
-from envbuild.pipeline.session import Session
+from envbuild.pipeline.pipeline_steps import Session
 
 VARIANTS = ("a", "b")
 
@@ -60,7 +60,7 @@ def _stocked(product: Product, pins: dict[str, str]) -> Lock:
     source = session.load()
     plan = session.resolve(source)
     locked = session.lock(source, plan)
-    downloads.fetch_image_parts(plan, locked, session.progress)
+    build_downloads.fetch_image_parts(plan, locked, session.progress)
     return locked
 
 

@@ -17,7 +17,7 @@ from chaos.invariant import WRONG, Breach
 from chaos.place import NAME, PATIENCE, Place
 from chaos.products import VARIANTS
 from chaos.rounds import Struck, wait, words
-from envbuild.registry import oci
+from envbuild.registry import oci_types
 
 _ALLOWED = {0, 7}  # it came back in time, or: the registry
 
@@ -25,7 +25,7 @@ _ALLOWED = {0, 7}  # it came back in time, or: the registry
 class Server(OpenRegistry):
     def image(self, repository: str, tag: str) -> str | None:
         """The id of the image that a tag names; None where there is no such tag."""
-        found = self.ask(f"/v2/{repository}/manifests/{tag}", Accept=", ".join(oci.MANIFESTS))
+        found = self.ask(f"/v2/{repository}/manifests/{tag}", Accept=", ".join(oci_types.MANIFESTS))
         return str(json.loads(found)["config"]["digest"]) if found else None
 
 

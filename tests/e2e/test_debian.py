@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from unit.served import served
 
-from envbuild.fetch import store
-from envbuild.fetch.apt import Deb
+from envbuild.fetch import sha256_file_store
+from envbuild.fetch.apt_packages import Deb
 from envbuild.lock import lock_file
 
 from .support import CHECKOUT, Project, Proved, command, machine_cache, path_without
@@ -42,7 +42,7 @@ def aged(quick: Proved, scratch: Path) -> Aged:
     (now,) = (deb for deb in found.base if deb.name == PACKAGE)
     file = repacked(machine_cache("debs") / now.sha256 / now.file, scratch)
     path = f"pool/main/h/{PACKAGE}/{file.name}"
-    then = Deb(PACKAGE, VERSION, store.file_digest(file), file.stat().st_size, path)
+    then = Deb(PACKAGE, VERSION, sha256_file_store.file_digest(file), file.stat().st_size, path)
     base = tuple(then if deb == now else deb for deb in found.base)
     lock_file.write(replace(found, base=base), here.project.lock(here.name), here.name)
     project = here.project.with_cache(scratch, "debs")

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from envbuild.image.engine import Engine
+from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
 from envbuild.runners import docker_runner
 from envbuild.util.errors import NotProved

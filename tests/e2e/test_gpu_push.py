@@ -21,10 +21,10 @@ SAY = """
 import sys
 from envbuild.pipeline import publish
 from envbuild.attest import attestations, signing
-from envbuild.registry.oci import Reference
-from envbuild.registry.client import Repository
-from envbuild.attest.statements import Subject
-from envbuild.image.engine import Engine
+from envbuild.registry.oci_types import Reference
+from envbuild.registry.registry_client import Repository
+from envbuild.attest.in_toto_statements import Subject
+from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
 from envbuild.resolve import profile_reader
 name, tag, target = sys.argv[1:]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envbuild.doctor import machine
+from envbuild.doctor import machine_description
 
 from .broken import Workshop
 from .onenode import NAMESPACE, NODE, OneNode
@@ -76,7 +76,7 @@ def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[s
     lines = [
         "# Self-tests on a real Kubernetes of one node",
         "",
-        f"Machine: {machine.read()}. Kubernetes {onenode.version()}, Docker {engine} on the node; no GPU.",
+        f"Machine: {machine_description.read()}. Kubernetes {onenode.version()}, Docker {engine} on the node; no GPU.",
         f"Load average (1 min) {before:.1f} before, {os.getloadavg()[0]:.1f} after, partly its own.",
         "Made by `make test-kubernetes`. Seconds are of the whole command, its self-test (level quick) included.",
         "After each of them no Job, Pod, ConfigMap or Secret of it is left.",
@@ -137,11 +137,11 @@ def test_an_image_that_the_node_lacks_is_told(place: Place, told: Told) -> None:
 
 def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, figures: list[str]) -> None:
     """The image by a digest that nobody can fetch."""
-    from envbuild.image.engine import Image
-    from envbuild.runners.base import Watch
+    from envbuild.image.docker_engine import Image
     from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
     from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
-    from envbuild.testrun.job import Job, Limits
+    from envbuild.runners.runner_interface import Watch
+    from envbuild.testrun.selftest_job import Job, Limits
     from envbuild.util.errors import NetworkError
 
     reference = f"127.0.0.1:9/nowhere@sha256:{'1' * 64}"

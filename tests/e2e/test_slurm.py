@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from envbuild.facts import database
-from envbuild.image.engine import Image
+from envbuild.image.docker_engine import Image
 from envbuild.profile.model import SelfTest
-from envbuild.runners.base import Watch
+from envbuild.runners.runner_interface import Watch
 from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.runners.slurm.slurm_settings import SlurmSite
-from envbuild.testrun import job, output_parser
-from envbuild.testrun.job import RunRequest
-from envbuild.testrun.result import TestRun
+from envbuild.testrun import output_judge, selftest_job
+from envbuild.testrun.run_result import TestRun
+from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util.errors import NetworkError, NotProved
 
 from .broken import Workshop
@@ -84,11 +84,11 @@ class Bare:
         names = database.gpus()["h20"].all_names if gpus else ()
         asked = RunRequest(probes=("env.identity" if gpus else "gemm.crash",))
         known = handle(reference) or reference
-        prepared = job.make_job(known, SelfTest(), {}, "3.11", names, asked, models=("h20",) if gpus else ())
+        prepared = selftest_job.make_job(known, SelfTest(), {}, "3.11", names, asked, models=("h20",) if gpus else ())
         image = Image(known, known, (), {}, {}, 1)
         site = replace(site, folder=str(self.place.shared), grace=3, constraint=node or None)
         runner = Slurm(site, image, reference if site.registry else None, "bare")
-        return output_parser.judge_output(runner.run(prepared, Watch()), prepared.nonce, prepared.require)
+        return output_judge.judge_output(runner.run(prepared, Watch()), prepared.nonce, prepared.require)
 
 
 @pytest.fixture

@@ -24,27 +24,27 @@ from unit.support import sha
 from urllib3 import HTTPResponse
 
 from envbuild.attest import (
-    attestations,
-    child_image,
+    child_layer_check,
     community_evidence,
-    image_bundle,
+    image_bundle_file,
+    image_verifier,
+    in_toto_statements,
+    keys_and_signatures,
     policy,
     policy_check,
-    signing,
-    statements,
-    trust,
-    verify,
+    registry_attestations,
+    trusted_statements,
 )
+from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.policy import Policy
-from envbuild.attest.statements import BuildDetails, Subject
 from envbuild.evidence import evidence_store
 from envbuild.image import oci_layout
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
-from envbuild.registry import auth, image_reader, layer_comparison, oci
-from envbuild.registry.oci import Manifest, Reference
+from envbuild.registry import layer_comparison, oci_types, registry_auth, registry_image_reader
+from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.util.errors import EnvbuildError
-from envbuild.util.refusal import Malformed, Refusal
+from envbuild.util.refusal_errors import Malformed, Refusal
 from fuzz import tars
 from fuzz.plans import GOLDEN, lock_seeds
 from fuzz.proofs import NOW, WANTED
@@ -55,18 +55,18 @@ PLACE = Reference.parse("registry.example/team/sample:verified")
 LAYER = b"layer"
 CONFIG: dict[str, Any] = {
     "config": {"Labels": {LOCK_LABEL: "@lock"}, "Env": ["PATH=/bin", "LD_LIBRARY_PATH=/x"]},
-    "rootfs": {"type": "layers", "diff_ids": [oci.digest_of(LAYER)]},
+    "rootfs": {"type": "layers", "diff_ids": [oci_types.digest_of(LAYER)]},
 }
 
 
 @cache
-def signer() -> signing.Signer:
+def signer() -> keys_and_signatures.Signer:
     """One key, the same in every campaign."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     key = ec.derive_private_key(20261121, ec.SECP256R1())
-    return signing.private(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), "the key")
+    return keys_and_signatures.private(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), "the key")
 
 
 @cache
@@ -80,15 +80,15 @@ def _config() -> bytes:
 
 
 def _image_id() -> str:
-    return oci.digest_of(_config())
+    return oci_types.digest_of(_config())
 
 
 @cache
 def record_seeds() -> list[dict[str, Any]]:
     """Run records of this image: on the CPU, on a card, and one that failed."""
-    from envbuild.image.engine import Image
+    from envbuild.image.docker_engine import Image
 
-    image = Image(_image_id(), "handle", (oci.digest_of(LAYER),), {}, {}, 1)
+    image = Image(_image_id(), "handle", (oci_types.digest_of(LAYER),), {}, {}, 1)
     runs = (passed_run(), run_on("NVIDIA H20"), passed_run(probe("env.libs"), probe("gemm.crash", "failed")))
     return [{**evidence_store.run_record(image, WANTED, run, "docker 26", NOW), "lock": _lock().id} for run in runs]
 
@@ -103,11 +103,11 @@ def _build() -> dict[str, Any]:
     text = as_yaml(next(seed for seed in lock_seeds() if seed["content"]["wheels"])).decode()
     roots = {_lock().wheels[0].wheel.file: ("torch",)}
     made = BuildDetails("sample", profile, _lock(), text, sha("facts"), sha("recipe"), {"envbuild": "0.1.0"}, roots)
-    return statements.slsa_provenance(made, _subject())
+    return in_toto_statements.slsa_provenance(made, _subject())
 
 
 def _result(record: Mapping[str, Any]) -> dict[str, Any]:
-    return statements.test_result(record, as_json(record), _subject())
+    return in_toto_statements.test_result(record, as_json(record), _subject())
 
 
 @cache
@@ -116,7 +116,7 @@ def _stated() -> list[dict[str, Any]]:
 
 
 def _sealed(statement: Any) -> dict[str, Any]:
-    return signing.seal(as_json(statement), signer())
+    return keys_and_signatures.seal(as_json(statement), signer())
 
 
 @cache
@@ -142,7 +142,7 @@ def _signed(draw: Draw) -> tuple[list[dict[str, Any]], Policy]:
             try:
                 made = _result(record)
             except (KeyError, TypeError, AttributeError, ValueError):  # no statement can be made of it
-                made = statements.test_result(record_seeds()[0], as_json(record), _subject())
+                made = in_toto_statements.test_result(record_seeds()[0], as_json(record), _subject())
         else:
             made = draw(trees(_stated()))
         if draw(st.integers(0, 4)) == 0:
@@ -154,7 +154,7 @@ def _signed(draw: Draw) -> tuple[list[dict[str, Any]], Policy]:
 def _statements(value: tuple[list[dict[str, Any]], Policy]) -> None:
     """Believed or refused with a reason; what is believed can be weighed and told."""
     envelopes, asked = value
-    believed = trust.believe(envelopes, [signer().public], _image_id())
+    believed = trusted_statements.believe(envelopes, [signer().public], _image_id())
     for build in believed.builds:
         policy_check.of_build(build, believed.records, asked, NOW)
     on, reasons = policy_check.of_records(believed.records, asked, NOW)
@@ -170,18 +170,20 @@ def _envelope(raw: bytes) -> None:
     """What was signed is believed; nothing else is, whatever was changed."""
     file = Path("x.dsse.json")
     file.write_bytes(raw)
-    found = verify.read_file(file)
-    judged = verify.verify_statement([found], Policy(keys=(signer().public,)), NOW)
+    found = image_verifier.read_file(file)
+    judged = image_verifier.verify_statement([found], Policy(keys=(signer().public,)), NOW)
     json.dumps(judged.document())
-    if trust.believe([found], [signer().public], None).records:
-        assert signing.envelope_payload(found) in [signing.envelope_payload(known) for known in _envelopes()]
-    assert not trust.believe([found], [], None).records
+    if trusted_statements.believe([found], [signer().public], None).records:
+        assert keys_and_signatures.envelope_payload(found) in [
+            keys_and_signatures.envelope_payload(known) for known in _envelopes()
+        ]
+    assert not trusted_statements.believe([found], [], None).records
 
 
 _FILES = st.deferred(
     lambda: st.one_of(
         trees(_envelopes()).map(as_json),
-        trees([{"mediaType": attestations.BUNDLE, "dsseEnvelope": one} for one in _envelopes()]).map(as_json),
+        trees([{"mediaType": registry_attestations.BUNDLE, "dsseEnvelope": one} for one in _envelopes()]).map(as_json),
         spoiled(st.sampled_from(list(map(as_json, _envelopes()))), (*JSON, *BYTES)),
     )
 )
@@ -191,43 +193,43 @@ _FILES = st.deferred(
 
 def _registry() -> dict[str, Any]:
     """Documents, and how they are served; "@name" is the digest of the document of that name."""
-    part = {"mediaType": oci.CONFIG, "digest": "@config", "size": 1}
-    descriptors = {"mediaType": attestations.ENVELOPE, "digest": "@envelope", "size": 1}
+    part = {"mediaType": oci_types.CONFIG, "digest": "@config", "size": 1}
+    descriptors = {"mediaType": registry_attestations.ENVELOPE, "digest": "@envelope", "size": 1}
     return {
         "config": json.loads(_config()),
         "envelope": _envelopes()[1],
-        "bundled": {"mediaType": attestations.BUNDLE, "dsseEnvelope": _envelopes()[0]},
+        "bundled": {"mediaType": registry_attestations.BUNDLE, "dsseEnvelope": _envelopes()[0]},
         "manifest": {
             "schemaVersion": 2,
-            "mediaType": oci.MANIFEST,
+            "mediaType": oci_types.MANIFEST,
             "config": part,
             "layers": [{"mediaType": "x", "digest": "@layer", "size": 5}],
         },
         "index": {
-            "mediaType": oci.INDEX,
+            "mediaType": oci_types.INDEX,
             "manifests": [
                 {
-                    "mediaType": oci.MANIFEST,
+                    "mediaType": oci_types.MANIFEST,
                     "digest": "@manifest",
                     "platform": {"os": "linux", "architecture": "amd64"},
                 }
             ],
         },
-        "att": {"mediaType": oci.MANIFEST, "config": part, "layers": [descriptors]},
+        "att": {"mediaType": oci_types.MANIFEST, "config": part, "layers": [descriptors]},
         "bundle": {
-            "mediaType": oci.MANIFEST,
+            "mediaType": oci_types.MANIFEST,
             "config": part,
             "layers": [{"digest": "@bundled"}],
             "subject": {"digest": "@manifest"},
         },
         "referrers": {
-            "mediaType": oci.INDEX,
-            "manifests": [{"digest": "@bundle", "artifactType": attestations.BUNDLE}],
+            "mediaType": oci_types.INDEX,
+            "manifests": [{"digest": "@bundle", "artifactType": registry_attestations.BUNDLE}],
         },
         "status": {"tag": 200, "manifests": 200, "blobs": 200, "referrers": 200},
         "headers": {
-            "tag": {"Content-Type": oci.INDEX, "Docker-Content-Digest": "@index"},
-            "manifests": {"Content-Type": oci.MANIFEST},
+            "tag": {"Content-Type": oci_types.INDEX, "Docker-Content-Digest": "@index"},
+            "manifests": {"Content-Type": oci_types.MANIFEST},
             "blobs": {"Location": "/v2/x"},
             "referrers": {"Location": "https://elsewhere.example/"},
         },
@@ -277,8 +279,8 @@ class _Answers(HTTPAdapter):
     def __init__(self, said: dict[str, Any]) -> None:
         super().__init__()
         self._said = said
-        self._blobs: dict[str, bytes] = {oci.digest_of(LAYER): LAYER}
-        known = {"@layer": oci.digest_of(LAYER)}
+        self._blobs: dict[str, bytes] = {oci_types.digest_of(LAYER): LAYER}
+        known = {"@layer": oci_types.digest_of(LAYER)}
         for name in _DOCUMENTS:
             text = json.dumps(said.get(name))
             for mark, digest in known.items():
@@ -286,20 +288,20 @@ class _Answers(HTTPAdapter):
             raw = text.encode()
             if said.get("spoil") and said["spoil"][0] == name:
                 raw = said["spoil"][1][:70_000] + raw
-            known[f"@{name}"] = oci.digest_of(raw)
+            known[f"@{name}"] = oci_types.digest_of(raw)
             self._blobs[known[f"@{name}"]] = raw
         self._known = known
 
     def _found(self, url: str) -> tuple[str, bytes | None, str]:
         path = url.partition("?")[0].rpartition("/")[2]
         if path == "verified":
-            return "tag", self._blobs[self._known["@index"]], oci.INDEX
-        if path == attestations.att_tag(self._known["@manifest"]):
-            return "manifests", self._blobs[self._known["@att"]], oci.MANIFEST
+            return "tag", self._blobs[self._known["@index"]], oci_types.INDEX
+        if path == registry_attestations.att_tag(self._known["@manifest"]):
+            return "manifests", self._blobs[self._known["@att"]], oci_types.MANIFEST
         kind = next((kind for kind in ("blobs", "referrers") if f"/{kind}/" in url), "manifests")
         if kind == "referrers":
-            return kind, self._blobs[self._known["@referrers"]], oci.INDEX
-        return kind, self._blobs.get(path), oci.MANIFEST
+            return kind, self._blobs[self._known["@referrers"]], oci_types.INDEX
+        return kind, self._blobs.get(path), oci_types.MANIFEST
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
         kind, raw, media_type = self._found(str(request.url))
@@ -325,8 +327,8 @@ def _asked(said: dict[str, Any]) -> None:
     http.trust_env = False
     http.mount("https://", _Answers(said))
     http.mount("http://", _Answers(said))
-    with mock.patch.object(auth, "registry_session", lambda authority, tries=4: http):
-        found = verify.verify_image(PLACE, Policy(keys=(signer().public,)), [], NOW)
+    with mock.patch.object(registry_auth, "registry_session", lambda authority, tries=4: http):
+        found = image_verifier.verify_image(PLACE, Policy(keys=(signer().public,)), [], NOW)
     json.dumps(found.document())
     if found.verified:  # only what was signed for this very image counts
         assert found.image is not None and found.image.id == _image_id()
@@ -370,25 +372,25 @@ def _diff_id(raw: bytes) -> str:
             whole += frame.decompress(raw)
             raw = frame.unused_data
     except (zlib.error, zstandard.ZstdError):
-        return oci.digest_of(b"")
-    return oci.digest_of(whole or raw)
+        return oci_types.digest_of(b"")
+    return oci_types.digest_of(whole or raw)
 
 
 def _layer(raw: bytes) -> None:
     """Whatever lies above the proved layers is looked at, or refused."""
-    (build,) = trust.believe([_envelopes()[0]], [signer().public], None).builds
-    base = image_reader.Config(_image_id(), (oci.digest_of(LAYER),), {}, {})
-    above = image_reader.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
-    parts = [{"digest": digest} for digest in (oci.digest_of(LAYER), oci.digest_of(raw))]
-    manifest = Manifest(json.dumps({"layers": parts}).encode(), oci.MANIFEST)
-    for reason in child_image.child_objections(_Place(raw), manifest, above, base, build, record_seeds()):
+    (build,) = trusted_statements.believe([_envelopes()[0]], [signer().public], None).builds
+    base = registry_image_reader.Config(_image_id(), (oci_types.digest_of(LAYER),), {}, {})
+    above = registry_image_reader.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
+    parts = [{"digest": digest} for digest in (oci_types.digest_of(LAYER), oci_types.digest_of(raw))]
+    manifest = Manifest(json.dumps({"layers": parts}).encode(), oci_types.MANIFEST)
+    for reason in child_layer_check.child_objections(_Place(raw), manifest, above, base, build, record_seeds()):
         str(reason)
 
 
 def _beside(both: tuple[bytes, bytes]) -> None:
     """What is taken for ours in another order is ours to the last byte, whatever else can be made of it, and it has
     nothing of which the order counts."""
-    two, one = ((_Place(tar), oci.digest_of(tar), oci.digest_of(tar)) for tar in both)
+    two, one = ((_Place(tar), oci_types.digest_of(tar), oci_types.digest_of(tar)) for tar in both)
     if layer_comparison.difference(one, two, ("theirs", "ours")) is not None:
         raise Malformed("another")
     blocks = [sorted(tar[at : at + 512] for at in range(0, len(tar), 512)) for tar in both]
@@ -405,23 +407,27 @@ def _beside(both: tuple[bytes, bytes]) -> None:
 def _members() -> tuple[tuple[str, bytes], ...]:
     """An image, its index and a key, as `bundle export` lays them out."""
     config, blob = _config(), b"blobs/sha256/"
-    manifest = oci.encoded(
+    manifest = oci_types.encoded(
         {
-            "mediaType": oci.MANIFEST,
-            "config": oci.descriptor(oci.CONFIG, config),
-            "layers": [oci.descriptor("x", LAYER)],
+            "mediaType": oci_types.MANIFEST,
+            "config": oci_types.descriptor(oci_types.CONFIG, config),
+            "layers": [oci_types.descriptor("x", LAYER)],
         }
     )
-    index = {"manifests": [{**oci.descriptor(oci.MANIFEST, manifest), "annotations": {oci_layout.REF: "verified"}}]}
+    index = {
+        "manifests": [
+            {**oci_types.descriptor(oci_types.MANIFEST, manifest), "annotations": {oci_layout.REF: "verified"}}
+        ]
+    }
     held = {f"{blob.decode()}{hashlib.sha256(raw).hexdigest()}": raw for raw in (config, LAYER, manifest)}
-    return (*held.items(), (oci_layout.INDEX, json.dumps(index).encode()), (image_bundle.KEY, signer().public.pem))
+    return (*held.items(), (oci_layout.INDEX, json.dumps(index).encode()), (image_bundle_file.KEY, signer().public.pem))
 
 
 def _bundle(raw: bytes) -> None:
     file = Path("x.tar")
     file.write_bytes(raw)
-    found = image_bundle.Bundle(file)
-    for name in (image_bundle.KEY, image_bundle.LOCK, oci_layout.INDEX):
+    found = image_bundle_file.Bundle(file)
+    for name in (image_bundle_file.KEY, image_bundle_file.LOCK, oci_layout.INDEX):
         try:
             found.file(name)
         except Refusal:
@@ -429,8 +435,8 @@ def _bundle(raw: bytes) -> None:
     manifest = found.manifest("verified")
     if manifest is None:
         return
-    config = image_reader.config_of(found, manifest)
-    attestations.fetch_envelopes(found, manifest.digest)
+    config = registry_image_reader.config_of(found, manifest)
+    registry_attestations.fetch_envelopes(found, manifest.digest)
     taken = sum(len(block) for block in found.loadable(manifest, config.layers, "envbuild/sample"))
     assert taken <= len(raw) + 20 * 512, "more is loaded than the bundle has"
 
@@ -460,10 +466,10 @@ def _pem(raw: bytes) -> None:
     """A key that is accepted signs, or checks, what the other half does."""
     Path("a.pub").write_bytes(raw)
     if b"PRIVATE" not in raw:
-        assert signing.trusted(Path("a.pub"))
+        assert keys_and_signatures.trusted(Path("a.pub"))
         return
-    made = signing.private(raw, "a.key")
-    assert signing.signed_statement(signing.seal(b"{}", made), [made.public]) == {}
+    made = keys_and_signatures.private(raw, "a.key")
+    assert keys_and_signatures.signed_statement(keys_and_signatures.seal(b"{}", made), [made.public]) == {}
 
 
 @cache

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from unit.runners.scripts import CPU, ID, JOB
 
 from envbuild.facts import database
-from envbuild.runners.kubernetes import kubernetes_settings, manifest
+from envbuild.runners.kubernetes import job_manifest, kubernetes_settings
 from envbuild.runners.slurm import batch_script, slurm_settings
-from envbuild.testrun.job import Job
+from envbuild.testrun.selftest_job import Job
 from fuzz.strategies import TEXTS, trees
 from fuzz.target import Target
 
@@ -146,7 +146,7 @@ def _meant(word: str, meant: Mapping[str, str]) -> str:
 def _manifest(asked: dict[str, Any]) -> None:
     site = kubernetes_settings.parse(_settings(asked["settings"]), {}, database.gpus().__contains__)
     job = _job(asked, asked["words"])
-    made = manifest.render(job, site, asked["name"], asked["image"])
+    made = job_manifest.render(job, site, asked["name"], asked["image"])
     judge_job(made, job, site, asked["name"], asked["image"])
 
 
@@ -163,7 +163,7 @@ def judge_job(
     made = copy.deepcopy(made[0]), copy.deepcopy(made[1])  # one by one: they share parts
     standing = dataclasses.replace(job, argv=(*job.argv[:2], *(WORD for _ in job.argv[2:])))
     harmless = kubernetes_settings.KubernetesSite(registry=site.registry and "r", queue=site.queue)
-    first, second = manifest.render(standing, harmless, NAME, IMAGE)
+    first, second = job_manifest.render(standing, harmless, NAME, IMAGE)
     plain = copy.deepcopy(first), copy.deepcopy(second)
     spec, bare = (found[1]["spec"]["template"]["spec"] for found in (made, plain))
     command = spec["containers"][0].pop("command")
@@ -199,11 +199,11 @@ def judge_job(
 def _placed(placed: Mapping[str, Any], job: Job, site: kubernetes_settings.KubernetesSite) -> None:
     """On which nodes: the labels and tolerations of the site, and the card's own."""
     names = list(site.products.get("h20", ())) or [one.replace(" ", "-") for one in database.gpus()["h20"].all_names]
-    one = {manifest.PRODUCT: names[0]} if job.gpus and len(names) == 1 else {}
+    one = {job_manifest.PRODUCT: names[0]} if job.gpus and len(names) == 1 else {}
     assert (placed["nodeSelector"] or {}) == {**site.nodes, **one}
     listed = [node["matchExpressions"][0] for node in (placed["affinity"] or {}).get("nodeAffinity", {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", ())]  # fmt: skip
-    several = [{"key": manifest.PRODUCT, "operator": "In", "values": names}] if job.gpus and not one else []
+    several = [{"key": job_manifest.PRODUCT, "operator": "In", "values": names}] if job.gpus and not one else []
     assert listed == several
     effects = {str(one.get("effect")) for one in placed["tolerations"] or ()}
     assert effects <= {"NoSchedule", "NoExecute", "None"}

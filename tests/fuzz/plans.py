@@ -12,13 +12,13 @@ import yaml
 from hypothesis import strategies as st
 from unit.support import PROFILE, lock_for
 
-from envbuild.attest import sbom, signing
-from envbuild.facts import fact_files
+from envbuild.attest import keys_and_signatures, sbom
+from envbuild.facts import fact_file_reader
 from envbuild.lock import lock_file
-from envbuild.resolve import profile_reader, resolver
-from envbuild.util import canonical_json, package_data, settings, yamldoc
+from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.util import canonical_json, package_data, settings, user_folders, yaml_document
 from envbuild.util.errors import EnvbuildError, FactsError
-from envbuild.util.yamldoc import Document
+from envbuild.util.yaml_document import Document
 from fuzz.renderers import judged
 from fuzz.strategies import BYTES, ENCODED, Draw, as_yaml, files, spoiled, trees, yaml_files
 from fuzz.target import Target
@@ -72,7 +72,7 @@ def _profile(raw: bytes) -> None:
     file = folder / "sample.yaml"
     file.write_bytes(raw)
     source = profile_reader.load(str(file))
-    plan = resolver.resolve(source)
+    plan = plan_resolver.resolve(source)
     made = lock_for(plan)
     judged(made)
     asked = {key: value for key, value in source.profile.env.items() if key in made.environment}
@@ -108,7 +108,7 @@ def _locks(draw: Draw) -> bytes:
 def _digest(content: Any) -> str:
     try:  # of what the reader will make of it
         return canonical_json.canonical_digest(
-            yamldoc.parse(as_yaml({"content": content}).decode(), "-").data["content"]
+            yaml_document.parse(as_yaml({"content": content}).decode(), "-").data["content"]
         )
     except (EnvbuildError, ValueError):
         return "0" * 64
@@ -184,7 +184,7 @@ def _requirements(value: tuple[str, bytes, bytes]) -> None:
     file = folder / kind
     file.write_bytes(raw)
     Path("profiles/sample.yaml").write_bytes(as_yaml(PROFILE))
-    judged(lock_for(resolver.resolve(profile_reader.load("profiles/sample.yaml", wanted=file))))
+    judged(lock_for(plan_resolver.resolve(profile_reader.load("profiles/sample.yaml", wanted=file))))
 
 
 _REQUIREMENTS = st.one_of(
@@ -196,7 +196,7 @@ _REQUIREMENTS = st.one_of(
 @cache
 def _shipped(name: str) -> Document:
     """A few of the facts, for the campaign reads them thousands of times."""
-    found = yamldoc.read(fact_files._FOLDER / f"{name}.yaml", FactsError)
+    found = yaml_document.read(fact_file_reader._FOLDER / f"{name}.yaml", FactsError)
     for key, most in (("gpus", 3), ("advisories", 4)):
         if key in found.data:
             found.data[key] = [{**row, "shows": {}} if "shows" in row else row for row in found.data[key][:most]]
@@ -210,7 +210,7 @@ def _shipped(name: str) -> Document:
 def _fact_seeds() -> list[dict[str, Any]]:
     found = []
     for name, key in (("gpus", "gpus"), ("advisories", "advisories")):
-        doc = yamldoc.read(fact_files._FOLDER / f"{name}.yaml", FactsError)
+        doc = yaml_document.read(fact_file_reader._FOLDER / f"{name}.yaml", FactsError)
         for row in doc.data[key][4:40:3]:
             made = {**copy.deepcopy(row), "id": "own-row"}
             if key == "gpus":
@@ -223,12 +223,12 @@ def _fact_seeds() -> list[dict[str, Any]]:
 def _facts(raw: bytes) -> None:
     file = Path("own.yaml")
     file.write_bytes(raw)
-    fact_files._extensible.cache_clear()
+    fact_file_reader._extensible.cache_clear()
     try:
-        with mock.patch.object(fact_files, "read", _shipped):
-            fact_files._extensible((file,))
+        with mock.patch.object(fact_file_reader, "read", _shipped):
+            fact_file_reader._extensible((file,))
     finally:
-        fact_files._extensible.cache_clear()
+        fact_file_reader._extensible.cache_clear()
 
 
 _SETTINGS = [
@@ -237,14 +237,14 @@ _SETTINGS = [
 
 
 def _settings(raw: bytes) -> None:
-    file = settings.config_file()
+    file = user_folders.config_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(raw)
     settings.settings_document.cache_clear()
     try:
         settings.setting("debian_mirror")
-        signing.trusted()
-        signing.configured_signer()
+        keys_and_signatures.trusted()
+        keys_and_signatures.configured_signer()
     finally:
         settings.settings_document.cache_clear()
         file.unlink()
@@ -254,12 +254,12 @@ def _yaml(raw: bytes) -> None:
     """Places and merging hold for whatever is accepted."""
     file = Path("any.yaml")
     file.write_bytes(raw)
-    found = yamldoc.read(file)
-    merged = yamldoc.merge(found, found)
+    found = yaml_document.read(file)
+    merged = yaml_document.merge(found, found)
     assert repr(merged.data) == repr(found.data)  # NaN is not equal to itself
     for path in found.places:
         assert found.place(path).line >= 1
-        yamldoc.field_name(path)
+        yaml_document.field_name(path)
 
 
 TARGETS = (

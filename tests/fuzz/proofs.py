@@ -16,11 +16,11 @@ from unit.support import image_of, sha
 from unit.testrun import fingerprints
 
 from envbuild.evidence import evidence_store, run_record_schema
-from envbuild.evidence.rules import RequiredProof
+from envbuild.evidence.proof_rules import RequiredProof
 from envbuild.report import fingerprint_comparison
-from envbuild.selftest.harness import frames
-from envbuild.testrun import junit, numeric_fingerprint, output_parser
-from envbuild.testrun.numeric_fingerprint import Fingerprint
+from envbuild.selftest.harness import frame_protocol
+from envbuild.testrun import fingerprint_reader, junit_writer, output_judge
+from envbuild.testrun.fingerprint_reader import Fingerprint
 from envbuild.util import strict_json
 from envbuild.util.errors import CheckFailed, UsageError
 from fuzz.strategies import BYTES, JSON, Draw, as_json, files, json_files, spoiled, trees
@@ -50,11 +50,11 @@ def _outputs(draw: Draw) -> tuple[bytes, int | None, bool]:
 def _selftest(value: tuple[bytes, int | None, bool]) -> None:
     """Judged, told while it runs, reported, and kept as evidence that can be read again."""
     stdout, code, timed_out = value
-    told = [found for one in stdout.split(b"\n") if (found := output_parser.progress_of(one, NONCE))]
-    run = output_parser.judge_output(output(stdout, exit_code=code, timed_out=timed_out), NONCE, NAMES)
+    told = [found for one in stdout.split(b"\n") if (found := output_judge.progress_of(one, NONCE))]
+    run = output_judge.judge_output(output(stdout, exit_code=code, timed_out=timed_out), NONCE, NAMES)
     assert not run.passed or (code == 0 and len(told) == len(run.results) + 1)
     json.dumps(run.summary())
-    junit.render("sample", run, {})
+    junit_writer.render("sample", run, {})
     record = evidence_store.run_record(image_of(), WANTED, run, "docker 26", NOW)
     raw = json.dumps(record, indent=1, sort_keys=True).encode()
     stated = evidence_store.test_statement(record, sha("record"))
@@ -67,21 +67,23 @@ def _selftest(value: tuple[bytes, int | None, bool]) -> None:
             "a proof that nobody can read"
         )  # a card's traits may be anything
     with contextlib.suppress(CheckFailed):
-        numeric_fingerprint.text_of(run)
+        fingerprint_reader.text_of(run)
 
 
 def _messages(value: tuple[bytes, int]) -> None:
     """The messages are the same however the stream comes in pieces."""
     raw, size = value
-    whole, pieces = frames.Unpacker(), frames.Unpacker()
+    whole, pieces = frame_protocol.Unpacker(), frame_protocol.Unpacker()
     expected = whole.feed(raw)
     found = [one for at in range(0, len(raw), size) for one in pieces.feed(raw[at : at + size])]
     assert found == expected and pieces.cut == whole.cut
 
 
 _STREAM = [
-    frames.pack(frames.ANNOUNCE, b"a step") + frames.pack(frames.NOTE, b"a fault") + frames.pack(frames.RESULT, b"{}"),
-    frames.pack(frames.ENVIRONMENT, b"{}") * 3,
+    frame_protocol.pack(frame_protocol.ANNOUNCE, b"a step")
+    + frame_protocol.pack(frame_protocol.NOTE, b"a fault")
+    + frame_protocol.pack(frame_protocol.RESULT, b"{}"),
+    frame_protocol.pack(frame_protocol.ENVIRONMENT, b"{}") * 3,
 ]
 
 
@@ -103,7 +105,7 @@ def _fingerprint(raw: bytes) -> None:
     """Read, and compared with what it was made from, either way round."""
     file = Path("print.json")
     file.write_bytes(raw)
-    found = numeric_fingerprint.read(file)
+    found = fingerprint_reader.read(file)
     for seed in prints_seeds():
         for a, b in ((found, _model(seed)), (_model(seed), found), (found, found)):
             try:

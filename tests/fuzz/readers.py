@@ -13,17 +13,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 from selftest.device import HEADS, container, elf_with, library
-from unit.image.test_extension_check import ASKED, GOOD, TAG
+from unit.image.test_extension_wheel_check import ASKED, GOOD, TAG
 
-from envbuild.attest import digest_pinning
-from envbuild.doctor import machine_verdict, node_comparison, remote_nodes, system_reader
+from envbuild.attest import image_digest_pinning
+from envbuild.doctor import machine_report, node_comparison, remote_node_reader, system_reader
 from envbuild.doctor import model as machine_model
 from envbuild.doctor.check_result import Check
 from envbuild.explain import cause_ranking, log_lines
-from envbuild.image import extension_check
-from envbuild.registry import oci
+from envbuild.image import extension_wheel_check
+from envbuild.registry import oci_types
 from envbuild.report import markdown_blocks
-from envbuild.selftest.inventory import compiled_file
+from envbuild.selftest.inventory import compiled_file_reader
 from fuzz.strategies import BYTES, TEXTS, Draw, as_json, files, json_files, spoiled, yaml_files
 from fuzz.target import Target
 
@@ -113,12 +113,12 @@ _PARTS = (
 
 def _reference(raw: bytes) -> None:
     text = raw.decode("utf-8", "replace")
-    made, found = digest_pinning.pinned(text, lambda image: f"sha256:{'1' * 64}")
-    assert len(found) == len(list(digest_pinning.image_references(made))) and all(
-        pin.current for pin in digest_pinning.pinned(made, lambda image: f"sha256:{'1' * 64}")[1]
+    made, found = image_digest_pinning.pinned(text, lambda image: f"sha256:{'1' * 64}")
+    assert len(found) == len(list(image_digest_pinning.image_references(made))) and all(
+        pin.current for pin in image_digest_pinning.pinned(made, lambda image: f"sha256:{'1' * 64}")[1]
     )
-    parsed = oci.Reference.parse(text)
-    assert oci.Reference.parse(str(parsed)) == parsed
+    parsed = oci_types.Reference.parse(text)
+    assert oci_types.Reference.parse(str(parsed)) == parsed
 
 
 @st.composite
@@ -161,10 +161,10 @@ def _wheel(value: tuple[str, bytes]) -> None:
     file = Path(name)
     file.write_bytes(raw)
     try:
-        faults = extension_check.wheel_faults(file, **ASKED)  # type: ignore[arg-type]
+        faults = extension_wheel_check.wheel_faults(file, **ASKED)  # type: ignore[arg-type]
         assert all(isinstance(fault, str) and fault for fault in faults)
         try:
-            extension_check.contents(file)
+            extension_wheel_check.contents(file)
         except ValueError:
             assert faults
     finally:
@@ -217,7 +217,7 @@ _FIELDS = (
 def _compiled(raw: bytes) -> None:
     file = Path("file.so")
     file.write_bytes(raw)
-    found = compiled_file.read(str(file), "pkg/file.so")
+    found = compiled_file_reader.read(str(file), "pkg/file.so")
     assert found.damaged or found.machine >= 0
 
 
@@ -248,7 +248,7 @@ def _cluster(raw: bytes) -> None:
     """Each command line names one host, which is no option, and one remote command without anything for a shell."""
     file = Path("hosts.yaml")
     file.write_bytes(raw)
-    for host, argv in remote_nodes._ssh(file).items():
+    for host, argv in remote_node_reader._ssh(file).items():
         assert argv[-2] == host and argv[-3] == "--" and not host.startswith("-")
         assert not set(host + argv[-1].removesuffix(" doctor --json")) & set(" \n\"'`$;|&<>()\\*?!#")
 
@@ -299,14 +299,14 @@ _DRIVERS = st.builds(
 def _driver(value: tuple[machine_model.DriverReading, tuple[machine_model.Xid, ...], int | None]) -> None:
     """Whatever the driver tells, every check has an answer, which another machine can read."""
     driver, xids, pci = value
-    from envbuild.doctor.machine import read
+    from envbuild.doctor.machine_description import read
 
     host = machine_model.Host(
         "a", "2026-11-21T00:00:00Z", read(), driver=driver, pci=pci, log=machine_model.KernelLog(xids)
     )
-    checks = machine_verdict.check_machine(host, [])
+    checks = machine_report.check_machine(host, [])
     assert all(isinstance(check, Check) and "\x1b" not in check.detail for check in checks)
-    node = node_comparison.parse("a", json.dumps(machine_verdict.document(host, checks)))
+    node = node_comparison.parse("a", json.dumps(machine_report.document(host, checks)))
     assert node.described, node.fault
 
 

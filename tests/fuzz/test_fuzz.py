@@ -15,7 +15,7 @@ from unit.runners.scripts import CPU, ID, JOB
 
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.runners.kubernetes import kubernetes_settings, manifest
+from envbuild.runners.kubernetes import job_manifest, kubernetes_settings
 from envbuild.runners.slurm import batch_script, slurm_settings
 from envbuild.util.errors import UsageError
 from fuzz import clusters, plans, renderers, runner, target
@@ -200,7 +200,7 @@ def test_the_oracle_sees_what_is_smuggled_into_a_batch_script(name: str) -> None
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_the_oracle_sees_what_is_smuggled_into_a_job(name: str) -> None:
     job, site = JOB, kubernetes_settings.KubernetesSite(registry="r", nodes={"pool": "gpu"})
-    made = manifest.render(job, site, clusters.NAME, clusters.IMAGE)
+    made = job_manifest.render(job, site, clusters.NAME, clusters.IMAGE)
     clusters.judge_job(made, job, site, clusters.NAME, clusters.IMAGE)
     MANIFESTS[name](made[1]["spec"]["template"]["spec"])
     with pytest.raises((AssertionError, KeyError)):

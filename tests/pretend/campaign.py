@@ -25,12 +25,12 @@ from selftest.reading import Frame  # noqa: E402
 from selftest.seeds.on_gpus import PROBES as SEEDS  # noqa: E402
 from selftest.tensor_cores import CORES  # noqa: E402
 
-from envbuild.facts import probe_names  # noqa: E402
+from envbuild.facts import probe_catalogue_reader  # noqa: E402
 from pretend import expected, launch, sweep  # noqa: E402
 from pretend.gpus import GPUS  # noqa: E402
 from pretend.sizes import SHORT  # noqa: E402
 
-NAMES = list(probe_names.known_probes())
+NAMES = list(probe_catalogue_reader.known_probes())
 ASKED = ["burn", "memory", "fingerprint"]  # in addition to level standard; dist.nodes needs several machines
 REAL_SIZES = ("h100", "t4")
 GB = 1e9

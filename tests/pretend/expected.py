@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from selftest.reading import Frame
 from selftest.seeds import failures
 
-from envbuild.facts import probe_names
+from envbuild.facts import probe_catalogue_reader
 
 from .gpus import GPUS
 from .launch import TIMEOUTS
@@ -31,7 +31,9 @@ WRONG_ON_GPUS = {
 def skipped(gpu: str) -> frozenset[str]:
     """The probes that a healthy GPU skips: it is too old, or apex is not installed."""
     older = (
-        name for name, probe in probe_names.known_probes().items() if GPUS[gpu].capability < probe.least_capability
+        name
+        for name, probe in probe_catalogue_reader.known_probes().items()
+        if GPUS[gpu].capability < probe.least_capability
     )
     return WITHOUT_APEX | frozenset(older)
 

@@ -22,13 +22,13 @@ from machine import described, write  # noqa: E402
 from options import positive, program  # noqa: E402
 from selftest.reading import Frame, environment  # noqa: E402
 
-from envbuild.facts import probe_names  # noqa: E402
+from envbuild.facts import probe_catalogue_reader  # noqa: E402
 from pretend import expected, launch  # noqa: E402
 from pretend.clock import Spent  # noqa: E402
 from pretend.gpus import GPUS  # noqa: E402
 
 MODEL, LEVEL = "h100", "standard"
-NAMES = list(probe_names.known_probes())
+NAMES = list(probe_catalogue_reader.known_probes())
 # What one kernel launch of torch costs the host beside a real GPU: an assumption, not measured here.
 LAUNCH = 5e-6
 OVERHEAD = """

@@ -16,7 +16,7 @@ from envbuild.selftest.harness.job_document import DATASHEET, FLOORS
 
 from .gpus import GPUS
 
-CATALOGUE, SEEDS = "envbuild.selftest.probes.catalogue", "selftest.seeds.on_gpus"
+CATALOGUE, SEEDS = "envbuild.selftest.probes.probe_catalogue", "selftest.seeds.on_gpus"
 OWN = {"script": {"name": "own.py", "text": "import torch\nassert torch.ones(2, device=device).sum().item() == 2\n"}}
 DRIVER = "580.159.04"
 # A step that takes a GPU milliseconds takes a shared processor minutes, but for the seed that waits for its end.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from envbuild.selftest.distributed import collectives
+from envbuild.selftest.distributed import rank_program
 
 from .tensors import GpuTensor
 
@@ -59,8 +59,8 @@ def install() -> None:
         setattr(dist, name, lambda *args, _real=real, **options: _real(*map(_held, args), **options))
     dist.init_process_group = init_process_group
     dist.barrier = lambda **_: barrier()  # type: ignore[assignment]
-    distributed: Any = collectives
-    plain = collectives.DistributedDataParallel
+    distributed: Any = rank_program
+    plain = rank_program.DistributedDataParallel
     distributed.DistributedDataParallel = lambda module, device_ids=None, **options: (
         Parallel(module, device_ids) if device_ids else plain(module, **options)
     )

@@ -6,7 +6,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from envbuild.selftest.probes.attention import attention_backward, attention_needle, attention_torch
+from envbuild.selftest.probes.attention import (
+    attention_backend_probes,
+    attention_gradient_cases,
+    attention_needle_cases,
+)
 from envbuild.selftest.probes.gemm import gemm_crash
 from envbuild.selftest.probes.hardware import burn, large, memory, perf
 
@@ -30,12 +34,12 @@ SMALL: tuple[tuple[Any, str, Any], ...] = (
 # With the variable SHORT attention is as short as on the CPU, and other sizes too: for what does not depend on them.
 SHORT = "PRETEND_SHORT"
 SHORTER: tuple[tuple[Any, str, Any], ...] = (
-    (attention_torch, "LONG", attention_torch.LONG_CPU),
-    (attention_torch, "HEADS", attention_torch.HEADS_FEW),
-    (attention_needle, "LONG", attention_needle.LONG_CPU_QUICK),
-    (attention_needle, "CASES", attention_needle.CASES_QUICK),
-    (attention_backward, "LONG", attention_backward.LONG_CPU),
-    (attention_backward, "HEADS", attention_backward.HEADS_CPU),
+    (attention_backend_probes, "LONG", attention_backend_probes.LONG_CPU),
+    (attention_backend_probes, "HEADS", attention_backend_probes.HEADS_FEW),
+    (attention_needle_cases, "LONG", attention_needle_cases.LONG_CPU_QUICK),
+    (attention_needle_cases, "CASES", attention_needle_cases.CASES_QUICK),
+    (attention_gradient_cases, "LONG", attention_gradient_cases.LONG_CPU),
+    (attention_gradient_cases, "HEADS", attention_gradient_cases.HEADS_CPU),
     (gemm_crash, "_INNER_COLUMNS", gemm_crash._INNER_COLUMNS[:1]),
     (perf, "SIDE", perf.SIDE_CPU),
     (perf, "COPIED", perf.COPIED_CPU),

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import torch
 from selftest.tensor_cores import CORES, Core, multiply
 
-from envbuild.selftest.numerics import inputs, tolerances
-from envbuild.selftest.numerics.reference import product
+from envbuild.selftest.numerics import hashed_inputs, tolerances
+from envbuild.selftest.numerics.reference_products import product
 from envbuild.selftest.probes.gemm.gemm_precision import FP8_SIZE, _large_sums
 
 from .arithmetic import cut_to_tf32
@@ -90,8 +90,8 @@ def attention_ratio(generation: str, kind: str, length: int, depth: int, sums: C
     """A fused attention kernel's error over tolerances.attention_floor, both with the roundings that are part of it.
     `sums`: the core of the second product, where it is a wrong one."""
     dtype, core = DTYPES[kind], CORES[generation][kind]
-    q, k = (inputs.signed((length, depth), seed).to(dtype) for seed in (31, 32))
-    v = inputs.uniform((length, depth), seed=33).to(dtype)
+    q, k = (hashed_inputs.signed((length, depth), seed).to(dtype) for seed in (31, 32))
+    v = hashed_inputs.uniform((length, depth), seed=33).to(dtype)
     scale = 1 / math.sqrt(depth)
     exact = torch.softmax(q.double() @ k.double().t() * scale, dim=-1) @ v.double()
     scores = (multiply(q, k.t(), core) * scale).float()
@@ -105,7 +105,7 @@ def attention_ratio(generation: str, kind: str, length: int, depth: int, sums: C
 def _factors(kind: str, k: int, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """a (m, k) and b (k, n), uniform in [0, 1) as the probes have them, and their exact product in float64."""
     m, n = shape
-    a, b = inputs.uniform((m, k), 51).to(DTYPES[kind]), inputs.uniform((n, k), 52).to(DTYPES[kind]).t()
+    a, b = hashed_inputs.uniform((m, k), 51).to(DTYPES[kind]), hashed_inputs.uniform((n, k), 52).to(DTYPES[kind]).t()
     return a, b, a.double() @ b.double()
 
 

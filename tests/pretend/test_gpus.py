@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.facts import database
-from envbuild.selftest.harness import forking
+from envbuild.selftest.harness import forked_work
 from pretend.gpus import GPUS
 from pretend.runtime import install
 
@@ -20,11 +20,11 @@ HALVES, EVERY = (torch.float16, torch.bfloat16), (torch.float16, torch.bfloat16,
 def on(gpu: str, work: Callable[[], object]) -> object:
     """What `work` returns in a forked process that simulates this GPU; what it raises fails the test."""
 
-    def simulate(tell: forking.Tell) -> None:
+    def simulate(tell: forked_work.Tell) -> None:
         install(GPUS[gpu])
         tell("returned", work())
 
-    ending = forking.run_forked(simulate, 60)
+    ending = forked_work.run_forked(simulate, 60)
     assert ending.failure is None, ending.failure
     return ending.told["returned"]
 

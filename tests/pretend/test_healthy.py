@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envbuild.facts import probe_names
+from envbuild.facts import probe_catalogue_reader
 from pretend import expected, launch
 from pretend.runtime import OLD_AUTOCAST
 from pretend.sizes import SHORT
 
 Result = dict[str, dict[str, Any]]
-NAMES = list(probe_names.known_probes())
+NAMES = list(probe_catalogue_reader.known_probes())
 ASKED = ["burn", "memory", "fingerprint"]  # in addition to the level's; dist.nodes needs several machines
 ATTENTION = ["attention.math", "attention.efficient"]
 

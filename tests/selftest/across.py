@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed
 
-from envbuild.selftest.probes.catalogue import PROBES as REAL
+from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 
 PROBES = tuple(probe for probe in REAL if probe.name == "dist.nodes")
 

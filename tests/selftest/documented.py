@@ -18,7 +18,7 @@ from envbuild.selftest import probes
 from envbuild.selftest.harness.job_document import LEVELS
 from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.numerics.case_sampling import Operation
-from envbuild.selftest.numerics.known_faults import KNOWN_FAULTS, KnownFault
+from envbuild.selftest.numerics.torch_fault_exclusions import KNOWN_FAULTS, KnownFault
 
 PAGE = Path(__file__).parents[2] / "docs" / "cases.md"
 _MOST = 16  # values of a dimension that are listed
@@ -34,8 +34,8 @@ _LEFT_OUT = """
 ## What is left out
 
 torch is known to compute these results wrongly. The self-test does not compute them
-(`envbuild/selftest/numerics/known_faults.py`); `tests/selftest/numerics/test_known_faults.py` reproduces each in torch
-alone.
+(`envbuild/selftest/numerics/torch_fault_exclusions.py`);
+`tests/selftest/numerics/test_torch_fault_exclusions.py` reproduces each in torch alone.
 """
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from envbuild.selftest.__main__ import take
-from envbuild.selftest.harness import scheduler, supervisor
-from envbuild.selftest.harness.frames import FrameWriter
+from envbuild.selftest.harness import probe_scheduler, probe_supervisor
+from envbuild.selftest.harness.frame_protocol import FrameWriter
 from envbuild.selftest.harness.job_document import parse
 
 TORCH = str(Path(torch.__file__).parent)
@@ -52,17 +52,17 @@ def main(module: str, job: str, path: str) -> int:
     probes = importlib.import_module(module).PROBES
     out = take(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
     parsed = parse(json.loads(job), frozenset(probe.name for probe in probes))
-    terms = supervisor.Terms(dump=0.5, death=1.0, hidden=(out,))
+    terms = probe_supervisor.Terms(dump=0.5, death=1.0, hidden=(out,))
     writer = FrameWriter(out, parsed.nonce)
     try:
         if not os.environ.get("ENVBUILD_TEST_PROFILE"):
-            return 0 if scheduler.run(probes, parsed, writer, terms) else 5
+            return 0 if probe_scheduler.run(probes, parsed, writer, terms) else 5
         with Calls() as calls:
-            scheduler.run(probes, parsed, writer, terms)
+            probe_scheduler.run(probes, parsed, writer, terms)
         tasks = len(list(Path("/proc/self/task").iterdir()))
         print(json.dumps({"calls": calls.found, "threads": tasks}), file=sys.stderr)
         return 0
-    except scheduler.RunInterrupted as interruption:
+    except probe_scheduler.RunInterrupted as interruption:
         return 128 + interruption.number
 
 

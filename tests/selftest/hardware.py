@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.harness.forking import Tell
+from envbuild.selftest.harness.forked_work import Tell
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes.catalogue import PROBES as REAL
 from envbuild.selftest.probes.environment import env_arch, init_alloc
+from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 
 Operations = Callable[[Tell, str], None]
 

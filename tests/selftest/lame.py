@@ -12,13 +12,13 @@ import torch._dynamo  # which dist_staged.import_ahead would import in each seed
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from envbuild.selftest.distributed import collectives, rank_processes
+from envbuild.selftest.distributed import rank_processes, rank_program
 from envbuild.selftest.distributed.rank_processes import World
-from envbuild.selftest.harness import forking
+from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes.catalogue import PROBES as REAL
 from envbuild.selftest.probes.multi_gpu import dist_staged
+from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 
 from .driver import Calls
 
@@ -44,8 +44,8 @@ HERE = Here()
 def knowing_its_place(work: Call) -> Call:
     """rank_processes._work, whose process knows its place."""
 
-    def made(world: World, rank: int, *rest: Any) -> forking.Work:
-        def run(tell: forking.Tell) -> None:
+    def made(world: World, rank: int, *rest: Any) -> forked_work.Work:
+        def run(tell: forked_work.Tell) -> None:
             HERE.member, HERE.rank, HERE.members = world.members[rank], rank, world.members
             work(world, rank, *rest)(tell)
 
@@ -255,12 +255,12 @@ PROBES = (
     seed("each-dies-alone", REAL_DIST, INIT, segv, lambda here: True),
     seed("killed", REAL_DIST, "broadcast", killed, lambda here: here.member == 1 and here.size > 1),
     seed("hangs", REAL_DIST, "all_reduce", hangs, lambda here: here.size == 3 and here.rank == 2, CAP=5.0),
-    seed("all-hang", collectives.Rank, "_all_gather", hangs, lambda here: here.size == 3, CAP=5.0),
+    seed("all-hang", rank_program.Rank, "_all_gather", hangs, lambda here: here.size == 3, CAP=5.0),
     seed("wrong-sum", REAL_DIST, "all_reduce", wrong_sum, lambda here: here.members == (0, 2) and here.rank == 1),
     seed("stale", REAL_DIST, "all_gather", stale, lambda here: here.size == 3 and here.rank == 1),
     seed("raises", REAL_DIST, "all_gather", raises, lambda here: here.size == 3 and here.rank == 0),
     seed("leaves", REAL_DIST, "broadcast", leaves, lambda here: here.size == 3 and here.rank == 1),
-    seed("gradients", collectives, "DistributedDataParallel", unequal_gradients, lambda here: here.member == 2),
+    seed("gradients", rank_program, "DistributedDataParallel", unequal_gradients, lambda here: here.member == 2),
     seed("narrow", REAL_DIST, "all_reduce", narrow, together, PROCESSES=2),
     seed("from-zero", REAL_DIST, "all_reduce", from_zero, together, PROCESSES=2),
     seed("long-by-float", REAL_DIST, "all_reduce", long_by_float, together, PROCESSES=2),

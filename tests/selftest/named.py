@@ -73,7 +73,7 @@ RECORDED: dict[str, dict[str, Any]] = {
     },
 }
 
-# Named by the audit (tests/unit/audit/test_assessment.py); env.libs names the library that is out of place.
+# Named by the audit (tests/unit/audit/test_environment_audit.py); env.libs names the library that is out of place.
 CUBLASLT_SHADOW, NVJITLINK_SHADOW = "cublaslt-shadow-runpath", "nvjitlink-shadow"
 
 SHOWN: frozenset[str] = frozenset(

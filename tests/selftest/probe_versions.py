@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from envbuild.facts import probe_names
-from envbuild.facts.probe_names import HARNESS
+from envbuild.facts import probe_catalogue_reader
+from envbuild.facts.probe_catalogue_reader import HARNESS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "envbuild.selftest"
@@ -31,7 +31,7 @@ def code(root: Path = ROOT) -> dict[str, str]:
     """By probe, and for the harness, the sha256 of its code."""
     modules = _modules(root)
     found = {HARNESS: [name for name in modules if name.startswith(SHARED)]}
-    for name, probe in probe_names.known_probes().items():
+    for name, probe in probe_catalogue_reader.known_probes().items():
         (entry,) = (module for module in modules if module.endswith(f".{probe.function[0]}"))
         found[name] = sorted(_reached(entry, modules))
     return {name: _digest(parts, modules) for name, parts in found.items()}

@@ -4,8 +4,8 @@ import dataclasses
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.project_test_spec import ProjectTestSpec, ScriptSpec
-from envbuild.selftest.probes.catalogue import PROBES as REAL
+from envbuild.selftest.harness.project_test_spec_reader import ProjectTestSpec, ScriptSpec
+from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 
 RIGHT = {
     "right": """

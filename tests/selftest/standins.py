@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes.catalogue import PROBES as REAL
 from envbuild.selftest.probes.normalization import norm_apex
+from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 from envbuild.selftest.probes.training import optim_apex
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32

@@ -14,8 +14,8 @@ import torch
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import reference
-from envbuild.selftest.probes.catalogue import PROBES as CATALOGUE
+from envbuild.selftest.numerics import element_comparison, tensor_digests
+from envbuild.selftest.probes.probe_catalogue import PROBES as CATALOGUE
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -217,7 +217,7 @@ def test_how_far_a_result_moves() -> None:
 def test_a_broken_comparison_lowers_the_detected_share() -> None:
     """The same injections, judged by the self-test's comparison and by one that leaves out every second element."""
     shares = []
-    for compare in (reference.compare, worker.every_second):
+    for compare in (element_comparison.compare, worker.every_second):
         with Runner(JOB, compare) as runner:
             campaign = worker.Campaign(runner, "fft")
             shares.append(statistics.detected(map(campaign.inject, range(150))))
@@ -234,7 +234,7 @@ def test_what_a_fault_leaves_behind_is_noticed(runner: Runner) -> None:
     def grows(context: Context) -> None:
         with context.step("work"):
             x.mul_(1 if len(kept) < 3 else 2)
-        kept.append(reference.raw_digest(x))
+        kept.append(tensor_digests.raw_digest(x))
 
     kept: list[str] = []
     campaign = SimpleNamespace(runner=runner, probe="one", units=[])

@@ -16,9 +16,9 @@ from torch import nn
 
 from envbuild.report import fingerprint_comparison
 from envbuild.selftest.model import fingerprint, first, write
-from envbuild.selftest.numerics import inputs
-from envbuild.selftest.numerics.reference import one_thread
-from envbuild.testrun import numeric_fingerprint
+from envbuild.selftest.numerics import hashed_inputs
+from envbuild.selftest.numerics.reference_products import one_thread
+from envbuild.testrun import fingerprint_reader
 from envbuild.util.errors import UsageError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(1)
     build, shape = MODELS[name]
-    return build().to(dtype), inputs.signed(shape, 9).to(dtype)
+    return build().to(dtype), hashed_inputs.signed(shape, 9).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,7 +133,7 @@ def wrong(fault: str, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(128, 96), nn.GELU(), nn.Sequential(nn.Tanh(), Wrong(96, 64)), nn.Linear(64, 8))
     model[2][1].fault = fault
-    return model.to(dtype), inputs.uniform((8, 128), 3).to(dtype)
+    return model.to(dtype), hashed_inputs.uniform((8, 128), 3).to(dtype)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_module_that_has_no_float64_is_noted_and_not_judged() -> None:
     linear, only, whole = document["ops"]
     assert (linear["note"], only["note"]) == (None, "no reference: ValueError: float32 only")
     assert only["free"]["against"] is None and whole["free"]["against"] is None
-    numeric_fingerprint.Fingerprint.model_validate(document)
+    fingerprint_reader.Fingerprint.model_validate(document)
 
 
 @pytest.mark.parametrize("reference", [True, False])
@@ -233,7 +233,7 @@ def test_any_arguments_and_outputs_will_do(reference: bool) -> None:
     assert [op["note"] for op in document["ops"]] == [None] * 3
     found = first(document["ops"])
     assert (found is None) if reference else (found is not None and found["op"] == "(model):masked:0")
-    numeric_fingerprint.Fingerprint.model_validate(json.loads(json.dumps(document, allow_nan=False)))
+    fingerprint_reader.Fingerprint.model_validate(json.loads(json.dumps(document, allow_nan=False)))
 
 
 def test_what_the_model_raises_comes_through_and_hooks_go() -> None:
@@ -251,7 +251,7 @@ def compared(a: Any, b: Any, folder: Path) -> fingerprint_comparison.Comparison:
     for name, document in (("a", a), ("b", b)):
         write(document, folder / f"{name}.json")
     return fingerprint_comparison.compare_fingerprints(
-        numeric_fingerprint.read(folder / "a.json"), numeric_fingerprint.read(folder / "b.json")
+        fingerprint_reader.read(folder / "a.json"), fingerprint_reader.read(folder / "b.json")
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.facts import probe_names
+from envbuild.facts import probe_catalogue_reader
 from selftest import probe_versions
 from selftest.probe_versions import CODE, ROOT, code
 
@@ -34,9 +34,13 @@ def differing(tree: Path) -> set[str]:
 
 def test_every_probe_has_the_code_of_its_version() -> None:
     recorded = json.loads(CODE.read_text(encoding="utf-8"))
-    found = probe_versions.changed(probe_names.versions(), recorded)
+    found = probe_versions.changed(probe_catalogue_reader.versions(), recorded)
     assert not found, f"changed, with their version as before: {', '.join(found)}; run `make probe-versions`"
-    assert set(recorded) == set(probe_names.versions()) == {*probe_names.known_probes(), probe_names.HARNESS}
+    assert (
+        set(recorded)
+        == set(probe_catalogue_reader.versions())
+        == {*probe_catalogue_reader.known_probes(), probe_catalogue_reader.HARNESS}
+    )
 
 
 def test_a_changed_number_is_a_change_of_the_probes_that_use_it(tree: Path) -> None:
@@ -44,14 +48,14 @@ def test_a_changed_number_is_a_change_of_the_probes_that_use_it(tree: Path) -> N
     assert differing(tree) == {"transfer"}
     edit(tree, "harness/probe_verdict.py", "status is None", "status is not None")
     assert differing(tree) == {"transfer", "harness"}
-    edit(tree, "numerics/reference.py", "0.999", "0.9")
+    edit(tree, "numerics/element_comparison.py", "0.999", "0.9")
     assert {"gemm.crash", "operations", "conv"} < differing(tree)
     assert "env.driver" not in differing(tree)
 
 
 def test_comments_and_docstrings_are_no_change(tree: Path) -> None:
     edit(tree, "probes/hardware/transfer.py", '"""', '"""Another sentence. ')
-    edit(tree, "numerics/reference.py", "from __future__", "# a comment\n\nfrom __future__")
+    edit(tree, "numerics/element_comparison.py", "from __future__", "# a comment\n\nfrom __future__")
     assert differing(tree) == set()
 
 

@@ -14,7 +14,7 @@ from selftest.reading import ROOT, Frame, environment, job, outcomes, read
 
 pytest.importorskip("torch")
 
-from envbuild.selftest.probes.catalogue import PROBES
+from envbuild.selftest.probes.probe_catalogue import PROBES
 
 CATALOGUE = [probe.name for probe in PROBES]
 QUICK = [probe.name for probe in PROBES if probe.level == "quick" and probe.needs != "script"]

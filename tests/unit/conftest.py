@@ -16,7 +16,7 @@ import pytest
 _FOREIGN = ("PIP_", "UV_", "DOCKER_", "XDG_", "ENVBUILD_", "SSL_")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC")
 _NUMBERS = itertools.count()
-_FIXED = ("envbuild.facts.database", "envbuild.facts.fact_files", "envbuild.testrun.job")
+_FIXED = ("envbuild.facts.database", "envbuild.facts.fact_file_reader", "envbuild.testrun.selftest_job")
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.registry import oci
+from envbuild.registry import oci_types
 from unit.served import served
 
 
@@ -46,14 +46,14 @@ class Registry:
 
     def put(self, media_type: str, document: Mapping[str, Any], *targets: str) -> str:
         raw = json.dumps(document).encode()
-        digest = oci.digest_of(raw)
+        digest = oci_types.digest_of(raw)
         for target in (digest, *targets):
             self.manifests[target] = (media_type, raw)
         return digest
 
     def add_blob(self, raw: bytes) -> str:
-        self.blobs[oci.digest_of(raw)] = raw
-        return oci.digest_of(raw)
+        self.blobs[oci_types.digest_of(raw)] = raw
+        return oci_types.digest_of(raw)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _manifest(self, target: str, query: str, raw: bytes) -> None:
         registry = self.registry
         if self.command == "PUT":
-            digest = oci.digest_of(raw)
+            digest = oci_types.digest_of(raw)
             for name in (digest, target):
                 registry.manifests[name] = (self.headers["Content-Type"], raw)
             subject = json.loads(raw).get("subject")
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         if target not in registry.manifests:
             return self._missing(target, query, raw)
         media_type, content = registry.manifests[target]
-        headers = {"Content-Type": media_type, "Docker-Content-Digest": oci.digest_of(content)}
+        headers = {"Content-Type": media_type, "Docker-Content-Digest": oci_types.digest_of(content)}
         return self._answer(200, headers, content)
 
     def _blob(self, target: str, query: str, raw: bytes) -> None:
@@ -136,9 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
             document = json.loads(content)
             if digest.startswith("sha256:") and document.get("subject", {}).get("digest") == target:
                 listed = {"artifactType": document["artifactType"], "annotations": document["annotations"]}
-                found.append({**oci.descriptor(media_type, content), **listed})
-        body = json.dumps({"schemaVersion": 2, "mediaType": oci.INDEX, "manifests": found}).encode()
-        return self._answer(200, {"Content-Type": oci.INDEX}, body)
+                found.append({**oci_types.descriptor(media_type, content), **listed})
+        body = json.dumps({"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": found}).encode()
+        return self._answer(200, {"Content-Type": oci_types.INDEX}, body)
 
     def _missing(self, target: str, query: str, raw: bytes) -> None:
         self._answer(404, {}, b"{}")

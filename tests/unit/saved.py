@@ -8,8 +8,8 @@ import tarfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from envbuild.image.engine import Image
-from envbuild.registry import oci
+from envbuild.image.docker_engine import Image
+from envbuild.registry import oci_types
 from unit.site import config_of
 
 
@@ -43,13 +43,13 @@ class Engine:
 
     def __init__(self, *layers: bytes) -> None:
         self.layers = layers
-        self.config = config_of([oci.digest_of(one) for one in layers], {})
+        self.config = config_of([oci_types.digest_of(one) for one in layers], {})
         self.removed: list[str] = []
 
     @property
     def image(self) -> Image:
-        ids = tuple(oci.digest_of(one) for one in self.layers)
-        return Image(oci.digest_of(self.config), "handle", ids, {}, {"PATH": "/bin"}, 1)
+        ids = tuple(oci_types.digest_of(one) for one in self.layers)
+        return Image(oci_types.digest_of(self.config), "handle", ids, {}, {"PATH": "/bin"}, 1)
 
     def saved(self, image: Image) -> tarfile.TarFile:
         names = [f"{index}/layer.tar" for index, _ in enumerate(self.layers)]

@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest import signing
+from envbuild.attest import keys_and_signatures
 from envbuild.evidence import evidence_store, profile_proofs
-from envbuild.fetch import store
+from envbuild.fetch import sha256_file_store
 from envbuild.image import build_records
-from envbuild.image.engine import Image
+from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import publish
-from envbuild.pipeline.session import Session
-from envbuild.profile.source import Source
-from envbuild.registry import oci
-from envbuild.registry.client import Repository
-from envbuild.registry.oci import Reference
+from envbuild.pipeline import push_and_bundle
+from envbuild.pipeline.pipeline_steps import Session
+from envbuild.profile.profile_source import Source
+from envbuild.registry import oci_types
+from envbuild.registry.oci_types import Reference
+from envbuild.registry.registry_client import Repository
 from unit.evidence.runs import passed_run
 from unit.registries import Registry, serving
 from unit.support import PROFILE, Said, envbuild, lock_for, plan_of, sha, source_of, write_wheel
@@ -78,8 +78,8 @@ class Engine:
     def push(self, repository: str, tag: str, on_line: Callable[[str], None]) -> None:
         config = self.registry.add_blob(self.instead or self.config)
         layers = [{"mediaType": LAYER_TYPE, "digest": LAYER}]
-        document = {"mediaType": oci.MANIFEST, "config": {"digest": config}, "layers": layers}
-        self.registry.put(oci.MANIFEST, document, tag)
+        document = {"mediaType": oci_types.MANIFEST, "config": {"digest": config}, "layers": layers}
+        self.registry.put(oci_types.MANIFEST, document, tag)
 
 
 LAYER = f"sha256:{sha('layer')}"
@@ -121,20 +121,20 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
     wheels = []
     for item in lock_for(plan).wheels:  # real ones, so that what they fill can be read
         file = write_wheel(project / "wheels", item.wheel.name, item.wheel.version)
-        real = dataclasses.replace(item.wheel, file=file.name, sha256=store.file_digest(file))
-        store.wheel_store().put(file, real.sha256, real.file)
+        real = dataclasses.replace(item.wheel, file=file.name, sha256=sha256_file_store.file_digest(file))
+        sha256_file_store.wheel_store().put(file, real.sha256, real.file)
         wheels.append(dataclasses.replace(item, wheel=real))
     made = dataclasses.replace(lock_for(plan), wheels=tuple(wheels))
     lock_file.write(made, source.lock_file, "sample")
     config = config_of([LAYER], {LOCK_LABEL: made.id})
-    image = Image(oci.digest_of(config), "handle", (LAYER,), {}, {}, 1)
+    image = Image(oci_types.digest_of(config), "handle", (LAYER,), {}, {}, 1)
     record = build_records.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
     monkeypatch.setattr(build_records, "all_records", lambda image_id=None: iter([record]))
     with serving(Registry()) as registry:
         engine = Engine(registry, image, config)
-        monkeypatch.setattr(publish, "existing", lambda session, reference: (source, made, image))
+        monkeypatch.setattr(push_and_bundle, "existing", lambda session, reference: (source, made, image))
         monkeypatch.setattr(Session, "connected", lambda self: engine)
-        monkeypatch.setattr(publish, "Engine", lambda: engine)
+        monkeypatch.setattr(push_and_bundle, "Engine", lambda: engine)
         found = Site(registry, engine, source, made)
         found.prove(day=day)
         yield found
@@ -149,10 +149,10 @@ def pushed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield found
 
 
-def new_key(monkeypatch: pytest.MonkeyPatch) -> signing.PublicKey:
+def new_key(monkeypatch: pytest.MonkeyPatch) -> keys_and_signatures.PublicKey:
     """A key pair; from now on it signs."""
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
-    monkeypatch.setenv("ENVBUILD_SIGNING_KEY", signing.generate(SECRET)[0].decode())
-    signer = signing.configured_signer()
+    monkeypatch.setenv("ENVBUILD_SIGNING_KEY", keys_and_signatures.generate(SECRET)[0].decode())
+    signer = keys_and_signatures.configured_signer()
     assert signer is not None
     return signer.public

@@ -25,19 +25,19 @@ from packaging.requirements import Requirement
 
 from envbuild.cli import entry
 from envbuild.fetch import index_config
-from envbuild.fetch.apt import Deb
+from envbuild.fetch.apt_packages import Deb
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive, ArchiveRequest
-from envbuild.fetch.locked_artifacts import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
-from envbuild.image.engine import Image
+from envbuild.fetch.locked_artifact_types import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
+from envbuild.image.docker_engine import Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock, inputs
 from envbuild.profile.extension_spec import Extension
-from envbuild.profile.source import Source
-from envbuild.resolve import profile_reader, resolver
+from envbuild.profile.profile_source import Source
+from envbuild.resolve import plan_resolver, profile_reader
 from envbuild.resolve.extension_toolchain import ExtensionToolchain
-from envbuild.resolve.resolver import Plan
-from envbuild.util import settings
-from envbuild.util.process import Completed
+from envbuild.resolve.plan_resolver import Plan
+from envbuild.util import settings, user_folders
+from envbuild.util.host_processes import Completed
 from unit.served import served
 
 MADE = "20261121T000000Z"
@@ -77,7 +77,7 @@ def source_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> So
 
 
 def plan_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Plan:
-    return resolver.resolve(source_of(folder, data, name))
+    return plan_resolver.resolve(source_of(folder, data, name))
 
 
 def deb(name: str, version: str = "1.0-1", size: int = 1000) -> Deb:
@@ -392,7 +392,7 @@ def envbuild(*arguments: str) -> Said:
 
 def configure(text: str) -> None:
     """Write the site's settings."""
-    file = settings.config_file()
+    file = user_folders.config_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     settings.settings_document.cache_clear()

@@ -16,11 +16,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # What looks at tracebacks and paths of its own, starts Python, pipes through a shell, and reads its own checkout.
 SLICE = (
-    "tests/selftest/harness/test_project_test_spec.py::test_a_scripts_stacks_have_its_own_frames_alone_under_its_own_name",
-    "tests/selftest/harness/test_tracebacks.py",
+    "tests/selftest/harness/test_project_test_spec_reader.py::test_a_scripts_stacks_have_its_own_frames_alone_under_its_own_name",
+    "tests/selftest/harness/test_script_tracebacks.py",
     "tests/unit/cli/test_entry.py::test_a_reader_that_goes_away_is_no_fault",
-    "tests/unit/explain/test_log_file.py::test_several_files_are_one_run",
-    "tests/unit/facts/test_probe_names.py",
+    "tests/unit/explain/test_log_file_reader.py::test_several_files_are_one_run",
+    "tests/unit/facts/test_probe_catalogue_reader.py",
     "tests/unit/runners/test_host_runner.py::test_an_interpreter_is_found_by_path_or_in_its_environment",
 )
 

@@ -15,15 +15,21 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.attest import image_bundle, signing, statements, trust, verify
+from envbuild.attest import (
+    image_bundle_file,
+    image_verifier,
+    in_toto_statements,
+    keys_and_signatures,
+    trusted_statements,
+)
 from envbuild.attest.policy import Policy
-from envbuild.evidence import evidence_store, rules, run_record_schema
-from envbuild.image import build_records, dockerfile
+from envbuild.evidence import evidence_store, proof_rules, run_record_schema
+from envbuild.image import build_records, dockerfile_renderer
 from envbuild.lock import lock_file
-from envbuild.registry.oci import Reference
+from envbuild.registry.oci_types import Reference
 from envbuild.runners.kubernetes import kubernetes_settings
 from envbuild.runners.slurm import slurm_settings
-from envbuild.util import settings
+from envbuild.util import settings, user_folders
 from envbuild.util.errors import LockError, SettingsError
 from unit.site import new_key
 
@@ -39,19 +45,19 @@ def state(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The state folder of then, read with the self-test of then."""
     folder = Path(os.environ["XDG_STATE_HOME"])
     shutil.copytree(RELEASED / "state", folder, dirs_exist_ok=True)
-    monkeypatch.setattr(rules, "selftest_id", lambda: SELFTEST)
+    monkeypatch.setattr(proof_rules, "selftest_id", lambda: SELFTEST)
     return folder / "envbuild"
 
 
-def key() -> signing.PublicKey:
-    found = signing.trusted(RELEASED / "team.pub")
+def key() -> keys_and_signatures.PublicKey:
+    found = keys_and_signatures.trusted(RELEASED / "team.pub")
     assert found
     return found
 
 
-def wanted() -> rules.RequiredProof:
+def wanted() -> proof_rules.RequiredProof:
     ((_, record),) = evidence_store.stored(IMAGE)
-    return rules.as_recorded(record)
+    return proof_rules.as_recorded(record)
 
 
 # read, and judged as then
@@ -77,7 +83,7 @@ def test_its_dockerfile_installs_what_it_did() -> None:
         return sorted(word for word in text.replace('"', " ").split() if word.startswith("--hash="))
 
     before = (RELEASED / "released.Dockerfile").read_text(encoding="utf-8")
-    assert hashes(dockerfile.render(found, "released")) == hashes(before) != []
+    assert hashes(dockerfile_renderer.render(found, "released")) == hashes(before) != []
 
 
 def test_evidence_proves_what_it_proved(state: Path) -> None:
@@ -89,7 +95,7 @@ def test_evidence_proves_what_it_proved(state: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"lock": f"sha256:{'0' * 64}"}, {"level": "full"}, {"require": ("train.step",)}])
 def test_evidence_does_not_prove_what_it_did_not(state: Path, changes: dict[str, Any]) -> None:
-    asked = rules.RequiredProof(**{**vars(wanted()), **changes})
+    asked = proof_rules.RequiredProof(**{**vars(wanted()), **changes})
     assert evidence_store.newest_proofs(IMAGE, asked)[0].state == "stale"
 
 
@@ -100,36 +106,36 @@ def test_a_build_record_is_read(state: Path) -> None:
 
 def test_a_signed_statement_is_believed(state: Path) -> None:
     (file,) = (state / "evidence").glob("*/*.dsse.json")
-    verdict = verify.verify_statement([verify.read_file(file)], Policy((key(),)), NOW)
+    verdict = image_verifier.verify_statement([image_verifier.read_file(file)], Policy((key(),)), NOW)
     assert (verdict.reasons, verdict.gpus, verdict.digest) == ([], ["cpu"], IMAGE)
 
 
 def test_a_signed_statement_of_another_key_is_not(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file,) = (state / "evidence").glob("*/*.dsse.json")
     other = Policy((new_key(monkeypatch),))
-    assert [reason.id for reason in verify.verify_statement([verify.read_file(file)], other, NOW).reasons] == [
-        "signature"
-    ]
+    assert [
+        reason.id for reason in image_verifier.verify_statement([image_verifier.read_file(file)], other, NOW).reasons
+    ] == ["signature"]
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> image_bundle.Bundle:
+def bundle(tmp_path: Path) -> image_bundle_file.Bundle:
     file = tmp_path / "released.tar"
     file.write_bytes(gzip.decompress((RELEASED / "bundle.tar.gz").read_bytes()))
-    return image_bundle.Bundle(file)
+    return image_bundle_file.Bundle(file)
 
 
-def test_a_bundle_is_read_and_its_evidence_believed(state: Path, bundle: image_bundle.Bundle) -> None:
-    assert bundle.file(image_bundle.PROFILE) == b"released"
-    assert bundle.file(image_bundle.LOCK) == (RELEASED / "profiles" / "released.lock.yaml").read_bytes()
-    verdict = verify.verify_at(bundle, Reference("bundle", "released", "released"), Policy((key(),)), (), NOW)
+def test_a_bundle_is_read_and_its_evidence_believed(state: Path, bundle: image_bundle_file.Bundle) -> None:
+    assert bundle.file(image_bundle_file.PROFILE) == b"released"
+    assert bundle.file(image_bundle_file.LOCK) == (RELEASED / "profiles" / "released.lock.yaml").read_bytes()
+    verdict = image_verifier.verify_at(bundle, Reference("bundle", "released", "released"), Policy((key(),)), (), NOW)
     assert (verdict.reasons, verdict.gpus, verdict.image and verdict.image.id) == ([], ["cpu"], IMAGE)
     assert verdict.build and verdict.build.lock.id == LOCK
 
 
 def test_the_settings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.config_file().parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(RELEASED / "config.yaml", settings.config_file())
+    user_folders.config_file().parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(RELEASED / "config.yaml", user_folders.config_file())
     assert settings.setting("debian_mirror") == "https://mirror.example/debian"
     on_slurm = slurm_settings.parse(settings.section("slurm"), {}, lambda name: True)
     on_kubernetes = kubernetes_settings.parse(settings.section("kubernetes"), {}, lambda name: True)
@@ -194,17 +200,17 @@ def test_what_is_no_later_format_is_just_malformed(state: Path, version: Any) ->
 
 def signed(predicate_type: str, statement: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Policy]:
     public = new_key(monkeypatch)
-    signer = signing.configured_signer()
+    signer = keys_and_signatures.configured_signer()
     assert signer
-    return signing.seal(statements.canonical(statement), signer), Policy((public,))
+    return keys_and_signatures.seal(in_toto_statements.canonical(statement), signer), Policy((public,))
 
 
 def test_a_later_signed_statement_is_refused_by_name(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2}
-    made = statements.test_result(record, json.dumps(record).encode(), statements.Subject("x", IMAGE))
+    made = in_toto_statements.test_result(record, json.dumps(record).encode(), in_toto_statements.Subject("x", IMAGE))
     envelope, policy = signed(evidence_store.TEST_RESULT, made, monkeypatch)
-    (reason,) = verify.verify_statement([envelope], policy, NOW).reasons
+    (reason,) = image_verifier.verify_statement([envelope], policy, NOW).reasons
     assert reason.id == "newer" and reason.detail.endswith("use a newer envbuild")
 
 
@@ -213,31 +219,35 @@ def test_a_later_build_statement_is_refused_by_name(monkeypatch: pytest.MonkeyPa
     made = {
         "_type": evidence_store.STATEMENT,
         "subject": [{"name": "x", "digest": {"sha256": IMAGE[7:]}}],
-        "predicateType": statements.PROVENANCE,
+        "predicateType": in_toto_statements.PROVENANCE,
         "predicate": {"buildDefinition": definition},
     }
-    envelope, policy = signed(statements.PROVENANCE, made, monkeypatch)
-    believed = trust.believe([envelope], policy.keys, IMAGE)
+    envelope, policy = signed(in_toto_statements.PROVENANCE, made, monkeypatch)
+    believed = trusted_statements.believe([envelope], policy.keys, IMAGE)
     assert [reason.id for reason in believed.refused] == ["newer"]
 
 
 def test_a_later_word_of_a_trusted_key_is_not_outweighed(
-    state: Path, bundle: image_bundle.Bundle, monkeypatch: pytest.MonkeyPatch
+    state: Path, bundle: image_bundle_file.Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bundle alone is verified; with a later statement about its image beside it, it is not."""
     record = {**evidence_store.stored(IMAGE)[0][1], "version": 2}
-    made = statements.test_result(record, json.dumps(record).encode(), statements.Subject("x", IMAGE))
+    made = in_toto_statements.test_result(record, json.dumps(record).encode(), in_toto_statements.Subject("x", IMAGE))
     envelope, policy = signed(evidence_store.TEST_RESULT, made, monkeypatch)
     both = Policy((key(), *policy.keys))
     place = Reference("bundle", "released", "released")
-    assert verify.verify_at(bundle, place, both, (), NOW).verified
-    assert [reason.id for reason in verify.verify_at(bundle, place, both, (envelope,), NOW).reasons] == ["newer"]
-    assert verify.verify_at(bundle, place, Policy((key(),)), (envelope,), NOW).verified, "of a key that nobody trusts"
+    assert image_verifier.verify_at(bundle, place, both, (), NOW).verified
+    assert [reason.id for reason in image_verifier.verify_at(bundle, place, both, (envelope,), NOW).reasons] == [
+        "newer"
+    ]
+    assert image_verifier.verify_at(bundle, place, Policy((key(),)), (envelope,), NOW).verified, (
+        "of a key that nobody trusts"
+    )
 
 
 def test_a_setting_that_is_not_known_is_refused() -> None:
-    settings.config_file().parent.mkdir(parents=True, exist_ok=True)
-    settings.config_file().write_text("of_a_later_release: x\n", encoding="utf-8")
+    user_folders.config_file().parent.mkdir(parents=True, exist_ok=True)
+    user_folders.config_file().write_text("of_a_later_release: x\n", encoding="utf-8")
     with pytest.raises(SettingsError) as caught:
         settings.setting("debian_mirror")
     assert "of_a_later_release" in " ".join(map(str, caught.value.faults)) and caught.value.hint

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import envbuild as package
-from envbuild.facts import probe_names
+from envbuild.facts import probe_catalogue_reader
 
 ROOT = Path(package.__file__).parent
 TESTS = Path(__file__).parents[1]
@@ -46,17 +46,17 @@ READERS = {
     f"envbuild.selftest.{name}"
     for name in (
         "harness.probe_outcome",
-        "inventory.architectures",
-        "inventory.compiled_file",
-        "inventory.elf",
-        "inventory.fatbin",
+        "inventory.gpu_architectures",
+        "inventory.compiled_file_reader",
+        "inventory.elf_reader",
+        "inventory.fatbin_reader",
         "inventory.startup_files",
     )
 }
 MOST_MODULES = 20  # of a package, at one level
 SAME_NAME = {"__main__", "model"}  # base names that mean the same in several packages
 # Public functions of one name in several modules do the same job there, of what the module's name says:
-# `lock_file.read`, `junit.render`. Classes have no such list, and no other function has its name twice.
+# `lock_file.read`, `junit_writer.render`. Classes have no such list, and no other function has its name twice.
 SHARED_FUNCTIONS = {
     "case": "the case at a sampled point, of each module of cases",
     "cases": "every case that is not sampled, of each module of cases",
@@ -174,7 +174,7 @@ def test_names_of_public_classes_are_unique() -> None:
 
 
 def test_a_probes_function_has_the_probes_name() -> None:
-    named = {probe.name: probe.function[1] for probe in probe_names.known_probes().values()}
+    named = {probe.name: probe.function[1] for probe in probe_catalogue_reader.known_probes().values()}
     assert named == {name: name.replace(".", "_") for name in named}
 
 
@@ -218,7 +218,7 @@ def test_only_one_module_starts_processes(name: str) -> None:
     starters = {"os.system", "os.popen", "os.fork", "pty.spawn", "os.posix_spawn"}
     found = {c for c in calls(name) if c in starters or c.startswith(("os.exec", "os.spawn"))}
     assert found == set()
-    assert name == "envbuild.util.process" or not imports(name) & {"subprocess", "multiprocessing", "pty"}
+    assert name == "envbuild.util.host_processes" or not imports(name) & {"subprocess", "multiprocessing", "pty"}
 
 
 @pytest.mark.parametrize("name", REST)

@@ -40,7 +40,7 @@ def test_what_has_a_signature_is_shown() -> None:
 
 def needing_cuda() -> set[str]:
     """Of the self-test's catalogue, which must not be imported here."""
-    tree = ast.parse((ROOT / "envbuild" / "selftest" / "probes" / "catalogue.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "envbuild" / "selftest" / "probes" / "probe_catalogue.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Probe"]
     told = [[ast.literal_eval(part) for part in call.args[:3]] for call in calls]
     assert len(told) > 20

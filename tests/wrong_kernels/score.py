@@ -22,11 +22,20 @@ from typing import Any
 
 import torch._dynamo as _imported_once  # noqa: F401  a dispatch mode asks for it in each process, which takes 2 s
 
-from envbuild.selftest.harness import scheduler
+from envbuild.selftest.harness import probe_scheduler
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe import Probe
-from envbuild.selftest.numerics import case_sampling, float64_operations, inputs, operation_case, reference, tolerances
-from envbuild.selftest.probes.catalogue import PROBES
+from envbuild.selftest.numerics import (
+    case_sampling,
+    element_comparison,
+    float64_operations,
+    hashed_inputs,
+    operation_case,
+    reference_products,
+    tensor_digests,
+    tolerances,
+)
+from envbuild.selftest.probes.probe_catalogue import PROBES
 
 from . import WrongKernel, installed, right
 
@@ -89,7 +98,7 @@ def _first_failure(kernel: WrongKernel | None, level: str, seed: int) -> Mapping
 
     job = JobDocument("0" * 32, level=level, seed=seed, threads=2 if kernel and asks_for_threads(kernel) else 1)
     with contextlib.suppress(_Found), installed(kernel) if kernel else contextlib.nullcontext(), right_references():
-        scheduler.run(ordered(kernel.operation if kernel else ""), job, emit)
+        probe_scheduler.run(ordered(kernel.operation if kernel else ""), job, emit)
     return found
 
 
@@ -98,7 +107,15 @@ def right_references() -> Iterator[None]:
     """What makes inputs, references and comparisons is never wrong: those would hide a fault, or find what no case
     does. It is also most of what a probe calls, and each call of torch is slow where a fault is installed."""
     modules = [module for name, module in sys.modules.items() if name.startswith("envbuild.selftest.")]
-    sources = {module.__name__ for module in (tolerances, float64_operations, inputs, reference)}
+    never_wrong = (
+        tolerances,
+        float64_operations,
+        hashed_inputs,
+        reference_products,
+        element_comparison,
+        tensor_digests,
+    )
+    sources = {module.__name__ for module in kept}
     places: list[tuple[Any, str]] = [(operation_case.Case, "expected"), (case_sampling, "cases")]
     for module in modules:
         places += [

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.selftest.numerics import inputs, operation_case
+from envbuild.selftest.numerics import hashed_inputs, operation_case
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 
 from . import KERNELS, check, example, installed
@@ -61,7 +61,7 @@ def test_nothing_stays_installed() -> None:
 
 
 def test_references_stay_right_and_what_is_tested_does_not() -> None:
-    factors = inputs.whole((65, 4), 1, 3), inputs.whole((4, 2), 2, 3)
+    factors = hashed_inputs.whole((65, 4), 1, 3), hashed_inputs.whole((4, 2), 2, 3)
     case = Case(
         "product",
         torch.float32,

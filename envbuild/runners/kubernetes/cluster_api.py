@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from envbuild.runners.kubernetes import kubeconfig
-from envbuild.runners.kubernetes.manifest import Object
+from envbuild.runners.kubernetes.job_manifest import Object
 from envbuild.util.errors import printable
-from envbuild.util.process import ProcessMissing
+from envbuild.util.host_processes import ProcessMissing
 
 _SECONDS = (5.0, 30.0)  # for a connection, and for an answer
 _MAX = 16 << 20  # bytes of an answer that is no log

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from envbuild.util.errors import EnvbuildError, SettingsError, SystemFault, printable
-from envbuild.util.process import ProcessMissing
+from envbuild.util.host_processes import ProcessMissing
 
 _INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SHOWN = "kubectl config view --minify shows it; KUBECONFIG, or ~/.kube/config, is what is read"

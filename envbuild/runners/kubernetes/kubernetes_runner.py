@@ -6,17 +6,17 @@ from __future__ import annotations
 import re
 import secrets
 
-from envbuild.image.engine import Image
-from envbuild.runners import resume_tickets
-from envbuild.runners.base import RunnerError, Watch
-from envbuild.runners.kubernetes import manifest, pod_states
+from envbuild.image.docker_engine import Image
+from envbuild.runners import job_resume_tickets
+from envbuild.runners.job_resume_tickets import Ticket
+from envbuild.runners.kubernetes import job_manifest, pod_states
 from envbuild.runners.kubernetes.cluster_api import ApiRefused, Cluster, Silent, uid
+from envbuild.runners.kubernetes.job_manifest import Object
 from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
-from envbuild.runners.kubernetes.manifest import Object
 from envbuild.runners.kubernetes.pod_watch import Attempt
-from envbuild.runners.resume_tickets import Ticket
-from envbuild.testrun.job import Job
-from envbuild.testrun.result import RawOutput
+from envbuild.runners.runner_interface import RunnerError, Watch
+from envbuild.testrun.run_result import RawOutput
+from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import HungUp, Interrupted, NetworkError
 
 _RUNNER = "kubernetes"
@@ -41,7 +41,7 @@ class Kubernetes:
         self._site = site
         self.image = reference or image.id
         short = re.sub("[^a-z0-9-]", "-", profile.lower())[:30]
-        self._ticket = resume_tickets.read(_RUNNER, resume) if resume else None
+        self._ticket = job_resume_tickets.read(_RUNNER, resume) if resume else None
         self.nonce = self._ticket.nonce if self._ticket else None
         self._name = self._ticket.name if self._ticket else f"envbuild-{short}-{secrets.token_hex(6)}"
 
@@ -49,7 +49,7 @@ class Kubernetes:
         """What the API server would be given, as YAML; `brief`: without the self-test, 200 kB in base64."""
         import yaml
 
-        config, work = manifest.render(job, self._site, self._name, self.image)
+        config, work = job_manifest.render(job, self._site, self._name, self.image)
         if brief:
             size = len(config["binaryData"]["payload"])
             config = {**config, "binaryData": {"payload": f"<{size} characters, the self-test: --json has them>"}}
@@ -57,7 +57,7 @@ class Kubernetes:
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
         """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
-        config, work = manifest.render(job, self._site, self._name, self.image)
+        config, work = job_manifest.render(job, self._site, self._name, self.image)
         if not self._site.registry:
             watch.say(ALONE)
         cluster = Cluster(self._site.context, self._site.namespace)
@@ -86,7 +86,7 @@ class Kubernetes:
         """Nothing of it stays where that fails: without its ticket nobody could come back to it. Nor is anything said
         of a job that there cannot be."""
         try:
-            resume_tickets.keep(_RUNNER, self._created(cluster, job, config, work))
+            job_resume_tickets.keep(_RUNNER, self._created(cluster, job, config, work))
         except BaseException:
             if cluster.made:
                 self._remove(cluster, watch)
@@ -103,12 +103,12 @@ class Kubernetes:
             raise RunnerError(
                 f"the cluster does not take the job: {refused}", ending="refused", hint="--dry-run shows it"
             ) from refused
-        return resume_tickets.made(self._name, self._name, self.image, job, made)
+        return job_resume_tickets.made(self._name, self._name, self.image, job, made)
 
     def _resumed(self, ticket: Ticket, cluster: Cluster, job: Job) -> None:
         """Raises UsageError where this job was not given what is asked for now, and RunnerError where it is gone, or
         not shown."""
-        resume_tickets.require_same(ticket, self.image, job)
+        job_resume_tickets.require_same(ticket, self.image, job)
         try:
             found = cluster.job(self._name)
         except Silent as silent:
@@ -118,7 +118,7 @@ class Kubernetes:
                 f"the cluster does not show the job: {refused}", ending="unknown", hint="is it the same cluster?"
             ) from refused
         if found is None or uid(found) != ticket.place:
-            resume_tickets.forget_ticket(_RUNNER, self._name)
+            job_resume_tickets.forget_ticket(_RUNNER, self._name)
             raise RunnerError(
                 f"job {cluster.namespace}/{self._name} is lost: the cluster has it no longer, nor its output",
                 ending="lost",
@@ -127,7 +127,7 @@ class Kubernetes:
 
     def _remove(self, cluster: Cluster, watch: Watch) -> None:
         """What is left of it where that fails goes an hour after its end."""
-        resume_tickets.forget_ticket(_RUNNER, self._name)
+        job_resume_tickets.forget_ticket(_RUNNER, self._name)
         try:
             cluster.remove(self._name)
         except (Silent, ApiRefused) as error:

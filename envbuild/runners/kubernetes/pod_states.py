@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.runners.base import RunnerError
-from envbuild.runners.kubernetes.manifest import GPU, PRODUCT, Object
+from envbuild.runners.kubernetes.job_manifest import GPU, PRODUCT, Object
+from envbuild.runners.runner_interface import RunnerError
 from envbuild.util.errors import EngineError, EnvbuildError, NetworkError, printable
 
 _AGAIN = "run it again"

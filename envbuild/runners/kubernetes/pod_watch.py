@@ -6,15 +6,15 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from envbuild.runners.base import RunnerError, Watch
-from envbuild.runners.kubernetes import manifest, pod_states
+from envbuild.runners.kubernetes import job_manifest, pod_states
 from envbuild.runners.kubernetes.cluster_api import ApiRefused, Cluster, Silent
+from envbuild.runners.kubernetes.job_manifest import Object
 from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
-from envbuild.runners.kubernetes.manifest import Object
 from envbuild.runners.kubernetes.pod_states import Lacks, Pod
-from envbuild.testrun import output_parser
-from envbuild.testrun.job import Job
-from envbuild.testrun.result import MAX_STDOUT, RawOutput
+from envbuild.runners.runner_interface import RunnerError, Watch
+from envbuild.testrun import output_judge
+from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
+from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import EnvbuildError, NotProved
 
 POLL = 1.0  # seconds between two questions
@@ -142,7 +142,7 @@ class Attempt:
         if pod_states.suspended(job):  # by Kueue, say: until its turn comes, no deadline of the Job's own counts
             self._lasts("no pod", False)
             self._tell("is suspended: it waits in a queue of the cluster")
-            queue = manifest.QUEUE if self._site.queue is None else self._site.queue
+            queue = job_manifest.QUEUE if self._site.queue is None else self._site.queue
             if held >= max(queue * 60, GRACE):
                 raise RunnerError(
                     f"the job waited {queue} min, suspended, in a queue of the cluster",
@@ -161,7 +161,7 @@ class Attempt:
             nodes = self._cluster.nodes()
         except (ApiRefused, Silent):
             return None
-        wanted = manifest.product_labels(self._job, self._site)
+        wanted = job_manifest.product_labels(self._job, self._site)
         return pod_states.by_node(nodes, self._spec, wanted, self._job.count if self._job.gpus else 0)
 
     def _node(self, name: str) -> str:
@@ -224,7 +224,7 @@ class Attempt:
         if pod.reason == pod_states.DEADLINE and ended.code not in (0, 5) and not had:
             raise self._late(pod)
         expired = had and (
-            ended.code == manifest.LATE or (pod.reason == pod_states.DEADLINE and ended.code not in (0, 5))
+            ended.code == job_manifest.LATE or (pod.reason == pod_states.DEADLINE and ended.code not in (0, 5))
         )
         try:
             stdout = self._log(pod)
@@ -237,7 +237,7 @@ class Attempt:
             if self._lasts("cut", True) < GRACE / 3:  # its last lines may be on their way
                 return None
             raise self._truncated(pod, "it lacks the end of what the self-test wrote")
-        for lack in manifest.UNCONFINED:
+        for lack in job_manifest.UNCONFINED:
             self._watch.say(f"not as confined as here: {lack}")
         return RawOutput(
             stdout=stdout[: MAX_STDOUT + 1],
@@ -256,7 +256,7 @@ class Attempt:
                 "told_image": pod.image,
                 "queued_seconds": pod.queued,
                 "restarts": 0,
-                "unconfined": list(manifest.UNCONFINED),
+                "unconfined": list(job_manifest.UNCONFINED),
             },
         )
 
@@ -264,7 +264,7 @@ class Attempt:
         """Whether the frame that is a run's last is there, and no line is gone that was there before."""
         if len(stdout) > MAX_STDOUT:
             return True
-        frames = (output_parser.frame(line, self._job.nonce) for line in stdout.splitlines()[-50:])
+        frames = (output_judge.frame(line, self._job.nonce) for line in stdout.splitlines()[-50:])
         lost = stdout.count(b"\n") < self._given
         return not lost and any(frame and frame[1].get("kind") == "end" for frame in frames)
 

@@ -14,8 +14,8 @@ from shlex import quote
 
 from envbuild.registry.reference_grammar import require_digest
 from envbuild.runners.slurm.slurm_settings import PATH, SlurmSite
-from envbuild.testrun.job import Job
-from envbuild.testrun.result import MAX_STDOUT
+from envbuild.testrun.run_result import MAX_STDOUT
+from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import UsageError
 
 MAX_STDERR = 64 << 10  # bytes of its end

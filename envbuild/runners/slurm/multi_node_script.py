@@ -10,7 +10,7 @@ from shlex import quote
 
 from envbuild.runners.slurm import batch_script
 from envbuild.runners.slurm.slurm_settings import SlurmSite
-from envbuild.testrun.job import Job
+from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import UsageError
 
 _RUNTIMES = ("docker", "podman")

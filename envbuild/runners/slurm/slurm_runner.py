@@ -12,19 +12,25 @@ import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from envbuild.image.engine import Image
-from envbuild.runners import resume_tickets
-from envbuild.runners.base import RunnerError, Watch
-from envbuild.runners.resume_tickets import Ticket
-from envbuild.runners.slurm import batch_script, job_folder, job_outcome, job_states, multi_node_script
-from envbuild.runners.slurm.job_outcome import JobOutcome
-from envbuild.runners.slurm.job_states import Queue, Seen
+from envbuild.image.docker_engine import Image
+from envbuild.runners import job_resume_tickets
+from envbuild.runners.job_resume_tickets import Ticket
+from envbuild.runners.runner_interface import RunnerError, Watch
+from envbuild.runners.slurm import (
+    batch_script,
+    job_outcome_file,
+    multi_node_script,
+    shared_job_folder,
+    slurm_job_states,
+)
+from envbuild.runners.slurm.job_outcome_file import JobOutcome
+from envbuild.runners.slurm.slurm_job_states import Queue, Seen
 from envbuild.runners.slurm.slurm_settings import SlurmSite
-from envbuild.testrun.job import Job
-from envbuild.testrun.result import MAX_STDOUT, RawOutput
-from envbuild.util import settings
+from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
+from envbuild.testrun.selftest_job import Job
+from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError, HungUp, Interrupted, SystemFault, printable
-from envbuild.util.process import Completed, ProcessMissing, ProcessTimeout, run
+from envbuild.util.host_processes import Completed, ProcessMissing, ProcessTimeout, run
 
 POLL = 1.0  # seconds between two looks at the files
 ASK = 3.0  # and between two questions to the controller, which others ask too
@@ -56,7 +62,7 @@ class Slurm:
         self._site, self._profile, self._origins = site, profile, origins or {}
         self._names = (reference,) if reference else tuple(dict.fromkeys((image.id, image.handle)))
         self.image = self._names[0]
-        self._ticket = resume_tickets.read(_NAME, resume) if resume else None
+        self._ticket = job_resume_tickets.read(_NAME, resume) if resume else None
         self.nonce = self._ticket.nonce if self._ticket else None
         self._about = f"envbuild-{re.sub('[^A-Za-z0-9._-]', '-', profile)[:60]}"
         self._token = self._new_name()
@@ -71,7 +77,7 @@ class Slurm:
         return f"{self._about}-{secrets.token_hex(6)}"
 
     def _folder(self) -> Path:
-        base = Path(self._site.folder) if self._site.folder else settings.state_folder(_NAME)
+        base = Path(self._site.folder) if self._site.folder else user_folders.state_folder(_NAME)
         return base / self._token
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
@@ -129,8 +135,8 @@ class Slurm:
             told = f"Slurm does not take the job: {_words(done)}"
             kind = _NotTaken if done.code and "timed out" not in told.lower() else RunnerError
             raise kind(told, ending="refused", hint=f"{self._asked(job)}\n--dry-run shows its script")
-        ticket = resume_tickets.made(found[1], self._token, self.image, job, str(folder))
-        resume_tickets.keep(_NAME, ticket)
+        ticket = job_resume_tickets.made(found[1], self._token, self.image, job, str(folder))
+        job_resume_tickets.keep(_NAME, ticket)
         return ticket
 
     def _asked(self, job: Job) -> str:
@@ -138,7 +144,7 @@ class Slurm:
 
     def _resumed(self, job: Job) -> Ticket:
         assert self._ticket
-        resume_tickets.require_same(self._ticket, self.image, job)
+        job_resume_tickets.require_same(self._ticket, self.image, job)
         return self._ticket
 
     # waiting
@@ -146,7 +152,7 @@ class Slurm:
     def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, JobOutcome]:
         """Until there is an outcome of the job's last attempt, and all of what it names. Raises RunnerError, and
         NotProved where Slurm can never start it."""
-        tail, told, asked, over_since, silent_since = job_folder.FileTail(watch.line), "", -ASK, None, None
+        tail, told, asked, over_since, silent_since = shared_job_folder.FileTail(watch.line), "", -ASK, None, None
         queue = Queue(self._site.queue)
         while True:
             now = time.monotonic()
@@ -165,11 +171,11 @@ class Slurm:
                     self._cancel(ticket.name, watch)
                     ends.hint = f"{ends.hint}\n{self._asked(job)}"
                     raise ends
-            attempt = job_folder.latest_attempt(Path(ticket.place))
+            attempt = shared_job_folder.latest_attempt(Path(ticket.place))
             if attempt:
                 tail.read(attempt)
-                outcome = job_folder.read_outcome(attempt)
-                if outcome and outcome.job == ticket.job and job_folder.is_complete(attempt, outcome):
+                outcome = shared_job_folder.read_outcome(attempt)
+                if outcome and outcome.job == ticket.job and shared_job_folder.is_complete(attempt, outcome):
                     tail.read(attempt)
                     return attempt, outcome
             if over_since is not None and now - over_since >= self._site.grace:
@@ -191,22 +197,22 @@ class Slurm:
 
     def _without(self, ticket: Ticket, attempt: Path | None) -> RunnerError:
         """Why it left nothing that counts."""
-        if attempt and job_folder.read_outcome(attempt):
+        if attempt and shared_job_folder.read_outcome(attempt):
             return RunnerError(
                 f"job {ticket.job} ended, and its output is not what it wrote: cut off, or changed since",
                 ending="truncated",
                 hint=f"is the disk of {attempt.parent.parent} full? run it again",
             )
         seen = self._last if self._last and self._last.over else None  # Slurm forgets what is over after MinJobAge
-        return job_states.ending(ticket.job, seen, job_folder.end(Path(ticket.place) / "slurm.log"))
+        return slurm_job_states.ending(ticket.job, seen, shared_job_folder.end(Path(ticket.place) / "slurm.log"))
 
     # what it left
 
     def _output(self, job: Job, attempt: Path, outcome: JobOutcome, watch: Watch) -> RawOutput:
-        words = job_folder.end(attempt / "stderr", batch_script.MAX_STDERR)
-        job_outcome.require_started(outcome, self._site, self.image, words)
+        words = shared_job_folder.end(attempt / "stderr", batch_script.MAX_STDERR)
+        job_outcome_file.require_started(outcome, self._site, self.image, words)
         queued, restarts = self._last.queued if self._last else None, int(attempt.name.rpartition("-")[2])
-        where = {"runner": _NAME, **job_outcome.where(outcome, self._site, job), "queued_seconds": queued,
+        where = {"runner": _NAME, **job_outcome_file.where(outcome, self._site, job), "queued_seconds": queued,
                  "restarts": restarts}  # fmt: skip
         for lack in where["unconfined"]:
             watch.say(f"not as confined as here: {lack}")
@@ -262,14 +268,14 @@ def _ask(job: str) -> tuple[bool, Seen | None]:
     except ProcessTimeout:
         return False, None
     if done.code == 0:
-        found = job_states.seen(done.stdout)
+        found = slurm_job_states.seen(done.stdout)
         return found is not None, found
     return "Invalid job id" in done.stderr + done.stdout, None
 
 
 def _forget(name: str, folder: Path) -> None:
-    job_folder.remove_job_folder(folder)
-    resume_tickets.forget_ticket(_NAME, name)
+    shared_job_folder.remove_job_folder(folder)
+    job_resume_tickets.forget_ticket(_NAME, name)
 
 
 def _private(folder: Path) -> None:

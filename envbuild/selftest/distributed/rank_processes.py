@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 
 from envbuild.selftest.distributed import nccl_log
-from envbuild.selftest.distributed.collectives import DONE, STEP, WRONG, Rank, RankPlace
 from envbuild.selftest.distributed.fault_localization import Stage, StageFault
 from envbuild.selftest.distributed.nccl_log import NcclLog
-from envbuild.selftest.harness import forking
-from envbuild.selftest.harness.forking import ForkEnding, Tell, Work
+from envbuild.selftest.distributed.rank_program import DONE, STEP, WRONG, Rank, RankPlace
+from envbuild.selftest.harness import forked_work
+from envbuild.selftest.harness.forked_work import ForkEnding, Tell, Work
 
 GRACE = 2.0  # seconds in which the others may say what they saw, once one rank broke off
 # Where all ranks are on this machine, its only network may be the loopback: lo.
@@ -79,7 +79,7 @@ def run_worlds(worlds: Sequence[World], device: str, limit: float) -> list[Tried
         for world, place in zip(worlds, places):
             place.mkdir()
             groups.append([_work(world, rank, device, place) for rank in range(len(world.members))])
-        endings = forking.run_groups(groups, limit, GRACE)
+        endings = forked_work.run_groups(groups, limit, GRACE)
         logs = [_log(place) for place in places]
     return [Tried(_stage(*parts), tuple(parts[1])) for parts in zip(worlds, endings, logs)]
 

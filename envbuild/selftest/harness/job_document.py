@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.selftest.distributed.nccl_log import TRANSPORTS
-from envbuild.selftest.harness import project_test_spec
+from envbuild.selftest.harness import project_test_spec_reader
 from envbuild.selftest.harness.cpu_count import processors
-from envbuild.selftest.harness.project_test_spec import ProjectTestSpec
+from envbuild.selftest.harness.project_test_spec_reader import ProjectTestSpec
 
 VERSION = 1
 LEVELS = ("quick", "standard", "full")
@@ -229,7 +229,7 @@ def parse(document: Any, known: frozenset[str]) -> JobDocument:
         seed=reader.count("seed", document.get("seed")) or JobDocument.seed,
         threads=reader.count("threads", document.get("threads")),
         memory_mb=reader.count("memory_mb", document.get("memory_mb")),
-        own=project_test_spec.read(document.get("own"), reader.fault),
+        own=project_test_spec_reader.read(document.get("own"), reader.fault),
     )
     if reader.faults:
         raise JobError(reader.faults)

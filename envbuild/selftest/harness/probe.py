@@ -1,4 +1,4 @@
-"""What a probe is; and which there are, by catalogue order, in `envbuild.selftest.probes.catalogue`."""
+"""What a probe is; and which there are, by catalogue order, in `envbuild.selftest.probes.probe_catalogue`."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import torch
 
 from envbuild.selftest.harness.job_document import LEVELS, JobDocument
 from envbuild.selftest.harness.probe_outcome import Figure, ratio
-from envbuild.selftest.harness.tracebacks import FOLDER
-from envbuild.selftest.numerics.reference import Worst
+from envbuild.selftest.harness.script_tracebacks import FOLDER
+from envbuild.selftest.numerics.element_comparison import Worst
 
 Refusal = Callable[[Exception], bool]
 _MOST_NOTES = 100  # faults that outlive a process that dies

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from envbuild.selftest.harness.forking import limit_memory
-from envbuild.selftest.harness.frames import (
+from envbuild.selftest.harness.forked_work import limit_memory
+from envbuild.selftest.harness.frame_protocol import (
     ANNOUNCE,
     ENVIRONMENT,
     FINGERPRINT,

@@ -8,10 +8,10 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from envbuild.selftest.harness import tracebacks
-from envbuild.selftest.harness.frames import ANNOUNCE, DOCUMENTS, NOTE, RESULT
+from envbuild.selftest.harness import script_tracebacks
+from envbuild.selftest.harness.frame_protocol import ANNOUNCE, DOCUMENTS, NOTE, RESULT
 from envbuild.selftest.harness.probe_outcome import DETAIL_LIMIT, FAILED, Outcome, is_cut, signal_name, tail
-from envbuild.selftest.harness.supervisor import ProbeEnding
+from envbuild.selftest.harness.probe_supervisor import ProbeEnding
 
 
 def judge_ending(ending: ProbeEnding, timeout: float) -> Outcome:
@@ -35,11 +35,11 @@ def judge_ending(ending: ProbeEnding, timeout: float) -> Outcome:
 def judge_script(ending: ProbeEnding, timeout: float) -> Outcome:
     """The same of a script, whose words are its author's: what it printed stands apart from what was found, and its
     stacks are cut to its own frames."""
-    found, printed = judge_ending(replace(ending, noise=""), timeout), tracebacks.renamed(ending.noise)
+    found, printed = judge_ending(replace(ending, noise=""), timeout), script_tracebacks.renamed(ending.noise)
     return replace(
         found,
-        reason=tracebacks.renamed(found.reason) if found.reason else found.reason,
-        detail=tracebacks.script_stacks(found.detail) if found.detail else found.detail,
+        reason=script_tracebacks.renamed(found.reason) if found.reason else found.reason,
+        detail=script_tracebacks.script_stacks(found.detail) if found.detail else found.detail,
         output=tail(printed),
         output_cut=is_cut(printed),
     )
@@ -61,7 +61,7 @@ def _signalled(ending: ProbeEnding, number: int) -> Outcome:
 def _failed(ending: ProbeEnding, failure: str, reason: str, signal_: str | None = None) -> Outcome:
     steps = [payload for kind, payload in ending.messages if kind == ANNOUNCE]
     notes = b"\n".join(payload for kind, payload in ending.messages if kind == NOTE).decode("utf-8", "replace")
-    told = [text for text in (notes, ending.noise, tracebacks.without_modules(ending.dump)) if text.strip()]
+    told = [text for text in (notes, ending.noise, script_tracebacks.without_modules(ending.dump)) if text.strip()]
     parts = [tail(text, DETAIL_LIMIT // len(told) - 1) for text in told]
     return Outcome(
         status=FAILED,

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.selftest.harness.frames import write_all
+from envbuild.selftest.harness.frame_protocol import write_all
 from envbuild.selftest.harness.probe_outcome import result_note
 
 

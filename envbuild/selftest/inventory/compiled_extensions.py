@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from envbuild.selftest.harness import forking
-from envbuild.selftest.harness.forking import Tell
-from envbuild.selftest.inventory import compiled_file, distribution_records
-from envbuild.selftest.inventory.compiled_file import Compiled
+from envbuild.selftest.harness import forked_work
+from envbuild.selftest.harness.forked_work import Tell
+from envbuild.selftest.inventory import compiled_file_reader, distribution_records
+from envbuild.selftest.inventory.compiled_file_reader import Compiled
 
 _MOST_FILES, _MOST_KEPT = 20_000, 400
 _LOAD_SECONDS = 90.0
@@ -62,7 +62,7 @@ def extension_rows(has_torch: bool) -> tuple[list[dict[str, Any]], bool]:
                 "version": item.version,
                 "path": item.path,
                 "there": item.file is not None,
-                "module": (item.file.module if item.file else compiled_file.module_of(item.path)[0]),
+                "module": (item.file.module if item.file else compiled_file_reader.module_of(item.path)[0]),
                 "architectures": _listed(item.file),
                 "damaged": bool(item.file and item.file.damaged),
                 "tried": tried,
@@ -89,7 +89,7 @@ def _files() -> tuple[list[ExtensionFile], bool]:
             left -= 1
             if left < 0:
                 return kept[:_MOST_KEPT], True
-            file = compiled_file.read(real, path) if os.path.isfile(real) else None  # noqa: PTH113 - RECORD may hold NULs
+            file = compiled_file_reader.read(real, path) if os.path.isfile(real) else None  # noqa: PTH113 - RECORD may hold NULs
             found.append(ExtensionFile(name, str(distribution.version), path, real, file))
         if any(item.file and item.file.is_extension for item in found):
             missing = [item for item in found if item.file is None]
@@ -105,7 +105,7 @@ def _loaded(files: Sequence[ExtensionFile], has_torch: bool) -> dict[str, tuple[
     for _ in range(_MOST_CRASHES):
         if not left:
             break
-        ending = forking.run_forked(_load(left, has_torch), _LOAD_SECONDS)
+        ending = forked_work.run_forked(_load(left, has_torch), _LOAD_SECONDS)
         failures.update({real: (True, why) for real, why in ending.told.get("failed", {}).items()})
         at = ending.told.get("at")
         if ending.failure is None:

@@ -1,6 +1,6 @@
 """What the loader really takes: torch imported, version functions called that need no GPU, /proc/self/maps read.
 
-Everything here runs in a process of its own (forking.py): foreign code is loaded, and may crash.
+Everything here runs in a process of its own (forked_work.py): foreign code is loaded, and may crash.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Callable
 
-from envbuild.selftest.harness.forking import Tell
+from envbuild.selftest.harness.forked_work import Tell
 from envbuild.selftest.inventory import mapped_libraries
 from envbuild.selftest.inventory.library_search import library_of_file
 

@@ -12,7 +12,7 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import float64_operations, inputs
+from envbuild.selftest.numerics import float64_operations, hashed_inputs
 from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
 
 CHANNELS, FRAMES, SIDE = 8, 4, 16  # of the video
@@ -41,7 +41,7 @@ def input_video() -> torch.Tensor:
 
 def signed_values(shape: tuple[int, ...], seed: int, size: float = 1.0) -> torch.Tensor:
     """float32 in [-size, size); `size` is a power of two."""
-    return inputs.signed(shape, seed) * size
+    return hashed_inputs.signed(shape, seed) * size
 
 
 def operation_chain() -> tuple[Op, ...]:
@@ -71,7 +71,7 @@ def operation_chain() -> tuple[Op, ...]:
         Op("linear.down", F.linear, float64_operations.linear, _weights(WIDTH, HIDDEN, 14)),
         Op("matmul.scores", torch.matmul, float64_operations.matmul, (signed_values((WIDTH, TOKENS), 16, 2**-2),)),
         Op("softmax", _softmax, float64_operations.softmax),
-        Op("matmul.mix", torch.matmul, float64_operations.matmul, (inputs.uniform((TOKENS, MIXED), 17),)),
+        Op("matmul.mix", torch.matmul, float64_operations.matmul, (hashed_inputs.uniform((TOKENS, MIXED), 17),)),
         Op("mean", lambda x: torch.mean(x, dim=1), lambda how, x: float64_operations.mean(how, x, 1)),
         Op("sum", lambda x: torch.sum(x, dim=-1), lambda how, x: float64_operations.total(how, x, -1)),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from envbuild.selftest.numerics import tolerances
-from envbuild.selftest.numerics.reference import patches, product
+from envbuild.selftest.numerics.reference_products import patches, product
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
-from envbuild.selftest.numerics import inputs
-from envbuild.selftest.numerics.reference import product
+from envbuild.selftest.numerics import hashed_inputs
+from envbuild.selftest.numerics.reference_products import product
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS, INNER, COLUMNS = 67, 129, 83  # sums of {-1, 0, 1} stay far below 2^8, which bfloat16 holds
@@ -31,8 +31,8 @@ class IntegerOp:
 
 def integer_operations() -> tuple[IntegerOp, ...]:
     """Products of {-1, 0, 1} in each dtype, and what adds, orders and moves integers."""
-    keys, values = inputs.hashes(COUNT, 24) % KEYS, inputs.hashes(COUNT, 25)
-    table = inputs.ternary((KEYS, WIDE), 26)
+    keys, values = hashed_inputs.hashes(COUNT, 24) % KEYS, hashed_inputs.hashes(COUNT, 25)
+    table = hashed_inputs.ternary((KEYS, WIDE), 26)
     listed, numbers, rows = keys.tolist(), values.tolist(), table.tolist()
     order = sorted(range(COUNT), key=listed.__getitem__)
     sums = [sum(value for key, value in zip(listed, numbers) if key == wanted) for wanted in range(KEYS)]
@@ -49,7 +49,7 @@ def integer_operations() -> tuple[IntegerOp, ...]:
 
 def _linear(dtype: torch.dtype) -> IntegerOp:
     shapes = ((ROWS, INNER), (COLUMNS, INNER), (COLUMNS,))
-    x, w, b = (inputs.ternary(shape, seed) for seed, shape in enumerate(shapes, start=21))
+    x, w, b = (hashed_inputs.ternary(shape, seed) for seed, shape in enumerate(shapes, start=21))
     expected = product(x.to(torch.int16), w.t().to(torch.int16)) + b.to(torch.int16)
     return IntegerOp(f"linear.{short_name(dtype)}", F.linear, tuple(part.to(dtype) for part in (x, w, b)), expected)
 

@@ -9,8 +9,8 @@ from typing import Callable
 import torch
 
 from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsupported, short_name
+from envbuild.selftest.numerics.element_comparison import Worst, compare
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.reference import Worst, compare
 
 
 @dataclass(frozen=True)

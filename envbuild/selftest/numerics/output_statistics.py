@@ -14,7 +14,8 @@ import torch
 
 from envbuild.selftest.harness.probe_context import dtype_name
 from envbuild.selftest.harness.probe_outcome import json_number
-from envbuild.selftest.numerics.reference import compare, raw_digest
+from envbuild.selftest.numerics.element_comparison import compare
+from envbuild.selftest.numerics.tensor_digests import raw_digest
 from envbuild.selftest.numerics.tolerances import unit_roundoff
 
 SAMPLES = 8

@@ -56,7 +56,7 @@ def half_sums(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch
     with a probability below 2 exp(-LIKELY^2 / 2) (Hoeffding; Higham and Mary, 2019, theorem 2.4, as below). Winograd's
     rounded transforms have worst-case bounds too wide to be of use (Barabasz, Anderson, Soodhalter and Gregg, "Error
     analysis and improving the accuracy of Winograd convolution", 2020); emulated, F(2x2, 3x3) and F(4x4, 3x3) stay
-    below half of this (tests/selftest/probes/convolution/test_conv_torch.py). Written for float16;
+    below half of this (tests/selftest/probes/convolution/test_conv_fixed_cases.py). Written for float16;
     of bfloat16 it would ask next to nothing.
     """
     return gemm(exact, magnitude, k, dtype) + LIKELY * math.sqrt(math.ceil(k / 32)) * unit_roundoff(dtype) * magnitude
@@ -148,11 +148,11 @@ def attention_gradient_floor(dtype: torch.dtype, logit: float, depth: int, lengt
     """What a fused kernel is always allowed of a gradient, relative to its `spread`; its own rounding comes beside.
 
     `spread` is the root of the sum over the squares of the terms, each with what it is a difference of made positive
-    (probes/attention/attention_backward.py). Roundings to `dtype` are independent of each other, so that n of them of
-    unit u leave LIKELY n u `spread` with a probability below 2 exp(-LIKELY^2 / 2) (Hoeffding; Higham and Mary, "A new
-    approach to probabilistic rounding error analysis", 2019, theorem 2.4); what a worst case allows is wider than the
-    gradients. A fused kernel rounds the output, by way of which the row's sum enters, and the factor of the last
-    product.
+    (probes/attention/attention_gradient_cases.py). Roundings to `dtype` are independent of each other, so that n of
+    them of unit u leave LIKELY n u `spread` with a probability below 2 exp(-LIKELY^2 / 2) (Hoeffding; Higham and
+    Mary, "A new approach to probabilistic rounding error analysis", 2019, theorem 2.4); what a worst case allows is
+    wider than the gradients. A fused kernel rounds the output, by way of which the row's sum enters, and the factor
+    of the last product.
 
     Arithmetic in float32 is bounded as in the forward pass, with the sums over `depth` of dO V and dO O; sums of
     absolute values over `depth` or `length` terms are at most sqrt(depth) or sqrt(length) times the roots.

@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from envbuild.selftest.harness.frames import write_all
+from envbuild.selftest.harness.frame_protocol import write_all
 from envbuild.selftest.harness.probe_outcome import signal_name
+from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Report
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
-from envbuild.selftest.nvidia.telemetry import DRAIN, Gpus, Report
 
 PERIOD = 0.25  # seconds between looks at the GPUs, besides the one at every report
 # Seconds for the first report, before which the driver starts (the longer, the more GPUs), and for any other.

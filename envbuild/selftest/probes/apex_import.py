@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.inventory import distributions
+from envbuild.selftest.inventory import installed_distributions
 
 
 def part(name: str, compiled: str) -> Any:
@@ -15,7 +15,7 @@ def part(name: str, compiled: str) -> Any:
     Raises Skip where apex is not here, is another package of that name, or was built without `compiled`; and what
     importing either raises, as where it was built for another torch.
     """
-    found = distributions.apex()
+    found = installed_distributions.apex()
     if found is None:
         raise Skip("apex is not installed")
     if name not in found["parts"]:

@@ -57,7 +57,7 @@ class Effects:
 
 
 def watch(moment: str, trace: str | None) -> None:
-    from envbuild.pipeline.session import Session
+    from envbuild.pipeline.pipeline_steps import Session
 
     kind, _, rest = moment.partition(" ")
     effects = Effects(int(rest) if kind == "effect" else 0, trace)

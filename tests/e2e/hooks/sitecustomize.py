@@ -27,7 +27,7 @@ def hold(*_: object) -> None:
 
 
 def hold_step(wanted: str, moment: str) -> None:
-    from envbuild.pipeline.session import Session
+    from envbuild.pipeline.pipeline_steps import Session
 
     original: Any = Session.step
 
@@ -57,15 +57,15 @@ def pretend_free(count: int) -> None:
 
 
 def run_required_probes_alone() -> None:
-    from envbuild.testrun import job
+    from envbuild.testrun import selftest_job
 
-    original = job.document
+    original = selftest_job.document
 
     def document(*arguments: Any, **keys: Any) -> dict[str, Any]:
         made = original(*arguments, **keys)
         return {**made, "probes": made["probes"] or made["require"]}
 
-    job.document = document
+    selftest_job.document = document
 
 
 if sys.orig_argv[1:3] == ["-m", "envbuild"]:

@@ -11,17 +11,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envbuild.selftest.distributed.collectives import DONE, STEP, WRONG
 from envbuild.selftest.distributed.rank_processes import rank_faults
-from envbuild.selftest.harness import forking
-from envbuild.selftest.harness.forking import ForkEnding
+from envbuild.selftest.distributed.rank_program import DONE, STEP, WRONG
+from envbuild.selftest.harness import forked_work
+from envbuild.selftest.harness.forked_work import ForkEnding
 
 STACK = """Fatal Python error: Aborted
 
 Current thread 0x00007f2a4b2c5740 (most recent call first):
   File "{}", line 12 in {}
   File "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
-  File "/tmp/x/selftest.zip/envbuild/selftest/distributed/collectives.py", line 90 in run
+  File "/tmp/x/selftest.zip/envbuild/selftest/distributed/rank_program.py", line 90 in run
 """
 IN_TORCH = STACK.format("/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "all_reduce")
 IN_PROJECT = STACK.format("/srv/project/hooks.py", "before_reduce")
@@ -100,21 +100,21 @@ def test_a_rank_is_blamed_at_its_step() -> None:
 # processes that end together
 
 
-def waits(tell: forking.Tell) -> None:
+def waits(tell: forked_work.Tell) -> None:
     tell("before", True)
     time.sleep(600)
 
 
-def stubborn(tell: forking.Tell) -> None:
+def stubborn(tell: forked_work.Tell) -> None:
     signal.signal(signal.SIGABRT, signal.SIG_IGN)
     waits(tell)
 
 
-def dies(tell: forking.Tell) -> None:
+def dies(tell: forked_work.Tell) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def ends(tell: forking.Tell) -> None:
+def ends(tell: forked_work.Tell) -> None:
     time.sleep(0.1)
     tell("end", True)
 
@@ -122,7 +122,7 @@ def ends(tell: forking.Tell) -> None:
 def test_who_waits_for_the_dead_has_a_little_while() -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     begin = time.monotonic()
-    ((dead, left), (alone,)) = forking.run_groups([[dies, waits], [ends]], 30, 0.2)
+    ((dead, left), (alone,)) = forked_work.run_groups([[dies, waits], [ends]], 30, 0.2)
     assert time.monotonic() - begin < 10
     assert (dead.signal, dead.stopped, dead.failure) == ("SIGSEGV", False, "the process died of SIGSEGV")
     assert (left.signal, left.stopped, left.told["before"]) == (None, True, True)
@@ -131,22 +131,22 @@ def test_who_waits_for_the_dead_has_a_little_while() -> None:
 
 
 def test_another_group_is_not_hurried() -> None:
-    def slow(tell: forking.Tell) -> None:
+    def slow(tell: forked_work.Tell) -> None:
         time.sleep(1.0)
         tell("end", True)
 
-    (_, (other,)) = forking.run_groups([[dies], [slow]], 30, 0.0)
+    (_, (other,)) = forked_work.run_groups([[dies], [slow]], 30, 0.0)
     assert other.told == {"end": True}
 
 
 def test_what_is_stopped_says_where_it_was() -> None:
-    ending = forking.run_forked(waits, 0.3)
+    ending = forked_work.run_forked(waits, 0.3)
     assert "in waits" in ending.noise
     assert (ending.stopped, ending.failure) == (True, "not done after 0.3 s")
 
 
 def test_what_ignores_sigabrt_is_killed() -> None:
-    ending = forking.run_forked(stubborn, 0.3)
+    ending = forked_work.run_forked(stubborn, 0.3)
     assert ending.stopped and ending.seconds < 5
 
 
@@ -160,7 +160,7 @@ def test_where_no_process_can_be_started_all_of_them_say_so(monkeypatch: pytest.
         return fork()
 
     monkeypatch.setattr(os, "fork", failing)
-    endings = forking.run_groups([[waits, waits], [waits]], 30, 1)
+    endings = forked_work.run_groups([[waits, waits], [waits]], 30, 1)
     assert [len(group) for group in endings] == [2, 1]
     assert all("no process could be started" in str(ending.failure) for group in endings for ending in group)
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors

@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 from envbuild.selftest.harness.cpu_count import processors
 from envbuild.selftest.harness.job_document import JobError, parse
 from envbuild.selftest.harness.probe import Probe
-from envbuild.selftest.harness.project_test_spec import AttentionSpec, ScriptSpec, ShapeSpec
-from envbuild.selftest.harness.scheduler import plan
+from envbuild.selftest.harness.probe_scheduler import plan
+from envbuild.selftest.harness.project_test_spec_reader import AttentionSpec, ScriptSpec, ShapeSpec
 from selftest.reading import job
 
 KNOWN = frozenset(("a", "b"))

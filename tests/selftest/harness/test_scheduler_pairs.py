@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envbuild.selftest.harness import host_memory, scheduler
+from envbuild.selftest.harness import host_memory, probe_scheduler
 from envbuild.selftest.harness.job_document import JobDocument
-from envbuild.selftest.harness.project_test_spec import ProjectTestSpec
-from selftest.harness.test_scheduler import is_over, wait_for
+from envbuild.selftest.harness.project_test_spec_reader import ProjectTestSpec
+from selftest.harness.test_probe_scheduler import is_over, wait_for
 from selftest.harness.test_scheduler_starts import probe
 from selftest.reading import Frame, job, outcomes, run, start
 
@@ -24,7 +24,7 @@ PLENTY = 16 << 30  # bytes
     [("1 2 3", "2 3"), ("1 u 3", "u 3"), ("1 2 a 4", "2"), ("a 2", ""), ("1 2 s", "2"), ("s 2", ""), ("1", "")],
 )
 def test_who_may_work_at_the_same_time(waiting: str, beside: str) -> None:
-    found = scheduler.companions([probe(name) for name in waiting.split()])
+    found = probe_scheduler.companions([probe(name) for name in waiting.split()])
     assert " ".join(one.name for one in found) == beside
 
 
@@ -43,7 +43,7 @@ def test_who_may_work_at_the_same_time(waiting: str, beside: str) -> None:
 )
 def test_where_two_work_at_the_same_time(changes: dict[str, object], memory: int, pairs: bool) -> None:
     asked = dataclasses.replace(JobDocument(nonce="0" * 32, threads=2, device="cpu"), **changes)  # type: ignore[arg-type]
-    assert scheduler.works_in_pairs(asked, memory) is pairs
+    assert probe_scheduler.works_in_pairs(asked, memory) is pairs
 
 
 @pytest.mark.parametrize(

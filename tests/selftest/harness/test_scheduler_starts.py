@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envbuild.selftest.harness import scheduler
+from envbuild.selftest.harness import probe_scheduler
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe import Probe
-from envbuild.selftest.harness.project_test_spec import ProjectTestSpec
-from envbuild.selftest.nvidia.telemetry import Report, Window
+from envbuild.selftest.harness.project_test_spec_reader import ProjectTestSpec
+from envbuild.selftest.nvidia.gpu_telemetry import Report, Window
 from selftest import stubs
-from selftest.harness.test_scheduler import is_over, wait_for
+from selftest.harness.test_probe_scheduler import is_over, wait_for
 from selftest.monitored import START
 from selftest.reading import job, outcomes, run, start
 
@@ -41,7 +41,7 @@ def probe(name: str) -> Probe:
     ],
 )
 def test_who_starts_ahead(waiting: str, ahead: str) -> None:
-    found = scheduler.next_in_line([probe(name) for name in waiting.split()], 2)
+    found = probe_scheduler.next_in_line([probe(name) for name in waiting.split()], 2)
     assert " ".join(one.name for one in found) == ahead
 
 
@@ -66,7 +66,7 @@ def test_who_starts_ahead(waiting: str, ahead: str) -> None:
 def test_how_many_start_ahead(changes: dict[str, object], numbers: list[dict[str, int]], most: int) -> None:
     asked = dataclasses.replace(JobDocument(nonce="0" * 32, device="cuda", threads=16), **changes)  # type: ignore[arg-type]
     report = Report({str(index): Window.at(one) for index, one in enumerate(numbers)})
-    assert scheduler.start_ahead(asked, report) == most
+    assert probe_scheduler.start_ahead(asked, report) == most
 
 
 @pytest.fixture(scope="module")

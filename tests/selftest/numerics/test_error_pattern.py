@@ -8,17 +8,17 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.selftest.numerics import inputs, reference
+from envbuild.selftest.numerics import element_comparison, hashed_inputs
 
 SHAPE = (130, 96)
-EXACT = inputs.uniform(SHAPE, 5).to(torch.float64) + 1
+EXACT = hashed_inputs.uniform(SHAPE, 5).to(torch.float64) + 1
 
 
 def said(change: Callable[[torch.Tensor], object], dtype: torch.dtype = torch.float32) -> str:
     got = EXACT.to(dtype)
     change(got)
     limit = torch.full(SHAPE, 2 * float(torch.finfo(dtype).eps), dtype=torch.float64)
-    return str(reference.compare(got, EXACT, limit))
+    return str(element_comparison.compare(got, EXACT, limit))
 
 
 def shifted(got: torch.Tensor) -> None:
@@ -55,12 +55,12 @@ def test_one_bit_is_named_with_its_element(dtype: torch.dtype, integers: torch.d
 
 
 def test_nothing_is_said_of_a_right_result() -> None:
-    assert reference.compare(EXACT.to(torch.float32), EXACT, torch.full(SHAPE, 1.0)).pattern == ""
+    assert element_comparison.compare(EXACT.to(torch.float32), EXACT, torch.full(SHAPE, 1.0)).pattern == ""
 
 
 def test_values_that_are_not_finite_and_whole_numbers_are_described_too() -> None:
     got = torch.tensor([1.0, float("nan"), float("inf")])
-    assert "2 of 3 wrong" in str(reference.compare(got, torch.ones(3)))
+    assert "2 of 3 wrong" in str(element_comparison.compare(got, torch.ones(3)))
     assert "1 of 3 wrong; in dimension 0, the last one)" in str(
-        reference.compare(torch.tensor([1, 1, 7]), torch.ones(3))
+        element_comparison.compare(torch.tensor([1, 1, 7]), torch.ones(3))
     )

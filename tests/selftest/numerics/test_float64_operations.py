@@ -9,14 +9,14 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import fingerprint_sequence, float64_operations, inputs
+from envbuild.selftest.numerics import fingerprint_sequence, float64_operations, hashed_inputs
 from envbuild.selftest.numerics.float64_operations import Arithmetic
 
 HOW = Arithmetic(torch.float32)
 
 
 def values(*shape: int, seed: int = 1) -> torch.Tensor:
-    return inputs.signed(shape, seed).double()
+    return hashed_inputs.signed(shape, seed).double()
 
 
 def near(found: float64_operations.Exact, wanted: torch.Tensor) -> None:
@@ -61,7 +61,7 @@ def test_convolutions_are_what_torch_gives_in_float64(stride: int, padding: int)
 
 
 def test_tf32_is_within_its_own_bound_and_not_within_float32s() -> None:
-    x, w = inputs.signed((64, 256), 1), inputs.signed((256, 64), 2)
+    x, w = hashed_inputs.signed((64, 256), 1), hashed_inputs.signed((256, 64), 2)
     cut = [(part.view(torch.int32) & ~0x1FFF).view(torch.float32).double() for part in (x, w)]
     got = cut[0] @ cut[1]
     for tf32 in (True, False):

@@ -12,17 +12,17 @@ import torch
 from envbuild.selftest.harness.probe_context import short_name
 from envbuild.selftest.numerics import tolerances
 from envbuild.selftest.numerics.operation_case import Case, worst
-from envbuild.selftest.probes.operations import exact_cases, linear_algebra, operations
+from envbuild.selftest.probes.operations import exact_fixed_cases, fft_and_linalg, operations
 from envbuild.selftest.probes.training import optim_torch
 
 POSITIONS = 7  # of each input that are changed, first and last among them
 CASES = [
     *operations.cases(rounded_sums=True),
-    *linear_algebra.transforms(),
-    *linear_algebra.factorizations(),
+    *fft_and_linalg.transforms(),
+    *fft_and_linalg.factorizations(),
     *optim_torch.cases(),
 ]
-ROUNDED_TO = {short_name(dtype): dtype for dtype in (*exact_cases.FORMATS, torch.float64)}
+ROUNDED_TO = {short_name(dtype): dtype for dtype in (*exact_fixed_cases.FORMATS, torch.float64)}
 
 
 def named(case: Case) -> str:
@@ -78,7 +78,7 @@ def test_cases_have_names_of_their_own() -> None:
 
 def test_exact_results_are_numbers_of_their_dtype() -> None:
     """A kernel that sums in any order, or rounds on the way, could not give them otherwise."""
-    for case in exact_cases.cases():
+    for case in exact_fixed_cases.cases():
         if "cumsum" in case.name or "bmm" in case.name or "addmm" in case.name or "embedding" in case.name:
             for exact in case.expected().values():
                 assert torch.equal(exact.value.to(case.dtype).to(torch.float64), exact.value.to(torch.float64)), case
@@ -97,13 +97,13 @@ def test_rounding_by_arithmetic_is_that_of_ieee_754(small: torch.dtype) -> None:
         -torch.finfo(small).max * (1 + tolerances.unit_roundoff(small)): -math.inf,
     }
     given = torch.tensor(list(cases), dtype=torch.float64)
-    assert exact_cases.nearest(given, small).tolist() == list(cases.values())
+    assert exact_fixed_cases.nearest(given, small).tolist() == list(cases.values())
 
 
 def test_every_pattern_is_decoded_and_none_is_infinite() -> None:
     counts = {"float16": 2 * 31 * 1024, "bfloat16": 2 * 255 * 128, "float8_e4m3fn": 254, "float8_e5m2": 248}
     for name, count in counts.items():
         dtype = getattr(torch, name)
-        values = exact_cases.decode(exact_cases.finite_patterns(dtype), dtype)
+        values = exact_fixed_cases.decode(exact_fixed_cases.finite_patterns(dtype), dtype)
         assert len(values) == count and float(values.max()) == torch.finfo(dtype).max
         assert len(values.unique()) == len(values) - 1, "only 0 and -0 are the same number"

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics import hashed_inputs, tolerances
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -26,8 +26,8 @@ def test_the_unit_roundoff_is_half_of_torchs_eps(dtype: torch.dtype) -> None:
 def attention(dtype: torch.dtype, wide: bool) -> tuple[float, float, float]:
     """(error, floor, cap) of attention over random values: rounded once to dtype, or at every step."""
     length, depth = 256, 64
-    q, k = (inputs.signed((length, depth), seed).to(dtype).double() for seed in (3, 4))
-    v = inputs.uniform((length, depth), 5).to(dtype).double()
+    q, k = (hashed_inputs.signed((length, depth), seed).to(dtype).double() for seed in (3, 4))
+    v = hashed_inputs.uniform((length, depth), 5).to(dtype).double()
     logits = q @ k.T / math.sqrt(depth)
     exact = torch.softmax(logits, -1) @ v
 

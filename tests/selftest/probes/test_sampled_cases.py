@@ -13,16 +13,16 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import case_sampling, gradients, layout_nan_gaps
+from envbuild.selftest.numerics import case_sampling, gradient_computation, layout_nan_gaps
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, worst
-from envbuild.selftest.probes.attention import attention_cases
-from envbuild.selftest.probes.normalization import norm_cases
+from envbuild.selftest.probes.attention import attention_sampled_cases
+from envbuild.selftest.probes.normalization import norm_sampled_cases
 from selftest.numerics.test_operation_case import changes
 
 Kernel = Callable[..., Any]
 SEED, POINTS = 3, {"attention": 20}
-OPERATIONS = [*attention_cases.OPERATIONS, *norm_cases.OPERATIONS]
+OPERATIONS = [*attention_sampled_cases.OPERATIONS, *norm_sampled_cases.OPERATIONS]
 
 
 def sampled(operation: Operation) -> Iterator[Case]:
@@ -143,7 +143,7 @@ def padded_width(kernel: Kernel) -> Kernel:
     return wrong
 
 
-ATTENTION, NORMS = attention_cases.attention_cases, norm_cases.norm_cases
+ATTENTION, NORMS = attention_sampled_cases.attention_cases, norm_sampled_cases.norm_cases
 WRONG = [
     (ATTENTION, "scaled_dot_product_attention", last_key_left_out, "output: element ["),
     (ATTENTION, "scaled_dot_product_attention", causal_to_the_end, ", causal"),
@@ -167,7 +167,7 @@ def test_a_wrong_kernel_is_found_and_named(
 
 
 def test_a_right_kernel_passes_and_says_what_is_covered() -> None:
-    for probe, operations in ((ATTENTION, attention_cases.OPERATIONS), (NORMS, norm_cases.OPERATIONS)):
+    for probe, operations in ((ATTENTION, attention_sampled_cases.OPERATIONS), (NORMS, norm_sampled_cases.OPERATIONS)):
         context = Context(JobDocument("0" * 32, level="quick", seed=SEED))
         probe(context)
         assert not context.faults
@@ -185,10 +185,10 @@ def test_a_layout_changes_strides_and_nothing_else(layout: str) -> None:
 def test_gradients_are_autograds_and_arrive_with_their_strides() -> None:
     x = torch.arange(6.0).view(2, 3).requires_grad_()
     given = torch.arange(6.0).view(3, 2).t()
-    (found,) = gradients.gradients(x * 3, (x,), given)
+    (found,) = gradient_computation.gradients(x * 3, (x,), given)
     assert torch.equal(found, 3 * given) and found.stride() == given.stride()
     with pytest.raises(ValueError, match="float64 for"):
-        gradients.gradients(x * 3, (x,), given.double())
+        gradient_computation.gradients(x * 3, (x,), given.double())
 
 
 def test_seeds_give_other_points() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.probes.attention import attention_torch
+from envbuild.selftest.probes.attention import attention_backend_probes
 
 from .making import HALF, Kernel, named, seeded, wrong_dtype
 
@@ -27,7 +27,7 @@ def stale(kernel: Kernel) -> Kernel:
 
 def attention_nan(kernel: Kernel) -> Kernel:
     """One NaN, for the long length, one depth and one dtype only."""
-    lengths = (attention_torch.LONG, attention_torch.LONG_CPU)
+    lengths = (attention_backend_probes.LONG, attention_backend_probes.LONG_CPU)
 
     def seeded(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         result = kernel(q, *args, **options)

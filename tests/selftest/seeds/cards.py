@@ -10,8 +10,8 @@ import torch
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes.catalogue import PROBES as REAL
 from envbuild.selftest.probes.environment import init_alloc
+from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 
 from .making import SINGLE, Kernel, named, seeded, wrong_element
 

@@ -9,8 +9,12 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes.attention import attention_backward, attention_needle, attention_torch
-from envbuild.selftest.probes.catalogue import PROBES as REAL
+from envbuild.selftest.probes.attention import (
+    attention_backend_probes,
+    attention_gradient_cases,
+    attention_needle_cases,
+)
+from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 
 Kernel = Callable[..., torch.Tensor]
 Wrong = Callable[[Kernel], Kernel]
@@ -106,14 +110,14 @@ def seeded(backend: str, name: str, wrong: Wrong, torch_: str | None = None, cud
     (real,) = (item for item in REAL if item.name == f"attention.{backend}")
 
     def function(context: Context) -> None:
-        modules: list[Any] = [attention_torch, attention_backward, attention_needle]
+        modules: list[Any] = [attention_backend_probes, attention_gradient_cases, attention_needle_cases]
         if backend == "cudnn":
-            only = attention_torch.only
+            only = attention_backend_probes.only
             for module in modules if context.on_cpu else ():
                 module.only = lambda name: only("flash" if name == "cudnn" else name)
             torch.backends.cudnn.version = lambda: cudnn  # type: ignore[assignment]
             torch.__version__ = torch_ or torch.__version__  # type: ignore[assignment]
-        modules[2].LONG, modules[2].CASES = attention_needle.LONG_CPU_QUICK, attention_needle.CASES_QUICK
+        modules[2].LONG, modules[2].CASES = attention_needle_cases.LONG_CPU_QUICK, attention_needle_cases.CASES_QUICK
         setattr(F, SDPA, wrong(getattr(F, SDPA)))
         context.job = dataclasses.replace(context.job, level="standard")
         real.function(context)
@@ -122,8 +126,8 @@ def seeded(backend: str, name: str, wrong: Wrong, torch_: str | None = None, cud
 
 
 SDPA = "scaled_dot_product_attention"
-NEGATIVE = attention_backward.PROBLEMS.index("scores -120")
-LONG = (attention_backward.LONG, attention_backward.LONG_CPU)
+NEGATIVE = attention_gradient_cases.PROBLEMS.index("scores -120")
+LONG = (attention_gradient_cases.LONG, attention_gradient_cases.LONG_CPU)
 
 PROBES = (
     seeded("math", "grad_k_row", changed(1, neighbour)),

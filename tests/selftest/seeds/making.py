@@ -8,7 +8,7 @@ import torch
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes.catalogue import PROBES as REAL
+from envbuild.selftest.probes.probe_catalogue import PROBES as REAL
 
 Kernel = Callable[..., torch.Tensor]
 

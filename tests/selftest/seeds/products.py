@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.project_test_spec import ProjectTestSpec, ShapeSpec
+from envbuild.selftest.harness.project_test_spec_reader import ProjectTestSpec, ShapeSpec
 
 from .making import BRAIN, HALF, SINGLE, Kernel, named, seeded, tf32, wrong_element
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.attest import community_evidence, signing, statements
+from envbuild.attest import community_evidence, in_toto_statements, keys_and_signatures
 from envbuild.attest.community_evidence import EvidenceRow
-from envbuild.attest.statements import Subject
+from envbuild.attest.in_toto_statements import Subject
 from envbuild.evidence import evidence_store
 from envbuild.report import profile_tables
 from envbuild.util.errors import CheckFailed, OutOfDate
@@ -40,15 +40,17 @@ def folder(tmp_path: Path) -> Path:
 
 def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") -> Path:
     """What CONTRIBUTING asks for: a run, signed with the key that is configured, and its public key."""
-    signer = signing.configured_signer()
+    signer = keys_and_signatures.configured_signer()
     assert signer
     path = site.prove(run or run_on("NVIDIA H20"))
     record = dict(evidence_store.stored(site.engine.image.id))[path]
-    made = statements.test_result(
+    made = in_toto_statements.test_result(
         record, evidence_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
     )
     sent = folder / f"{file or f'sample-{who}'}.dsse.json"
-    shutil.copy(evidence_store.save_envelope(path, signing.seal(statements.canonical(made), signer)), sent)
+    shutil.copy(
+        evidence_store.save_envelope(path, keys_and_signatures.seal(in_toto_statements.canonical(made), signer)), sent
+    )
     (folder / "keys" / f"{who}.pub").write_bytes(signer.public.pem)
     return sent
 
@@ -88,11 +90,13 @@ def test_every_file_must_be_somebodys_word(site: Site, folder: Path, monkeypatch
     new_key(monkeypatch)
     sent = send(site, folder, "alice")
     stranger = json.loads(sent.read_text(encoding="utf-8"))
-    text = signing.envelope_payload(stranger).replace(b"PASSED", b"WARNED")
-    changed = {**signing.seal(text, None), "signatures": stranger["signatures"]}
+    text = keys_and_signatures.envelope_payload(stranger).replace(b"PASSED", b"WARNED")
+    changed = {**keys_and_signatures.seal(text, None), "signatures": stranger["signatures"]}
     new_key(monkeypatch)
-    other = signing.seal(signing.envelope_payload(stranger), signing.configured_signer())
-    nothing = signing.seal(b'{"_type":"x"}', signing.configured_signer())
+    other = keys_and_signatures.seal(
+        keys_and_signatures.envelope_payload(stranger), keys_and_signatures.configured_signer()
+    )
+    nothing = keys_and_signatures.seal(b'{"_type":"x"}', keys_and_signatures.configured_signer())
     for name, document in (("changed", changed), ("other", other), ("two", [stranger, stranger]), ("empty", nothing)):
         (folder / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(CheckFailed) as caught:
@@ -107,8 +111,8 @@ def test_a_statement_of_something_else_is_no_test_result(
 ) -> None:
     new_key(monkeypatch)
     send(site, folder, "alice")
-    sbom = statements.canonical(statements.sbom({}, Subject("x", site.engine.image.id)))
-    envelope = signing.seal(sbom, signing.configured_signer())
+    sbom = in_toto_statements.canonical(in_toto_statements.sbom({}, Subject("x", site.engine.image.id)))
+    envelope = keys_and_signatures.seal(sbom, keys_and_signatures.configured_signer())
     (folder / "sbom.json").write_text(json.dumps(envelope), encoding="utf-8")
     with pytest.raises(CheckFailed) as caught:
         community_evidence.read(folder, NOW)

@@ -13,8 +13,8 @@ import pytest
 from selftest.environments import Environment, extension, good, virtual
 from selftest.reading import environment
 
-from envbuild.audit import assessment, environment_contents
-from envbuild.audit.assessment import Audit, Expected
+from envbuild.audit import environment_audit, environment_contents
+from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.environment_contents import Holdings
 from envbuild.facts import database
 from envbuild.runners import host_runner
@@ -42,7 +42,7 @@ def held(place: tuple[Path, Environment], files: Mapping[str, bytes]) -> Holding
     for path, content in files.items():
         if not content:
             (made.site / path).unlink()
-    job = assessment.collector_job("", "")
+    job = environment_audit.collector_job("", "")
     return environment_contents.read(host_runner.run_on_host(python, job), job.nonce, "it")
 
 
@@ -54,7 +54,7 @@ def test_what_an_extension_brings(place: tuple[Path, Environment]) -> None:
     there = held(
         place, {"kernels.abi3.so": extension("kernels", "sm_90", "compute_90a"), "own/host.so": extension("host")}
     )
-    judged = assessment.assess("it", there, ASKED)
+    judged = environment_audit.assess("it", there, ASKED)
     assert (found(judged), judged.clean) == ({}, True)
     (row,) = judged.document()["extensions"]
     assert row == {
@@ -74,23 +74,23 @@ def kernels(*architectures: str, **changes: str) -> dict[str, bytes]:
 
 def test_a_symbol_that_this_torch_does_not_have(place: tuple[Path, Environment]) -> None:
     more = "extern void _ZN3c105ErrorC2E(void);"
-    judged = assessment.assess("it", held(place, kernels("sm_90", more=more, first="_ZN3c105ErrorC2E()")), H20)
+    judged = environment_audit.assess("it", held(place, kernels("sm_90", more=more, first="_ZN3c105ErrorC2E()")), H20)
     assert found(judged) == {"extension-symbol": "defect"} and judged.failed
     assert "undefined symbol: _ZN3c105ErrorC2E" in judged.findings[0].message
 
 
 def test_a_file_that_is_gone(place: tuple[Path, Environment]) -> None:
     there = held(place, {**kernels("sm_90"), "other.so": b""})
-    assert found(assessment.assess("it", there, H20)) == {"extension-files": "defect"}
+    assert found(environment_audit.assess("it", there, H20)) == {"extension-files": "defect"}
 
 
 def test_modules_that_the_profile_asks_for(place: tuple[Path, Environment]) -> None:
     there = held(place, {"kernels.so": extension("kernels", "sm_90")})
-    judged = assessment.assess("it", there, ASKED)
+    judged = environment_audit.assess("it", there, ASKED)
     assert found(judged) == {"extension-modules": "defect"}
     assert judged.findings[0].message == "own lacks what its profile asks for: own.host"
     without = there.model_copy(update={"extensions": []})
-    assert "kernels, own.host" in assessment.assess("it", without, ASKED).findings[0].message
+    assert "kernels, own.host" in environment_audit.assess("it", without, ASKED).findings[0].message
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_modules_that_the_profile_asks_for(place: tuple[Path, Environment]) -> N
 def test_code_for_another_card(
     architectures: str, wanted: Expected, severity: str | None, place: tuple[Path, Environment]
 ) -> None:
-    judged = assessment.assess("it", held(place, kernels(architectures)), wanted)
+    judged = environment_audit.assess("it", held(place, kernels(architectures)), wanted)
     assert found(judged).get("extension-kernel") == severity
 
 
 def test_what_kills_the_process_is_named_and_the_rest_is_tried(place: tuple[Path, Environment]) -> None:
     there = held(place, {**kernels("sm_90", first="abort()"), "own/kernels.so": extension("kernels", "sm_90")})
-    judged = assessment.assess("it", there, H20)
+    judged = environment_audit.assess("it", there, H20)
     assert found(judged) == {"extension-load": "warn"}
     assert {file.path: file.failure for file in there.extensions} == {
         "kernels.so": "the process died of SIGABRT",
@@ -123,7 +123,9 @@ def test_what_is_not_tried_is_said_to_be_untried(place: tuple[Path, Environment]
         "kernels.so": (False, "others crashed"),
         "own/host.so": (False, "others crashed"),
     }
-    said = [item.message for item in assessment.assess("it", there, H20).findings if item.id == "extension-untried"]
+    said = [
+        item.message for item in environment_audit.assess("it", there, H20).findings if item.id == "extension-untried"
+    ]
     assert said == [f"{path} of own 1.0 was not tried: others crashed" for path in ("kernels.so", "own/host.so")]
 
 
@@ -145,7 +147,7 @@ def test_files_that_a_bound_leaves_out_are_not_left_out_in_silence(tmp_path: Pat
 
 
 def test_a_library_that_is_not_there(place: tuple[Path, Environment]) -> None:
-    judged = assessment.assess("it", held(place, kernels("sm_90", needs="libabsent.so.3")), H20)
+    judged = environment_audit.assess("it", held(place, kernels("sm_90", needs="libabsent.so.3")), H20)
     assert found(judged) == {"extension-load": "warn"}
 
 
@@ -156,12 +158,12 @@ def test_what_needs_the_driver_is_no_fault_where_there_is_none(place: tuple[Path
         expected = {"extension-untried": "note"}
     else:
         expected = {}
-    judged = assessment.assess("it", held(place, kernels("sm_90", needs="libcuda.so.1")), H20)
+    judged = environment_audit.assess("it", held(place, kernels("sm_90", needs="libcuda.so.1")), H20)
     assert (found(judged), judged.clean) == (expected, True)
 
 
 def test_a_file_that_is_no_library(place: tuple[Path, Environment]) -> None:
-    judged = assessment.assess("it", held(place, {**kernels("sm_90"), "own/text.so": b"text"}), H20)
+    judged = environment_audit.assess("it", held(place, {**kernels("sm_90"), "own/text.so": b"text"}), H20)
     assert found(judged) == {}, "what is neither built against torch nor for a GPU is not an extension's"
 
 

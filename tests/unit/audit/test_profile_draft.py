@@ -10,9 +10,9 @@ import pytest
 
 from envbuild.audit import profile_draft
 from envbuild.audit.environment_contents import Holdings
-from envbuild.profile.source import Source
-from envbuild.resolve import profile_reader, resolver
-from envbuild.resolve.resolver import Plan
+from envbuild.profile.profile_source import Source
+from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import CheckFailed
 from unit.support import envbuild
 
@@ -65,7 +65,7 @@ def written(project: Path, holdings: Holdings) -> tuple[str, Source, Plan]:
     text = profile_draft.draft_profile("mine", "an/image:tag", holdings)
     (project / "profiles" / "mine.yaml").write_text(text, encoding="utf-8")
     source = profile_reader.load("mine")
-    return text, source, resolver.resolve(source)
+    return text, source, plan_resolver.resolve(source)
 
 
 def test_the_usual_image(project: Path) -> None:

@@ -20,10 +20,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from envbuild.audit.assessment import Expected
+from envbuild.audit.environment_audit import Expected
 from envbuild.cli import audit, entry
-from envbuild.fetch import store
-from envbuild.image import dockerfile, root_filesystem
+from envbuild.fetch import sha256_file_store
+from envbuild.image import dockerfile_renderer, root_filesystem_tar
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -47,7 +47,9 @@ def locked(project: Path) -> Lock:
     made = lock_for(plan_of(project, PROFILE))
     lock_file.write(made, project / "profiles" / "sample.lock.yaml", "sample")
     (project / "dockerfiles").mkdir()
-    (project / "dockerfiles" / "sample.Dockerfile").write_text(dockerfile.render(made, "sample"), encoding="utf-8")
+    (project / "dockerfiles" / "sample.Dockerfile").write_text(
+        dockerfile_renderer.render(made, "sample"), encoding="utf-8"
+    )
     return made
 
 
@@ -306,9 +308,9 @@ def test_no_dockerfile_brings_a_traceback(locked: Lock, project: Path) -> None:
 
 
 def test_a_failure_of_make_says_what_was_done(locked: Lock, no_engine: None) -> None:
-    root_filesystem.tar_file(locked).touch()
+    root_filesystem_tar.tar_file(locked).touch()
     for deb in locked.apt:
-        path = store.debs().path(deb.sha256, deb.file)
+        path = sha256_file_store.debs().path(deb.sha256, deb.file)
         path.parent.mkdir(parents=True)
         path.touch()
     done = envbuild("make", "sample", "--locked", "--json")
@@ -466,9 +468,11 @@ def test_an_audit_for_a_profile_knows_an_image_of_its_lock(
     """Only such an image is fixed by `envbuild make`."""
     image = dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id if labelled else "another"})
     judged: list[Expected] = []
-    monkeypatch.setattr("envbuild.image.engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
-    monkeypatch.setattr("envbuild.audit.image_collection.collect_from_image", lambda *asked: None)
-    monkeypatch.setattr("envbuild.audit.assessment.assess", lambda reference, held, wanted: judged.append(wanted))
+    monkeypatch.setattr("envbuild.image.docker_engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
+    monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *asked: None)
+    monkeypatch.setattr(
+        "envbuild.audit.environment_audit.assess", lambda reference, held, wanted: judged.append(wanted)
+    )
     audit._image("it", audit._expected("sample"))
     assert [(wanted.claimed, wanted.image) for wanted in judged] == [(labelled, True)]
 

@@ -11,8 +11,8 @@ from envbuild.facts import database
 from envbuild.pipeline import workflows
 from envbuild.profile import starter_profile
 from envbuild.profile.value_types import PLATFORM
-from envbuild.resolve import profile_reader, resolver
-from envbuild.util import yamldoc
+from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.util import yaml_document
 from envbuild.util.errors import EngineError
 from unit.support import envbuild, write_profile
 
@@ -45,7 +45,7 @@ def test_the_name_of_a_gpu_stands_for_its_shipped_profile(name: str, profile: st
 @pytest.mark.parametrize("gpu", SUPPORTED)
 def test_every_supported_gpu_has_a_profile_that_resolves(gpu: str, project: Path) -> None:
     source = profile_reader.unwritten(gpu)
-    plan = resolver.resolve(source)
+    plan = plan_resolver.resolve(source)
     assert [found.id for found in plan.choice.situation.gpus] == [gpu]
     assert not [item for item in plan.choice.advice if item.state == "refused"]
     assert files(project) == []
@@ -78,7 +78,7 @@ def test_every_unsupported_gpu_is_refused_by_each_of_its_names(gpu: str) -> None
     ],
 )
 def test_the_pins_are_those_of_the_nearest_gpu(gpu: str, parent: str) -> None:
-    assert yamldoc.parse(starter_profile.for_gpu(gpu), gpu).data == {
+    assert yaml_document.parse(starter_profile.for_gpu(gpu), gpu).data == {
         "description": database.gpus()[gpu].names[0], "extends": parent, "gpus": [gpu],
     }  # fmt: skip
 

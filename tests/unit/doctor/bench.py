@@ -26,7 +26,7 @@ import pytest
 
 import envbuild
 from envbuild.lock import lock_file
-from unit.image.test_engine import Api, answering
+from unit.image.test_docker_engine import Api, answering
 from unit.served import served
 from unit.support import Said
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.doctor import machine, system_reader
+from envbuild.doctor import machine_description, system_reader
 from envbuild.doctor.model import MAX_TEXT, Port, Xid, clean, short_address
-from envbuild.doctor.parallel_reads import run_in_parallel
+from envbuild.doctor.parallel_reader import run_in_parallel
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_a_machine_without_anything_is_read_all_the_same(tmp_path: Path) -> None
     assert system_reader.shm_bytes(tmp_path) == 0
     assert list(system_reader.rdma_ports(tmp_path)) == []
     assert not system_reader.switches(tmp_path)
-    assert machine.read(tmp_path).cpu == "unknown CPU"
-    assert machine.read(tmp_path).memory == 0
+    assert machine_description.read(tmp_path).cpu == "unknown CPU"
+    assert machine_description.read(tmp_path).memory == 0
 
 
 def test_the_kernels_files_are_read(tmp_path: Path) -> None:
@@ -104,7 +104,10 @@ def test_the_kernels_files_are_read(tmp_path: Path) -> None:
     ):
         put(f"sys/bus/pci/devices/{address}/vendor", f"0x{vendor}\n")
         put(f"sys/bus/pci/devices/{address}/class", f"0x{kind}00\n")
-    assert (machine.read(tmp_path).cpu, machine.read(tmp_path).memory) == ("a processor", 1 << 20)
+    assert (machine_description.read(tmp_path).cpu, machine_description.read(tmp_path).memory) == (
+        "a processor",
+        1 << 20,
+    )
     assert system_reader.fabric_manager(tmp_path) is True
     assert list(system_reader.rdma_ports(tmp_path)) == [Port("mlx5_0/1", "ACTIVE", "Ethernet", "100 Gb/sec (4X EDR)")]
     assert system_reader.pci(tmp_path) == 2

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from selftest import stubs
 
-from envbuild.doctor import node_comparison, remote_nodes
+from envbuild.doctor import node_comparison, remote_node_reader
 from envbuild.doctor.node_comparison import Node
 from envbuild.util.errors import FileError, UsageError
-from envbuild.util.process import Completed
+from envbuild.util.host_processes import Completed
 from unit.doctor.bench import Bench, bench
 from unit.support import envbuild
-from unit.util.test_process import gone
+from unit.util.test_host_processes import gone
 
 SAME = {
     "version": 1,
@@ -178,7 +178,7 @@ def test_a_file_that_names_no_cluster(tmp_path: Path, text: str, words: str) -> 
     file = tmp_path / "hosts.yaml"
     file.write_text(text)
     with pytest.raises(FileError) as error:
-        remote_nodes.gather_nodes(str(file))
+        remote_node_reader.gather_nodes(str(file))
     assert words in " ".join([error.value.message, *map(str, error.value.faults)])
 
 
@@ -209,7 +209,7 @@ def test_what_is_no_file_is_a_fault_of_its_node(tmp_path: Path) -> None:
     (tmp_path / "b.json").mkdir()
     os.mkfifo(tmp_path / "c.json")
     (tmp_path / "d.json").symlink_to(tmp_path / "nowhere")
-    found = {node.name: node.fault for node in remote_nodes.gather_nodes(str(tmp_path))}
+    found = {node.name: node.fault for node in remote_node_reader.gather_nodes(str(tmp_path))}
     assert found == {"a": None, **{name: f"{name}.json is no file" for name in ("b", "c", "d")}}
 
 
@@ -219,25 +219,25 @@ def test_a_file_that_may_not_be_read_is_a_fault_of_its_node(tmp_path: Path, monk
 
     (tmp_path / "a.json").write_text(json.dumps(SAME))
     monkeypatch.setattr(Path, "open", refused)  # the tests may be root's
-    assert [node.fault for node in remote_nodes.gather_nodes(str(tmp_path))] == [
+    assert [node.fault for node in remote_node_reader.gather_nodes(str(tmp_path))] == [
         "a.json cannot be read: Permission denied"
     ]
 
 
 def test_more_nodes_than_are_asked_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_nodes, "MAX_NODES", 2)
+    monkeypatch.setattr(remote_node_reader, "MAX_NODES", 2)
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.json").write_text(json.dumps(SAME))
     with pytest.raises(FileError, match="3 JSON files, more than 2"):
-        remote_nodes.gather_nodes(str(tmp_path))
+        remote_node_reader.gather_nodes(str(tmp_path))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-2]")
-    monkeypatch.setattr(remote_nodes, "run", lambda *_, **__: Completed(0, "node0 node1 node2\n", ""))
+    monkeypatch.setattr(remote_node_reader, "run", lambda *_, **__: Completed(0, "node0 node1 node2\n", ""))
     with pytest.raises(UsageError, match="3 nodes, more than 2"):
-        remote_nodes.gather_nodes("slurm")
+        remote_node_reader.gather_nodes("slurm")
 
 
 def test_an_interruption_ends_what_is_asked_and_asks_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_nodes, "PARALLEL", 2)
+    monkeypatch.setattr(remote_node_reader, "PARALLEL", 2)
     script = "echo $$ >{0}.new; mv {0}.new {0}; exec sleep 60"
     commands = {str(index): ["sh", "-c", script.format(tmp_path / str(index))] for index in range(4)}
     main = threading.main_thread().ident
@@ -253,7 +253,7 @@ def test_an_interruption_ends_what_is_asked_and_asks_no_more(tmp_path: Path, mon
     try:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
-            remote_nodes._run(commands)
+            remote_node_reader._run(commands)
     finally:
         signal.signal(signal.SIGINT, handler)
     assert time.monotonic() - begin < 30  # of the 40 that a node may take

@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.doctor import wheel_availability
 from envbuild.doctor.check_result import Check
-from envbuild.fetch import store
+from envbuild.fetch import sha256_file_store
 from envbuild.lock import lock_file
 from envbuild.resolve import profile_reader
 from unit.conftest import forget
@@ -25,7 +25,7 @@ def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     real = []
     for item in made.wheels:
         file = write_wheel(tmp_path / "served", item.wheel.name, item.wheel.version)
-        one = dataclasses.replace(item.wheel, file=file.name, sha256=store.file_digest(file))
+        one = dataclasses.replace(item.wheel, file=file.name, sha256=sha256_file_store.file_digest(file))
         real.append(dataclasses.replace(item, wheel=one))
     lock_file.write(dataclasses.replace(made, wheels=tuple(real)), project / "profiles" / "sample.lock.yaml", "sample")
     with serving(Index(tmp_path / "served")) as found:
@@ -71,7 +71,7 @@ def test_a_missing_build_of_the_cpu_names_pytorchs_index(
 
 def test_what_is_in_the_cache_is_not_asked_for(served: Index) -> None:
     for file in list(served.folder.iterdir()):
-        store.wheel_store().put(file, store.file_digest(file), file.name)
+        sha256_file_store.wheel_store().put(file, sha256_file_store.file_digest(file), file.name)
     assert check().detail == "3 locked wheels: in the cache"
     assert served.asked == []
 

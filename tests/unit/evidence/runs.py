@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from envbuild.testrun.output_parser import judge_output
-from envbuild.testrun.result import RawOutput, TestRun
+from envbuild.testrun.output_judge import judge_output
+from envbuild.testrun.run_result import RawOutput, TestRun
 
 NONCE = "0123456789abcdef0123456789abcdef"
 NAMES = ("env.libs", "gemm.crash", "train.step")

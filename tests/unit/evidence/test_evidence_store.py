@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from envbuild.evidence import evidence_store, rules
-from envbuild.evidence.rules import RequiredProof
-from envbuild.facts import probe_names
+from envbuild.evidence import evidence_store, proof_rules
+from envbuild.evidence.proof_rules import RequiredProof
+from envbuild.facts import probe_catalogue_reader
 from envbuild.lock.lock_file import Lock
-from envbuild.testrun import result
-from envbuild.testrun.job import selftest_id
-from envbuild.util import settings
+from envbuild.testrun import run_result
+from envbuild.testrun.selftest_job import selftest_id
+from envbuild.util import user_folders
 from unit.evidence.runs import documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, image_of, lock_for, plan_of, sha
 
@@ -28,7 +28,7 @@ def locked(project: Path) -> Lock:
     return lock_for(plan_of(project, PROFILE))
 
 
-def record_of(locked: Lock, run: result.TestRun | None = None, day: int = 0, **changes: Any) -> dict[str, Any]:
+def record_of(locked: Lock, run: run_result.TestRun | None = None, day: int = 0, **changes: Any) -> dict[str, Any]:
     finished = DAY + datetime.timedelta(days=day)
     made = evidence_store.run_record(IMAGE, asked(locked), run or passed_run(), "docker 26.1.5", finished)
     return {**made, **changes, "selftest": {**made["selftest"], **changes.get("selftest", {})}}
@@ -36,7 +36,7 @@ def record_of(locked: Lock, run: result.TestRun | None = None, day: int = 0, **c
 
 def older(**versions: int | None) -> dict[str, Any]:
     """Another self-test, whose versions are those of this one but for some; None: it had no such probe."""
-    had = {**probe_names.versions(), **versions}
+    had = {**probe_catalogue_reader.versions(), **versions}
     kept = {name: version for name, version in had.items() if version is not None}
     return {"id": f"sha256:{'0' * 64}", "level": "full", "versions": kept}
 
@@ -54,7 +54,7 @@ def state(locked: Lock, **changes: Any) -> tuple[str, str]:
     return proof.state, proof.reason
 
 
-def failed_run() -> result.TestRun:
+def failed_run() -> run_result.TestRun:
     return passed_run(probe("env.libs"), probe("gemm.crash", "failed"))
 
 
@@ -68,7 +68,7 @@ def failed_run() -> result.TestRun:
     ],
 )
 def test_a_misspelt_gpu_is_questioned(name: str, said: str) -> None:
-    assert rules.untested(name).reason == said
+    assert proof_rules.untested(name).reason == said
 
 
 def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -> None:
@@ -192,7 +192,7 @@ def test_a_proof_is_found_again(locked: Lock) -> None:
     assert (proof.model, proof.state, proof.evidence) == ("cpu", "proved", path)
     assert proof.reason == "proved on the CPU, 2026-11-21"
     assert sorted(file.name.partition(".")[2] for file in path.parent.iterdir()) == ["record.json", "statement.json"]
-    assert path.parent == settings.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
+    assert path.parent == user_folders.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
 
 
 def test_the_run_is_found_again(locked: Lock) -> None:
@@ -280,7 +280,7 @@ def fitting(record: Any) -> None:
     """A record and a statement that fit together, as an older envbuild or somebody who can write there leaves them."""
     text = json.dumps(record, indent=1, sort_keys=True)
     digest = sha(text)
-    folder = settings.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
+    folder = user_folders.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{digest}.record.json").write_text(text, encoding="utf-8")
     try:
@@ -491,7 +491,7 @@ def of_child(locked: Lock, script: str = "1" * 64) -> tuple[str, str, bool]:
     return proof.state, proof.reason, proof.failed
 
 
-def script_run(script: str = "failed", crash: str = "passed") -> result.TestRun:
+def script_run(script: str = "failed", crash: str = "passed") -> run_result.TestRun:
     return passed_run(probe("env.libs"), probe("gemm.crash", crash), probe("own.script", script))
 
 

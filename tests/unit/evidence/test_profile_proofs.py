@@ -13,7 +13,7 @@ from envbuild.image import build_records
 from envbuild.image.build_records import Record
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.source import Source
+from envbuild.profile.profile_source import Source
 from unit.evidence.runs import passed_run, probe
 from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of
 

@@ -16,7 +16,7 @@ from envbuild.cli.entry import cli
 from envbuild.cli.explain import safe_line
 from envbuild.explain import cause_ranking, log_lines
 from envbuild.facts import database, log_signatures
-from envbuild.facts.probe_names import known_probes
+from envbuild.facts.probe_catalogue_reader import known_probes
 from envbuild.util.errors import FactsError, FileError
 from unit.explain import corpus
 from unit.explain.corpus import FOLDER, PARTS, Case

@@ -10,10 +10,10 @@ import pytest
 from packaging.version import Version
 from selftest.named import RECORDED
 
-from envbuild.facts import database, fact_files, mixed_gpu_settings
-from envbuild.facts.advisories import Advisory, Change, Shows, Situation
-from envbuild.facts.fields import VersionRange
-from envbuild.util import yamldoc
+from envbuild.facts import database, fact_file_reader, mixed_gpu_settings
+from envbuild.facts.fact_field_types import VersionRange
+from envbuild.facts.gpu_and_advisory_types import Advisory, Change, Shows, Situation
+from envbuild.util import yaml_document
 from envbuild.util.errors import FactsError
 from unit.support import envbuild, write_profile
 
@@ -92,7 +92,7 @@ def test_the_facts_are_whole() -> None:
 
 def test_a_missing_facts_file_is_an_error_of_its_kind() -> None:
     with pytest.raises(FactsError):
-        fact_files.read("nosuch")
+        fact_file_reader.read("nosuch")
 
 
 # What every row says
@@ -102,8 +102,8 @@ def test_every_row_has_source_status_and_date() -> None:
     rows: list[Any] = [*database.gpus().values(), *database.toolkits().values(), *database.torch_releases().values()]
     rows += [*database.libraries().values(), *database.advisories()]
     rows += [
-        *fact_files.rows("fleet", "settings", mixed_gpu_settings._Rule),
-        *fact_files.rows("fleet", "dtypes", mixed_gpu_settings._Dtype),
+        *fact_file_reader.rows("fleet", "settings", mixed_gpu_settings._Rule),
+        *fact_file_reader.rows("fleet", "dtypes", mixed_gpu_settings._Dtype),
     ]
     assert len(rows) > 120
     for row in rows:
@@ -114,14 +114,14 @@ def test_every_row_has_source_status_and_date() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_no_file_names_an_index_or_a_path_of_a_machine(name: str) -> None:
-    text = (fact_files._FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (fact_file_reader._FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     assert not re.search(r"/root/|/home/|/tmp/", text)
     assert not any(host in text for host in index_hosts())
 
 
 @pytest.mark.parametrize("name", SHIPPED[:6])
 def test_every_source_that_is_described_is_used(name: str) -> None:
-    read = yamldoc.read(fact_files._FOLDER / f"{name}.yaml")
+    read = yaml_document.read(fact_file_reader._FOLDER / f"{name}.yaml")
     rest = {key: value for key, value in read.data.items() if key != "sources"}
     assert [key for key in read.data["sources"] if f"'{key}'" not in str(rest)] == []
 
@@ -778,7 +778,7 @@ def test_faults_of_several_files_are_told_together() -> None:
 def test_errors_of_applications_are_those_of_the_selftest() -> None:
     """It cannot read our facts, and says it in code."""
     pytest.importorskip("torch")
-    from envbuild.selftest.nvidia.telemetry import APPLICATION_XIDS
+    from envbuild.selftest.nvidia.gpu_telemetry import APPLICATION_XIDS
 
     assert {number for number, fact in database.xids().items() if fact.application} == APPLICATION_XIDS
 

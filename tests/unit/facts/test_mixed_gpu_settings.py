@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.facts import database, fact_files, mixed_gpu_settings
+from envbuild.facts import database, fact_file_reader, mixed_gpu_settings
 from envbuild.util.errors import ProfileError
 from unit.support import PROFILE, envbuild, plan_of, write_profile
 
@@ -46,7 +46,7 @@ def test_the_common_type_says_which_card_lacks_the_better_one() -> None:
 
 def test_the_last_type_serves_every_card() -> None:
     """What has no feature to ask for: a common type is always found."""
-    assert fact_files.rows("fleet", "dtypes", mixed_gpu_settings._Dtype)[-1].feature is None
+    assert fact_file_reader.rows("fleet", "dtypes", mixed_gpu_settings._Dtype)[-1].feature is None
     for gpu in database.gpus().values():
         assert next(mixed_gpu_settings.mixed_gpu_settings([gpu, database.gpus()["v100"]])).value == "float16"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.fetch import index_config, uv
-from envbuild.util.process import Completed, ProcessTimeout
+from envbuild.fetch import index_config, uv_commands
+from envbuild.util.host_processes import Completed, ProcessTimeout
 from unit.conftest import forget
 from unit.support import Index, quick_pip, serving, write_wheel
 
@@ -153,5 +153,5 @@ def test_the_best_version_of_all_indexes_is_taken(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv("PIP_EXTRA_INDEX_URL", extra.address)
             monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "three"))
             forget()
-            assert uv.resolve_wheels(["alpha"], "3.11", "2.36", {}).versions == {"alpha": "2.0"}
-            assert uv.resolve_wheels(["alpha<2"], "3.11", "2.36", {}).versions == {"alpha": "1.5"}
+            assert uv_commands.resolve_wheels(["alpha"], "3.11", "2.36", {}).versions == {"alpha": "2.0"}
+            assert uv_commands.resolve_wheels(["alpha<2"], "3.11", "2.36", {}).versions == {"alpha": "1.5"}

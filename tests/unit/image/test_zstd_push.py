@@ -17,10 +17,10 @@ import pytest
 import zstandard
 
 from envbuild.image import registry_push, zstd_push
-from envbuild.image.engine import Image
-from envbuild.registry import auth, oci
-from envbuild.registry.client import Repository
-from envbuild.registry.oci import Reference
+from envbuild.image.docker_engine import Image
+from envbuild.registry import oci_types, registry_auth
+from envbuild.registry.oci_types import Reference
+from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import DiskError, EngineError, NetworkError
 from unit.registries import Registry, docker_login, serving
 from unit.site import Engine, Site, config_of, new_key, proved
@@ -71,9 +71,9 @@ class Saving(Engine):
 
 def saving(registry: Registry, *layers: bytes, files: tuple[bytes, ...] | None = None) -> Saving:
     """An engine with an image of these layers; `files`: what it saves instead of them, beside the configuration."""
-    digests = tuple(map(oci.digest_of, layers))
+    digests = tuple(map(oci_types.digest_of, layers))
     config = config_of(list(digests), {})
-    image = Image(oci.digest_of(config), "handle", digests, {}, {}, 1)
+    image = Image(oci_types.digest_of(config), "handle", digests, {}, {}, 1)
     kept = (*(layers if files is None else files), config, b"[]", b"")
     return Saving(registry, image, config, files=kept)
 
@@ -109,10 +109,10 @@ def test_the_layers_are_packed_and_the_evidence_stays_valid(site: Site) -> None:
     done = site.push("--zstd", "--json")
     assert done.code == 0, done.stderr
     media, raw = site.registry.manifests["verified"]
-    assert (media, done.document["digest"]) == (oci.MANIFEST, oci.digest_of(raw))
+    assert (media, done.document["digest"]) == (oci_types.MANIFEST, oci_types.digest_of(raw))
     document = manifest(site.registry)
     assert (document["mediaType"], document["config"]) == (
-        oci.MANIFEST, oci.descriptor(oci.CONFIG, site.engine.config)
+        oci_types.MANIFEST, oci_types.descriptor(oci_types.CONFIG, site.engine.config)
     )  # fmt: skip
     (layer,) = document["layers"]
     blob = site.registry.blobs[layer["digest"]]
@@ -204,8 +204,8 @@ def test_an_upload_that_is_cut_off_begins_anew_and_is_whole(registry: Registry) 
 
 
 def test_uploads_that_are_always_cut_off_end(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = auth.registry_session
-    monkeypatch.setattr(auth, "registry_session", lambda authority, tries=1: right(authority, tries=1))
+    right = registry_auth.registry_session
+    monkeypatch.setattr(registry_auth, "registry_session", lambda authority, tries=1: right(authority, tries=1))
     registry.cut = 99
     engine = saving(registry, LARGE)
     with pytest.raises(NetworkError, match="does not answer"):
@@ -240,8 +240,8 @@ def test_whoever_is_asked_who_he_is_sends_the_file_from_its_begin(
         return right(method, url, scope, **options)
 
     monkeypatch.setattr(there._access, "_one", aged)
-    there.put_file(oci.digest_of(LARGE), file)
-    assert registry.blobs == {oci.digest_of(LARGE): LARGE}
+    there.put_file(oci_types.digest_of(LARGE), file)
+    assert registry.blobs == {oci_types.digest_of(LARGE): LARGE}
     assert registry.lengths == [str(len(LARGE))] * 2
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.fetch.locked_artifacts import LockedExtension
+from envbuild.fetch.locked_artifact_types import LockedExtension
 from envbuild.lock import extension_sources
 from envbuild.lock.extension_sources import SourceDamaged
 from envbuild.resolve.extension_toolchain import ExtensionRequest
-from envbuild.util import settings
+from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError
 from unit.support import PROFILE, plan_of
 
@@ -137,7 +137,7 @@ def test_an_unknown_commit_is_the_profiles_fault(project: Path, repository: Path
     (fault,) = error.faults
     assert (fault.file, fault.field) == ("profiles/sample.yaml", "extensions[0]")
     assert commit in fault.message and fault.line
-    assert list(settings.cache_folder("sources").iterdir()) == []
+    assert list(user_folders.cache_folder("sources").iterdir()) == []
 
 
 @pytest.fixture
@@ -176,15 +176,15 @@ def test_a_repository_out_of_reach_is_the_networks_fault_and_shows_no_password(p
 
 
 def test_a_mirror_stands_for_the_address(project: Path, repository: Path) -> None:
-    settings.config_file().parent.mkdir(parents=True)
+    user_folders.config_file().parent.mkdir(parents=True)
     site = repository.parent.parent.as_uri()
-    settings.config_file().write_text(f"git_mirror: {site}/{{path}}\n", encoding="utf-8")
+    user_folders.config_file().write_text(f"git_mirror: {site}/{{path}}\n", encoding="utf-8")
     assert take(from_git(project, repository, git="https://git.example/team/kernels.git")).kind == "git"
 
 
 def test_a_damaged_checkout_is_removed_and_said(project: Path, repository: Path) -> None:
     locked = take(from_git(project, repository))
-    held = settings.cache_folder("sources") / locked.digest
+    held = user_folders.cache_folder("sources") / locked.digest
     (packed, *_) = [path for path in held.rglob("*") if path.is_file() and "objects" in path.parts]
     packed.chmod(0o644)
     packed.write_bytes(packed.read_bytes()[:-1] + b"?")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.fetch.locked_artifacts import LockedWheel
+from envbuild.fetch.locked_artifact_types import LockedWheel
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.util import canonical_json, package_data
@@ -271,12 +271,12 @@ def test_a_folder_in_its_place_is_refused(file: Path) -> None:
 
 
 def test_the_shipped_lock_fits_the_shipped_profile() -> None:
-    from envbuild.resolve import profile_reader, resolver
+    from envbuild.resolve import plan_resolver, profile_reader
 
     source = profile_reader.load(str(package_data.PROFILES / "cpu.yaml"))
     found = lock_file.read(package_data.PROFILES / "cpu.lock.yaml")
     assert found is not None
-    assert found.stale(resolver.resolve(source)) == []
+    assert found.stale(plan_resolver.resolve(source)) == []
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.fetch.locked_artifacts import LockedWheel
+from envbuild.fetch.locked_artifact_types import LockedWheel
 from envbuild.lock import lock_file, outdated_pins
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.outdated_pins import AdvisedUpdate, Outdated
-from envbuild.resolve.resolver import Plan
+from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import NetworkError
 from unit.support import PROFILE, Index, envbuild, lock_for, plan_of, quick_pip, serving, wheel, write_wheel
 
@@ -130,7 +130,7 @@ def test_an_index_that_does_not_answer_is_an_error(project: Path, monkeypatch: p
 
 def test_the_command_tells_one_profile_or_all(served: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
-    monkeypatch.setattr("envbuild.profile.name_lookup.profile_names", lambda: ["never", "sample"])
+    monkeypatch.setattr("envbuild.profile.profile_name_lookup.profile_names", lambda: ["never", "sample"])
     offer(served, alpha="1.0.0 1.0.1")
     plan = plan_of(project, PROFILE)
     lock_file.write(holding(plan, alpha="1.0.0"), project / "profiles" / "sample.lock.yaml", "sample")

@@ -14,19 +14,19 @@ import pytest
 import yaml
 
 from envbuild.image import build_records, registry_push
-from envbuild.image.engine import Engine
+from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
 from envbuild.pipeline import runner_selection, workflows
 from envbuild.pipeline.model import On, Options
-from envbuild.pipeline.session import Session
-from envbuild.registry import oci
-from envbuild.resolve import resolver
-from envbuild.runners.base import Watch
+from envbuild.pipeline.pipeline_steps import Session
+from envbuild.registry import oci_types
+from envbuild.resolve import plan_resolver
 from envbuild.runners.docker_runner import Local
 from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
+from envbuild.runners.runner_interface import Watch
 from envbuild.runners.slurm.slurm_runner import Slurm
-from envbuild.testrun.job import RunRequest
-from envbuild.util import settings
+from envbuild.testrun.selftest_job import RunRequest
+from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError, NetworkError, SettingsError, UsageError
 from unit.registries import Registry, serving
 from unit.runners.scripts import CPU
@@ -83,7 +83,7 @@ def told(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str | None
     with pytest.raises(EnvbuildError) as caught:
         runner(on)
     faults = caught.value.faults
-    assert {fault.file for fault in faults if fault.line} <= {str(settings.config_file())}
+    assert {fault.file for fault in faults if fault.line} <= {str(user_folders.config_file())}
     return type(caught.value), [(fault.line, fault.field) for fault in faults]
 
 
@@ -229,13 +229,13 @@ def registry() -> Iterator[Registry]:
 def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, there: bool) -> None:
     image = image_of()
     told: list[str] = []
-    document = {"schemaVersion": 2, "mediaType": oci.MANIFEST, "config": {"digest": image.id}, "layers": []}
+    document = {"schemaVersion": 2, "mediaType": oci_types.MANIFEST, "config": {"digest": image.id}, "layers": []}
     raw = json.dumps(document).encode()
     if there:
-        registry.manifests[f"id-{image.id[7:]}"] = (oci.MANIFEST, raw)
+        registry.manifests[f"id-{image.id[7:]}"] = (oci_types.MANIFEST, raw)
     options = Options(on=On(name, {name: {"registry": f"{registry.host}/team/x"}}))
     made = runner_selection.runner(options, cast(Engine, object()), image, "sample", told.append, dry=True)
-    digest = oci.digest_of(raw) if there else f"sha256:{'0' * 64}"
+    digest = oci_types.digest_of(raw) if there else f"sha256:{'0' * 64}"
     assert made.image == f"{registry.host}/team/x@{digest}"
     assert any("zeros stand for its digest" in text for text in told) != there
     if not there:
@@ -253,7 +253,7 @@ def test_what_is_refused_is_refused_before_a_push(
     project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str, options: list[str], words: str
 ) -> None:
     source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
-    locked, pushed = lock_for(resolver.resolve(source)), list[object]()
+    locked, pushed = lock_for(plan_resolver.resolve(source)), list[object]()
     monkeypatch.setattr(workflows, "existing", lambda *_: (source, locked, image_of()))
     monkeypatch.setattr(build_records, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
     monkeypatch.setattr(Session, "there", lambda *_: None)

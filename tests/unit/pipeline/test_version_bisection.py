@@ -15,13 +15,13 @@ from envbuild.cli.console import Console
 from envbuild.facts import database
 from envbuild.pipeline import version_bisection, workflows
 from envbuild.pipeline.model import Options, Step
-from envbuild.pipeline.session import Session
-from envbuild.profile.project_tests import Script
+from envbuild.pipeline.pipeline_steps import Session
+from envbuild.profile.project_shapes_and_script import Script
 from envbuild.resolve import profile_reader
-from envbuild.resolve.resolver import pinned_distribution, resolve
+from envbuild.resolve.plan_resolver import pinned_distribution, resolve
 from envbuild.runners import docker_runner
-from envbuild.testrun.job import RunRequest
-from envbuild.util import settings
+from envbuild.testrun.selftest_job import RunRequest
+from envbuild.util import user_folders
 from envbuild.util.errors import NetworkError, NotProved, ProfileError, UsageError
 from unit.evidence.runs import documents, judged, lines, passed_run, probe
 from unit.support import (
@@ -314,7 +314,7 @@ def test_only_what_was_made_is_discarded(monkeypatch: pytest.MonkeyPatch, projec
     session.engine = Engine()  # type: ignore[assignment]
     session.made.lock = lock_for(plan_of(project, PROFILE))
     session.made.steps.append(Step("build", 1.0, cached, ""))
-    context = settings.cache_folder("contexts") / "sample"
+    context = user_folders.cache_folder("contexts") / "sample"
     (context / "wheels").mkdir(parents=True)
     session.discard()
     assert not context.exists()

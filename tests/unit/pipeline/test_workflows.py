@@ -14,20 +14,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from envbuild.audit import assessment, image_collection
-from envbuild.audit.assessment import Audit, Expected
+from envbuild.audit import environment_audit, image_collector
+from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_findings import Finding
-from envbuild.evidence.rules import Proof
-from envbuild.facts import probe_names
-from envbuild.fetch import archives, uv
-from envbuild.image import build, build_records, buildx, built_locks
+from envbuild.evidence.proof_rules import Proof
+from envbuild.facts import probe_catalogue_reader
+from envbuild.fetch import archive_fetcher, uv_commands
+from envbuild.image import build_records, buildx, built_lock_paths, image_build
 from envbuild.lock import extension_sources, lock_file
-from envbuild.pipeline import downloads, workflows
+from envbuild.pipeline import build_downloads, workflows
 from envbuild.pipeline.model import Made, On, Options, Progress
-from envbuild.pipeline.session import Session
-from envbuild.profile.source import Source
-from envbuild.testrun import job, result
-from envbuild.util import settings
+from envbuild.pipeline.pipeline_steps import Session
+from envbuild.profile.profile_source import Source
+from envbuild.testrun import run_result, selftest_job
+from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, EngineError, NotProved
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
@@ -36,11 +36,11 @@ from unit.testrun import fingerprints
 SOURCE = cast(Source, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
 
 
-def made(run: result.TestRun | None) -> Made:
+def made(run: run_result.TestRun | None) -> Made:
     return Made("sample", image=image_of(), run=run)
 
 
-def skipped(*required: str) -> result.TestRun:
+def skipped(*required: str) -> run_result.TestRun:
     found = documents(probe("env.libs"), probe("gemm.crash", "skipped", reason="needs a GPU"))
     return judged(lines(found), required)
 
@@ -121,7 +121,7 @@ def test_a_run_that_nothing_came_of_says_why_in_its_message() -> None:
         (passed_run(probe("env.libs", "skipped")), ["stale"], "failed"),
     ],
 )
-def test_the_status_of_what_was_made(run: result.TestRun | None, proofs: list[str], status: str) -> None:
+def test_the_status_of_what_was_made(run: run_result.TestRun | None, proofs: list[str], status: str) -> None:
     found = made(run)
     found.proofs = tuple(Proof("cpu", state, None, "") for state in proofs)
     assert found.status == found.document()["status"] == status
@@ -139,16 +139,16 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
 
         return work
 
-    monkeypatch.setattr(build, "existing_image", note("built", None))
-    monkeypatch.setattr(build, "require_disk_space", note("check_disk", None))
-    monkeypatch.setattr(build, "build_layers", note("layers", image_of("layers")))
-    monkeypatch.setattr(build, "build_labelled", note("label", image_of("labelled")))
+    monkeypatch.setattr(image_build, "existing_image", note("built", None))
+    monkeypatch.setattr(image_build, "require_disk_space", note("check_disk", None))
+    monkeypatch.setattr(image_build, "build_layers", note("layers", image_of("layers")))
+    monkeypatch.setattr(image_build, "build_labelled", note("label", image_of("labelled")))
     monkeypatch.setattr(
-        image_collection, "collect_from_image", note("collect", SimpleNamespace(libraries=(), extended={}, torch=True))
+        image_collector, "collect_from_image", note("collect", SimpleNamespace(libraries=(), extended={}, torch=True))
     )
-    monkeypatch.setattr(assessment, "expected_contents", note("expected", Expected()))
-    monkeypatch.setattr(assessment, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
-    monkeypatch.setattr(downloads, "fetch_image_parts", note("fetch", None))
+    monkeypatch.setattr(environment_audit, "expected_contents", note("expected", Expected()))
+    monkeypatch.setattr(environment_audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
+    monkeypatch.setattr(build_downloads, "fetch_image_parts", note("fetch", None))
     session = Session("sample", Options(), cast(Any, MagicMock()))
     session.engine = cast(Any, object())
     return session, done
@@ -162,14 +162,14 @@ def test_layers_are_audited_before_they_are_labelled(
     being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     session, done = being_made
-    monkeypatch.setattr(assessment, "assess", judged_as(Finding("a", "warn", "m", "r")))
+    monkeypatch.setattr(environment_audit, "assess", judged_as(Finding("a", "warn", "m", "r")))
     plan = plan_of(project, PROFILE)
     lock_file.write(lock_for(plan), SOURCE.known_lock, "sample")
     image = session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
     assert image == session.made.image == image_of("labelled")
     assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
     assert [step.name for step in session.made.steps] == ["build", "audit", "label"]
-    assert list(built_locks.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
+    assert list(built_lock_paths.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
 
 
 def test_what_has_no_lock_file_is_not_noted(
@@ -177,10 +177,10 @@ def test_what_has_no_lock_file_is_not_noted(
 ) -> None:
     """As a rebuild, whose lock is that of the evidence: nothing of it would ever end the note."""
     session, _ = being_made
-    monkeypatch.setattr(assessment, "assess", judged_as())
+    monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)
     session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
-    assert list(settings.cache_folder("built", make=False).glob("*")) == []
+    assert list(user_folders.cache_folder("built", make=False).glob("*")) == []
 
 
 @pytest.mark.parametrize("stays", [None, "a container's", "recorded before"])
@@ -193,7 +193,7 @@ def test_a_discarded_image_leaves_no_record(
     locked = lock_for(plan)
     image = image_of("labelled")
     record = build_records.Record(
-        image.id, image.handle, locked.id, build.recipe_digest(locked, "FROM scratch"), (), "docker"
+        image.id, image.handle, locked.id, image_build.recipe_digest(locked, "FROM scratch"), (), "docker"
     )
     earlier = dataclasses.replace(record, image=image_of("earlier").id)
 
@@ -204,8 +204,8 @@ def test_a_discarded_image_leaves_no_record(
     build_records.write(earlier)
     if stays == "recorded before":
         build_records.write(dataclasses.replace(record, builder="another engine"))
-    monkeypatch.setattr(build, "build_labelled", labelled)
-    monkeypatch.setattr(assessment, "assess", judged_as())
+    monkeypatch.setattr(image_build, "build_labelled", labelled)
+    monkeypatch.setattr(environment_audit, "assess", judged_as())
     found = image if stays == "a container's" else None
     session.engine = cast(Any, SimpleNamespace(remove=lambda reference: None, find=lambda handle: found))
     session.made.lock = locked
@@ -223,8 +223,8 @@ def test_another_image_than_before_is_told_and_stands_in_the_document(
         note("another image than before")
         return image_of("labelled")
 
-    monkeypatch.setattr(build, "build_labelled", labelled)
-    monkeypatch.setattr(assessment, "assess", judged_as())
+    monkeypatch.setattr(image_build, "build_labelled", labelled)
+    monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)
     session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
     assert session.made.document()["notes"] == ["another image than before"]
@@ -235,7 +235,7 @@ def test_layers_with_a_defect_are_no_image(
     being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     session, done = being_made
-    monkeypatch.setattr(assessment, "assess", judged_as(Finding("two-copies", "defect", "m", "r")))
+    monkeypatch.setattr(environment_audit, "assess", judged_as(Finding("two-copies", "defect", "m", "r")))
     plan = plan_of(project, PROFILE)
     locked = lock_for(plan)
     with pytest.raises(CheckFailed, match=f"envbuild/sample:{locked.short}-layers: 1 defect"):
@@ -317,16 +317,16 @@ def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.Monk
 
 
 def test_what_is_asked_for_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[job.RunRequest] = []
+    asked: list[selftest_job.RunRequest] = []
 
-    def test(name: str, reference: str | None, progress: Progress, wanted: job.RunRequest, on: On) -> Made:
+    def test(name: str, reference: str | None, progress: Progress, wanted: selftest_job.RunRequest, on: On) -> Made:
         asked.append(wanted)
         return made(passed_run())
 
     monkeypatch.setattr(workflows, "test", test)
     arguments = ["--level", "full", "--probe", "gemm.crash", "--probe", "env.libs"]
     assert envbuild("test", "sample", *arguments, "--junit", str(tmp_path / "junit.xml")).code == 0
-    assert asked == [job.RunRequest("full", ("gemm.crash", "env.libs"))]
+    assert asked == [selftest_job.RunRequest("full", ("gemm.crash", "env.libs"))]
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert [case.attrib["name"] for case in suite.iter("testcase")] == list(NAMES)
     assert image_of().id in {item.attrib["value"] for item in suite.iter("property")}
@@ -356,15 +356,15 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
 
 def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "new" / "card.json"
-    asked: list[job.RunRequest] = []
+    asked: list[selftest_job.RunRequest] = []
 
-    def test(name: str, reference: str | None, progress: Progress, wanted: job.RunRequest, on: On) -> Made:
+    def test(name: str, reference: str | None, progress: Progress, wanted: selftest_job.RunRequest, on: On) -> Made:
         asked.append(wanted)
         return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=fingerprints.load()))
 
     monkeypatch.setattr(workflows, "test", test)
     assert envbuild("test", "sample", "--fingerprint", str(file)).code == 5
-    assert asked == [job.RunRequest(None, (), fingerprint=True)]
+    assert asked == [selftest_job.RunRequest(None, (), fingerprint=True)]
     assert file.read_bytes() == fingerprints.NEW.read_bytes()
 
 
@@ -385,13 +385,13 @@ def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
     said = envbuild("test", "--list")
     assert said.code == 0
-    assert [row.split()[0] for row in said.stdout.splitlines()] == list(probe_names.known_probes())
+    assert [row.split()[0] for row in said.stdout.splitlines()] == list(probe_catalogue_reader.known_probes())
     assert [row["name"] for row in envbuild("test", "--list", "--json").document["probes"]] == list(
-        probe_names.known_probes()
+        probe_catalogue_reader.known_probes()
     )
 
 
-def reported(monkeypatch: pytest.MonkeyPatch, run: result.TestRun) -> tuple[Said, dict[str, Any]]:
+def reported(monkeypatch: pytest.MonkeyPatch, run: run_result.TestRun) -> tuple[Said, dict[str, Any]]:
     """What `test --json` says, and its one document; for a person it has as many lines as there were probes."""
     monkeypatch.setattr(workflows, "test", lambda *_: made(run))
     plain = envbuild("test", "sample")
@@ -448,23 +448,23 @@ def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
         from filelock import FileLock, Timeout
 
         try:
-            FileLock(settings.cache_folder("locks") / "_fetch.lock").acquire(timeout=0)
+            FileLock(user_folders.cache_folder("locks") / "_fetch.lock").acquire(timeout=0)
             held.append(False)
         except Timeout:
             held.append(True)
 
-    monkeypatch.setattr(uv, "fetch_wheels", fetch)
+    monkeypatch.setattr(uv_commands, "fetch_wheels", fetch)
     plan = MagicMock()
     plan.archives, plan.extension_toolchain.wanted = (), [MagicMock()]
     plan.extension_toolchain.wanted[0].extension.name = "apex"
     monkeypatch.setattr(extension_sources, "fetch_source", fetch)
-    monkeypatch.setattr(archives, "fetch_archives", fetch)
+    monkeypatch.setattr(archive_fetcher, "fetch_archives", fetch)
     locked, one = MagicMock(suite=None), MagicMock()
     one.name = "apex"
     if what == "image":
-        downloads.fetch_image_parts(plan, locked, MagicMock())
+        build_downloads.fetch_image_parts(plan, locked, MagicMock())
     else:
-        downloads.builder(plan, locked, one, MagicMock())
+        build_downloads.builder(plan, locked, one, MagicMock())
     assert held and all(held)
 
 
@@ -475,7 +475,7 @@ def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypa
         asked.append(engine.builder)
         raise EngineError("there is no builder 'nope'")
 
-    engine = "envbuild.pipeline.session.Engine"
+    engine = "envbuild.pipeline.pipeline_steps.Engine"
     monkeypatch.setattr(engine, lambda builder: SimpleNamespace(builder=builder, require_bounds=list))
     monkeypatch.setattr(buildx, "require_builder", refuse)
     session = Session("sample", Options(builder="nope"), cast(Progress, MagicMock()))

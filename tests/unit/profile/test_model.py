@@ -12,9 +12,9 @@ import pytest
 
 from envbuild.lock import lock_file
 from envbuild.profile import model as profile_model
-from envbuild.profile import name_lookup, project_tests, value_types
-from envbuild.resolve import profile_reader, resolver
-from envbuild.util import package_data, yamldoc
+from envbuild.profile import profile_name_lookup, project_shapes_and_script, value_types
+from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.util import package_data, yaml_document
 from envbuild.util.errors import Fault, LockError, ProfileError
 from unit.support import PROFILE, as_yaml, lock_for, source_of, write_profile
 
@@ -210,7 +210,7 @@ def test_a_file_whose_name_cannot_name_an_image_is_refused(project: Path, stem: 
 def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None:
     write_profile(project, {**PROFILE, "description": "mine"}, "cpu")
     assert profile_reader.load("cpu").profile.description == "mine"
-    assert name_lookup.profile_names().count("cpu") == 1
+    assert profile_name_lookup.profile_names().count("cpu") == 1
 
 
 def test_results_lie_beside_the_profile(project: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_shipped_profiles_results_lie_in_the_working_folder(project: Path, ins
 def test_locks_are_found_without_a_profile_of_their_name(project: Path, installed: Path) -> None:
     for file in (installed / "ours-devel.lock.yaml", project / "profiles" / "ours.lock.yaml"):
         file.touch()
-    assert name_lookup.locks() == {
+    assert profile_name_lookup.locks() == {
         "ours": project / "profiles" / "ours.lock.yaml", "ours-devel": installed / "ours-devel.lock.yaml",
     }  # fmt: skip
 
@@ -275,7 +275,7 @@ def test_a_name_with_devel_is_the_profiles_variant(project: Path) -> None:
     assert devel.lock_file == devel.known_lock == project / "profiles" / "sample-devel.lock.yaml"
     assert devel.dockerfile == project / "dockerfiles" / "sample-devel.Dockerfile"
     assert devel.profile.model_copy(update={"variant": "runtime"}) == runtime.profile
-    assert "sample-devel" not in name_lookup.profile_names()
+    assert "sample-devel" not in profile_name_lookup.profile_names()
 
 
 def test_a_profile_of_that_name_comes_before_the_variant_of_another(project: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_lock_lies_beside_its_profile_wherever_it_is_asked_for_from(project: P
     other.mkdir(parents=True)
     shutil.move(write_profile(project, PROFILE), other)
     for asked in (f"../{other.relative_to(project.parent)}/sample.yaml", str(other / "sample.yaml")):
-        assert profile_reader.load(asked).lock_file == other / f"sample{name_lookup.LOCK}"
+        assert profile_reader.load(asked).lock_file == other / f"sample{profile_name_lookup.LOCK}"
 
 
 @pytest.mark.parametrize("links", [["a"], ["b", "a"], ["b", "c", "a"], ["b", "c", "b"]])
@@ -370,7 +370,7 @@ def test_a_long_chain_is_followed(project: Path) -> None:
 def shipped_documents() -> Iterator[dict[str, Any]]:
     for file in sorted(package_data.PROFILES.rglob("*.yaml")):
         if not file.stem.endswith(".lock"):
-            yield yamldoc.read(file).data
+            yield yaml_document.read(file).data
 
 
 def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
@@ -497,7 +497,7 @@ def test_every_pattern_of_a_profile_has_words_for_who_wrote_something_else() -> 
         for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             yield from patterns(inner)
 
-    script = project_tests._PATH  # project_tests.py says itself what a path may be
+    script = project_shapes_and_script._PATH  # project_shapes_and_script.py says itself what a path may be
     assert {*patterns(profile_model.schema())} - {script} <= set(value_types.ALLOWED)
 
 
@@ -548,7 +548,7 @@ def test_the_lock_of_another_project_is_not_overwritten(project: Path) -> None:
     write_profile(project, PROFILE)
     one, other = requiring(project.parent / "a" / "my_app"), requiring(project.parent / "b" / "my.app")
     source = profile_reader.load("sample", {}, one)
-    lock_file.write(lock_for(resolver.resolve(source)), source.lock_file, source.name, source.origin)
+    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
     assert profile_reader.load("sample", {}, one).name == source.name
     with pytest.raises(
         ProfileError, match=r"sample-my-app\.lock\.yaml is the lock of .*my_app/requirements\.txt, not of"
@@ -562,14 +562,14 @@ def test_long_names_of_folders_stay_apart(project: Path) -> None:
     write_profile(project, PROFILE)
     folders = [project.parent / ("x" * 80 + end) for end in "ab"]
     names = {profile_reader.load("sample", {}, requiring(folder)).name for folder in folders}
-    assert len(names) == 2 and all(name_lookup.NAME.fullmatch(name) for name in names)
+    assert len(names) == 2 and all(profile_name_lookup.NAME.fullmatch(name) for name in names)
 
 
 def test_a_missing_requirements_file_is_reported_as_such_though_a_lock_has_the_name(project: Path) -> None:
     write_profile(project, PROFILE)
     file = requiring(project.parent / "theirs")
     source = profile_reader.load("sample", {}, file)
-    lock_file.write(lock_for(resolver.resolve(source)), source.lock_file, source.name, source.origin)
+    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
     with pytest.raises(ProfileError, match=r"nosuch\.txt cannot be read: No such file"):
         profile_reader.load("sample", {}, file.with_name("nosuch.txt"))
 
@@ -587,13 +587,13 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
         file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
     source = profile_reader.load(asked, {}, theirs / "requirements.txt")
     assert source.name == ("sample-their-code" if by_path else "sample-devel-their-code")
-    assert name_lookup.profile_names().count(source.name) == 0
-    lock_file.write(lock_for(resolver.resolve(source)), source.lock_file, source.name, source.origin)
+    assert profile_name_lookup.profile_names().count(source.name) == 0
+    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
     again = profile_reader.load(source.name)
     assert (again.name, again.profile, again.lock_file) == (source.name, source.profile, source.lock_file)
     assert (again.profile.packages[-1], again.origin) == ("einops>=0.8", source.origin)
-    assert source.name in name_lookup.profile_names() and source.name in name_lookup.own_names()
-    assert lock_file.current(lock_file.read(again.known_lock), resolver.resolve(again), again.lock_file)
+    assert source.name in profile_name_lookup.profile_names() and source.name in profile_name_lookup.own_names()
+    assert lock_file.current(lock_file.read(again.known_lock), plan_resolver.resolve(again), again.lock_file)
 
 
 @pytest.mark.parametrize(
@@ -616,7 +616,7 @@ def test_a_lock_that_says_nonsense_of_itself_names_nothing(project: Path, of: ob
 def test_a_damaged_lock_hides_no_other_name(project: Path) -> None:
     write_profile(project, PROFILE)
     (project / "profiles" / "other.lock.yaml").write_text("a: [", encoding="utf-8")
-    assert {"sample", "other"} <= set(name_lookup.profile_names())
+    assert {"sample", "other"} <= set(profile_name_lookup.profile_names())
     with pytest.raises(LockError):
         profile_reader.load("other")
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.evidence import evidence_store, profile_proofs
-from envbuild.evidence.rules import record_digest
+from envbuild.evidence.proof_rules import record_digest
 from envbuild.image import build_records
 from envbuild.image.build_records import Record
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.source import Source
-from envbuild.report import measurement_reader
-from envbuild.report.measurements import Run
-from envbuild.resolve import profile_reader, resolver
-from envbuild.testrun.result import TestRun
-from envbuild.util import settings
+from envbuild.profile.profile_source import Source
+from envbuild.report import run_record_reader
+from envbuild.report.run_measurements import Run
+from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.testrun.run_result import TestRun
+from envbuild.util import user_folders
 from unit.support import image_of, write_profile
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +59,7 @@ LAB: dict[str, Any] = {
 
 def site_facts() -> None:
     """The card, in the site's facts."""
-    folder = settings.config_file().parent / "facts.d"
+    folder = user_folders.config_file().parent / "facts.d"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "lab.yaml").write_text(FACTS, encoding="utf-8")
 
@@ -67,7 +67,7 @@ def site_facts() -> None:
 def lab(project: Path) -> tuple[Source, Lock]:
     """The profile of four cards, and a lock that is xdit's but for the environment and the files of two layers."""
     source = profile_reader.load(str(write_profile(project, LAB, "lab")))
-    plan = resolver.resolve(source)
+    plan = plan_resolver.resolve(source)
     shipped = lock_file.read(ROOT / "profiles" / "projects" / "xdit.lock.yaml")
     assert shipped is not None
     changed = tuple(
@@ -133,4 +133,4 @@ def prove(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str,
 
 
 def run_of(statement: Path) -> Run:
-    return measurement_reader.measured_run(evidence_store.record_of(statement), record_digest(statement))
+    return run_record_reader.measured_run(evidence_store.record_of(statement), record_digest(statement))

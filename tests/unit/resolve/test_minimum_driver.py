@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.doctor import profile_needs
-from envbuild.resolve import minimum_driver, profile_reader, torch_stack
+from envbuild.doctor import profile_requirements
+from envbuild.resolve import minimum_driver, profile_reader, torch_stack_choice
 from envbuild.util.errors import ProfileError
 from unit.support import source_of
 
@@ -33,12 +33,12 @@ COMPAT = {"compat": {"sha256": "0" * 64, "url": "https://mirror.example/compat.t
 def test_the_newest_floor_counts_for_all_who_ask(project: Path, changes: dict[str, Any], oldest: str | None) -> None:
     source = source_of(project, {**CUDA12, **changes})
     assert minimum_driver.oldest(source.profile) == oldest
-    assert torch_stack.choose_stack(source).driver == oldest
-    assert profile_needs.needs_of(source).driver == oldest
+    assert torch_stack_choice.choose_stack(source).driver == oldest
+    assert profile_requirements.needs_of(source).driver == oldest
 
 
 def test_compatibility_libraries_do_not_make_every_driver_new_enough(project: Path) -> None:
-    need = profile_needs.needs_of(source_of(project, {**CUDA12, "driver": COMPAT}))
+    need = profile_requirements.needs_of(source_of(project, {**CUDA12, "driver": COMPAT}))
     assert need.runs_on("470.57.02")
     assert not need.runs_on("390.1")
 

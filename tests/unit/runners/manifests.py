@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import yaml
 
-from envbuild.runners.kubernetes import manifest
+from envbuild.runners.kubernetes import job_manifest
 from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
-from envbuild.testrun.job import Job
+from envbuild.testrun.selftest_job import Job
 from unit.runners.scripts import CPU, FETCHED, ID, JOB
 
 FULL = KubernetesSite(
@@ -22,9 +22,9 @@ CASES: dict[str, tuple[Job, KubernetesSite, str]] = {
 }
 
 
-def objects(case: str) -> tuple[manifest.Object, manifest.Object]:
+def objects(case: str) -> tuple[job_manifest.Object, job_manifest.Object]:
     job, place, image = CASES[case]
-    return manifest.render(job, place, f"envbuild-{case}-1", image)
+    return job_manifest.render(job, place, f"envbuild-{case}-1", image)
 
 
 def rendered(case: str) -> str:

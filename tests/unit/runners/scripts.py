@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from envbuild.runners.slurm import batch_script, multi_node_script
 from envbuild.runners.slurm.slurm_settings import SlurmSite
-from envbuild.testrun.job import Job, Limits
+from envbuild.testrun.selftest_job import Job, Limits
 
 ID = f"sha256:{'1' * 64}"
 FETCHED = f"registry.example:5000/team/h20@sha256:{'2' * 64}"

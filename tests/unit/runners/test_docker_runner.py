@@ -21,7 +21,7 @@ from urllib3.exceptions import ProtocolError
 import envbuild
 from envbuild.profile.model import SelfTest
 from envbuild.runners import docker_runner
-from envbuild.testrun import job
+from envbuild.testrun import selftest_job
 from envbuild.util.errors import EngineError, NotProved, UsageError
 
 CARD = ("NVIDIA H20",)
@@ -73,7 +73,7 @@ def asked(*devices: str, cards: tuple[str, ...] = CARD, says: str = "") -> Api:
     engine: Any = Engine(says)
     with pytest.raises(Created):
         docker_runner.run_in_container(
-            engine, job.make_job("x", SelfTest(), {}, "3.11", cards, job.RunRequest(gpus=devices))
+            engine, selftest_job.make_job("x", SelfTest(), {}, "3.11", cards, selftest_job.RunRequest(gpus=devices))
         )
     api: Api = engine.api
     return api
@@ -159,7 +159,7 @@ def test_an_engine_without_the_card_says_so(
     engine: Any = Engine(says)
     with pytest.raises(error, match=words):
         docker_runner.run_in_container(
-            engine, job.make_job("x", SelfTest(), {}, "3.11", CARD, job.RunRequest(gpus=devices))
+            engine, selftest_job.make_job("x", SelfTest(), {}, "3.11", CARD, selftest_job.RunRequest(gpus=devices))
         )
 
 
@@ -187,7 +187,9 @@ def left_by(step: BaseException | None) -> pytest.ExceptionInfo[BaseException]:
     engine.api.wait = lambda _: {"StatusCode": 0}
     engine.api.inspect_container = lambda _: {"State": {}}
     with pytest.raises(BaseException) as caught:
-        docker_runner.run_in_container(engine, job.make_job("x", SelfTest(), {}, "3.11", (), job.RunRequest()))
+        docker_runner.run_in_container(
+            engine, selftest_job.make_job("x", SelfTest(), {}, "3.11", (), selftest_job.RunRequest())
+        )
     return caught
 
 

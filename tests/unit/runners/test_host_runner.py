@@ -14,10 +14,10 @@ import pytest
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.runners import host_runner
-from envbuild.testrun import job
-from envbuild.testrun.job import Job, Limits
+from envbuild.testrun import selftest_job
+from envbuild.testrun.selftest_job import Job, Limits
 from envbuild.util.errors import UsageError
-from envbuild.util.process import run
+from envbuild.util.host_processes import run
 from unit.support import envbuild, lock_for, lock_of_this_python, plan_of
 
 
@@ -187,7 +187,7 @@ def test_an_image_and_an_environment_are_two_things() -> None:
 def test_the_zip_is_a_program(tmp_path: Path, arguments: list[str], words: str) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "selftest.zip"
-    file.write_bytes(job.selftest_zip())
+    file.write_bytes(selftest_job.selftest_zip())
     assert zipfile.is_zipfile(file)
     done = run([sys.executable, "-I", file, *arguments], timeout=60)
     assert done.code == 0, done.stderr
@@ -196,7 +196,7 @@ def test_the_zip_is_a_program(tmp_path: Path, arguments: list[str], words: str) 
 
 def test_without_torch_the_zip_says_so(tmp_path: Path) -> None:
     file = tmp_path / "selftest.zip"
-    file.write_bytes(job.selftest_zip())
+    file.write_bytes(selftest_job.selftest_zip())
     for arguments in (["--list"], []):
         done = run([sys.executable, "-I", "-S", file, *arguments], timeout=60)
         assert (done.code, done.stdout) == (4, "")

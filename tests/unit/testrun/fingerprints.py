@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from envbuild.testrun.numeric_fingerprint import Fingerprint
+from envbuild.testrun.fingerprint_reader import Fingerprint
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "fingerprints"
 NEW, OLD = GOLDEN / "torch-2.13.0.json", GOLDEN / "torch-2.0.1.json"

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from envbuild.facts import database
-from envbuild.facts.advisories import Datasheet
-from envbuild.profile import name_lookup
+from envbuild.facts.gpu_and_advisory_types import Datasheet
+from envbuild.profile import profile_name_lookup
 from envbuild.resolve import profile_reader
 from envbuild.testrun import expected_hardware
 
@@ -33,7 +33,7 @@ def test_a_datasheet_goes_by_the_cards_names_and_what_has_no_source_is_absent(mo
     assert found == {name: {"fp16": 2.0, "bf16": 3.0, "copy": 4.0} for name in card.all_names}
 
 
-@pytest.mark.parametrize("name", name_lookup.profile_names())
+@pytest.mark.parametrize("name", profile_name_lookup.profile_names())
 def test_every_shipped_profile_gives_releases_of_numbers(name: str) -> None:
     for release in expected_hardware.expected_hardware(profile_reader.load(name).profile)["driver"].values():
         assert all(part.isdecimal() for part in release.split("."))

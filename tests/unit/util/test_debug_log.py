@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from envbuild.util import atomic_files, debug_log, process
+from envbuild.util import atomic_files, debug_log, host_processes
 from envbuild.util.errors import FileError
-from envbuild.util.http_limits import Adapter
+from envbuild.util.http_deadlines import Adapter
 from envbuild.util.network_settings import Network
 from unit.served import served
 
@@ -48,7 +48,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_process_is_shown_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     debug_log.log_to_stderr(1)
-    process.run([sys.executable, "-c", "import sys; print('a word'); sys.exit(3)"], env={"NAME": "of a value"})
+    host_processes.run([sys.executable, "-c", "import sys; print('a word'); sys.exit(3)"], env={"NAME": "of a value"})
     text = shown(capsys)
     assert f"run {sys.executable} -c 'import sys;" in text and "ended with 3 after" in text
     assert "a word\n" not in text and "of a value" not in text
@@ -57,7 +57,7 @@ def test_a_process_is_shown_with_its_exit_code(capsys: pytest.CaptureFixture[str
 def test_twice_v_shows_what_it_wrote(capsys: pytest.CaptureFixture[str]) -> None:
     debug_log.log_to_stderr(1)
     debug_log.log_to_stderr(2)
-    process.run([sys.executable, "-c", "print('a word')"], env={"NAME": "of a value"})
+    host_processes.run([sys.executable, "-c", "print('a word')"], env={"NAME": "of a value"})
     text = shown(capsys)
     assert ": a word\n" in text and "with the variables NAME\n" in text and "of a value" not in text
     assert text.count("ended with 0") == 1, "the second call replaces the first"
@@ -82,7 +82,7 @@ def test_a_request_is_shown_without_its_password(capsys: pytest.CaptureFixture[s
 
 
 def test_nothing_is_shown_unasked(capsys: pytest.CaptureFixture[str]) -> None:
-    process.run([sys.executable, "-c", "print('a word')"])
+    host_processes.run([sys.executable, "-c", "print('a word')"])
     assert shown(capsys) == ""
 
 
@@ -95,7 +95,7 @@ def test_values_of_secret_variables_are_masked(
     monkeypatch.setenv(name, "abc-123-xyz")
     debug_log.log_to_stderr(2)
     LOG.info("it is abc-123-xyz")
-    process.run([sys.executable, "-c", "import os; print(os.environ['" + name + "'])"])
+    host_processes.run([sys.executable, "-c", "import os; print(os.environ['" + name + "'])"])
     text = shown(capsys)
     assert "it is ***" in text and "abc-123-xyz" not in text
 
@@ -118,9 +118,9 @@ def test_everything_goes_to_the_file_that_only_its_owner_reads(tmp_path: Path, m
     file = tmp_path / "log"
     monkeypatch.setenv("ENVBUILD_LOG", str(file))
     debug_log.log_to_file()
-    process.run([sys.executable, "-c", "print('a word')"])
+    host_processes.run([sys.executable, "-c", "print('a word')"])
     text = file.read_text(encoding="utf-8")
-    assert ": a word\n" in text and f" {os.getpid()} info envbuild.util.process run " in text
+    assert ": a word\n" in text and f" {os.getpid()} info envbuild.util.host_processes run " in text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envbuild.util import interruption, process
+from envbuild.util import host_processes, interruption
 
 _STRUCK: list[int] = []
 
@@ -37,15 +37,15 @@ def test_it_is_raised_once_the_program_runs_and_ends_it() -> None:
     _STRUCK.append(signal.SIGUSR1)
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        process.run([sys.executable, "-c", "import time; time.sleep(600)"])
+        host_processes.run([sys.executable, "-c", "import time; time.sleep(600)"])
     assert time.monotonic() - begin < 120
-    assert process.run(["true"]).code == 0, "it was raised once"
+    assert host_processes.run(["true"]).code == 0, "it was raised once"
 
 
 def test_it_is_raised_where_the_program_is_missing() -> None:
     _STRUCK.append(signal.SIGUSR1)
     with pytest.raises(KeyboardInterrupt):
-        process.run(["/nosuch/program"])
+        host_processes.run(["/nosuch/program"])
 
 
 def test_otherwise_it_is_raised_at_once() -> None:
@@ -55,7 +55,7 @@ def test_otherwise_it_is_raised_at_once() -> None:
 
 
 def test_a_program_that_another_thread_starts_holds_nothing_back() -> None:
-    threads = [threading.Thread(target=process.run, args=(["sleep", "0.2"],)) for _ in range(3)]
+    threads = [threading.Thread(target=host_processes.run, args=(["sleep", "0.2"],)) for _ in range(3)]
     for thread in threads:
         thread.start()
     with pytest.raises(KeyboardInterrupt):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.doctor import site_settings
+from envbuild.doctor import site_settings_reader
 from envbuild.image import registry_push
 from envbuild.registry.reference_grammar import REGISTRY
-from envbuild.util import settings
+from envbuild.util import settings, user_folders
 from envbuild.util.errors import SettingsError, UsageError
 from envbuild.util.runner_names import RUNNERS
 from unit.support import PROFILE, configure, envbuild, write_profile
@@ -76,7 +76,7 @@ def test_a_file_at_fault_is_named(text: str) -> None:
 
 def test_what_is_not_utf8_is_named_with_its_line() -> None:
     configure("")
-    settings.config_file().write_bytes(b"# a\non: \xff\n")
+    user_folders.config_file().write_bytes(b"# a\non: \xff\n")
     settings.settings_document.cache_clear()
     with pytest.raises(SettingsError, match="not UTF-8") as caught:
         settings.setting("on")
@@ -85,7 +85,7 @@ def test_what_is_not_utf8_is_named_with_its_line() -> None:
 
 def test_all_faults_come_at_once_with_their_lines() -> None:
     error = refused("debian_miror: x\narchives: 1\n\nkubernetes: []\n")
-    file = str(settings.config_file())
+    file = str(user_folders.config_file())
     assert [str(fault) for fault in error.faults] == [
         f"{file}:1: debian_miror: unknown setting (did you mean debian_mirror?)",
         f"{file}:2: archives: must be text: put it in quotes",
@@ -96,8 +96,8 @@ def test_all_faults_come_at_once_with_their_lines() -> None:
 
 def test_doctor_reads_them_whole() -> None:
     configure("slurm:\n  partition: a b\n  gres: {nosuch: x}\nsigning_key: /no/such.key\nkubernetes:\n  queue: soon\n")
-    told = site_settings.read().faults
-    assert [text.removeprefix(f"{settings.config_file()}:").split(": ")[:2] for text in told] == [
+    told = site_settings_reader.read().faults
+    assert [text.removeprefix(f"{user_folders.config_file()}:").split(": ")[:2] for text in told] == [
         ["4", "signing_key"],
         ["2", "slurm.partition"],
         ["3", "slurm.gres"],
@@ -146,8 +146,8 @@ FAULTS = [
 
 def test_no_fault_hides_another(project: Path) -> None:
     configure(EVERY)
-    file = settings.config_file()
-    assert sorted(site_settings.read().faults) == sorted(f"{file}:{fault}" for fault in FAULTS)
+    file = user_folders.config_file()
+    assert sorted(site_settings_reader.read().faults) == sorted(f"{file}:{fault}" for fault in FAULTS)
     (check,) = (check for check in envbuild("doctor", "--json").document["checks"] if check["id"] == "settings")
     assert all(fault in check["detail"] for fault in FAULTS)
     write_profile(project, PROFILE)
@@ -194,7 +194,7 @@ def test_show_answers_and_tells_that_the_settings_are_at_fault(arguments: list[s
 
 def test_where_each_value_of_a_section_is_set() -> None:
     configure("slurm:\n  partition: a\n  gres:\n    h20: gpu:x\n    a100: gpu:y\n  account: team\n")
-    file = settings.config_file()
+    file = user_folders.config_file()
     assert settings.origins("slurm", {"account": "other", "gres.a100": "gpu:z"}) == {
         "partition": f"{file}:2",
         "gres.h20": f"{file}:4",
@@ -204,6 +204,6 @@ def test_where_each_value_of_a_section_is_set() -> None:
 
 
 def test_folders_are_made_where_the_platform_wants_them() -> None:
-    assert settings.cache_folder("wheels").is_dir()
-    assert settings.state_folder("evidence").is_dir()
-    assert settings.cache_folder("x") != settings.state_folder("x")
+    assert user_folders.cache_folder("wheels").is_dir()
+    assert user_folders.state_folder("evidence").is_dir()
+    assert user_folders.cache_folder("x") != user_folders.state_folder("x")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact, probabilities
 from envbuild.selftest.numerics.operation_case import Case
@@ -48,12 +48,12 @@ def case(point: Point, seed: int, tf32: bool) -> Case:
     own = point["keys"] == "its own"
     scale = 2.0 ** -round(math.log2(1.6 * math.sqrt(width)))
     given = [
-        inputs.whole((batch, queries, width), 8 * seed, 2),
-        *([] if own else [inputs.whole((batch, keys, width), 8 * seed + 1, 2)]),
-        scale * inputs.whole((3 * width, width), 8 * seed + 2, 1),
-        scale * inputs.whole((width, width), 8 * seed + 3, 1),
-        *([inputs.whole((3, width), 8 * seed + 4, 2) / 4] if point["bias"] else []),
-        *([inputs.whole((queries, keys), 8 * seed + 5, 2) / 2] if point["mask"] == "added" else []),
+        hashed_inputs.whole((batch, queries, width), 8 * seed, 2),
+        *([] if own else [hashed_inputs.whole((batch, keys, width), 8 * seed + 1, 2)]),
+        scale * hashed_inputs.whole((3 * width, width), 8 * seed + 2, 1),
+        scale * hashed_inputs.whole((width, width), 8 * seed + 3, 1),
+        *([hashed_inputs.whole((3, width), 8 * seed + 4, 2) / 4] if point["bias"] else []),
+        *([hashed_inputs.whole((queries, keys), 8 * seed + 5, 2) / 2] if point["mask"] == "added" else []),
     ]
     # The first key is hidden from every second sample: in self-attention it is an input all the same, as a query.
     hidden = torch.zeros(batch, keys, dtype=torch.bool)
@@ -63,7 +63,7 @@ def case(point: Point, seed: int, tf32: bool) -> Case:
     if point["mask"] == "causal":
         mask = torch.ones(queries, keys, dtype=torch.bool).triu(1)
     elif point["mask"] == "boolean":
-        mask = (inputs.hashes(queries * keys, 8 * seed + 6) % 4 == 0).view(queries, keys)
+        mask = (hashed_inputs.hashes(queries * keys, 8 * seed + 6) % 4 == 0).view(queries, keys)
         mask[torch.arange(queries), torch.arange(queries) % (keys - 1) + 1] = False
         mask &= ~mask.all(0)
     memory = "" if own else f" on {batch}x{keys}"

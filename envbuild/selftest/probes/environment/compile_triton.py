@@ -21,7 +21,7 @@ import torch
 
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
-from envbuild.selftest.numerics.reference import compare
+from envbuild.selftest.numerics.element_comparison import compare
 
 SHAPE = (97, 61)
 FACTOR, LESS = 3, 4

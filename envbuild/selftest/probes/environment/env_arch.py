@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.harness import forking
-from envbuild.selftest.harness.forking import ForkEnding, Tell
+from envbuild.selftest.harness import forked_work
+from envbuild.selftest.harness.forked_work import ForkEnding, Tell
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
 from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
-from envbuild.selftest.inventory.architectures import serves
+from envbuild.selftest.inventory.gpu_architectures import serves
 
 Capability = tuple[int, int]
 
@@ -32,7 +32,7 @@ def env_arch(context: Context) -> None:
     """env.arch: torch's arch list holds this card, and small operations run with the driver's compiler switched off."""
     os.environ.update(_NO_JIT)  # for the processes below; nothing has started CUDA in this one
     context.step("torch's list of architectures")
-    survey = forking.run_forked(_survey, SECONDS)
+    survey = forked_work.run_forked(_survey, SECONDS)
     if "skip" in survey.told:
         raise Skip(str(survey.told["skip"]))
     if survey.failure:
@@ -46,7 +46,7 @@ def env_arch(context: Context) -> None:
             context.fail("mismatch", _missing(capability, code, listed))
     for capability, device in sorted(found.items()):
         context.step(f"small operations on {device} without JIT")
-        ending = forking.run_forked(functools.partial(run_operations, device=device), SECONDS)
+        ending = forked_work.run_forked(functools.partial(run_operations, device=device), SECONDS)
         fault = _fault(ending)
         if fault:
             context.fail("mismatch", "compute capability {}.{}: {}".format(*capability, fault))

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 import torch
 
-from envbuild.selftest.harness import forking
-from envbuild.selftest.harness.forking import ForkedWork, ForkEnding, Tell, Work
+from envbuild.selftest.harness import forked_work
+from envbuild.selftest.harness.forked_work import ForkedWork, ForkEnding, Tell, Work
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
 from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.nvidia.gpu_telemetry import Gpus
 from envbuild.selftest.nvidia.nvml_ctypes import COMPUTE_MODES
-from envbuild.selftest.nvidia.telemetry import Gpus
 
 HELD = 0.9  # of the memory that is free
 TOGETHER = 8  # processes
@@ -127,13 +127,13 @@ def _share(device: str, count: int) -> int:
     if device == "cuda":
         free = int(torch.cuda.mem_get_info()[0])
         return max(0, int(min(HELD * free, free - count * ROOM)) // count)
-    forking.limit_memory(CPU_MEMORY)
+    forked_work.limit_memory(CPU_MEMORY)
     return int(HELD * CPU_MEMORY)
 
 
 def compute_mode() -> str | None:
     """Of the first GPU that this process may use, by NVML; read in a process of its own, as that starts the driver."""
-    return forking.run_forked(_ask_mode, SECONDS).told.get("mode")
+    return forked_work.run_forked(_ask_mode, SECONDS).told.get("mode")
 
 
 def _ask_mode(tell: Tell) -> None:
@@ -155,7 +155,7 @@ def _told_apart(context: Context, failed: Sequence[ForkEnding], count: int) -> t
     """(failure, reason): memory where one process alone can do it with the memory free, else the library."""
     first = failed[0]
     what = f"{len(failed)} of {count} processes failed at {first.told.get('at')}: {first.failure}"
-    alone = forking.run_forked(_product(context.job.device, 1), SECONDS)
+    alone = forked_work.run_forked(_product(context.job.device, 1), SECONDS)
     context.traits["alone"] = alone.failure or "works"
     if alone.failure:
         return "exception", f"{what}; so it does alone with the memory free: the library, or the card"

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
 from envbuild.selftest.harness.probe_outcome import json_number, ratio
-from envbuild.selftest.numerics import gradients, inputs, tolerances
-from envbuild.selftest.numerics.reference import compare, digest, product
+from envbuild.selftest.numerics import gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics.element_comparison import compare
+from envbuild.selftest.numerics.reference_products import product
+from envbuild.selftest.numerics.tensor_digests import digest
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 ACCURACY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -53,12 +55,12 @@ class Integers:
 def integers() -> Integers:
     batch, m, k, n = BATCH
     return Integers(
-        x=inputs.ternary((ROWS, INNER), seed=1),
-        w=inputs.ternary((COLUMNS, INNER), seed=2),
-        b=inputs.ternary((COLUMNS,), seed=3),
-        grad=inputs.ternary((ROWS, COLUMNS), seed=4),
-        left=inputs.ternary((batch, m, k), seed=5),
-        right=inputs.ternary((batch, k, n), seed=6),
+        x=hashed_inputs.ternary((ROWS, INNER), seed=1),
+        w=hashed_inputs.ternary((COLUMNS, INNER), seed=2),
+        b=hashed_inputs.ternary((COLUMNS,), seed=3),
+        grad=hashed_inputs.ternary((ROWS, COLUMNS), seed=4),
+        left=hashed_inputs.ternary((batch, m, k), seed=5),
+        right=hashed_inputs.ternary((batch, k, n), seed=6),
     )
 
 
@@ -100,7 +102,7 @@ def _exact_results(context: Context, data: Integers, dtype: torch.dtype) -> Iter
         return
     yield "Linear forward", y, step.seconds
     with context.step("Linear backward " + label, is_unsupported) as step:
-        gradients.accumulate(y, data.grad)
+        gradient_computation.accumulate(y, data.grad)
     if step.refused:
         return
     for case, leaf in (("Linear grad input", x), ("Linear grad weight", w), ("Linear grad bias", b)):
@@ -119,7 +121,7 @@ def gemm_accuracy(context: Context) -> None:
     default flags give, which may allow that, is told and not judged: the error over the same bound.
     """
     m, k, n = ACCURACY
-    a, b = inputs.uniform((m, k), seed=11), inputs.uniform((k, n), seed=12)
+    a, b = hashed_inputs.uniform((m, k), seed=11), hashed_inputs.uniform((k, n), seed=12)
     told: dict[str, dict[str, Any]] = {}
     context.traits.update({"default flags": told, "flags": dict(context.default_flags)})
     for dtype in ACCURACY_DTYPES:

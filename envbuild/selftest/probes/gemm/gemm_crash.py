@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
-from envbuild.selftest.numerics import inputs
-from envbuild.selftest.numerics.reference import compare
+from envbuild.selftest.numerics import hashed_inputs
+from envbuild.selftest.numerics.element_comparison import compare
 
 _ONES = 96  # about as many products of an inner sum are not zero: exact in bfloat16, whose integers reach 256
 _CPU_LIMIT = 1 << 25  # multiplications of one shape of the sweep on the CPU
@@ -131,9 +131,9 @@ def _multiply(context: Context, gemm: Gemm) -> None:
 @functools.lru_cache(maxsize=1)
 def _vectors(m: int, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """r (m), x (k) and c (n) on the host. Successive gemms differ in dtype and layout alone."""
-    inner = inputs.ternary((k,), seed=23, every=max(4, k // _ONES))
+    inner = hashed_inputs.ternary((k,), seed=23, every=max(4, k // _ONES))
     inner[0] = 1  # however short it is, the product is not zero
-    return inputs.signs(m, 21), inner, inputs.signs(n, 22)
+    return hashed_inputs.signs(m, 21), inner, hashed_inputs.signs(n, 22)
 
 
 def _product(gemm: Gemm, r: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported
 from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.numerics import inputs, tolerances
-from envbuild.selftest.numerics.reference import compare, product
+from envbuild.selftest.numerics import hashed_inputs, tolerances
+from envbuild.selftest.numerics.element_comparison import compare
+from envbuild.selftest.numerics.reference_products import product
 
 # A float16 sum that has reached 2048 does not grow by 1. Tensor cores add 16 products at a time before they round, and
 # 2048 + 16 is exact: so in the second case no 16 neighbours hold two ones.
@@ -131,7 +132,11 @@ def gemm_fp8(context: Context) -> None:
     m, k, n = size = FP8_SIZE[context.device.type]
     scale = torch.tensor(FP8_SCALE, device=context.device)
     one = torch.ones_like(scale)
-    for case, make in (("integer", inputs.ternary), ("large integer", _large_sums), ("uniform", inputs.uniform)):
+    for case, make in (
+        ("integer", hashed_inputs.ternary),
+        ("large integer", _large_sums),
+        ("uniform", hashed_inputs.uniform),
+    ):
         left, right = make((m, k), seed=51).to(dtype), make((n, k), seed=52).to(dtype)
         wide = left.to(torch.float64), right.to(torch.float64).t()
         exact, magnitude = (FP8_SCALE * product(*pair) for pair in (wide, (wide[0].abs(), wide[1].abs())))

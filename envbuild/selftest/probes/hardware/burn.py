@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported
-from envbuild.selftest.numerics import inputs
-from envbuild.selftest.numerics.reference import one_thread
-from envbuild.selftest.nvidia.telemetry import DRAIN
+from envbuild.selftest.numerics import hashed_inputs
+from envbuild.selftest.numerics.reference_products import one_thread
+from envbuild.selftest.nvidia.gpu_telemetry import DRAIN
 
 SIDE, SIDE_CPU = 8192, 768
 SECONDS_CPU = 1
@@ -81,8 +81,8 @@ class BurnProblem:
 
 
 def problem(side: int, most: int) -> BurnProblem:
-    a, b = (_windows(inputs.whole((side * (shift + 1),), shift, most), side, shift) for shift in SHIFTS)
-    vectors = torch.stack([inputs.signs(side, seed=70 + index) for index in range(VECTORS)]).to(torch.float64)
+    a, b = (_windows(hashed_inputs.whole((side * (shift + 1),), shift, most), side, shift) for shift in SHIFTS)
+    vectors = torch.stack([hashed_inputs.signs(side, seed=70 + index) for index in range(VECTORS)]).to(torch.float64)
     return BurnProblem(most, a, b, vectors, torch.stack([_times(a, _times(b, vector)) for vector in vectors]))
 
 

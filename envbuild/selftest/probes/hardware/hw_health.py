@@ -1,6 +1,6 @@
 """hw.health: what the driver knows of a GPU's faults, asked of NVML.
 
-What comes about while a probe runs, this one included, the harness adds to that probe's result (telemetry.py).
+What comes about while a probe runs, this one included, the harness adds to that probe's result (gpu_telemetry.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
+from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Window, telemetry_faults
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
-from envbuild.selftest.nvidia.telemetry import DRAIN, Gpus, Window, telemetry_faults
 
 WORK = 4096  # of the products in between
 SECONDS = 0.5  # of them, on every GPU at once

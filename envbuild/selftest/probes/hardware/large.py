@@ -10,7 +10,7 @@ import torch
 from envbuild.selftest.harness import host_memory
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics import hashed_inputs
 
 ROWS, COLUMNS = 65599, 32771  # 2149744829 elements, 2^31 and 2261181 more
 PERIOD = 251  # prime
@@ -75,7 +75,7 @@ def column_sums() -> torch.Tensor:
 def probed_indices(count: int) -> torch.Tensor:
     """Different ones, around 2^31 where there are so many, at both ends, and spread over all; int64 on the host."""
     edges = torch.arange(-3, 4)
-    chosen = torch.cat((edges % count, (1 << 31) + edges, (inputs.hashes(LOOKUPS, 801) >> 1) * count >> 31))
+    chosen = torch.cat((edges % count, (1 << 31) + edges, (hashed_inputs.hashes(LOOKUPS, 801) >> 1) * count >> 31))
     different: torch.Tensor = torch.unique(chosen[chosen < count])
     return different
 

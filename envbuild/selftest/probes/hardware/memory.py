@@ -15,7 +15,7 @@ from typing import Callable
 import torch
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.nvidia.telemetry import DRAIN
+from envbuild.selftest.nvidia.gpu_telemetry import DRAIN
 from envbuild.selftest.probes.hardware.burn import devices
 
 HELD = 0.9  # of the free memory

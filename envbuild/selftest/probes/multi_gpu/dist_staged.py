@@ -18,10 +18,10 @@ import torch
 import torch.distributed
 
 from envbuild.selftest.distributed import fault_localization, nccl_log, rank_processes
-from envbuild.selftest.distributed.collectives import FIGURE, LEFT_OUT, RATE
 from envbuild.selftest.distributed.fault_localization import Stage, StageVerdict
 from envbuild.selftest.distributed.rank_processes import Tried, World
-from envbuild.selftest.harness import forking
+from envbuild.selftest.distributed.rank_program import FIGURE, LEFT_OUT, RATE
+from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
 from envbuild.selftest.harness.probe_outcome import Skip
 
@@ -113,7 +113,7 @@ def dist_staged(context: Context) -> None:
 def visible_gpus(context: Context) -> list[dict[str, Any]]:
     """The visible GPUs, as a process of their own sees them: one that asks CUDA can fork none that uses it."""
     context.step("visible GPUs")
-    ending = forking.run_forked(_look, CAP)
+    ending = forked_work.run_forked(_look, CAP)
     if ending.told.get("missing"):
         raise Skip(str(ending.told["missing"]))
     if ending.failure:
@@ -121,7 +121,7 @@ def visible_gpus(context: Context) -> list[dict[str, Any]]:
     return [dict(card) for card in ending.told["cards"]]
 
 
-def _look(tell: forking.Tell) -> None:
+def _look(tell: forked_work.Tell) -> None:
     tell("missing", missing_gpu())
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     tell("cards", [_card(item) for item in found])

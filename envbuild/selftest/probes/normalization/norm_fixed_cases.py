@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
-from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics import hashed_inputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDTHS = (256, 1023, 4096, 8192)  # elements of one normalisation; the second is no multiple of anything
@@ -186,7 +186,7 @@ def norm_inputs(case: NormCase) -> NormInputs:
     if case.extreme:
         x[2::4] *= 512
         x[3::4] *= 2.0**-6
-    weight, bias = inputs.uniform((channels,), seed=52) + 0.5, inputs.signed((channels,), seed=53)
+    weight, bias = hashed_inputs.uniform((channels,), seed=52) + 0.5, hashed_inputs.signed((channels,), seed=53)
     return NormInputs(
         x.reshape(case.shape).to(case.x), weight.to(case.weight), bias.to(case.weight), grad.reshape(case.shape)
     )
@@ -195,7 +195,7 @@ def norm_inputs(case: NormCase) -> NormInputs:
 @functools.cache
 def _values(rows: int, columns: int, seed: int) -> torch.Tensor:
     """Hashed once for each shape, which takes longer than a norm does."""
-    return inputs.signed((rows, columns), seed)
+    return hashed_inputs.signed((rows, columns), seed)
 
 
 def exact_norm(norm: Norm, given: NormInputs) -> tuple[Results, Results]:
@@ -236,7 +236,7 @@ def long_sum(case: NormCase) -> NormInputs:
     count, channels = case.rows * case.width, case.shape[1]
     sign = 1 - 2 * (torch.arange(channels) % 2).to(torch.float32)
     length = count // channels // case.shape[0]
-    x = (1 + inputs.uniform((count,), seed=55) / 2).reshape(case.shape[0], channels, length) * sign[:, None]
-    grad = inputs.uniform((count,), seed=56).reshape(case.shape)
+    x = (1 + hashed_inputs.uniform((count,), seed=55) / 2).reshape(case.shape[0], channels, length) * sign[:, None]
+    grad = hashed_inputs.uniform((count,), seed=56).reshape(case.shape)
     ones = torch.ones(channels)
     return NormInputs(x.reshape(case.shape).to(case.x), ones.to(case.weight), ones.to(case.weight), grad)

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import gradients, inputs
+from envbuild.selftest.numerics import gradient_computation, hashed_inputs
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
@@ -35,7 +35,7 @@ def embedding(point: Point, seed: int) -> Case:
     scaled by that are exact."""
     keys, width, dtype = point["rows"], point["width"], point["dtype"]
     indices = _indices(point["count"], keys, seed)
-    table, grad = inputs.whole((keys, width), seed, 100), inputs.whole((len(indices), width), seed + 1, 1)
+    table, grad = hashed_inputs.whole((keys, width), seed, 100), hashed_inputs.whole((len(indices), width), seed + 1, 1)
     options: dict[str, Any] = {}
     if point["padding"]:
         options["padding_idx"] = {"first": 0, "last": -1, "middle": keys // 2}[point["padding"]]
@@ -51,13 +51,13 @@ def embedding(point: Point, seed: int) -> Case:
 def _indices(count: int, keys: int, seed: int) -> torch.Tensor:
     """Each row at least once, and how often is a power of two: about `count` in all, or as many as there are rows."""
     left, drawn = count - keys, []
-    for row in inputs.hashes(keys, seed).argsort().tolist():
+    for row in hashed_inputs.hashes(keys, seed).argsort().tolist():
         often = 1
         while often <= left:
             left -= often
             often *= 2
         drawn += [row] * often
-    return torch.tensor(drawn)[inputs.hashes(len(drawn), seed + 1).argsort()]
+    return torch.tensor(drawn)[hashed_inputs.hashes(len(drawn), seed + 1).argsort()]
 
 
 def _embedding(
@@ -76,7 +76,7 @@ def _embedding(
     if shape == "transposed" and given.dim() == 2:
         given = given.t().contiguous().t()
     rows = F.embedding(given, leaf, **options)
-    (gradient,) = gradients.gradients(rows, (leaf,), grad.view(rows.shape))
+    (gradient,) = gradient_computation.gradients(rows, (leaf,), grad.view(rows.shape))
     return {"output": rows.detach().reshape(grad.shape), "gradient": gradient}
 
 
@@ -157,11 +157,11 @@ def indexing(point: Point, seed: int) -> Case:
     rows, width, dtype, functions = point["rows"], point["width"], point["dtype"], GROUPS[point["functions"]]
     index = _indices(point["count"], rows, seed)
     if functions == DISTINCT:
-        index = inputs.hashes(rows, seed).argsort()[: rows // 2]
+        index = hashed_inputs.hashes(rows, seed).argsort()[: rows // 2]
     elif point["functions"] == "by a mask":
         index = index[:1]
-    x = inputs.whole((rows, width), seed + 2, 50).to(dtype)
-    y = inputs.whole((len(index), width), seed + 3, 1).to(dtype)
+    x = hashed_inputs.whole((rows, width), seed + 2, 50).to(dtype)
+    y = hashed_inputs.whole((len(index), width), seed + 3, 1).to(dtype)
     name = f"{rows}x{width} {point['layout']} {point['functions']}, {len(index)} rows, dimension {point['dim']}"
     run = functools.partial(_indexed, functions=functions, dim=point["dim"], layout=point["layout"])
     takes_others, takes_index = functions[0] in WITH_OTHERS, functions[0] not in WITHOUT_INDEX

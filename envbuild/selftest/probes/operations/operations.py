@@ -9,13 +9,13 @@ from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.operations import (
-    elementwise_cases,
-    exact_cases,
+    elementwise_and_copy_cases,
+    exact_fixed_cases,
     indexing_cases,
-    loss_cases,
-    pooling_cases,
-    reduction_cases,
-    rounded_cases,
+    pooling_and_resize_cases,
+    reduction_and_sort_cases,
+    rounded_fixed_cases,
+    softmax_and_loss_cases,
 )
 
 
@@ -29,16 +29,16 @@ def operations(context: Context) -> None:
 
 def cases(rounded_sums: bool) -> Iterator[Case]:
     """Every fixed case, on the host; `rounded_sums` as rounded_cases.Rounding has it."""
-    yield from exact_cases.cases()
-    yield from rounded_cases.cases(rounded_sums)
+    yield from exact_fixed_cases.cases()
+    yield from rounded_fixed_cases.cases(rounded_sums)
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
     """Every operation whose cases are sampled."""
     return (
-        *loss_cases.sampled_operations(rounded_sums),
-        *elementwise_cases.sampled_operations(rounded_sums),
-        *reduction_cases.sampled_operations(rounded_sums),
+        *softmax_and_loss_cases.sampled_operations(rounded_sums),
+        *elementwise_and_copy_cases.sampled_operations(rounded_sums),
+        *reduction_and_sort_cases.sampled_operations(rounded_sums),
         *indexing_cases.OPERATIONS,
-        *pooling_cases.OPERATIONS,
+        *pooling_and_resize_cases.OPERATIONS,
     )

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.harness.forking import ForkedWork, Tell
+from envbuild.selftest.harness.forked_work import ForkedWork, Tell
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, worst

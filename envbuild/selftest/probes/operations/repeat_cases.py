@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
-from envbuild.selftest.numerics import float64_operations, inputs, tolerances
+from envbuild.selftest.numerics import float64_operations, hashed_inputs, tolerances
 from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
-from envbuild.selftest.numerics.reference import product
-from envbuild.selftest.probes.convolution import conv_shapes
-from envbuild.selftest.probes.convolution.conv_cases import NEAREST, paired, sum_windows
+from envbuild.selftest.numerics.reference_products import product
+from envbuild.selftest.probes.convolution import conv_sampled_shapes
+from envbuild.selftest.probes.convolution.conv_sampled_cases import NEAREST, paired, sum_windows
 
 Run = Callable[..., torch.Tensor]
 Exactly = Callable[..., Exact]
@@ -32,7 +32,7 @@ RARE = 8  # rounds from one call of a large tensor to the next
 KEYS = 97  # rows of a table
 HOW = Arithmetic(SINGLE)
 # Of images of 8 and 12 channels in two groups.
-IMAGES = conv_shapes.ConvShape(
+IMAGES = conv_sampled_shapes.ConvShape(
     images=2,
     groups=2,
     channels=4,
@@ -64,10 +64,10 @@ class Repeated:
 @functools.cache
 def repeated_operations() -> tuple[Repeated, ...]:
     """Each has more than fits into vectors, tiles or blocks, and a rest."""
-    ones, many = functools.partial(inputs.whole, most=1), functools.partial(inputs.whole, most=99)
-    signed, shifted = inputs.signed, lambda shape, seed: 1 + inputs.uniform(shape, seed)
+    ones, many = functools.partial(hashed_inputs.whole, most=1), functools.partial(hashed_inputs.whole, most=99)
+    signed, shifted = hashed_inputs.signed, lambda shape, seed: 1 + hashed_inputs.uniform(shape, seed)
     turned = lambda shape, seed: many(shape[::-1], seed).t()  # noqa: E731
-    places = lambda shape, seed: inputs.hashes(shape[0], seed) % KEYS  # noqa: E731
+    places = lambda shape, seed: hashed_inputs.hashes(shape[0], seed) % KEYS  # noqa: E731
     rows, wide, large = (65, 257), (131, 257), (1031, 1021)
     factors, batches = ((ones, (129, 300)), (ones, (300, 67))), ((ones, (5, 17, 33)), (ones, (5, 33, 65)))
     layer = ((ones, (45, 67)), (ones, (95, 67)), (many, (95,)))

@@ -17,7 +17,8 @@ from envbuild.selftest.numerics import fingerprint_document, fingerprint_sequenc
 from envbuild.selftest.numerics.fingerprint_sequence import Op
 from envbuild.selftest.numerics.float64_operations import Arithmetic
 from envbuild.selftest.numerics.output_statistics import judged, not_finite, output_fault, relative_error
-from envbuild.selftest.numerics.reference import one_thread, raw_digest
+from envbuild.selftest.numerics.reference_products import one_thread
+from envbuild.selftest.numerics.tensor_digests import raw_digest
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PASSES = {"teacher": "teacher-forced", "free": "free-running"}

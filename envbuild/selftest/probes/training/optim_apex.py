@@ -20,8 +20,9 @@ import torch
 
 from envbuild.selftest.harness.probe_context import Context, short_name
 from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.numerics import inputs, tolerances
-from envbuild.selftest.numerics.reference import Worst, compare, one_thread
+from envbuild.selftest.numerics import hashed_inputs, tolerances
+from envbuild.selftest.numerics.element_comparison import Worst, compare
+from envbuild.selftest.numerics.reference_products import one_thread
 from envbuild.selftest.probes import apex_import
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -208,7 +209,7 @@ def _flat(tensors: list[Any]) -> torch.Tensor:
 
 def start_parameters(count: int) -> torch.Tensor:
     """Parameters in +-[1, 2)."""
-    return _periodic(inputs.signs(PERIOD, 61) * (1 + inputs.uniform((PERIOD,), 62)), count)
+    return _periodic(hashed_inputs.signs(PERIOD, 61) * (1 + hashed_inputs.uniform((PERIOD,), 62)), count)
 
 
 def gradient(count: int, step: int, decoupled: bool) -> torch.Tensor:
@@ -216,10 +217,10 @@ def gradient(count: int, step: int, decoupled: bool) -> torch.Tensor:
 
     Where the decay is added to the gradient they have the same sign, so that nothing cancels.
     """
-    sizes = inputs.hashes(PERIOD, 63)
+    sizes = hashed_inputs.hashes(PERIOD, 63)
     scale = torch.tensor([1.0, 2.0**-6, 2.0**-12])[sizes % 3] * ((sizes >> 8) % 8 != 0)
-    signs = inputs.signs(PERIOD, 70 + step if decoupled else 61)
-    return _periodic(signs * inputs.uniform((PERIOD,), 80 + step) * scale, count)
+    signs = hashed_inputs.signs(PERIOD, 70 + step if decoupled else 61)
+    return _periodic(signs * hashed_inputs.uniform((PERIOD,), 80 + step) * scale, count)
 
 
 def _periodic(values: torch.Tensor, count: int) -> torch.Tensor:

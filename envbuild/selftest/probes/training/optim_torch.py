@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported
-from envbuild.selftest.numerics import case_sampling, inputs, tolerances
+from envbuild.selftest.numerics import case_sampling, hashed_inputs, tolerances
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.training import optimizer_cases
@@ -62,12 +62,12 @@ def _may_refuse(error: Exception) -> bool:
 
 def _parameters(count: int) -> torch.Tensor:
     """In +-[1, 2)."""
-    return inputs.signs(count, 501) * (1 + inputs.uniform((count,), 502))
+    return hashed_inputs.signs(count, 501) * (1 + hashed_inputs.uniform((count,), 502))
 
 
 def _gradient(count: int, step: int) -> torch.Tensor:
     """Of the parameters' signs, so that their decay, which Adam adds to them, cancels nothing: in +-[1/4, 1)."""
-    return inputs.signs(count, 501) * (0.25 + 0.75 * inputs.uniform((count,), 510 + step))
+    return hashed_inputs.signs(count, 501) * (0.25 + 0.75 * hashed_inputs.uniform((count,), 510 + step))
 
 
 def _run(

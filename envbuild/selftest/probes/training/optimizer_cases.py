@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.numerics import inputs, tolerances
+from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case
@@ -68,12 +68,12 @@ def case(point: Point, seed: int, on_gpu: bool) -> Case:
     shapes, late = _shapes(point), _is_late(point)
     sizes = [math.prod(shape) for shape in shapes]
     count = sum(sizes)
-    signs = inputs.signs(count, 30 * seed)
-    given = [signs * (1 + inputs.uniform((count,), 30 * seed + 1))]
+    signs = hashed_inputs.signs(count, 30 * seed)
+    given = [signs * (1 + hashed_inputs.uniform((count,), 30 * seed + 1))]
     turned = -1 if point["maximize"] else 1
     for step in range(STEPS):
         scale = 4.0**-step if point["fading"] else 1.0
-        gradient = turned * scale * signs * (0.25 + 0.75 * inputs.uniform((count,), 30 * seed + 2 + step))
+        gradient = turned * scale * signs * (0.25 + 0.75 * hashed_inputs.uniform((count,), 30 * seed + 2 + step))
         given.append(gradient[: count - sizes[-1]] if late and step == 0 else gradient)
     options = ", ".join(f"{name} {value}" for name, value in _options(point).items() if value)
     name = (
@@ -90,7 +90,7 @@ def clipped(point: Point, seed: int) -> Case:
     shapes = _shapes(point)
     sizes = [math.prod(shape) for shape in shapes]
     count = sum(sizes)
-    x = inputs.signs(count, seed) * (1 + inputs.uniform((count,), seed + 1))
+    x = hashed_inputs.signs(count, seed) * (1 + hashed_inputs.uniform((count,), seed + 1))
     x[torch.tensor(sizes).cumsum(0) - 1] *= 32
     most = float(torch.linalg.vector_norm(x.double(), point["norm"])) * point["share"]
     how = "foreach" if point["foreach"] else "one by one"

@@ -9,7 +9,7 @@ import os
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import inputs
+from envbuild.selftest.numerics import hashed_inputs
 
 WIDTH, HEADS, LAYERS, VOCABULARY = 96, 4, 2, 263
 BATCH, LENGTH = 4, 61
@@ -28,14 +28,14 @@ def parameters(device: torch.device) -> Parameters:
         shapes[f"{layer} norm"] = (2, WIDTH)
     found = {}
     for seed, (name, shape) in enumerate(shapes.items(), start=700):
-        values = inputs.signed(shape, seed) / (1 if len(shape) == 1 else math.sqrt(shape[1] / 3))
+        values = hashed_inputs.signed(shape, seed) / (1 if len(shape) == 1 else math.sqrt(shape[1] / 3))
         found[name] = (1 + values / 8 if name.endswith("norm") else values).to(device).requires_grad_()
     return found
 
 
 def tokens(number: int) -> torch.Tensor:
     """A batch (BATCH, LENGTH + 1) of int64, on the host."""
-    return (inputs.hashes(BATCH * (LENGTH + 1), 720 + number) % VOCABULARY).reshape(BATCH, LENGTH + 1)
+    return (hashed_inputs.hashes(BATCH * (LENGTH + 1), 720 + number) % VOCABULARY).reshape(BATCH, LENGTH + 1)
 
 
 def loss(weights: Parameters, batch: torch.Tensor) -> torch.Tensor:

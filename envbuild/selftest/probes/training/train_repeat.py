@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.harness import forking
-from envbuild.selftest.harness.forking import ForkEnding, Tell, Work
+from envbuild.selftest.harness import forked_work
+from envbuild.selftest.harness.forked_work import ForkEnding, Tell, Work
 from envbuild.selftest.harness.probe_context import Context, missing_gpu, short_name
 from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.numerics.reference import raw_digest
+from envbuild.selftest.numerics.tensor_digests import raw_digest
 from envbuild.selftest.probes.training.small_gpt import be_deterministic, loss, parameters, tokens
 
 STEPS, RATE = 3, 0.5
@@ -26,7 +26,7 @@ def train_repeat(context: Context) -> None:
         name = f"{STEPS} steps fp32" + (f" with autocast to {short_name(precision)}" if precision else "")
         context.step(f"{name}, in {PROCESSES} processes")
         work = _trained(context.job.device, max(1, context.job.thread_count // PROCESSES), precision)
-        endings = [group[0] for group in forking.run_groups([[work]] * PROCESSES, SECONDS, math.inf)]
+        endings = [group[0] for group in forked_work.run_groups([[work]] * PROCESSES, SECONDS, math.inf)]
         _compare(context, name, endings)
 
 

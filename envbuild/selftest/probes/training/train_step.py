@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import inputs
-from envbuild.selftest.numerics.reference import raw_digest
+from envbuild.selftest.numerics import hashed_inputs
+from envbuild.selftest.numerics.tensor_digests import raw_digest
 
 STEPS = 20
 WIDTH, DEPTH, HEADS, HIDDEN = 64, 2, 4, 128
@@ -41,7 +41,7 @@ def model(device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     with torch.no_grad():
         for seed, (name, weights) in enumerate(network.named_parameters(), start=100):
             if weights.dim() > 1:
-                weights.copy_(inputs.signed(weights.shape, seed) / math.sqrt(weights.shape[1]))
+                weights.copy_(hashed_inputs.signed(weights.shape, seed) / math.sqrt(weights.shape[1]))
             elif name.endswith("bias"):
                 weights.zero_()  # the others of one dimension are the norms' weights, which begin as 1
     return network.to(device, dtype)
@@ -50,7 +50,7 @@ def model(device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
 def train(device: torch.device, dtype: torch.dtype) -> Training:
     """Fit fixed inputs to fixed targets; each step's gradients depend on all that came before."""
     network = model(device, dtype)
-    x, target = (inputs.signed((BATCH, LENGTH, WIDTH), seed).to(device, dtype) for seed in (41, 42))
+    x, target = (hashed_inputs.signed((BATCH, LENGTH, WIDTH), seed).to(device, dtype) for seed in (41, 42))
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
     losses = []
     for _ in range(STEPS):

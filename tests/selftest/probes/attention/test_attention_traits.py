@@ -10,7 +10,7 @@ import torch
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics.reference import one_thread
+from envbuild.selftest.numerics.reference_products import one_thread
 from envbuild.selftest.probes.attention import attention_traits
 
 HALVES = (torch.float16, torch.bfloat16)

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.selftest.harness import forking
+from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.probes.environment import init_alloc
@@ -63,7 +63,7 @@ def test_the_largest_error_of_the_processes_is_told(
     monkeypatch: pytest.MonkeyPatch, errors: "tuple[float | None, ...]", worst: float
 ) -> None:
     """One that told nothing counts as NaN, which is the worst there is."""
-    endings = [forking.ForkEnding(told={} if error is None else {"off": error}) for error in errors]
+    endings = [forked_work.ForkEnding(told={} if error is None else {"off": error}) for error in errors]
     monkeypatch.setattr(init_alloc, "allocate_in_parallel", lambda device, count: endings)
     context = Context(JobDocument("0" * 32))
     init_alloc.init_alloc(context)

@@ -11,7 +11,7 @@ from envbuild.selftest.distributed import rank_processes
 from envbuild.selftest.distributed.fault_localization import Stage, StageFault
 from envbuild.selftest.distributed.nccl_log import NcclLog
 from envbuild.selftest.distributed.rank_processes import Tried, World
-from envbuild.selftest.harness.forking import ForkEnding
+from envbuild.selftest.harness.forked_work import ForkEnding
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome import Skip

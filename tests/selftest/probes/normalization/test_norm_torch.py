@@ -15,7 +15,7 @@ from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome import Skip
 from envbuild.selftest.numerics import tolerances
-from envbuild.selftest.numerics.reference import one_thread
+from envbuild.selftest.numerics.reference_products import one_thread
 from envbuild.selftest.probes.normalization import norm_torch
 from envbuild.selftest.probes.normalization.norm_fixed_cases import (
     EPSILON,

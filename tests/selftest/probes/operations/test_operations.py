@@ -11,10 +11,10 @@ import torch
 from envbuild.selftest.numerics import case_sampling, layout_large_gaps
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, worst
-from envbuild.selftest.probes.gemm import gemm_cases
-from envbuild.selftest.probes.operations import elementwise_cases, operations
+from envbuild.selftest.probes.gemm import gemm_sampled_cases
+from envbuild.selftest.probes.operations import elementwise_and_copy_cases, operations
 
-OPERATIONS = (*gemm_cases.sampled_operations(tf32=False), *operations.sampled_operations(rounded_sums=True))
+OPERATIONS = (*gemm_sampled_cases.sampled_operations(tf32=False), *operations.sampled_operations(rounded_sums=True))
 SEEDS = (1, 2)
 POINTS = 4  # of each operation for each seed
 POSITIONS = 3  # of each input that are changed, first and last among them
@@ -28,7 +28,7 @@ PARTIAL = (
     "ignore_index",
     "weights",
     "images resized",
-    *elementwise_cases.ACTIVATIONS,
+    *elementwise_and_copy_cases.ACTIVATIONS,
 )
 ORDERED = "orders of"
 

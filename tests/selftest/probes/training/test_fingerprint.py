@@ -16,10 +16,10 @@ from envbuild.report import fingerprint_comparison
 from envbuild.report.fingerprint_comparison import Comparison
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import fingerprint_document, reference
+from envbuild.selftest.numerics import fingerprint_document, reference_products
 from envbuild.selftest.numerics.output_statistics import first_fault
 from envbuild.selftest.probes.training import fingerprint
-from envbuild.testrun.numeric_fingerprint import Fingerprint
+from envbuild.testrun.fingerprint_reader import Fingerprint
 from selftest.reading import NONCE, Frame, job, outcomes, run
 from selftest.seeds.making import tf32, wrong_element
 from selftest.seeds.products import half_accumulation
@@ -42,7 +42,7 @@ def whole(context: Context) -> Frame:
 
 def chain(dtype: torch.dtype) -> Frame:
     context = Context(JobDocument(NONCE))
-    with reference.one_thread():
+    with reference_products.one_thread():
         ops = list(fingerprint.run_chain(context, dtype))
     return fingerprint_document.document(fingerprint_document.OPERATIONS, "0" * 64, context.device, ops)
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.image.engine import Image
-from envbuild.runners.base import RunnerError, Watch
+from envbuild.image.docker_engine import Image
 from envbuild.runners.kubernetes import pod_states, pod_watch
 from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
 from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
-from envbuild.testrun import output_parser
-from envbuild.testrun.job import Job, Limits
-from envbuild.testrun.result import RawOutput
+from envbuild.runners.runner_interface import RunnerError, Watch
+from envbuild.testrun import output_judge
+from envbuild.testrun.run_result import RawOutput
+from envbuild.testrun.selftest_job import Job, Limits
 from envbuild.util.errors import (
     EngineError,
     EnvbuildError,
@@ -31,7 +31,7 @@ from envbuild.util.errors import (
     SystemFault,
     UsageError,
 )
-from envbuild.util.process import ProcessMissing
+from envbuild.util.host_processes import ProcessMissing
 from unit.evidence.runs import NONCE, documents, lines, probe
 from unit.runners.apiserver import Object, Server, ended, kubeconfig, node, pod, running, serving, unplaced, waiting
 
@@ -83,7 +83,7 @@ def test_the_output_comes_back_and_nothing_stays(place: Place) -> None:
     assert (output.stderr, output.exit_code, output.seconds) == ("a word\n", 5, 12.0)
     assert (output.where["node"], output.where["engine"], output.where["image"]) == ("gpu-7", "containerd", REFERENCE)
     assert output.where["queued_seconds"] == 7.0 and output.where["unconfined"]
-    assert output_parser.judge_output(output, NONCE, ()).errors == () or output.exit_code == 5
+    assert output_judge.judge_output(output, NONCE, ()).errors == () or output.exit_code == 5
     work, config = place.server.created
     assert (config["kind"], work["kind"]) == ("ConfigMap", "Job")
     assert place.server.stored == {}
@@ -282,7 +282,7 @@ def test_a_pod_that_hangs_on_a_dead_node_is_not_waited_for(place: Place) -> None
 
 def test_a_node_that_dies_alone_is_not_waited_for_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all nodes of a zone are silent, Kubernetes deletes none of their pods: nobody says that it ended."""
-    monkeypatch.setattr("envbuild.runners.kubernetes.manifest._FETCHING", 0)
+    monkeypatch.setattr("envbuild.runners.kubernetes.job_manifest._FETCHING", 0)
     place.server.pods = [running()]
     lost = node()
     lost["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
@@ -346,7 +346,7 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(place: Place) -> None:
     reason = "the card is NVIDIA A100-SXM4-80GB, not NVIDIA H20"
     frames = documents(probe("env.identity", "failed", failure="wrong", signal=None, reason=reason), probe("env.libs"))
     place.server.log, place.server.pods = b"".join(lines(frames)), [running(), ended(5)]
-    judged = output_parser.judge_output(place.run(GPU_JOB), NONCE, ("env.identity", "env.libs"))
+    judged = output_judge.judge_output(place.run(GPU_JOB), NONCE, ("env.identity", "env.libs"))
     assert not judged.passed and reason in judged.failures()[0]["detail"]
 
 
@@ -577,7 +577,7 @@ def test_a_terminal_that_is_gone_before_there_is_a_ticket_leaves_nothing(
     def gone(*_: object) -> None:
         raise HungUp
 
-    monkeypatch.setattr("envbuild.runners.resume_tickets.keep", gone)
+    monkeypatch.setattr("envbuild.runners.job_resume_tickets.keep", gone)
     with pytest.raises(HungUp):
         place.run()
     assert len(place.server.created) == 2 and place.server.stored == {}

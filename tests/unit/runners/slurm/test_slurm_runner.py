@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from envbuild.image.engine import Image
-from envbuild.runners.base import RunnerError, Watch
-from envbuild.runners.slurm import job_folder, job_outcome, job_states, slurm_runner
-from envbuild.runners.slurm.job_outcome import JobOutcome
+from envbuild.image.docker_engine import Image
+from envbuild.runners.runner_interface import RunnerError, Watch
+from envbuild.runners.slurm import job_outcome_file, shared_job_folder, slurm_job_states, slurm_runner
+from envbuild.runners.slurm.job_outcome_file import JobOutcome
 from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.runners.slurm.slurm_settings import SlurmSite
-from envbuild.testrun import output_parser
-from envbuild.testrun.job import Job, Limits
-from envbuild.testrun.result import RawOutput
-from envbuild.util import settings
+from envbuild.testrun import output_judge
+from envbuild.testrun.run_result import RawOutput
+from envbuild.testrun.selftest_job import Job, Limits
+from envbuild.util import user_folders
 from envbuild.util.errors import (
     EngineError,
     EnvbuildError,
@@ -36,7 +36,7 @@ from envbuild.util.errors import (
     SystemFault,
     UsageError,
 )
-from envbuild.util.process import ProcessMissing, ProcessTimeout, run
+from envbuild.util.host_processes import ProcessMissing, ProcessTimeout, run
 from unit.evidence.runs import NONCE, documents, lines, probe
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash") or not shutil.which("timeout"), reason="no bash or coreutils")
@@ -129,7 +129,7 @@ class Stub:
         return Slurm(made, IMAGE, reference, "sample", resume).run(job, Watch(self.lines.append, self.said.append))
 
     def left(self) -> list[Path]:
-        return [*self.shared.glob("*"), *settings.state_folder("slurm").glob("*")]
+        return [*self.shared.glob("*"), *user_folders.state_folder("slurm").glob("*")]
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_a_job_that_left_nothing_is_told_by_slurms_last_word(stub: Stub, state: 
 def test_a_job_that_slurm_forgot_is_lost_never_passed(stub: Stub) -> None:
     stub.say(hold="", forgotten="")
     error = fails(stub)
-    assert isinstance(error, RunnerError) and error.ending == job_states.LOST
+    assert isinstance(error, RunnerError) and error.ending == slurm_job_states.LOST
 
 
 def test_what_slurm_said_last_outlives_that_it_forgets(stub: Stub) -> None:
@@ -283,7 +283,7 @@ def test_a_nodes_clock_does_not_matter(stub: Stub, year: int) -> None:
 
 
 def test_a_job_that_starts_before_it_is_submitted_did_not_wait() -> None:
-    found = job_states.seen(
+    found = slurm_job_states.seen(
         "JobId=1 JobState=RUNNING Reason=None NodeList=n SubmitTime=2026-11-21T10:00:00 StartTime=2026-11-21T09:00:00"
     )
     assert found and found.queued == 0.0
@@ -301,11 +301,11 @@ PASSES = ("Priority", "Resources", "AssocGrpGRES", "AssocGrpCpuLimit", "AssocGrp
 
 @pytest.mark.parametrize("reason", [*VAIN, *PASSES])
 def test_only_what_never_passes_by_itself_is_not_waited_for(reason: str) -> None:
-    assert (job_states.endless_wait(reason) is not None) is (reason in VAIN)
+    assert (slurm_job_states.endless_wait(reason) is not None) is (reason in VAIN)
 
 
 def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_states, "GRACE", 0.3)
+    monkeypatch.setattr(slurm_job_states, "GRACE", 0.3)
     stub.say(hold="", state="PENDING", reason="PartitionTimeLimit")
     error = fails(stub, NotProved)
     assert "can never start job 42 (PartitionTimeLimit)" in error.message and "time=MINUTES" in error.message
@@ -314,19 +314,19 @@ def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monke
 
 
 def test_a_job_waits_no_longer_than_its_queue(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_states, "GRACE", 0.3)
+    monkeypatch.setattr(slurm_job_states, "GRACE", 0.3)
     stub.say(hold="", state="PENDING", reason="Priority")
     error = fails(stub, site=SlurmSite(queue=0))
     assert isinstance(error, RunnerError) and error.ending == "unschedulable" and "(Priority)" in error.message
     assert stub.told("cancelled") and stub.left() == []
 
 
-def waits(state: str = "PENDING", reason: str = "Priority") -> job_states.Seen:
-    return job_states.Seen(state, reason, "", 0, None)
+def waits(state: str = "PENDING", reason: str = "Priority") -> slurm_job_states.Seen:
+    return slurm_job_states.Seen(state, reason, "", 0, None)
 
 
 def test_a_queue_is_counted_without_what_is_no_waiting() -> None:
-    short = job_states.Queue(1)
+    short = slurm_job_states.Queue(1)
     assert short.ends("1", waits(), 0) is None and short.ends("1", waits(reason="BadConstraints"), 59) is None
     assert isinstance(short.ends("1", waits(), 60), RunnerError)
     assert short.ends("1", None, 70) is None and short.ends("1", waits("CONFIGURING"), 80) is None
@@ -334,7 +334,7 @@ def test_a_queue_is_counted_without_what_is_no_waiting() -> None:
 
 
 def test_a_reason_must_last_to_be_believed() -> None:
-    long = job_states.Queue(None)
+    long = slurm_job_states.Queue(None)
     assert long.ends("1", waits(reason="BadConstraints"), 0) is None
     assert long.ends("1", waits(), 10) is None
     assert long.ends("1", waits(reason="BadConstraints"), 20) is None
@@ -347,7 +347,7 @@ def test_another_jobs_output_does_not_count(stub: Stub) -> None:
     """Whole, and of a run that passed, but with another nonce."""
     other = b"".join(lines(documents())).replace(NONCE.encode(), b"f" * 32)
     stub.frames(other)
-    judged = output_parser.judge_output(stub.run(), NONCE, ("env.libs",))
+    judged = output_judge.judge_output(stub.run(), NONCE, ("env.libs",))
     assert not judged.passed and judged.errors
 
 
@@ -358,7 +358,7 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
     stub.frames(b"".join(lines(frames)))
     stub.say(gpus="0", code="5")
     job = dataclasses.replace(JOB, gpus=True, models=("h20",))
-    judged = output_parser.judge_output(stub.run(job), NONCE, ("env.identity", "env.libs"))
+    judged = output_judge.judge_output(stub.run(job), NONCE, ("env.identity", "env.libs"))
     assert not judged.passed and reason in judged.failures()[0]["detail"]
     assert '--gpus "device=0"' in stub.told("ran")
 
@@ -500,7 +500,7 @@ def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed(stub: Stub) -> Non
 
 
 def test_tickets_that_others_remove_meanwhile_are_no_fault(stub: Stub) -> None:
-    (settings.state_folder("slurm") / "9.ticket.json").symlink_to("gone")
+    (user_folders.state_folder("slurm") / "9.ticket.json").symlink_to("gone")
     assert stub.run().exit_code == 0
 
 
@@ -541,7 +541,7 @@ def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, sign
     ],
 )
 def test_what_is_told_of_a_job(text: str, told: str) -> None:
-    found = job_states.seen(f"JobId=1 {text}\n")
+    found = slurm_job_states.seen(f"JobId=1 {text}\n")
     assert found and found.told() == told
 
 
@@ -552,13 +552,13 @@ def test_what_is_told_of_a_job(text: str, told: str) -> None:
 )  # fmt: skip
 def test_a_job_is_over_only_where_slurm_says_so(state: str, over: bool) -> None:
     """What is removed of one that goes on would end it; its nodes may be booting for minutes."""
-    found = job_states.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
+    found = slurm_job_states.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
     assert found and found.over is over
 
 
 @pytest.mark.parametrize("text", ["", "JobId=1", "JobState= x", "JobState=\x1b[2J", "sbatch: JobStatePENDING"])
 def test_what_slurm_does_not_say_so_is_not_believed(text: str) -> None:
-    assert job_states.seen(text) is None
+    assert slurm_job_states.seen(text) is None
 
 
 GOOD = {"stage": "run", "exit": "0", "seconds": "1", "oom": "false", "job": "1", "node": "n", "gpus": "",
@@ -574,8 +574,8 @@ def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
     def text(values: dict[str, str]) -> str:
         return "".join(f"{key}={value}\n" for key, value in values.items())
 
-    assert job_outcome.parse_outcome(text(GOOD))
-    assert job_outcome.parse_outcome(text({**GOOD, **change})) is None
+    assert job_outcome_file.parse_outcome(text(GOOD))
+    assert job_outcome_file.parse_outcome(text({**GOOD, **change})) is None
 
 
 def test_an_outcome_of_many_nodes_with_long_names_is_read_whole(tmp_path: Path) -> None:
@@ -583,7 +583,7 @@ def test_an_outcome_of_many_nodes_with_long_names_is_read_whole(tmp_path: Path) 
     values = {**GOOD, "node": names, "parts": " ".join(["0:67108864"] * 64), "fabric": " ".join(["yes"] * 64)}
     text = "".join(f"{key}={value}\n" for key, value in values.items())
     (tmp_path / "outcome").write_text(text, encoding="utf-8")
-    found = job_folder.read_outcome(tmp_path)
+    found = shared_job_folder.read_outcome(tmp_path)
     assert found and (found.node, len(found.parts), len(found.fabric)) == (names, 64, 64)
 
 
@@ -598,27 +598,27 @@ slurmstepd: error: pyxis: couldn't start container
 def test_what_pyxis_cannot_fetch_is_no_fault_of_the_image() -> None:
     """It fetches as it starts; these are its words."""
     text = "".join(f"{key}={value}\n" for key, value in {**GOOD, "exit": "1", "bytes": "0"}.items())
-    outcome = job_outcome.parse_outcome(text)
+    outcome = job_outcome_file.parse_outcome(text)
     site = SlurmSite(container="pyxis", registry="registry.example/team/h20")
     assert outcome
     with pytest.raises(NetworkError, match="n cannot fetch x"):
-        job_outcome.require_started(outcome, site, "x", PYXIS)
+        job_outcome_file.require_started(outcome, site, "x", PYXIS)
     with pytest.raises(EngineError, match="does not start"):
-        job_outcome.require_started(outcome, site, "x", "slurmstepd: error: pyxis: container start failed")
+        job_outcome_file.require_started(outcome, site, "x", "slurmstepd: error: pyxis: container start failed")
 
 
 def test_of_several_nodes_each_must_have_begun() -> None:
     def left(parts: str) -> JobOutcome:
         values = {**GOOD, "node": "a,b", "parts": parts, "fabric": "no yes"}
-        found = job_outcome.parse_outcome("".join(f"{key}={value}\n" for key, value in values.items()))
+        found = job_outcome_file.parse_outcome("".join(f"{key}={value}\n" for key, value in values.items()))
         assert found
         return found
 
     assert (left("0:5 5:7").parts, left("0:5 5:7").fabric) == (((0, 5), (5, 7)), (False, True))
-    job_outcome.require_started(left("0:5 5:7"), SlurmSite(), "x", "")
+    job_outcome_file.require_started(left("0:5 5:7"), SlurmSite(), "x", "")
     for parts in ("0:5 125:0", "1:0 0:5"):
         with pytest.raises(EngineError, match="does not start"):
-            job_outcome.require_started(left(parts), SlurmSite(), "x", "")
+            job_outcome_file.require_started(left(parts), SlurmSite(), "x", "")
 
 
 TOGETHER = dataclasses.replace(JOB, nodes=2)
@@ -629,7 +629,7 @@ def test_two_nodes_leave_what_each_of_them_said(stub: Stub) -> None:
     output = stub.run(TOGETHER, SlurmSite(interface="ib0"))
     frames = b"".join(lines(documents()))
     assert (output.stdout, output.parts) == (frames * 2, ((0, len(frames)),) * 2)
-    assert output_parser.judge_nodes(output, NONCE, ()).errors == ()
+    assert output_judge.judge_nodes(output, NONCE, ()).errors == ()
     assert output.where["node"] == "node-7,node-8" and output.where["infiniband"] == [False, False]
     assert output.where["unconfined"] == ["dist.nodes: the nodes' network, by ib0"]
     ran = stub.told("ran")
@@ -677,7 +677,7 @@ def test_a_job_on_two_nodes_that_nobody_waits_for_ends(stub: Stub) -> None:
 
 
 def test_a_damaged_ticket_is_none(stub: Stub) -> None:
-    (settings.state_folder("slurm") / "9.ticket.json").write_text(json.dumps({"job": "9"}), encoding="utf-8")
+    (user_folders.state_folder("slurm") / "9.ticket.json").write_text(json.dumps({"job": "9"}), encoding="utf-8")
     for job in ("9", "../9", "x"):
         with pytest.raises(UsageError):
             stub.run(resume=job)

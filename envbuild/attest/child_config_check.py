@@ -1,0 +1,89 @@
+"""Compares the configuration of a child image with its base's. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from envbuild.image.image_naming import LABEL
+from envbuild.registry.registry_image_reader import Config
+from envbuild.util.refusal_errors import Reason
+
+# Variables that decide what the dynamic loader, shells, Python and the libraries of torch load, or how these compute.
+_DECISIVE = re.compile(
+    r"LD_\w+|GLIBC_TUNABLES|GCONV_PATH|PYTHON\w+|CUDA\w*|CUBLAS\w+|CUDNN\w+|NVIDIA_\w+"
+    r"|NCCL_(\w*PLUGIN|CONF_FILE)|TORCH_\w*(BLAS|CUDNN)\w*|TORCH_(EXTENSIONS_DIR|DEVICE_BACKEND_AUTOLOAD)"
+    r"|TORCHINDUCTOR_\w+|TRITON_\w*(PATH|DIR)|OPENSSL_(CONF|MODULES)|OMP_TOOL_LIBRARIES|NVTX_INJECTION64_PATH|IBV_\w+"
+    r"|ONEDNN_\w+|DNNL_\w+|MKL_\w+|OPENBLAS_\w+|ATEN_\w+|DISABLE_ADDMM_CUDA_LT|BASH_ENV"
+)
+# Exceptions, which ordinary children set: they load nothing and change no result.
+_HARMLESS = re.compile(
+    r"PYTHON(DONTWRITEBYTECODE|FAULTHANDLER|HASHSEED|IOENCODING|UNBUFFERED|UTF8)"
+    r"|CUDA_(DEVICE_ORDER|VISIBLE_DEVICES|LAUNCH_BLOCKING|MODULE_LOADING)|NVIDIA_(DRIVER_CAPABILITIES|VISIBLE_DEVICES)"
+    r"|(CUDNN|CUBLAS|CUBLASLT)_LOG\w+|(ONEDNN|DNNL|MKL)_VERBOSE|(MKL|OPENBLAS)_NUM_THREADS"
+)
+# A child may replace these: every image of envbuild has a default command, and `docker run` can replace them too.
+_FREE = ("Cmd", "WorkingDir")
+_UNUSED = ("Image",)  # written by older builders, read by no engine
+_ROOT = re.compile(r"(0|root)(:(0|root))?")
+
+
+def configuration_differences(child: Config, base: Config) -> dict[str, Any]:
+    """The child's settings that differ from its base's, by key; of Env and other mappings only the items that differ.
+    None: the child removed it."""
+    theirs, ours = _settings(child), _settings(base)
+    return {key: _difference(theirs.get(key), ours.get(key)) for key in sorted({*theirs, *ours})
+            if theirs.get(key) != ours.get(key)}  # fmt: skip
+
+
+def configuration_objections(child: Config, base: Config, forbidden: Collection[str]) -> Iterator[Reason]:
+    """Reasons why the proof of the base does not hold with the child's configuration. `forbidden`: keys that the policy
+    allows no child to set."""
+    ours = _settings(base)
+    for key, found in configuration_differences(child, base).items():
+        if key == "Env":
+            yield from _variables(found, base.environment)
+        elif key == "Entrypoint" or (key not in _FREE and _changed(key, found, ours.get(key))):
+            yield Reason(
+                "configuration", f"{key} of the base is {_shown(ours.get(key))}, here {_shown(child.settings.get(key))}"
+            )
+        if key in forbidden:
+            yield Reason("configuration", f"the policy forbids a child to set {key}: {_shown(found)}")
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    found = {**config.settings, "Env": config.environment, "Labels": config.labels}
+    if _ROOT.fullmatch(str(found.get("User"))):
+        del found["User"]
+    return {key: value for key, value in found.items() if value and key not in _UNUSED}
+
+
+def _difference(theirs: Any, ours: Any) -> Any:
+    if not all(value is None or isinstance(value, Mapping) for value in (theirs, ours)):
+        return theirs
+    theirs, ours = theirs or {}, ours or {}
+    return {name: theirs.get(name) for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)}
+
+
+def _changed(key: str, found: Any, ours: Any) -> bool:
+    """Whether the child changed or removed a value of the base. Of labels only envbuild's own count."""
+    if key == "Labels":
+        return any(name.startswith(LABEL) for name in found)
+    if isinstance(ours, Mapping) and isinstance(found, Mapping):
+        return any(name in ours for name in found)
+    return ours is not None
+
+
+def _variables(found: Mapping[str, str | None], base: Mapping[str, str]) -> Iterator[Reason]:
+    for name, value in found.items():
+        if name in base:
+            yield Reason("environment", f"{name} of the base is {_shown(base[name])}, here {_shown(value)}")
+        elif _DECISIVE.fullmatch(name) and not _HARMLESS.fullmatch(name):
+            text = f"{name} is set above the base: it decides what is loaded or computed"
+            yield Reason("environment", f"{text}; set it in the profile, under env, and prove that image")
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value)[:200]

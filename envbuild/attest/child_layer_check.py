@@ -1,0 +1,274 @@
+"""Checks a child image: its lowest layers are the proved ones, and the layers above replace nothing that is locked.
+
+This finds files that replace locked ones, or that Python or the loader takes instead. Other files are not judged.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import tarfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from envbuild.attest import child_config_check, loader_files
+from envbuild.attest.trusted_statements import SignedBuild
+from envbuild.facts import database
+from envbuild.fetch.archive_spec import FOLDERS
+from envbuild.registry import oci_types, registry_image_reader
+from envbuild.registry.oci_types import ImageSource, Manifest
+from envbuild.registry.registry_image_reader import Config
+from envbuild.selftest.inventory import startup_files
+from envbuild.util.refusal_errors import Reason, Refusal
+
+# The links of every image that envbuild builds. Wheels bring none, and those of an archive stay in its folder. A base
+# image that the profile names by digest may have more: its layers are not read.
+_LINKS = {
+    **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32")},
+    "opt/venv/lib64": "lib",
+}
+_LOADER = dict.fromkeys(("lib/ld.so", "lib64/ld.so"), "the dynamic loader")
+_LARGEST = 8 << 20  # bytes of a file that is read
+_PACKAGES = ("site-packages", "dist-packages")
+_FILES = (".py", ".pyc", ".so")  # of modules
+_PREFIXES = ("opt/venv/", "usr/", "usr/local/")  # of Python's installations
+_NOT_IMPORTED = (*_PACKAGES, "EXTERNALLY-MANAGED")  # by Python, of its library's folder
+
+
+def child_objections(
+    place: ImageSource,
+    manifest: Manifest,
+    child: Config,
+    base: Config,
+    build: SignedBuild,
+    records: Sequence[Mapping[str, Any]],
+    forbidden: Collection[str] = (),
+) -> Iterator[Reason]:
+    """Reasons why the proof of `base`, by its run `records`, does not hold for `child`. Reads the layers above.
+
+    `forbidden`: keys of the configuration that the policy allows no child to set.
+    """
+    if child.layers[: len(base.layers)] != base.layers:
+        yield Reason("base", f"the image is not built on the proved image {base.id}")
+        return
+    yield from child_config_check.configuration_objections(child, base, forbidden)
+    watch = _Watch(build, records)
+    for item, diff_id in list(zip(manifest.layers, child.layers, strict=True))[len(base.layers) :]:
+        for member, archive in registry_image_reader.entries(place, oci_types.digest_in(item), diff_id):
+            watch.see(member, archive)
+    yield from watch.reasons()
+
+
+class _Watch:
+    """Looks at each entry above the proved layers, at every path where an engine may put it."""
+
+    def __init__(self, build: SignedBuild, records: Sequence[Mapping[str, Any]]) -> None:
+        python = build.lock.python
+        self._site = f"opt/venv/lib/python{python}/site-packages"
+        self._versions = {canonicalize_name(name): version for name, version in build.lock.versions.items()}
+        self._archives = {FOLDERS[item.name].lstrip("/"): item.name for item in build.lock.archives}
+        roots = {f"{self._site}/{root}": name for name, roots in build.roots.items() for root in roots}
+        self._owners = {**roots, **self._archives, **dict.fromkeys(_of_python(python), "Python")}
+        above = ((path, name) for path, name in (*self._owners.items(), *_LOADER.items()))
+        self._parents = {str(folder): name for path, name in above for folder in PurePosixPath(path).parents}
+        self._known = {*self._owners, *self._parents}
+        self._modules = {module: name for path, name in roots.items() if (module := _module(path))}
+        self._library = {f"{prefix}lib/python{python}" for prefix in ("usr/", "usr/local/")}
+        self._cuda = {name for record in records for name in _libraries(record)}
+        self._links = Links(_LINKS)
+        # Debian's Python takes dist-packages of a virtual environment too (site.getsitepackages).
+        folders = (f"lib/python{python}", f"local/lib/python{python}", "lib/python3")
+        self._sites = {self._site, *(f"opt/venv/{folder}/dist-packages" for folder in folders)}
+        self._files: set[str] = set()
+        self._customizers: list[tuple[str, str]] = []  # (folder on whose path it would count, file)
+        self._path = {*self._sites, *self._library, *(f"{folder}/lib-dynload" for folder in self._library)}
+        self._found: dict[tuple[str, str], list[str]] = {}
+
+    def see(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        """Raises Refusal where its path or its links cannot be resolved."""
+        path = _normal(member.name)
+        if any(".overlay." in key for key in member.pax_headers):
+            self._note("layer", "an attribute of the overlay file system is set", path)
+
+        @cache
+        def content() -> bytes | None:
+            """None for a link, whose target is not read, and for more than _LARGEST bytes."""
+            small = member.isreg() and member.size <= _LARGEST
+            return b"".join(registry_image_reader.content(member, archive)) if small else None
+
+        places = self._links.places(path)
+        if not (member.isdir() or member.issym()):
+            self._files |= places
+        for place in places:
+            self._at(PurePosixPath(place), member, content)
+        if member.issym():
+            for place in places:
+                self._links.add(place, member.linkname)
+        elif member.islnk():
+            for place in self._links.places(_normal(member.linkname)):
+                self._over(PurePosixPath(place), "linked to")
+
+    def _at(self, path: PurePosixPath, member: tarfile.TarInfo, content: Callable[[], bytes | None]) -> None:
+        if path.name == ".wh..wh..opq":
+            self._over(path.parent, "emptied")
+        elif path.name.startswith(".wh."):
+            # engines join the rest to the folder, so that `.wh.` and `.wh...` remove the folder and the one above it
+            gone = _normal(f"{path.parent}/{path.name.removeprefix('.wh.')}")
+            self._over(PurePosixPath(gone), "removed")
+        elif member.isdir():  # its own folder may come along with what is new in it, anything below may not
+            if path.suffix in _FILES or str(path) not in self._known:
+                self._over(path, "replaced")
+        else:
+            self._over(path, "replaced")
+            self._beside(path)
+            self._loaded(path, content)
+
+    def _over(self, path: PurePosixPath, how: str) -> None:
+        if str(path) in self._parents:
+            return self._note("replaced", f"{self._parents[str(path)]} is {how} above the proved layers", str(path))
+        for part in (path, *path.parents):
+            name = self._owners.get(str(part)) or self._modules.get(_module(str(part)) or "")
+            if name is None and part.parent.name == "__pycache__":  # six.cpython-311.pyc is of six.py
+                name = self._modules.get(str(part.parent.parent / part.name.partition(".")[0]))
+            if str(part.parent) in self._library and _module(part.name) and part.name not in _NOT_IMPORTED:
+                name = "Python"
+            if name is not None:
+                return self._note("replaced", f"{name} is {how} above the proved layers", str(path))
+        if loader_files.is_system_library(path):
+            self._note("replaced", f"{path.name} is {how} above the proved layers", str(path))
+
+    def _beside(self, path: PurePosixPath) -> None:
+        """Find duplicates of what is locked: metadata of another version, or a CUDA library that may be found first."""
+        folder = path.parent.name
+        if folder.endswith(".dist-info") and str(path.parent.parent) == self._site:
+            name, _, version = folder.removesuffix(".dist-info").partition("-")
+            locked = self._versions.get(canonicalize_name(name))
+            if locked not in (None, version):
+                text = f"{canonicalize_name(name)} {version} is above the proved layers, locked is {locked}"
+                self._note("replaced", text, str(path))
+        if path.name in self._cuda and not set(_PACKAGES) & set(path.parts):
+            self._note("shadowed", f"another {path.name} is above the proved layers", str(path))
+
+    def _loaded(self, path: PurePosixPath, content: Callable[[], bytes | None]) -> None:
+        """Find files that decide what is loaded."""
+        text = str(path)
+        for part in (path, path.parent):
+            if part.name.partition(".")[0] in startup_files.MODULES:
+                self._customizers.append((str(part.parent), text))
+        if text.startswith("etc/ld.so."):
+            for change in loader_files.of_loader(text, content(), self._cuda, self._archives):
+                self._note("environment", change, text)
+        if path.name.endswith("._pth") and text.startswith(_PREFIXES):
+            self._note("environment", "a ._pth file replaces Python's path", text)
+        if path.name.endswith(".pth") and str(path.parent) in self._sites:
+            self._named(path, content())
+
+    def _named(self, path: PurePosixPath, pth: bytes | None) -> None:
+        """Add the folders of a .pth file to Python's path. One that Python releases may read differently is refused
+        like an unreadable one: they decode it, and end its lines, in several ways."""
+        decoded = (pth or b"").decode(errors="replace")
+        if pth is None or "\ufffd" in decoded or not decoded.translate(dict.fromkeys(b"\t\r\n")).isprintable():
+            return self._note("environment", "a .pth file cannot be read, or has control characters", str(path))
+        for line in startup_files.pth_lines(pth):
+            if startup_files.runs(line):
+                self._note("environment", "a .pth file runs code when Python starts", str(path))
+            else:
+                self._path.add(_normal(posixpath.join(f"/{path.parent}", line.rstrip())))
+
+    def _note(self, kind: str, text: str, path: str) -> None:
+        self._found.setdefault((kind, text), []).append(path)
+
+    def reasons(self) -> Iterator[Reason]:
+        taken = {str(PurePosixPath(place).parent) for entry in self._path for place in self._links.places(f"{entry}/_")}
+        for entry in sorted(taken):
+            for file in self._files.intersection((entry, *map(str, PurePosixPath(entry).parents))) - self._known:
+                self._note("environment", "a .pth file names a file, which may hold modules", file)
+        for folder, path in self._customizers:
+            if folder in taken:
+                self._note("environment", "code is added that Python runs when it starts", path)
+        for (kind, text), paths in self._found.items():
+            different = list(dict.fromkeys(paths))
+            more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+            yield Reason(kind, f"{text}: /{different[0]}{more}")
+
+
+def _normal(name: str) -> str:
+    return posixpath.normpath(f"/{name}").lstrip("/")
+
+
+def _of_python(version: str) -> Iterator[str]:
+    """Files and folders that decide which Python runs, without the modules of its library."""
+    yield from (f"opt/venv/bin/{name}" for name in ("python", "python3", f"python{version}"))
+    yield f"etc/python{version}"
+    for prefix in _PREFIXES:
+        yield from (f"{prefix}{file}" for file in ("pyvenv.cfg", "bin/pyvenv.cfg", "bin/pybuilddir.txt"))
+        yield from (f"{prefix}bin/python{version}", f"{prefix}lib/python{version.replace('.', '')}.zip")
+    yield f"usr/local/lib/libpython{version}.so.1.0"  # Debian's python needs none
+
+
+def _module(path: str) -> str | None:
+    """The path, without suffixes, of the module that a file or folder is; None where Python would not import it."""
+    folder, name = posixpath.split(path)
+    stem, dot, _ = name.partition(".")
+    return posixpath.join(folder, stem) if not dot or name.endswith(_FILES) else None
+
+
+def _libraries(record: Mapping[str, Any]) -> Iterator[str]:
+    """File names of the CUDA libraries that were measured."""
+    found = record["environment"].get("libraries")
+    for item in found if isinstance(found, list) else ():
+        if isinstance(item, dict) and database.library_of(str(item.get("owner")).partition("==")[0]):
+            yield str(item.get("name"))
+
+
+_LONGEST = 4096  # PATH_MAX of Linux
+_HOPS = 40  # links that Linux follows in one path
+_STEPS = 2000  # of resolving one path; ordinary images take a handful
+_TOTAL = 64 << 20  # characters of all links
+
+
+class Links:
+    """The symbolic links of an image. `known`: link -> target, as `add` takes them."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self._targets: dict[str, set[str]] = {}
+        self._total = 0
+        for path, target in known.items():
+            self.add(path, target)
+
+    def add(self, path: str, target: str) -> None:
+        """A link at `path`, relative to the root. Raises Refusal where there are too many."""
+        self._total += len(path) + len(target)
+        if self._total > _TOTAL:
+            raise Refusal("too-large", "the layers have too many symbolic links")
+        self._targets.setdefault(path, set()).add(target)
+
+    def places(self, path: str) -> set[str]:
+        """Every path to which an entry may be written; the last part is not followed, since an engine replaces it."""
+        if len(path) > _LONGEST:
+            raise Refusal("layer", f"a layer has a path of {len(path)} characters")
+        folder, name = posixpath.split(path)
+        return {f"{place}/{name}" if place else name for place in self._folders(folder)}
+
+    def _folders(self, path: str) -> set[str]:
+        found = set()
+        todo = [("", path.split("/"), 0)]
+        steps = 0
+        while todo:
+            at, rest, hops = todo.pop()
+            for index, name in enumerate(rest):
+                steps += 1
+                if steps > _STEPS:
+                    raise Refusal("layer", f"the symbolic links in a layer's path are too many: /{path[:200]}")
+                if name == "..":
+                    at = posixpath.dirname(at)
+                elif name not in ("", "."):
+                    at = f"{at}/{name}" if at else name
+                    for target in self._targets.get(at, ()) if hops < _HOPS else ():
+                        start = "" if target.startswith("/") else posixpath.dirname(at)
+                        todo.append((start, [*target.split("/"), *rest[index + 1 :]], hops + 1))
+            found.add(at)
+        return found

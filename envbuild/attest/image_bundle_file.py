@@ -1,0 +1,107 @@
+"""A verified image as one file for a closed site: an OCI layout with its evidence, the public key and the lock.
+
+What the engine is given is made anew from checked blobs: it never sees the file itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from envbuild.image.oci_layout import INDEX, REF, blob_path, tar_member
+from envbuild.registry import oci_types, registry_image_reader
+from envbuild.registry.oci_types import Manifest
+from envbuild.util import strict_json
+from envbuild.util.errors import FileError
+from envbuild.util.refusal_errors import Malformed, Refusal
+
+ARCHIVE = "manifest.json"
+KEY, LOCK, PROFILE = "envbuild/public-key.pem", "envbuild/lock.yaml", "envbuild/profile"
+_BLOCK = 1 << 20
+
+
+class Bundle:
+    """A bundle as it came, read where it lies; nothing is unpacked, and nothing read is other than its digest says."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises Malformed unless it is a tar with an OCI layout of plain files."""
+        try:
+            self._tar = tarfile.open(file, "r:", tarinfo=registry_image_reader.Member)  # noqa: SIM115 - as long as this object
+            members = self._tar.getmembers()
+        except FileNotFoundError as error:
+            raise FileError(f"{file} cannot be read: {error.strerror}") from None
+        except registry_image_reader.DAMAGED:
+            raise Malformed(f"{file} is no bundle") from None
+        names = [member.name for member in members]
+        plain = all(m.isreg() and ".." not in PurePosixPath(m.name).parts for m in members)
+        if not plain or len(set(names)) != len(names) or INDEX not in names:
+            raise Malformed(f"{file} is no bundle: it must hold each of its files once, and nothing else")
+        self._members = dict(zip(names, members, strict=True))
+        index = strict_json.parse(self.file(INDEX), INDEX)
+        self._tags: dict[str, dict[str, Any]] = {}
+        for item in oci_types.descriptors(index, "manifests"):
+            noted = item.get("annotations")
+            if isinstance(noted, dict) and isinstance(noted.get(REF), str):
+                self._tags[noted[REF]] = item
+
+    def file(self, name: str, limit: int = strict_json.MAX_BYTES) -> bytes:
+        """Raises Refusal if it is not there, or larger than `limit`."""
+        member = self._members.get(name)
+        stream = self._tar.extractfile(member) if member else None
+        if member is None or stream is None:
+            raise Malformed(f"the bundle has no {name}")
+        if member.size > limit:
+            raise Refusal("too-large", f"{name} in the bundle is larger than {limit} bytes")
+        return stream.read()
+
+    def manifest(self, target: str) -> Manifest | None:
+        digest = oci_types.digest_in(self._tags[target]) if target in self._tags else target
+        if not oci_types.DIGEST.fullmatch(digest) or blob_path(digest) not in self._members:
+            return None
+        raw = self.blob(digest, oci_types.MAX_MANIFEST)
+        return Manifest(raw, str(strict_json.parse(raw, "the manifest").get("mediaType")))
+
+    def blob(self, digest: str, limit: int = strict_json.MAX_BYTES) -> bytes:
+        raw = self.file(blob_path(digest), limit)
+        if oci_types.digest_of(raw) != digest:
+            raise Refusal("digest", f"the bundle holds something else as the blob {digest}")
+        return raw
+
+    def blocks(self, digest: str) -> Iterator[bytes]:
+        member = self._members.get(blob_path(digest))
+        stream = self._tar.extractfile(member) if member else None
+        if stream is None:
+            raise Malformed(f"the bundle has no blob {digest}")
+        seen = hashlib.sha256()
+        while block := stream.read(_BLOCK):
+            seen.update(block)
+            yield block
+        if f"sha256:{seen.hexdigest()}" != digest:
+            raise Refusal("digest", f"the bundle holds something else as the blob {digest}")
+
+    def referrers(self, digest: str) -> list[dict[str, Any]]:
+        index = self.manifest(oci_types.fallback_tag(digest))
+        return oci_types.descriptors(index.document, "manifests") if index else []
+
+    def loadable(self, image: Manifest, diff_ids: tuple[str, ...], name: str) -> Iterator[bytes]:
+        """The image alone as an archive that an engine loads under `name`, made from checked blobs: no other file of
+        the bundle is in it. Raises Refusal where a layer is not the one of its digest."""
+        layers = [oci_types.digest_in(layer) for layer in image.layers]
+        if tuple(layers) != diff_ids:
+            raise Malformed("the bundle's layers are not those that the image's configuration names")
+        listed = [{"Config": blob_path(image.config), "RepoTags": [name], "Layers": [blob_path(one) for one in layers]}]
+        raw = json.dumps(listed).encode()
+        yield from _entry(ARCHIVE, len(raw), iter([raw]))
+        for digest in dict.fromkeys((image.config, *layers)):
+            yield from _entry(blob_path(digest), self._members[blob_path(digest)].size, self.blocks(digest))
+        yield b"\0" * 1024
+
+
+def _entry(name: str, size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    yield tar_member(name, size).tobuf(tarfile.GNU_FORMAT)
+    yield from blocks
+    yield b"\0" * (-size % 512)

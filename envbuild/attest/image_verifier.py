@@ -1,0 +1,308 @@
+"""Whether an image in a registry may be used: its digest, its evidence, and a policy. No Docker Engine is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envbuild.attest import (
+    child_config_check,
+    child_layer_check,
+    keys_and_signatures,
+    policy_check,
+    registry_attestations,
+    trusted_statements,
+)
+from envbuild.attest.policy import Policy
+from envbuild.attest.trusted_statements import SignedBuild, Trusted
+from envbuild.evidence.proof_rules import Proof
+from envbuild.facts.probe_catalogue_reader import LEVELS
+from envbuild.image.image_naming import LOCK_LABEL, VERIFIED
+from envbuild.registry import oci_types, registry_image_reader
+from envbuild.registry.oci_types import ImageSource, Manifest, Reference
+from envbuild.registry.registry_client import Repository
+from envbuild.registry.registry_image_reader import Config
+from envbuild.util import strict_json
+from envbuild.util.errors import CheckFailed, FileError, NetworkError
+from envbuild.util.refusal_errors import Reason, Refusal
+
+_LOCK = re.compile(r"sha256:[0-9a-f]{64}")
+
+Envelope = Mapping[str, Any]
+Envelopes = Sequence[Envelope]
+
+
+@dataclass
+class Verdict:
+    """The answer. `digest`: of the manifest that the reference names now. `profile` and `lock` (its id): what the image
+    was built from. `gpus`: the models that it is proved on; `level`: the lowest level of these proofs; `unconfined`:
+    the restrictions of an engine's containers that they lacked.
+
+    `base`: of a child image the proved one, by digest; `child_sets`: the child's settings that differ from the base's.
+
+    `reordered`: numbers of layers, from 1, that a rebuild gave with the same files in another order.
+
+    `image`: what the reference names; `build`: the build statement that decided; `proved`: what that is about, the
+    image itself or its base.
+    """
+
+    ref: str | None
+    digest: str | None = None
+    profile: str | None = None
+    lock: str | None = None
+    level: str | None = None
+    gpus: list[str] = field(default_factory=list)
+    unconfined: list[str] = field(default_factory=list)
+    base: str | None = None
+    child_sets: dict[str, Any] = field(default_factory=dict)
+    reasons: list[Reason] = field(default_factory=list)
+    image: Config | None = None
+    build: SignedBuild | None = None
+    proved: tuple[ImageSource, Manifest, Config] | None = None
+    reordered: list[int] = field(default_factory=list)
+
+    @property
+    def verified(self) -> bool:
+        return not self.reasons
+
+    def document(self) -> dict[str, Any]:
+        """`unconfined` and `reordered` only where there is something to say, `child_sets` only for a child."""
+        return {
+            "ref": self.ref,
+            "digest": self.digest,
+            "verified": self.verified,
+            "profile": self.profile,
+            "lock": self.lock,
+            "level": self.level,
+            "gpus": self.gpus,
+            "base": self.base,
+            "reasons": [dataclasses.asdict(reason) for reason in self.reasons],
+            **({"child_sets": self.child_sets} if self.base else {}),
+            **({"unconfined": self.unconfined} if self.unconfined else {}),
+            **({"reordered": self.reordered} if self.reordered else {}),
+        }
+
+    @property
+    def summary(self) -> str:
+        """What was verified, for a person; for a child what it sets, too."""
+        parts = {"profile": self.profile, "lock": self.lock and self.lock.removeprefix("sha256:")[:12],
+                 "level": self.level}  # fmt: skip
+        known = ", ".join(f"{name} {value}" for name, value in parts.items() if value)
+        text = f"verified on {', '.join(self.gpus)}" + (f": {known}" if known else "")
+        if self.base:
+            each = (json.dumps({key: value})[1:-1] for key, value in self.child_sets.items())
+            sets = "".join(f"\n  it sets {words[:200]}" for words in each)
+            text += f"\nchild of {self.base}: that image was proved, not what is above it{sets}"
+        return text
+
+    def take(self, proofs: Sequence[Proof], profiles: Iterable[str], locks: Iterable[str]) -> None:
+        """Fill in what was proved. `profiles` and `locks`: of all that was judged; reported if it is only one."""
+        self.profile, self.lock = _only(profiles), _only(locks)
+        self.level = min((proof.level for proof in proofs if proof.level), key=LEVELS.index, default=None)
+        self.gpus = list(dict.fromkeys(proof.model for proof in proofs))
+        self.unconfined = list(dict.fromkeys(lack for proof in proofs for lack in proof.unconfined))
+
+    def require(self) -> None:
+        """Raises CheckFailed with every reason, carrying the document."""
+        if self.reasons:
+            what = self.ref or "the evidence"
+            error = CheckFailed(f"{what} is not verified", hint="\n".join(map(str, self.reasons)))
+            error.partial = self.document()
+            raise error
+
+
+def verify_image(reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
+    """Judge an image in a registry; `given` is evidence from files. Raises NetworkError."""
+    return verify_at(Repository(reference), reference, policy, given, now)
+
+
+def verify_at(
+    place: ImageSource, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
+) -> Verdict:
+    """The same for an image in a registry or a bundle. Only in a registry the base of a child is looked up."""
+    verdict = Verdict(str(reference))
+    try:
+        _image(verdict, place, reference, policy, given, now)
+    except Refusal as refusal:
+        verdict.reasons.append(refusal.reason)
+    verdict.reasons = list(dict.fromkeys(verdict.reasons))
+    return verdict
+
+
+def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdict:
+    """Judge evidence without its image, as others send it: its signer, and whether it agrees with its run record."""
+    believed = trusted_statements.believe(given, policy.keys, None)
+    verdict = Verdict(None)
+    proofs, verdict.reasons = policy_check.of_records(believed.records, policy, now)
+    records = [record for _, record in believed.records]
+    verdict.take(proofs, (record["profile"] for record in records), (record["lock"] for record in records))
+    verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons]
+    if not believed.records and not verdict.reasons:
+        verdict.reasons.append(Reason("no-evidence", "there is no test result in it"))
+    verdict.digest = _only(record["image"]["id"] for record in records)
+    return verdict
+
+
+def _only(values: Iterable[str]) -> str | None:
+    """The one value there is, None for several or none."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def _image(
+    verdict: Verdict, place: ImageSource, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
+) -> None:
+    manifest = resolve_reference(place, reference)
+    verdict.digest = manifest.digest
+    config = verdict.image = registry_image_reader.config_of(place, manifest)
+    verdict.reasons += _no_key(policy)
+    believed = _believed(place, manifest, config, policy, given)
+    if believed.builds or believed.records:
+        verdict.proved = place, manifest, config
+        _judge(verdict, believed, policy, now, *verdict.proved)
+        return
+    if policy.base and isinstance(place, Repository):
+        verdict.reasons += _newer(believed)
+        _child(verdict, place, manifest, _base(policy.base, config), policy, given, now)
+        return
+    verdict.reasons += believed.refused or [Reason("no-evidence", "no evidence about this image was found")]
+    if LOCK_LABEL in config.labels and not believed.refused:
+        verdict.reasons.append(Reason("base", "if it is built on a proved image, name that one with --base"))
+
+
+def resolve_reference(place: ImageSource, reference: Reference) -> Manifest:
+    """The image's manifest that the reference names, itself or as the only image of an index. Raises NetworkError where
+    nothing is there, Refusal for any other index."""
+    top = place.manifest(reference.target)
+    if top is None:
+        named = reference if reference.tag or reference.digest else reference.tagged(reference.target)
+        where = "there" if reference.target == VERIFIED else f"at {reference.repository}:{VERIFIED}"
+        hint = f"`envbuild push` puts a proved image {where}"
+        raise NetworkError(f"there is no {named}", hint=hint)
+    if not top.is_index:
+        return top
+    item = top.only_image
+    found = place.manifest(oci_types.digest_in(item))
+    if found is None or found.is_index or found.media_type != item.get("mediaType"):
+        raise Refusal("index", f"the index {reference} names something that is not an image's manifest")
+    return found
+
+
+def _no_key(policy: Policy) -> list[Reason]:
+    return [] if policy.keys else [Reason("no-key", keys_and_signatures.NO_KEY)]
+
+
+def _believed(place: ImageSource, manifest: Manifest, config: Config, policy: Policy, given: Envelopes) -> Trusted:
+    found, bad = registry_attestations.fetch_envelopes(place, manifest.digest)
+    believed = trusted_statements.believe([*given, *found], policy.keys, config.id)
+    return dataclasses.replace(believed, refused=(*believed.refused, *(refusal.reason for refusal in bad)))
+
+
+def _judge(
+    verdict: Verdict,
+    believed: Trusted,
+    policy: Policy,
+    now: datetime.datetime,
+    place: ImageSource,
+    manifest: Manifest,
+    config: Config,
+) -> None:
+    """Judge by each trusted build statement: an image may belong to several profiles, and one of them is enough.
+
+    Test results name the image id, so they count in every repository. The build statement names the profile and the
+    lock, and with these the required proofs, and where the image was pushed.
+    """
+    if not believed.builds:
+        verdict.reasons += [*believed.refused, Reason("no-build", "no build statement about this image is believed")]
+        return
+    answers = []
+    for build in believed.builds:
+        proofs, insufficient = policy_check.of_build(build, believed.records, policy, now)
+        other = [
+            *_unbound(build, place, manifest, policy),
+            *policy_check.unexpected_origin(build.name, build.lock.id, policy),
+        ]
+        if config.labels.get(LOCK_LABEL) != build.lock.id:
+            other.append(Reason("lock", f"the image's label names another lock; expected {build.lock.id}"))
+        answers.append(((len(other), len(insufficient)), build, proofs, [*other, *insufficient]))
+    _, verdict.build, proofs, reasons = min(answers, key=lambda answer: answer[0])
+    verdict.take(proofs, [verdict.build.name], [verdict.build.lock.id])
+    verdict.reasons += [*reasons, *(believed.refused if reasons else _newer(believed))]
+
+
+def _unbound(build: SignedBuild, place: ImageSource, manifest: Manifest, policy: Policy) -> Iterator[Reason]:
+    """Reasons why a build statement is not about this manifest in this repository. A bundle has no repository."""
+    pushed = build.repositories(manifest.digest)
+    if not pushed:
+        yield Reason("subject", f"the build statement is not about the manifest {manifest.digest}")
+    elif isinstance(place, Repository) and not {place.reference.repository, *policy.copies} & {*pushed}:
+        text = f"the image was pushed to {', '.join(pushed)[:500]}, not to {place.reference.repository}"
+        yield Reason("repository", f"{text}; where a copy is expected, pass --from {pushed[0][:200]}")
+
+
+def _newer(believed: Trusted) -> list[Reason]:
+    """A trusted statement of a newer format may report a failure, so no other statement outweighs it."""
+    return [reason for reason in believed.refused if reason.id == "newer"]
+
+
+def _base(named: Reference, config: Config) -> tuple[Repository, Manifest]:
+    """The base image that `named` means: without a tag or digest, the one tagged with the child's lock. Raises
+    Refusal if that is not there, NetworkError if a named one is not."""
+    if not named.tag and not named.digest:
+        lock = config.labels.get(LOCK_LABEL, "")
+        if not _LOCK.fullmatch(lock):
+            raise Refusal("base", f"the image has no label {LOCK_LABEL}: name its base by tag or digest")
+        named = named.tagged(lock.removeprefix("sha256:")[:12])
+        if Repository(named).manifest(named.target) is None:
+            text = f"the image's label names the lock {named.tag}, but {named} does not exist"
+            raise Refusal("base", f"{text}: it is not built on an image of that repository")
+    place = Repository(named)
+    return place, resolve_reference(place, named)
+
+
+def _child(
+    verdict: Verdict,
+    place: ImageSource,
+    manifest: Manifest,
+    proved: tuple[Repository, Manifest],
+    policy: Policy,
+    given: Envelopes,
+    now: datetime.datetime,
+) -> None:
+    """Judge the base as any image, then compare the child with it."""
+    assert verdict.image is not None
+    base = registry_image_reader.config_of(*proved)
+    verdict.base = f"{proved[0].reference.repository}@{proved[1].digest}"
+    verdict.child_sets = child_config_check.configuration_differences(verdict.image, base)
+    believed = _believed(*proved, base, policy, given)
+    if not believed.builds and not believed.records:
+        verdict.reasons += believed.refused or [
+            Reason("no-evidence", f"no evidence about {proved[0].reference} was found")
+        ]
+        return
+    verdict.proved = (*proved, base)
+    _judge(verdict, believed, policy, now, *verdict.proved)
+    if verdict.build is None:
+        return
+    measured = [record for _, record in believed.records]
+    verdict.reasons += child_layer_check.child_objections(
+        place, manifest, verdict.image, base, verdict.build, measured, policy.forbid_in_child
+    )
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """An envelope from a file: DSSE as it is, or in a sigstore bundle. Raises FileError, Malformed."""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(strict_json.MAX_BYTES + 1)
+    except OSError as error:
+        raise FileError(f"{file} cannot be read: {error.strerror}") from None
+    found = strict_json.parse(raw, str(file))
+    inner = found.get("dsseEnvelope", found)
+    return inner if isinstance(inner, dict) else {}

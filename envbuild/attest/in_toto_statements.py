@@ -1,0 +1,230 @@
+"""What is said of an image for others to check: in-toto statements that carry all that a reader needs. Pure.
+
+One a GPU model (test-result, with the whole run record in it), one of the build (SLSA provenance), one SBOM.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.evidence import evidence_store, run_record_schema
+from envbuild.evidence.evidence_store import STATEMENT, TEST_RESULT
+from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch.archive_spec import Archive
+from envbuild.fetch.locked_artifact_types import LockedExtension, LockedWheel
+from envbuild.image.build_records import CompiledRecord
+from envbuild.lock.lock_file import Lock
+from envbuild.profile.project_shapes_and_script import Script
+from envbuild.util import canonical_json, strict_json
+from envbuild.util.refusal_errors import Malformed, Refusal
+
+PROVENANCE = "https://slsa.dev/provenance/v1"
+CYCLONEDX = "https://cyclonedx.org/bom"
+BUILD_TYPES = "urn:envbuild:build:"
+BUILD_TYPE = f"{BUILD_TYPES}1"
+BUILDER = "urn:envbuild:builder"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An image by its id, and once it is in a registry, by its manifest too; digests are "sha256:...".
+
+    `name` is what the engine calls it, `repository` what the registry does.
+    """
+
+    name: str
+    image: str
+    repository: str | None = None
+    manifest: str | None = None
+
+    @property
+    def descriptors(self) -> list[dict[str, Any]]:
+        found = [(self.name, self.image), (self.repository, self.manifest)]
+        return [{"name": name, "digest": digest_set(digest)} for name, digest in found if name and digest]
+
+
+@dataclass(frozen=True)
+class BuildDetails:
+    """What is known of a build: which profile and lock, by what. `facts` and `recipe` are sha256, hex."""
+
+    profile: str
+    document: Mapping[str, Any]
+    lock: Lock
+    lock_text: str
+    facts: str
+    recipe: str
+    versions: Mapping[str, str]
+    roots: Mapping[str, Sequence[str]]
+    """Wheel file -> what it fills below site-packages."""
+    compiled: Sequence[CompiledRecord] = ()
+
+
+def digest_set(digest: str) -> dict[str, str]:
+    return {"sha256": digest.removeprefix("sha256:")}
+
+
+def canonical(statement: Mapping[str, Any]) -> bytes:
+    """The bytes that are signed: the same statement gives the same ones."""
+    return canonical_json.encode(statement)
+
+
+def _statement(subject: Subject, kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
+    return {"_type": STATEMENT, "subject": subject.descriptors, "predicateType": kind, "predicate": dict(predicate)}
+
+
+def _enclosed(name: str, raw: bytes, media_type: str) -> dict[str, Any]:
+    """A resource descriptor that holds what it describes."""
+    content = base64.b64encode(raw).decode()
+    digest = {"sha256": hashlib.sha256(raw).hexdigest()}
+    return {"name": name, "digest": digest, "content": content, "mediaType": media_type}
+
+
+def descriptor_content(descriptor: Any, what: str) -> bytes:
+    """The content of a descriptor. Raises Malformed where it is not that of its digest."""
+    try:
+        raw = base64.b64decode(descriptor["content"], validate=True)
+        wanted = descriptor["digest"]["sha256"]
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        raise Malformed(f"{what} is not in its statement") from None
+    if hashlib.sha256(raw).hexdigest() != wanted:
+        raise Malformed(f"{what} is not the one that its statement names")
+    return raw
+
+
+def test_result(record: Mapping[str, Any], raw: bytes, subject: Subject) -> dict[str, Any]:
+    """The stored statement about a record, with the record's own bytes enclosed."""
+    made = evidence_store.test_statement(record, hashlib.sha256(raw).hexdigest())
+    predicate = made["predicate"]
+    enclosed = _enclosed("run-record", raw, "application/json")
+    configuration = [enclosed if item["name"] == "run-record" else item for item in predicate["configuration"]]
+    return _statement(subject, TEST_RESULT, {**predicate, "configuration": configuration})
+
+
+def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
+    """(digest, record) of a test-result's run record. Raises Refusal unless the predicate says what it says."""
+    try:
+        descriptors = [item for item in predicate["configuration"] if item["name"] == "run-record"]
+    except (KeyError, TypeError):
+        raise Malformed("the test result names no run record") from None
+    raw = descriptor_content(descriptors[0] if descriptors else None, "the run record")
+    try:
+        record = run_record_schema.validate_record(strict_json.parse(raw, "the run record"))
+        honest = test_result(record, raw, Subject("", ""))["predicate"] == predicate
+    except run_record_schema.Newer as newer:
+        raise Refusal("newer", str(newer)) from None
+    except (ValueError, KeyError, TypeError):
+        raise Malformed("the run record is not as it should be") from None
+    if not honest:
+        raise Refusal("predicate", "the test result does not say what its run record says")
+    return hashlib.sha256(raw).hexdigest(), record
+
+
+def slsa_provenance(made: BuildDetails, subject: Subject) -> dict[str, Any]:
+    """SLSA provenance: the profile and the lock it was made from, and every file that went in, by hash."""
+    dependencies = [
+        *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),
+        *(_archive(archive) for archive in made.lock.archives),
+        *(_wheel(wheel, made.roots.get(wheel.wheel.file, ())) for wheel in made.lock.wheels),
+        *(_source(extension) for extension in made.lock.extensions),
+        *(_tool(item) for item in _tools(made.lock)),
+    ]
+    if made.lock.image:
+        name, _, digest = made.lock.image.partition("@")
+        dependencies.insert(0, {"name": name, "uri": f"docker://{name}", "digest": digest_set(digest)})
+    definition = {
+        "buildType": BUILD_TYPE,
+        "externalParameters": {
+            "profile": _profile(made),
+            "lock": _enclosed(f"{made.profile}.lock.yaml", made.lock_text.encode(), "application/yaml"),
+        },
+        "internalParameters": {
+            "lock": made.lock.id,
+            "facts": digest_set(made.facts),
+            "recipe": digest_set(made.recipe),
+        },
+        "resolvedDependencies": dependencies,
+    }
+    run: dict[str, Any] = {"builder": {"id": BUILDER, "version": dict(made.versions)}}
+    if made.compiled:
+        run["byproducts"] = [_compiled(one) for one in made.compiled]
+    return _statement(subject, PROVENANCE, {"buildDefinition": definition, "runDetails": run})
+
+
+def _profile(made: BuildDetails) -> dict[str, Any]:
+    """The wishes as they were written; the source of a script of the project's own is enclosed."""
+    selftest = made.document.get("selftest")
+    script = selftest.get("script") if isinstance(selftest, Mapping) else None
+    if not isinstance(script, Script) or not isinstance(selftest, Mapping):
+        return {"name": made.profile, "document": dict(made.document)}
+    document = {**made.document, "selftest": {**selftest, "script": script.path}}
+    enclosed = _enclosed(script.path, script.text.encode(), "text/x-python")
+    return {"name": made.profile, "document": document, "script": enclosed}
+
+
+def _deb(deb: Deb) -> dict[str, Any]:
+    return {"name": deb.file, "uri": deb_url(deb), "digest": digest_set(deb.sha256)}
+
+
+def _wheel(locked: LockedWheel, roots: Sequence[str]) -> dict[str, Any]:
+    found = {"name": locked.wheel.file, "uri": wheel_url(locked), "digest": digest_set(locked.wheel.sha256)}
+    return {**found, "annotations": {"layer": locked.layer, "roots": list(roots)}}
+
+
+def _source(extension: LockedExtension) -> dict[str, Any]:
+    """By the commit, or the sdist's sha256; whence it came is the site's matter."""
+    digest = {"gitCommit": extension.digest} if extension.kind == "git" else digest_set(extension.digest)
+    return {"name": extension.name, "uri": extension_url(extension), "digest": digest}
+
+
+def _tools(lock: Lock) -> Sequence[LockedWheel | Archive | Deb]:
+    return (*lock.builder.debs, *lock.builder.wheels, *lock.builder.archives) if lock.builder else ()
+
+
+def _tool(item: LockedWheel | Archive | Deb) -> dict[str, Any]:
+    """What extensions were compiled with: it is not in the image, so it fills nothing there."""
+    if isinstance(item, Deb):
+        return _deb(item)
+    if isinstance(item, Archive):
+        return _archive(item)
+    return {"name": item.wheel.file, "uri": wheel_url(item), "digest": digest_set(item.wheel.sha256)}
+
+
+def _compiled(one: CompiledRecord) -> dict[str, Any]:
+    """A wheel that was made on the way. `key`: of all that it was made from."""
+    annotations = {"extension": one.name, "key": one.key, "roots": list(one.roots)}
+    return {"name": one.file, "digest": digest_set(one.sha256), "annotations": annotations}
+
+
+def _archive(archive: Archive) -> dict[str, Any]:
+    return {"name": archive.name, "uri": archive_url(archive), "digest": digest_set(archive.sha256)}
+
+
+def archive_url(archive: Archive) -> str:
+    return _package_url("generic", None, archive.name, archive.version)
+
+
+def deb_url(deb: Deb) -> str:
+    return _package_url("deb", "debian", deb.name, deb.version, deb.file.removesuffix(".deb").rpartition("_")[2])
+
+
+def extension_url(extension: LockedExtension) -> str:
+    return _package_url("generic", None, extension.name, extension.digest)
+
+
+def wheel_url(locked: LockedWheel) -> str:
+    return _package_url("pypi", None, locked.wheel.name, locked.wheel.version)
+
+
+def _package_url(kind: str, namespace: str | None, name: str, version: str, arch: str | None = None) -> str:
+    from packageurl import PackageURL  # only where something is published: the command line starts without it
+
+    return PackageURL(kind, namespace, name, version, {"arch": arch} if arch else None).to_string()
+
+
+def sbom(bom: Mapping[str, Any], subject: Subject) -> dict[str, Any]:
+    return _statement(subject, CYCLONEDX, bom)

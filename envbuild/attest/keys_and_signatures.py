@@ -1,0 +1,251 @@
+"""Signatures: DSSE envelopes signed with ECDSA P-256. Neither a private key nor its passphrase is ever printed.
+
+The libraries are loaded when something is signed or checked, not before: most commands do neither.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import getpass
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envbuild.util import settings, strict_json
+from envbuild.util.errors import FileError, UsageError
+from envbuild.util.refusal_errors import Malformed, Refusal
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner, SSlibKey
+
+NO_KEY = "no public key is given: nothing tells who proved it (--key, keys in the policy, or the setting public_key)"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+KEY = "ENVBUILD_SIGNING_KEY"
+PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
+_TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # from one envbuild to another, which takes it out as it begins
+_received: list[str] = []  # one, until it is used
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """`pem` as it is written to files; `fingerprint` is its sha256, hex."""
+
+    pem: bytes
+    key: SSlibKey = field(compare=False, repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.pem).hexdigest()
+
+
+@dataclass(frozen=True)
+class Signer:
+    public: PublicKey
+    signer: CryptoSigner = field(compare=False, repr=False)
+
+
+def generate(passphrase: str) -> tuple[bytes, bytes]:
+    """A new key pair: the private key as PKCS #8 under the passphrase, the public key; both PEM."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    hidden = BestAvailableEncryption(passphrase.encode())
+    return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, hidden), _pem(private.public_key())
+
+
+def configured_signer() -> Signer | None:
+    """The key to sign with: ENVBUILD_SIGNING_KEY (a file, or the PEM text itself), else the setting `signing_key`.
+
+    None where there is none: evidence is then unsigned. Raises FileError if it cannot be used, UsageError without a
+    passphrase.
+    """
+    found = _configured()
+    return private(*found) if found else None
+
+
+def for_children() -> dict[str, str]:
+    """The environment in which a process without a terminal can use the key, one time: its passphrase, asked for here.
+
+    Raises FileError if the key cannot be used, UsageError without a passphrase.
+    """
+    found = _configured()
+    if found is None:
+        return {}
+    if b"ENCRYPTED" not in found[0]:
+        private(*found)
+        return {}
+    secret = passphrase(_PROMPT)
+    private(*found, secret)
+    return {_TYPED: secret}
+
+
+def receive() -> None:
+    """Take out of the environment what `for_children` put there: no process that is started from here on has it."""
+    if _TYPED in os.environ:
+        _received[:] = [os.environ.pop(_TYPED)]
+
+
+def _configured() -> tuple[bytes, str] | None:
+    named = os.environ.get(KEY)
+    if named and "-----BEGIN" in named:
+        return named.encode(), KEY
+    named = named or settings.setting("signing_key")
+    return (_read(Path(named), "signing key"), named) if named else None
+
+
+def trusted(file: Path | None = None) -> PublicKey | None:
+    """The public key in `file`, else of the setting `public_key`; None where there is neither."""
+    named = file or settings.setting("public_key")
+    return public(_read(Path(named), "public key"), str(named)) if named else None
+
+
+def _read(file: Path, what: str) -> bytes:
+    """At most 64 kB of it; ~ is the user's folder."""
+    try:
+        with file.expanduser().open("rb") as stream:
+            return stream.read(1 << 16)
+    except OSError as error:
+        raise FileError(f"the {what} {file} cannot be read: {error.strerror}") from None
+    except (ValueError, RuntimeError) as error:  # a NUL in its path; ~ of a user that there is not
+        raise FileError(f"the {what} {file} cannot be read: {error}") from None
+
+
+def public(pem: bytes, name: str) -> PublicKey:
+    """Raises FileError unless `pem` is an ECDSA P-256 public key."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm):
+        raise FileError(f"{name} is no public key in PEM form", hint="envbuild keygen writes one (.pub)") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise FileError(f"{name} is not an ECDSA P-256 key", hint="envbuild keygen makes one")
+    return _public(key)
+
+
+def _public(key: Any) -> PublicKey:
+    from securesystemslib.signer import SSlibKey
+
+    return PublicKey(_pem(key), SSlibKey.from_crypto(key))
+
+
+def _pem(key: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    pem: bytes = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return pem
+
+
+_PROMPT = "passphrase of the signing key: "
+
+
+def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
+    """`secret`: its passphrase, else that which `passphrase` finds or asks for where it has one.
+
+    Raises FileError unless `pem` is an ECDSA P-256 private key that the passphrase opens.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from securesystemslib.signer import CryptoSigner
+
+    if pem.startswith(b"-----BEGIN ") and b"SIGSTORE PRIVATE KEY" in pem:
+        raise FileError(f"{name} is a key in cosign's own form, not PKCS #8", hint="envbuild keygen makes one")
+    if secret is None and b"ENCRYPTED" in pem:
+        secret = passphrase(_PROMPT)
+    try:
+        key = load_pem_private_key(pem, secret.encode() if secret is not None else None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # what they say may hold parts of the key
+        raise FileError(
+            f"{name} cannot be opened: not a private key in PKCS #8 form, or another passphrase",
+            hint=f"the passphrase comes from {PASSPHRASE}, {PASSPHRASE_FILE}, or a terminal",
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise FileError(f"{name} is not an ECDSA P-256 key", hint="envbuild keygen makes one")
+    return Signer(_public(key.public_key()), CryptoSigner(key))
+
+
+def passphrase(prompt: str, confirm: bool = False) -> str:
+    """From the environment, a file, or a terminal, in this order. Raises UsageError where none of them gives one.
+
+    `confirm`: at a terminal it must be typed twice.
+    """
+    receive()
+    if _received:
+        return _received.pop()
+    if PASSPHRASE in os.environ:
+        return os.environ[PASSPHRASE]
+    if os.environ.get(PASSPHRASE_FILE):
+        return _read(Path(os.environ[PASSPHRASE_FILE]), "passphrase file").decode(errors="replace").rstrip("\r\n")
+    if sys.stdin.isatty():
+        typed = getpass.getpass(prompt)
+        if confirm and getpass.getpass("once more: ") != typed:
+            raise UsageError("the two passphrases differ")
+        return typed
+    raise UsageError(
+        "a signing key is kept under a passphrase, and there is no terminal to ask for it",
+        hint=f"set {PASSPHRASE_FILE}, or {PASSPHRASE}",
+    )
+
+
+def seal(payload: bytes, signer: Signer | None) -> dict[str, Any]:
+    """The DSSE envelope around a statement; without a signer it has no signature."""
+    if signer is None:
+        return {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE, "signatures": []}
+    from securesystemslib.dsse import Envelope
+
+    envelope = Envelope(payload, PAYLOAD_TYPE, {})
+    envelope.sign(signer.signer)
+    sealed: dict[str, Any] = envelope.to_dict()
+    return sealed
+
+
+def envelope_payload(envelope: Mapping[str, Any]) -> bytes:
+    """What an envelope holds, believed or not. Raises Malformed."""
+    try:
+        if envelope["payloadType"] != PAYLOAD_TYPE:
+            raise Malformed("the envelope holds no in-toto statement")
+        return base64.b64decode(envelope["payload"], validate=True)
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        raise Malformed("the envelope is not DSSE") from None
+
+
+def envelope_signatures(envelope: Mapping[str, Any]) -> list[bytes]:
+    """The signatures of an envelope, whatever they are worth. Raises Malformed."""
+    try:
+        return [base64.b64decode(item["sig"], validate=True) for item in envelope["signatures"]]
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        raise Malformed("the envelope's signatures are not DSSE's") from None
+
+
+def signed_statement(envelope: Mapping[str, Any], keys: Sequence[PublicKey]) -> dict[str, Any]:
+    """The statement in an envelope, once one of `keys` is known to have signed it.
+
+    Key ids are not looked at: they are hints, and the sigstore bundle leaves them empty. Raises Refusal.
+    """
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
+    from securesystemslib.signer import Signature
+
+    content, found = envelope_payload(envelope), envelope_signatures(envelope)
+    if not found:
+        raise Refusal("unsigned", "the evidence is not signed")
+    signed = Envelope(content, PAYLOAD_TYPE, {}).pae()
+    for key in keys:
+        for signature in found[:16]:
+            try:
+                key.key.verify_signature(Signature(key.key.keyid, signature.hex()), signed)
+            except (UnverifiedSignatureError, VerificationError):
+                continue
+            return strict_json.parse(content, "the statement")
+    if not keys:
+        raise Refusal("no-key", NO_KEY)
+    raise Refusal("signature", "no key that is trusted here signed this evidence, or it was changed afterwards")

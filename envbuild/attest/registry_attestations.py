@@ -1,0 +1,209 @@
+"""Signed statements beside an image in a registry, in the two forms that clients read.
+
+New clients: a sigstore bundle as an OCI referrer. Older ones: cosign's tag `sha256-<hex>.att`, a layer a statement.
+Statements of other signers stay. Existing blobs are not written again, so an interrupted push can be repeated.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from envbuild.attest import keys_and_signatures
+from envbuild.attest.keys_and_signatures import PublicKey, Signer
+from envbuild.registry import oci_types
+from envbuild.registry.oci_types import ImageSource, Manifest, Target
+from envbuild.util import strict_json
+from envbuild.util.refusal_errors import Malformed, Refusal
+
+ENVELOPE = "application/vnd.dsse.envelope.v1+json"
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_MOST = 200  # pieces of evidence that are read
+_TOTAL = 128 << 20  # bytes of them
+
+Envelope = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """An envelope, and the kind of its statement for those who look for one kind."""
+
+    envelope: Envelope
+    kind: str
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return {"predicateType": self.kind, "dev.cosignproject.cosign/signature": ""}
+
+
+def bundle(attestation: Attestation, key: PublicKey) -> dict[str, Any]:
+    """The envelope as a sigstore bundle: a key as hint, no transparency log."""
+    envelope = attestation.envelope
+    signatures = [
+        {"sig": base64.b64encode(sig).decode(), "keyid": ""}
+        for sig in keys_and_signatures.envelope_signatures(envelope)
+    ]
+    return {
+        "mediaType": BUNDLE,
+        "verificationMaterial": {"publicKey": {"hint": key.fingerprint}, "tlogEntries": []},
+        "dsseEnvelope": {**envelope, "signatures": signatures},
+    }
+
+
+def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> int:
+    """Put statements, each as (kind, payload), beside an image; how many were not there yet.
+
+    Each is signed unless the very same one is there, signed by this key. Without a key there is only the older form.
+    With one, unsigned statements of the same kinds go: they count for nothing, and `verify` would still name them.
+    """
+    reader = _Reader(repository)
+    before = reader.layers(subject.digest)
+    kinds = {kind for kind, _ in wanted} if signer else set()
+    layers = [(item, found) for item, found in before if not _unsigned(item, found, kinds)]
+    in_layers = [found for _, found in layers if not isinstance(found, Refusal)]
+    in_bundles = [found for found in reader.bundles(subject.digest) if not isinstance(found, Refusal)] if signer else []
+    listed, new = [item for item, _ in layers], 0
+    for kind, payload in wanted:
+        layer, bundled = (_known(found, payload, signer) for found in (in_layers, in_bundles))
+        made = Attestation(layer or bundled or keys_and_signatures.seal(payload, signer), kind)
+        if layer is None:
+            raw = oci_types.encoded(made.envelope)
+            repository.put_blob(raw)
+            listed.append(oci_types.descriptor(ENVELOPE, raw, annotations=made.annotations))
+        if signer and bundled is None:
+            _put_bundle(repository, subject, made, signer.public)
+        new += layer is None or (signer is not None and bundled is None)
+    if listed != [item for item, _ in before]:
+        _put_layers(repository, subject.digest, listed)
+    return new
+
+
+def _unsigned(item: Mapping[str, Any], found: Envelope | Refusal, kinds: Collection[str]) -> bool:
+    kind = (item.get("annotations") or {}).get("predicateType")
+    return kind in kinds and not isinstance(found, Refusal) and not keys_and_signatures.envelope_signatures(found)
+
+
+def _known(found: Sequence[Envelope], payload: bytes, signer: Signer | None) -> Envelope | None:
+    return next((envelope for envelope in found if _same(envelope, payload, signer)), None)
+
+
+def _same(envelope: Envelope, payload: bytes, signer: Signer | None) -> bool:
+    try:
+        if keys_and_signatures.envelope_payload(envelope) != payload:
+            return False
+        if signer is not None:
+            keys_and_signatures.signed_statement(envelope, [signer.public])
+        return True
+    except Refusal:
+        return False
+
+
+def _put_layers(repository: Target, digest: str, layers: Sequence[Mapping[str, Any]]) -> None:
+    files = {"type": "layers", "diff_ids": [item["digest"] for item in layers]}
+    config = oci_types.encoded({"architecture": "", "os": "", "config": {}, "rootfs": files})
+    repository.put_blob(config)
+    document = {
+        "schemaVersion": 2,
+        "mediaType": oci_types.MANIFEST,
+        "config": oci_types.descriptor(oci_types.CONFIG, config),
+        "layers": list(layers),
+    }
+    repository.put_manifest(att_tag(digest), Manifest(oci_types.encoded(document), oci_types.MANIFEST))
+
+
+def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: PublicKey) -> None:
+    raw, nothing = oci_types.encoded(bundle(made, key)), b"{}"
+    for blob in (raw, nothing):
+        repository.put_blob(blob)
+    annotations = {
+        "dev.sigstore.bundle.content": "dsse-envelope",
+        "dev.sigstore.bundle.predicateType": made.kind,
+    }
+    document = {
+        "schemaVersion": 2,
+        "mediaType": oci_types.MANIFEST,
+        "artifactType": BUNDLE,
+        "config": oci_types.descriptor(oci_types.EMPTY, nothing),
+        "layers": [oci_types.descriptor(BUNDLE, raw)],
+        "subject": subject.descriptor,
+        "annotations": annotations,
+    }
+    manifest = Manifest(oci_types.encoded(document), oci_types.MANIFEST)
+    if not repository.put_manifest(manifest.digest, manifest):
+        item = {**manifest.descriptor, "artifactType": BUNDLE, "annotations": annotations}
+        _list_by_tag(repository, subject.digest, item)
+
+
+def _list_by_tag(repository: Target, digest: str, item: Mapping[str, Any]) -> None:
+    """For a registry without the referrers API: the list is kept by its clients, under a tag."""
+    before = repository.manifest(oci_types.fallback_tag(digest))
+    listed = oci_types.descriptors(before.document, "manifests") if before else []
+    document = {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": [*listed, dict(item)]}
+    repository.put_manifest(oci_types.fallback_tag(digest), Manifest(oci_types.encoded(document), oci_types.INDEX))
+
+
+def att_tag(digest: str) -> str:
+    return f"{digest.replace(':', '-')}.att"
+
+
+def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope], list[Refusal]]:
+    """Every envelope beside an image, each once, believed or not; and what is there that is none.
+
+    Raises NetworkError; Refusal where a list itself is not as it should be.
+    """
+    reader = _Reader(repository)
+    everything = [*(found for _, found in reader.layers(digest)), *reader.bundles(digest)]
+    envelopes: dict[tuple[bytes, ...], Envelope] = {}
+    for found in everything:
+        if not isinstance(found, Refusal):
+            envelopes.setdefault(
+                (keys_and_signatures.envelope_payload(found), *keys_and_signatures.envelope_signatures(found)), found
+            )
+    return list(envelopes.values()), [found for found in everything if isinstance(found, Refusal)]
+
+
+class _Reader:
+    """Reads what others may have written: so many pieces and bytes, and no more. A bad one does not hide the others."""
+
+    def __init__(self, repository: ImageSource) -> None:
+        self._repository = repository
+        self._pieces, self._left = _MOST, _TOTAL
+
+    def layers(self, digest: str) -> list[tuple[dict[str, Any], Envelope | Refusal]]:
+        """What the older form holds, each with its descriptor."""
+        manifest = self._repository.manifest(att_tag(digest))
+        return [(item, self._envelope(partial(self._json, item))) for item in (manifest.layers if manifest else ())]
+
+    def bundles(self, digest: str) -> list[Envelope | Refusal]:
+        found = [item for item in self._repository.referrers(digest) if item.get("artifactType") == BUNDLE]
+        return [self._envelope(partial(self._bundle, item, digest)) for item in found]
+
+    def _envelope(self, read: Callable[[], Any]) -> Envelope | Refusal:
+        try:
+            self._pieces -= 1
+            if self._pieces < 0:
+                raise Refusal("too-large", f"there are more than {_MOST} pieces of evidence")
+            found: Envelope = read()
+            keys_and_signatures.envelope_payload(found), keys_and_signatures.envelope_signatures(found)
+            return found
+        except Refusal as refusal:
+            return refusal
+
+    def _bundle(self, item: Mapping[str, Any], digest: str) -> Any:
+        wanted = oci_types.digest_in(item)
+        manifest = self._repository.manifest(wanted)
+        if manifest is None:
+            raise Malformed(f"the referrer {wanted} is not there")
+        if oci_types.digest_in(manifest.document.get("subject")) != digest:
+            raise Refusal("subject", f"the bundle {wanted} refers to another image")
+        if len(manifest.layers) != 1:
+            raise Malformed(f"the bundle {wanted} has not one layer")
+        return self._json(manifest.layers[0]).get("dsseEnvelope")
+
+    def _json(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        raw = self._repository.blob(oci_types.digest_in(item), min(self._left, strict_json.MAX_BYTES))
+        self._left -= len(raw)
+        return strict_json.parse(raw, "the envelope")

@@ -1,0 +1,363 @@
+"""An audit: what an environment really holds, judged against a profile, its lock and the known faults. Pure.
+
+The collector runs in the environment (in a container for an image, as a process for a Python); its document is read by
+environment_contents.py, library_findings.py judges the libraries, and this module all that a profile, a lock or the
+facts have a say in.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from envbuild.audit import extension_findings, file_findings, library_findings
+from envbuild.audit.environment_contents import LD_CACHE, LD_PATH, Copy, Holdings
+from envbuild.audit.library_findings import SEVERITIES, Finding
+from envbuild.facts import database, torch_arch_lists
+from envbuild.facts.gpu_and_advisory_types import Advisory, Gpu, Situation
+from envbuild.fetch.locked_artifact_types import StartupFile
+from envbuild.image.image_naming import LABEL
+from envbuild.lock.lock_file import Lock
+from envbuild.profile.profile_source import Source
+from envbuild.resolve import advisory_remedy, torch_stack_choice
+from envbuild.testrun.selftest_job import BOOTSTRAP, Job, Limits, bootstrap_payload, started
+from envbuild.util.errors import CheckFailed
+
+_ENTRY = "envbuild.selftest.inventory.environment_collector"
+_MEMORY, _SECONDS = 4 << 30, 480.0
+
+
+def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mapping[str, str]] | None = None) -> Job:
+    """What collects the holdings. Python's own variables count, in an image too: they decide what an import finds.
+
+    `wheels`: the sha256 of each file by its distribution's wheel, as wheel_contents.wheel_hashes has them.
+    """
+    nonce = secrets.token_hex(16)
+    document = json.dumps({"version": 1, "nonce": nonce, "wheels": wheels or {}}).encode()
+    argv = (python, *started(image), "-c", BOOTSTRAP, _ENTRY)
+    return Job(image, argv, bootstrap_payload(document), nonce, Limits(_MEMORY, _SECONDS))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a profile says should be there; empty where none is given. `claimed`: the image says it is of that lock;
+    `image`: it is not an environment of this machine; `asked`: as Source.known; `modules`: to be built, by
+    distribution; `startup`: the files that may run code at Python's start, with the reason."""
+
+    profile: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    gpu_count: int = 1
+    driver: str | None = None
+    features: frozenset[str] = frozenset()
+    accepted: Mapping[str, str] = field(default_factory=dict)
+    lock: Lock | None = None
+    claimed: bool = False
+    image: bool = True
+    asked: str = ""
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    startup: Mapping[StartupFile, str] = field(default_factory=dict)
+
+
+def expected_contents(source: Source, lock: Lock | None, claimed: bool = False) -> Expected:
+    profile, known = source.profile, torch_stack_choice.choose_stack(source).situation
+    return Expected(
+        profile=source.name,
+        gpus=known.gpus,
+        gpu_count=profile.gpu_count,
+        driver=known.driver,
+        features=known.features,
+        accepted={item.advisory: item.reason for item in profile.accept},
+        lock=lock,
+        claimed=claimed,
+        asked=source.known,
+        modules={one.name: one.modules for one in profile.compiled},
+        startup={StartupFile(file.file, file.sha256): file.reason for file in profile.startup},
+    )
+
+
+def of_machine(held: Holdings) -> Expected:
+    """For an environment of this very machine, where no profile is given: the cards and the driver it has."""
+    cards = [card for name in held.machine.gpus for card in [database.gpu_by_name(name)] if card]
+    return Expected(
+        gpus=tuple(dict.fromkeys(cards)), gpu_count=max(1, len(cards)), driver=held.machine.driver, image=False
+    )
+
+
+NOTHING = "nothing to audit: torch is not installed"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The answer. `clean`: nothing above a note."""
+
+    target: str
+    wanted: Expected
+    held: Holdings
+    findings: tuple[Finding, ...]
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        counted = Counter(finding.severity for finding in self.findings)
+        return {severity: counted[severity] for severity in SEVERITIES if counted[severity]}
+
+    @property
+    def clean(self) -> bool:
+        return not set(self.counts) - {"note"}
+
+    @property
+    def failed(self) -> bool:
+        return bool({"defect", "refuse"} & set(self.counts))
+
+    @property
+    def summary(self) -> str:
+        """As "1 defect, 2 notes"."""
+        if self.clean:
+            return "clean" if self.held.torch else NOTHING
+        plural = {"defect": "defects", "refuse": "refusals", "warn": "warnings", "note": "notes"}
+        singular = {"defect": "defect", "refuse": "refusal", "warn": "warning", "note": "note"}
+        return ", ".join(f"{n} {(singular if n == 1 else plural)[severity]}" for severity, n in self.counts.items())
+
+    def require(self) -> None:
+        """Raises CheckFailed, carrying the document, if anything was found that must not be."""
+        if self.failed:
+            worst = [finding for finding in self.findings if finding.severity in ("defect", "refuse")]
+            text = "\n".join(f"{f.id}: {f.message}; remedy: {f.remedy}" for f in worst[:10])
+            error = CheckFailed(f"{self.target}: {self.summary}", hint=text)
+            error.partial = self.document()
+            raise error
+
+    def document(self) -> dict[str, Any]:
+        rows = [(c.library, c.version, c.path, c.sha256, c.loaded) for c in self.held.libraries]
+        keys = ("name", "version", "path", "sha256", "loaded")
+        return {
+            "target": self.target,
+            "libraries": [dict(zip(keys, row, strict=True)) for row in rows],
+            "extensions": [
+                {
+                    "name": name,
+                    "version": version,
+                    "modules": [
+                        {"name": f.module, "path": f.path, "architectures": f.architectures} for f in files if f.there
+                    ],
+                }
+                for (name, version), files in self.held.extended.items()
+            ],
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def labels(held: Holdings) -> dict[str, str]:
+    """What an image says of itself from outside: versions as measured in it, never as they were wished for."""
+    torch = held.torch
+    found = {"torch": torch.version if torch else None, "cuda": torch.cuda if torch else None}
+    for library in ("cublas", "cudnn", "nccl"):
+        copy = held.loaded(library)
+        found[library] = copy.version if copy else None
+    return {f"{LABEL}{name}": version for name, version in found.items() if version}
+
+
+def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
+    found = [
+        *_torch(held, wanted),
+        *library_findings.cuda_library_findings(held),
+        *library_findings.distribution_findings(held),
+        *file_findings.file_findings(
+            held, wanted.startup, built=wanted.claimed, strict=wanted.image or bool(wanted.profile)
+        ),
+        *extension_findings.extension_findings(held, wanted.gpus, wanted.modules),
+        *_locked(held, wanted),
+        *_advisories(held, wanted),
+    ]
+    if held.cut:
+        found.append(
+            Finding("search-cut", "note", "the search for libraries or extensions is cut", "name a smaller PATH")
+        )
+    return Audit(
+        target, wanted, held, tuple(sorted(dict.fromkeys(found), key=lambda item: SEVERITIES.index(item.severity)))
+    )
+
+
+def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
+    torch, version = held.torch, held.installed.get("torch")
+    if torch is None:
+        lacking = wanted.profile is not None
+        remedy = _other_torch(held, wanted, "install torch") if lacking else ""
+        yield Finding("no-torch", "defect" if lacking else "note", "no torch here", remedy)
+        return
+    if not torch.imported:
+        yield library_findings.not_imported(version or "", torch.failure or "", _MEMORY)
+    elif torch.failure:
+        text = f"after torch's import, asking its libraries for their versions failed: {torch.failure}"
+        yield Finding("library-crash", "warn", text, "reinstall the CUDA libraries")
+    if version and torch.version and version not in (torch.version, torch.version.partition("+")[0]):
+        text = f"torch imports as {torch.version}, its distribution says {version}"
+        yield Finding("torch-version", "defect", text, "reinstall torch")
+    if _is_cpu_only(held) and wanted.gpus:
+        text = f"torch {torch.version or version} has no GPU code; {_names(wanted.gpus)} needs a CUDA build"
+        remedy = _other_torch(held, wanted, "install torch from an index that has its CUDA builds")
+        yield Finding("cpu-only", "defect", text, remedy)
+        return
+    for gpu in wanted.gpus if torch.architectures else ():
+        yield from _kernels(gpu, torch.architectures, _other_torch(held, wanted, "a torch built for this GPU"))
+
+
+def _other_torch(held: Holdings, wanted: Expected, otherwise: str) -> str:
+    """The torch of the lock, and how it gets there; `otherwise` without a lock."""
+    if wanted.claimed:
+        return f"envbuild make {wanted.asked}"
+    version = wanted.lock.versions.get("torch") if wanted.lock else None
+    return install(held, wanted.image, [f"torch=={version}"]) if version else otherwise
+
+
+def _is_cpu_only(held: Holdings) -> bool:
+    torch, version = held.torch, held.installed.get("torch", "")
+    if torch is None or not torch.imported:
+        return version.endswith("+cpu")
+    return not torch.cuda and not torch.hip
+
+
+def _kernels(gpu: Gpu, listed: list[str], remedy: str) -> Iterator[Finding]:
+    how, said = torch_arch_lists.serves(listed, gpu.compute_capability), " ".join(listed)
+    if how == "ptx":
+        text = f"torch has no compiled code for {gpu.id} ({gpu.compute_capability}), only PTX to compile: {said}"
+        yield Finding("no-kernel", "warn", text, remedy)
+    elif how is None:
+        text = f"torch has no code for {gpu.id} (compute capability {gpu.compute_capability}): {said}"
+        yield Finding("no-kernel", "defect", text, remedy)
+
+
+def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
+    lock = wanted.lock
+    if lock is None:
+        return
+    installed = held.installed
+    others = [name for name, version in sorted(lock.versions.items()) if installed.get(name) != version]
+    wrong = [f"{name} is {installed.get(name, 'absent')}, locked is {lock.versions[name]}" for name in others]
+    if not f"{held.python.version}.".startswith(f"{lock.python}."):
+        wrong.insert(0, f"Python is {held.python.version}, locked is {lock.python}")
+    if wrong:
+        more = f" (and {len(wrong) - _MOST} more)" if len(wrong) > _MOST else ""
+        text = f"not as the lock of {wanted.profile} has it: {'; '.join(wrong[:_MOST])}{more}"
+        severity = "defect" if wanted.claimed else "warn"
+        yield Finding("not-as-locked", severity, text, _as_locked(held, wanted, lock, others))
+
+
+_MOST = 8  # versions that are named
+
+
+def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[str]) -> str:
+    """How the `others` get their locked versions."""
+    if wanted.claimed:
+        return f"envbuild make {wanted.asked}"
+    exact = [f"{name}=={lock.versions[name]}" for name in others[:_MOST]]
+    some = f"{install(held, wanted.image, ['--no-deps', *exact])}; " if exact else ""
+    return f"with Python {lock.python}: {some}all versions and hashes: envbuild export requirements {wanted.asked}"
+
+
+def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:
+    now = held_situation(held, wanted)
+    for advisory in database.matching(now):
+        reason = wanted.accepted.get(advisory.id)
+        if reason is not None:
+            text = f"accepted by {wanted.profile} ({reason}): {_said(advisory)}"
+            yield Finding(advisory.id, "note", text, advisory.remedy)
+        else:
+            yield Finding(advisory.id, advisory.severity, _said(advisory), _remedy(advisory, now, held, wanted))
+    if not wanted.gpus and not _is_cpu_only(held):
+        yield from _elsewhere(now)
+
+
+def _remedy(advisory: Advisory, now: Situation, held: Holdings, wanted: Expected) -> str:
+    if wanted.claimed:
+        return in_profile(advisory, now, wanted.asked)
+    return against(advisory, now, held, wanted.image)
+
+
+def _elsewhere(now: Situation) -> Iterator[Finding]:
+    """No card is known: the refusals that would hold on some, since that is what an image is for."""
+    cards: dict[str, list[Gpu]] = {}
+    known = {advisory.id: advisory for advisory in database.advisories() if advisory.severity == "refuse"}
+    for gpu in database.gpus().values():
+        on_it = replace(now, gpus=(gpu,))
+        for ident, advisory in known.items():
+            if advisory.holds(on_it) and not advisory.holds(now):
+                cards.setdefault(ident, []).append(gpu)
+    for ident, gpus in cards.items():
+        text = f"on {_names(gpus)}: {_said(known[ident])}"
+        yield Finding(ident, "note", text, f"{known[ident].remedy}; --profile NAME judges for a card")
+
+
+def _said(advisory: Advisory) -> str:
+    return f"{advisory.title} ({', '.join(advisory.cite[:2])})"
+
+
+def _names(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:
+    return ", ".join(gpu.id for gpu in gpus)
+
+
+def held_situation(held: Holdings, wanted: Expected) -> Situation:
+    """What is known for the advisories: of the libraries, what is loaded comes before what distributions say."""
+    installed, torch = held.installed, held.torch
+    versions: dict[str, str] = {}
+    if not _is_cpu_only(held):
+        versions = database.libraries_among(installed, torch.cuda if torch else None)
+        versions |= {copy.library.lower(): copy.version for copy in held.libraries if copy.loaded and copy.version}
+    built = {name for name, _ in held.extended}
+    words = {
+        "ld-library-path": any(LD_PATH in copy.ways and _is_foreign(copy) for copy in held.libraries),
+        "system-cudnn": any(
+            copy.group == "cudnn" and {LD_PATH, LD_CACHE} & set(copy.ways) and _is_foreign(copy)
+            for copy in held.libraries
+        ),
+        "cuda-compat": bool(held.compat),
+    }
+    return Situation(
+        gpus=wanted.gpus,
+        torch=installed.get("torch") or (torch.version if torch else None),
+        cuda=torch.cuda if torch else None,
+        libraries=versions,
+        distributions=installed,
+        driver=wanted.driver,
+        gpu_count=wanted.gpu_count,
+        features=wanted.features,
+        extensions=frozenset(built | ({"apex"} if held.apex and held.apex.compiled else set())),
+        environment=frozenset(word for word, holds in words.items() if holds),
+    )
+
+
+def _is_foreign(copy: Copy) -> bool:
+    return not copy.in_packages
+
+
+def install(held: Holdings, image: bool, *requirements: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """A pip or uv command for each list of `requirements`, as lines of a Dockerfile for an `image`."""
+    python = held.python.executable
+    pip = [python, "-m", "pip", "install"] if "pip" in held.installed else ["uv", "pip", "install", "--python", python]
+    commands = [f"{'RUN ' if image else ''}{shlex.join([*pip, *words])}" for words in requirements]
+    commands += [f"{'ENV' if image else 'export'} {name}={shlex.quote(value)}" for name, value in (env or {}).items()]
+    return f"{'in the Dockerfile: ' if image else ''}{'; '.join(commands)}"
+
+
+def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> str:
+    """An advisory's remedy, and the commands that install the versions of it that the facts know."""
+    written = advisory_remedy.written(advisory.change, now)
+    cuda = written.get("cuda") or now.cuda or ""
+    known = {database.distribution_of(name, cuda): version for name, version in written.get("pins", {}).items()}
+    pins = [f"{name}=={version}" for name, version in known.items() if name]
+    whole = [*([f"torch=={written['torch']}"] if "torch" in written else []), *written.get("packages", ())]
+    # without dependencies: torch's own metadata may ask for another version of a library
+    words = [*([whole] if whole else []), *([["--no-deps", *pins]] if pins else [])]
+    env = written.get("env", {})
+    return f"{advisory.remedy}; {install(held, image, *words, env=env)}" if words or env else advisory.remedy
+
+
+def in_profile(advisory: Advisory, now: Situation, asked: str) -> str:
+    """The same for an image of a profile's lock: what to write into the profile `asked`."""
+    lines = "; ".join(advisory_remedy.yaml_lines(advisory_remedy.written(advisory.change, now)))
+    return f"{advisory.remedy}; in the profile: {lines}; then: envbuild make {asked}" if lines else advisory.remedy

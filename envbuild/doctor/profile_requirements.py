@@ -1,0 +1,71 @@
+"""What profiles need of a machine: cards, driver, room on its disks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from envbuild.facts import database
+from envbuild.facts.gpu_and_advisory_types import Gpu
+from envbuild.image import image_build
+from envbuild.lock import lock_file
+from envbuild.profile import profile_name_lookup
+from envbuild.profile.profile_source import Source
+from envbuild.resolve import minimum_driver, profile_reader
+from envbuild.util.errors import EnvbuildError
+
+
+@dataclass(frozen=True)
+class Need:
+    """`gpus`: ids in the facts, none for the CPU. `driver`: the oldest, None where unknown. `fetched`, `built`: bytes
+    that a build takes in our cache and in the engine, None where nothing is locked yet. `pulls`: its base is an image
+    from a registry. `asked`: how a command line asks for the profile."""
+
+    profile: str
+    gpus: tuple[str, ...]
+    gpu_count: int = 1
+    driver: str | None = None
+    fetched: int | None = None
+    built: int | None = None
+    pulls: bool = False
+    asked: str = ""
+
+    @property
+    def models(self) -> tuple[Gpu, ...]:
+        known = database.gpus()
+        return tuple(known[name] for name in self.gpus if name in known)
+
+    def runs_on(self, driver: str) -> bool:
+        """Whether a driver is new enough, with the libraries that the profile may bring."""
+        return self.driver is None or Version(driver) >= Version(self.driver)
+
+
+def needs_of(source: Source) -> Need:
+    """Raises LockError where its lock is at fault."""
+    profile = source.profile
+    locked = lock_file.read(source.known_lock)
+    fetched = None
+    with contextlib.suppress(OSError):  # the cache cannot be used: that is told of the disk
+        fetched = image_build.fetched_bytes(locked) if locked else None
+    return Need(
+        profile=source.name,
+        gpus=tuple(profile.gpus),
+        gpu_count=profile.gpu_count,
+        driver=minimum_driver.oldest(profile),
+        fetched=fetched,
+        built=image_build.needed_bytes(locked) if locked else None,
+        pulls=profile.base.image is not None,
+        asked=source.known,
+    )
+
+
+def all_needs() -> Iterator[Need]:
+    """Of all profiles that can be read; what is wrong with another one is told by the commands that use it."""
+    for name in profile_name_lookup.profile_names():
+        try:
+            yield needs_of(profile_reader.load(name))
+        except EnvbuildError:
+            continue

@@ -1,0 +1,129 @@
+"""The nodes of a cluster: `doctor --json` run on each through ssh or srun, or descriptions gathered before."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from envbuild.doctor.model import clean
+from envbuild.doctor.node_comparison import MAX_BYTES, Node, parse
+from envbuild.util import yaml_document
+from envbuild.util.errors import EnvbuildError, FileError, UsageError
+from envbuild.util.host_processes import ProcessMissing, Stop, run
+
+SLURM = "slurm"
+PARALLEL = 32
+MAX_NODES = 4096
+SECONDS = 40.0
+"""For one node: its doctor takes 5, a connection at most 10, and a busy scheduler a while to start a step."""
+# No word of a command line that ssh could take for an option, and nothing that a remote shell would read.
+_HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
+_PROGRAM = re.compile(r"[A-Za-z0-9_~./][A-Za-z0-9_./+-]{0,500}")
+
+
+def gather_nodes(source: str) -> list[Node]:
+    """The nodes of `slurm` (of the allocation that we are in), of a YAML file (`hosts: [...]`, and `envbuild:`, the
+    program's path there), or of a folder of JSON files. Raises FileError for a
+    source that is none of these, UsageError outside of an allocation."""
+    if source == SLURM:
+        return _run(_slurm())
+    path = Path(source)
+    if path.is_dir():
+        return _read(path)
+    if not path.is_file():
+        hint = "name a YAML file with hosts: [...], a folder of what doctor -o wrote, or slurm"
+        raise FileError(f"there is no cluster {source!r}", hint=hint)
+    return _run(_ssh(path))
+
+
+def _ssh(file: Path) -> dict[str, list[str]]:
+    """Name -> command line."""
+    found = yaml_document.read(file, FileError)
+    hosts, program = found.data.get("hosts"), found.data.get("envbuild", "envbuild")
+    faults = [found.fault((key,), "unknown key (known: hosts, envbuild)") for key in sorted(set(found.data) - _KEYS)]
+    listed = hosts if isinstance(hosts, list) and hosts else []
+    if not listed or len(listed) > MAX_NODES:
+        faults.append(found.fault(("hosts",), f"must be a list of 1 to {MAX_NODES} hosts"))
+    for index, host in enumerate(listed):
+        if not isinstance(host, str) or not _HOST.fullmatch(host):
+            faults.append(found.fault(("hosts", index), "must be a name or an address, user@ before it if need be"))
+    if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
+        faults.append(found.fault(("envbuild",), "must be the path of the program there, without blanks"))
+    if faults:
+        raise FileError(f"{found.file} does not name a cluster", faults=faults)
+    before = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T", "--"]
+    return {host: [*before, host, f"{program} doctor --json"] for host in dict.fromkeys(listed)}
+
+
+_KEYS = {"hosts", "envbuild"}
+
+
+def _slurm() -> dict[str, list[str]]:
+    """A step on each node of the allocation, run by this very Python: clusters share their file system."""
+    listed = os.environ.get("SLURM_JOB_NODELIST")
+    if not listed:
+        raise UsageError("this is no Slurm allocation", hint="salloc -N 4 envbuild doctor --cluster slurm")
+    done = run(["scontrol", "show", "hostnames", listed], timeout=SECONDS, limit=MAX_BYTES)
+    names = done.stdout.split()
+    if done.code != 0 or not names or not all(map(_HOST.fullmatch, names)):
+        raise UsageError(f"scontrol does not tell the allocation's nodes: {clean(done.stderr)}", hint="scontrol ping")
+    one = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--quiet"]
+    doctor = [sys.executable, "-m", "envbuild", "doctor", "--json"]
+    if len(names) > MAX_NODES:
+        raise UsageError(f"the allocation has {len(names)} nodes, more than {MAX_NODES}")
+    return {name: [*one, f"--nodelist={name}", *doctor] for name in names}
+
+
+def _run(commands: dict[str, list[str]]) -> list[Node]:
+    """All of them, in order. An interruption ends those that run, and starts no more."""
+    stop = Stop()
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        asked = [pool.submit(_one, name, command, stop) for name, command in commands.items()]
+        try:
+            return [node.result() for node in asked]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop()
+            raise
+
+
+def _one(name: str, command: Sequence[str], stop: Stop) -> Node:
+    """Whatever its exit code, for a doctor that finds a fault ends with 5."""
+    try:
+        done = run(command, timeout=SECONDS, limit=MAX_BYTES, stop=stop)
+    except ProcessMissing:
+        raise
+    except EnvbuildError as error:
+        return Node(name, fault=clean(error.message))
+    if done.cut:
+        return Node(name, fault=f"it writes more than {MAX_BYTES} bytes")
+    if done.code not in (0, 5) or not done.stdout.strip():
+        return Node(name, fault=f"{command[0]} ended with {done.code}: {clean(done.stderr) or 'no word'}")
+    return parse(name, done.stdout)
+
+
+def _read(folder: Path) -> list[Node]:
+    """A node of each JSON file, named after the file: names that machines give themselves may be equal."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise FileError(
+            f"there is no JSON file in {folder}", hint="on each node: envbuild doctor -o FOLDER/$(hostname).json"
+        )
+    if len(files) > MAX_NODES:
+        raise FileError(f"{folder} holds {len(files)} JSON files, more than {MAX_NODES}")
+    return [_file(file) for file in files]
+
+
+def _file(file: Path) -> Node:
+    name = clean(file.stem)
+    if not file.is_file():
+        return Node(name, fault=f"{clean(file.name)} is no file")
+    try:
+        with file.open("rb") as stream:
+            return parse(name, stream.read(MAX_BYTES + 1))
+    except OSError as error:
+        return Node(name, fault=f"{clean(file.name)} cannot be read: {error.strerror}")

@@ -1,0 +1,71 @@
+"""The site's settings, read whole: what every command would say of them, at once, whatever else is wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from envbuild.doctor.model import SiteReading, clean
+from envbuild.facts import database
+from envbuild.runners.kubernetes import kubernetes_settings
+from envbuild.runners.slurm import slurm_settings
+from envbuild.util import network_settings, settings, user_folders
+from envbuild.util.errors import EnvbuildError, Fault, SettingsError, UsageError
+from envbuild.util.yaml_document import display
+
+_SECTIONS: dict[str, Callable[[Any, Any, Any], object]] = {
+    "slurm": slurm_settings.parse,
+    "kubernetes": kubernetes_settings.parse,
+    "network": lambda section, given, _: network_settings.parse(section, given),
+}
+_KEYS = ("signing_key", "public_key")
+
+
+def read() -> SiteReading:
+    """Raises FactsError where a site's own facts are at fault."""
+    name = display(user_folders.config_file())
+    try:
+        found = site_faults()
+        document, above = settings.settings_document()
+    except SettingsError as error:
+        told = [str(fault) for fault in error.faults] or [error.message]
+        return SiteReading(name, (), tuple(clean(text, 400) for text in told), error.hint)
+    names = () if above else tuple(document.data)
+    return SiteReading(name, names, tuple(clean(str(fault), 400) for fault in found), settings.HINT if above else None)
+
+
+def site_faults() -> list[Fault]:
+    """Raises SettingsError where the file cannot be read, FactsError."""
+    knows = database.gpus().__contains__
+    document, above = settings.settings_document()
+    found = [*above, *_keys(document.data)]
+    for section, parse in _SECTIONS.items():
+        value = document.data.get(section)
+        try:
+            if isinstance(value, dict):
+                parse(value, {}, knows)
+        except UsageError as error:
+            found += [settings.placed(section, fault) for fault in error.faults]
+    return found
+
+
+def complete(error: SettingsError) -> None:
+    """What a command met in the file first is told with all else that is wrong there."""
+    file = display(user_folders.config_file())
+    if error.faults and all(fault.file == file for fault in error.faults):
+        try:
+            error.faults = tuple(dict.fromkeys([*error.faults, *site_faults()]))
+        except EnvbuildError:
+            return  # nothing more can be read
+
+
+def _keys(data: dict[str, Any]) -> Iterator[Fault]:
+    for name in _KEYS:
+        file = data.get(name)
+        try:
+            missing = isinstance(file, str) and not Path(file).expanduser().is_file()
+        except (ValueError, RuntimeError, OSError):  # a NUL in its path; ~ of a user that there is not; too long
+            missing = True
+        if missing:
+            yield settings.placed(name, Fault(f"there is no file {file}"))

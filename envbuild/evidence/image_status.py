@@ -1,0 +1,106 @@
+"""Verified or why not, recomputed from the lock, the image, its build record and the evidence every time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.evidence.proof_rules import Proof
+from envbuild.image import build_records, dockerfile_renderer, image_build
+from envbuild.image.docker_engine import Engine, Image
+from envbuild.image.image_naming import VERIFIED, repository
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.profile.profile_source import Source
+from envbuild.resolve import plan_resolver
+
+
+@dataclass(frozen=True)
+class Status:
+    """`state`: verified, unproved, failed, out-of-date, missing or tampered; `reasons` say why."""
+
+    name: str
+    state: str
+    reasons: tuple[str, ...]
+    lock: str | None
+    image: Image | None
+    tags: tuple[str, ...]
+    proofs: tuple[Proof, ...]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "profile": self.name,
+            "status": self.state,
+            "reasons": list(self.reasons),
+            "lock": self.lock,
+            "image": {"id": self.image.id, "tags": list(self.tags)} if self.image else None,
+            "proofs": profile_proofs.document(self.proofs),
+        }
+
+
+def compute(engine: Engine, source: Source) -> Status:
+    """Raises ProfileError or LockError where profile or lock are at fault."""
+    plan = plan_resolver.resolve(source)
+    locked = lock_file.read(source.known_lock)
+    if locked is None:
+        return status_of(engine, source, None, [], "")
+    stale = locked.stale(plan)
+    if not stale:
+        plan_resolver.as_locked(plan, locked.versions)
+    return status_of(engine, source, locked, stale, dockerfile_renderer.render(locked, source.name))
+
+
+def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[str], text: str) -> Status:
+    """`stale`: the parts of the lock that no longer fit the profile; `text`: the Dockerfile of the lock."""
+    name, profile = source.name, source.profile
+    named = repository(name)
+    tags = engine.tags(named)
+    image = image_build.existing_image(engine, locked, text) if locked else None
+    proofs = profile_proofs.proofs_of(image.id, name, profile, locked) if locked and image else ()
+    reasons = [f"{part} changed in the profile since it was locked" for part in stale]
+    reasons += [profile_proofs.reason(name, proof) for proof in proofs if proof.state != "proved"]
+    if image is None:
+        state = "missing"
+        reasons.append(f"{'not built for its lock' if locked else 'never locked'}; run: envbuild make {source.known}")
+    elif any(proof.failed for proof in proofs):
+        state = "failed"
+    elif stale or any(proof.state == "stale" for proof in proofs):
+        state = "out-of-date"
+    else:
+        state = "unproved" if reasons else VERIFIED
+    tag = _tag(engine, name, tags, image, state == VERIFIED, locked)
+    if tag:
+        reasons.append(f"{tag}; run: envbuild make {source.known}" if tag == _ANOTHER else tag)
+        state = "tampered" if tag == _BY_HAND else "unproved" if state == VERIFIED else state
+    names = tuple(f"{named}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
+    return Status(name, state, tuple(reasons), locked.id if locked else None, image, names, proofs)
+
+
+_BY_HAND = (
+    "the tag verified was moved by hand: there is no evidence here that its image was ever proved for this profile"
+)
+
+_ANOTHER = "the tag verified names another image: an earlier one, or another profile's of the same name"
+
+_ELSEWHERE = (
+    "the tag verified names an image of this lock of which this state folder holds no record and no evidence: another "
+    "user or machine made it, or the folder was lost"
+)
+
+
+def _tag(
+    engine: Engine, name: str, tags: dict[str, str], image: Image | None, is_proved: bool, locked: Lock | None
+) -> str | None:
+    """What is wrong with the tag `verified`, None if it is what the evidence says."""
+    handle = tags.get(VERIFIED)
+    if handle is None:
+        return "the tag verified is missing" if is_proved else None
+    tagged = image if image and handle == image.handle else engine.find(handle)
+    locks = {record.lock for record in build_records.all_records(tagged.id)} if tagged else set()
+    if locked and not locks and tags.get(locked.short) == handle:
+        return _ELSEWHERE
+    # An image that was proved in its time keeps the tag until its successor is.
+    if tagged is None or not evidence_store.ever_proved(tagged.id, name, locks):
+        return _BY_HAND
+    return _ANOTHER if is_proved and tagged != image else None

@@ -1,0 +1,209 @@
+"""Which evidence counts: what must have been proved, and whether run records say so of a GPU model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envbuild.facts import database, probe_catalogue_reader
+from envbuild.facts.probe_catalogue_reader import HARNESS, LEVELS
+from envbuild.testrun.selftest_job import OWN_SCRIPT, selftest_id
+from envbuild.util.errors import near
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the evidence says of one GPU model ("cpu" where the profile names none).
+
+    `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or says no), or missing.
+    `failed`: the self-test said no, and nothing since then said yes to the same. `unconfined`: what the container
+    lacked of the confinement that this engine's has, where it was run elsewhere. `level`: of the run that proved it.
+    """
+
+    model: str
+    state: str
+    evidence: Path | None
+    reason: str
+    failed: bool = False
+    unconfined: tuple[str, ...] = ()
+    level: str | None = None
+
+
+@dataclass(frozen=True)
+class RequiredProof:
+    """What counts as a proof: this lock, these probes, this level or a higher one, these settings of torch.
+
+    `gpu_count`: so many cards or more were there; `transport`: it was required of NCCL; None: it may have been.
+    `own`: the sha256 of what the profile adds to the self-test, by "script" and "shapes".
+    `demands`: by name, what was asked for at least (job.performance_requirements).
+    """
+
+    profile: str
+    lock: str
+    level: str
+    require: tuple[str, ...]
+    settings: Mapping[str, bool]
+    gpu_count: int = 1
+    transport: str | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
+    demands: Mapping[str, float] = field(default_factory=dict)
+
+
+def as_recorded(record: Mapping[str, Any]) -> RequiredProof:
+    """What a record was made for: whether it meets that is asked where nothing else says what is wanted."""
+    made = record["selftest"]
+    return RequiredProof(
+        profile=record["profile"],
+        lock=record["lock"],
+        level=made["level"],
+        require=tuple(made["require"]),
+        settings=made["settings"],
+        gpu_count=made["gpu_count"],
+        transport=made["transport"],
+        own=made["own"],
+        demands=made["demands"],
+    )
+
+
+def model_of(record: Mapping[str, Any]) -> str:
+    return str(record["gpu"]["model"]) if record["gpu"] else CPU
+
+
+def models_sharing_proof(model: str) -> frozenset[str]:
+    """The models whose proof is also this one's."""
+    gpu = database.gpus().get(model)
+    return frozenset(other.id for other in database.family(gpu)) if gpu else frozenset({model})
+
+
+def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+    """What statements (named by their records' digests, the newest first) and records say of one model.
+
+    A failure is the answer until a run that came after it is a proof, or at least had what failed pass.
+    """
+    found = [(path, record) for path, record in found if model_of(record) in models_sharing_proof(model)]
+    denials = {record_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
+    denied = failed = stale = None
+    for path, record in found:
+        mine = denials.get(record_digest(path))
+        if mine is None and failures(record):
+            continue  # what failed is none of this profile's, and nothing else is believed of such a run
+        reason = _objection(record, wanted)
+        later = [denials[digest] for digest in denials if digest not in record["before"]]
+        if reason is None and not later:
+            return _proof(model, path, record)
+        if reason is None:
+            path, said = later[0]
+            denied = denied or Proof(
+                model, "stale", path, f"the self-test failed since: {', '.join(said)}", failed=True
+            )
+        elif mine is None:
+            stale = stale or Proof(model, "stale", path, reason)
+        elif not any(_outweighs(other, record_digest(path), record, wanted) for _, other in found):
+            said = mine[1]
+            failed = failed or Proof(model, "stale", path, f"the self-test failed: {', '.join(said)}", failed=True)
+    return denied or failed or stale or untested(model)
+
+
+def _proof(model: str, path: Path, record: Mapping[str, Any]) -> Proof:
+    lacks = tuple(" ".join(lack.split()) for lack in (record.get("where") or {}).get("unconfined", ()))
+    less = f", less confined than here: {'; '.join(lacks)}" if lacks else ""
+    reason = f"proved on {_device(record)}, {record['finished'][:10]}{less}"
+    return Proof(model, "proved", path, reason, unconfined=lacks, level=record["selftest"]["level"])
+
+
+def untested(model: str) -> Proof:
+    """For a GPU without evidence. A name close to that of a known GPU is questioned, as it may be misspelt."""
+    known = database.gpus()
+    meant = near(model, known) if model not in known and model != CPU else None
+    question = f"; the facts have no GPU {model}: {meant}" if meant else ""
+    return Proof(model, "missing", None, f"never proved{question}")
+
+
+def _device(record: Mapping[str, Any]) -> str:
+    return str(record["gpu"]["name"]) if record["gpu"] else "the CPU"
+
+
+def _denial(record: Mapping[str, Any], wanted: RequiredProof) -> list[str]:
+    """What speaks against the image as this profile is proved; nothing where all that failed is what it does not run.
+
+    Of its own runs every probe that failed, and the faults of the run. Of another profile's the probes that both run,
+    which are all but another script. A shape of that profile's own counts too: it is a case of a probe that both run,
+    and whether that one's other cases would have passed is not known where it died of this one.
+    """
+    if record["profile"] == wanted.profile:
+        return failures(record)
+    foreign = record["selftest"]["own"].get("script") != wanted.own.get("script")
+    return [probe for probe in _probes(record, "failed") if not (foreign and probe == OWN_SCRIPT)]
+
+
+def _outweighs(record: Mapping[str, Any], digest: str, denial: Mapping[str, Any], wanted: RequiredProof) -> bool:
+    """Whether a run that is no proof came after a denial and shows that it holds no longer: with the profile's own
+    script and shapes, and all that had failed passed. It only says which answer is the newest."""
+    if digest not in record["before"] or failures(record) or record["selftest"]["own"] != dict(wanted.own):
+        return False
+    return set(_probes(denial, "failed")) <= set(_probes(record, "passed"))
+
+
+def _probes(record: Mapping[str, Any], status: str) -> list[str]:
+    return [result["probe"] for result in record["results"] if result["status"] == status]
+
+
+def record_digest(statement_file: Path) -> str:
+    """Of the record that it points at, hex."""
+    return statement_file.name.partition(".")[0]
+
+
+def failures(record: Mapping[str, Any]) -> list[str]:
+    """The probes that failed, and the faults of the run; that nothing passed is one."""
+    nothing = [] if _probes(record, "passed") else ["no probe passed"]
+    return [*_probes(record, "failed"), *record["errors"], *nothing]
+
+
+def _outdated(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
+    """Why another self-test's word does not count, None if it does: of all that this one runs at the wanted level, it
+    had the same versions."""
+    made = record["selftest"]
+    if made["id"] == selftest_id():
+        return None
+    if made["versions"].get(HARNESS) != probe_catalogue_reader.versions()[HARNESS]:
+        return "proved by an older self-test"
+    names = [name for name, probe in probe_catalogue_reader.known_probes().items() if probe.within(wanted.level)]
+    changed = [
+        name
+        for name in dict.fromkeys((*names, *wanted.require))
+        if made["versions"].get(name) != probe_catalogue_reader.versions()[name]
+    ]
+    return f"proved by an older self-test: {', '.join(changed)} changed since" if changed else None
+
+
+def _objection(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
+    """Why this evidence does not count, None if it does."""
+    if record["lock"] != wanted.lock:
+        return "proved for another lock"
+    if failed := failures(record):
+        return f"the self-test failed: {', '.join(failed)}"
+    if older := _outdated(record, wanted):
+        return older
+    if record["selftest"]["settings"] != dict(wanted.settings):
+        return "proved with other settings of torch"
+    if record["selftest"]["gpu_count"] < wanted.gpu_count:
+        return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
+    if wanted.transport not in (None, record["selftest"]["transport"]):
+        return f"proved without the transport {wanted.transport} being asked for"
+    own, said = record["selftest"]["own"], {"script": "another script", "shapes": "other shapes"}
+    if other := [words for part, words in said.items() if own.get(part) != wanted.own.get(part)]:
+        return f"proved with {' and '.join(other)}"
+    demanded = record["selftest"]["demands"]
+    less = [name for name, least in wanted.demands.items() if demanded.get(name, 0) < least]
+    if less:
+        return f"proved with less asked of {', '.join(less)}"
+    lacks, passed = [], _probes(record, "passed")
+    if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
+        lacks.append(f"proved at level {record['selftest']['level']}, {wanted.level} is asked for")
+    if missing := [name for name in wanted.require if name not in passed]:
+        lacks.append(f"required probes did not run: {', '.join(missing)}")
+    return "; ".join(lacks) or None

@@ -1,0 +1,159 @@
+"""The files of facts, read and checked: those shipped in facts/data/, and a site's own.
+
+A site's GPUs and advisories come from `facts.d/*.yaml` beside its config.yaml, in the format of facts/data/gpus.yaml
+and facts/data/advisories.yaml. Every function raises FactsError with all that is malformed, each with file and line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass as plain
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from envbuild.facts.fact_field_types import FactRow
+from envbuild.facts.gpu_and_advisory_types import Advisory, Gpu
+from envbuild.util import user_folders, yaml_document
+from envbuild.util.errors import FactsError, Fault, near
+from envbuild.util.yaml_document import Document
+
+_FOLDER = Path(__file__).parent / "data"
+T = TypeVar("T", bound=FactRow)
+
+_WORDS = {
+    "missing": "missing",
+    "unexpected_keyword_argument": "unknown key",
+    "string_type": "must be text: write it in quotes",
+    "tuple_type": "must be a list",
+    "frozen_set_type": "must be a list",
+    "dataclass_type": "must be a mapping of keys to values",
+}
+_CITED = re.compile(r"https://\S+|[\w.-]+/[\w.-]+(#[0-9]+|@[0-9a-f]{7,40})?")
+"""A source in full: an address, or a GitHub repository, thread or commit."""
+
+
+def read(name: str) -> Document:
+    """facts/data/<name>.yaml."""
+    return yaml_document.read(_FOLDER / f"{name}.yaml", FactsError)
+
+
+def _raise(faults: list[Fault]) -> None:
+    if faults:
+        raise FactsError("the facts are not usable", hint="correct the lines named", faults=faults)
+
+
+def _rows(doc: Document, kind: str, row: type[T], faults: list[Fault]) -> Iterator[tuple[T, yaml_document.Path]]:
+    """The rows of a list that are well formed, each with its path; what is wrong with the others goes to `faults`."""
+    listed = doc.data.get(kind, [])
+    if not isinstance(listed, list) or not all(isinstance(value, dict) for value in listed):
+        faults.append(doc.fault((kind,), "must be a list of mappings"))
+        return
+    common = {"as_of": doc.data["as_of"]} if "as_of" in doc.data else {}
+    sources = doc.data.get("sources", {})
+    if not isinstance(sources, dict):
+        wrong = doc.fault(("sources",), "must be a mapping of keys to values")
+        faults += [] if wrong in faults else [wrong]  # a file is asked for rows of two kinds
+        return
+    adapter = TypeAdapter(row)
+    for index, value in enumerate(listed):
+        path = (kind, index)
+        for key in ("match", "signature"):
+            if isinstance(value.get(key), dict):  # one alternative needs no list around it
+                value = {**value, key: [value[key]]}
+        try:  # as JSON: lists become tuples and sets, while scalars stay strictly what they are
+            found = adapter.validate_json(json.dumps({**common, **value}))
+        except ValidationError as error:
+            for item in error.errors():
+                said = item["ctx"]["error"] if item["type"] == "value_error" else item["msg"]
+                faults.append(doc.fault((*path, *item["loc"]), str(_WORDS.get(item["type"], said))))
+            continue
+        for key in ("source", "arch_source", "cite"):
+            for text in getattr(found, key, ()):
+                if text not in sources and not _CITED.fullmatch(text):
+                    faults.append(doc.fault((*path, key), f"{text!r} is no key of sources, address or owner/repo#N"))
+        yield found, path
+
+
+@cache
+def rows(name: str, kind: str, row: type[T]) -> tuple[T, ...]:
+    """The list `kind` of facts/data/<name>.yaml."""
+    faults: list[Fault] = []
+    found = tuple(item for item, _ in _rows(read(name), kind, row, faults))
+    _raise(faults)
+    return found
+
+
+def site_files() -> tuple[Path, ...]:
+    """A site's own facts, in order of name."""
+    return tuple(sorted((user_folders.config_file().parent / "facts.d").glob("*.yaml")))
+
+
+def facts_digest() -> str:
+    """sha256, hex, over the names and contents of all facts, a site's own included: which facts decided."""
+    found = hashlib.sha256()
+    for file in (*sorted(_FOLDER.glob("*.yaml")), *site_files()):
+        content = file.read_bytes()
+        found.update(f"{file.name}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()
+
+
+@plain(frozen=True)
+class Extensible:
+    """What a site can add to."""
+
+    gpus: Mapping[str, Gpu]
+    names: Mapping[str, Gpu]
+    mig: re.Pattern[str]
+    advisories: tuple[Advisory, ...]
+
+
+@cache
+def _extensible(site: tuple[Path, ...]) -> Extensible:
+    shipped = read("gpus")
+    faults: list[Fault] = []
+    documents = [shipped, read("advisories")]
+    for file in site:
+        try:
+            documents.append(yaml_document.read(file, FactsError))
+        except FactsError as error:
+            faults += error.faults or [Fault(error.message)]
+    for doc in documents[2:]:
+        for key in sorted(set(doc.data) - {"as_of", "sources", "gpus", "advisories"}):
+            faults.append(doc.fault((key,), "unknown key (known: as_of, sources, gpus, advisories)"))
+    gpus: dict[str, Gpu] = {}
+    names: dict[str, Gpu] = {}
+    found: dict[str, tuple[Advisory, Document, yaml_document.Path]] = {}
+    for doc in documents:
+        for gpu, path in _rows(doc, "gpus", Gpu, faults):
+            taken = [gpu.id] if gpu.id in gpus else [name for name in gpu.all_names if name in names]
+            faults += [doc.fault(path, f"{name!r} is known already") for name in taken]
+            gpus[gpu.id] = gpu
+            names.update(dict.fromkeys(gpu.all_names, gpu))
+        for advisory, path in _rows(doc, "advisories", Advisory, faults):
+            if advisory.id in found:
+                faults.append(doc.fault(path, f"advisory {advisory.id!r} is known already"))
+            found[advisory.id] = (advisory, doc, path)
+    for advisory, doc, path in found.values():
+        asked = {gpu for match in advisory.match for gpu in match.gpus}
+        faults += [doc.fault((*path, "match"), _no(f"GPU {gpu!r}", gpu, gpus)) for gpu in sorted(asked - set(gpus))]
+        for other in sorted(advisory.shows.like - set(found)):
+            faults.append(doc.fault((*path, "shows", "like"), _no(f"advisory {other!r}", other, found)))
+    _raise(faults)
+    mig = re.compile(shipped.data["mig_suffix"])
+    return Extensible(gpus, names, mig, tuple(advisory for advisory, _, _ in found.values()))
+
+
+def extensible() -> Extensible:
+    """The shipped ones, then the site's."""
+    return _extensible(site_files())
+
+
+def _no(what: str, name: str, known: Mapping[str, Any]) -> str:
+    hint = near(name, known)
+    return f"there is no {what}{f' ({hint})' if hint else ''}"

@@ -1,0 +1,276 @@
+"""Debian packages through the host's apt: its mirrors, proxies and keys, in a state folder of our own.
+
+Nothing of the host's package state is read or changed. Downloads go through apt's own helper, which checks the hash.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.fetch.sha256_file_store import Store
+from envbuild.util import disk_space, settings, temporary_files, url_redaction, user_folders
+from envbuild.util.errors import NetworkError, ProfileError
+from envbuild.util.host_processes import Completed, ProcessMissing, run
+from envbuild.util.thread_safe_cache import thread_safe_cache
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_HELPER = "/usr/lib/apt/apt-helper"
+_APT_HINT = "bases are made with Debian's apt and mmdebstrap; elsewhere name a base image by digest"
+
+
+@dataclass(frozen=True)
+class Deb:
+    """One package file. `path` is its place below an archive's root, the same on every mirror."""
+
+    name: str
+    version: str
+    sha256: str
+    bytes: int
+    path: str
+
+    @property
+    def file(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class AptArchive:
+    root: str
+    suite: str
+
+
+class AptUnavailable(NetworkError):
+    """The mirrors answer, and no longer have some packages."""
+
+    kind = "mirror"
+
+    def __init__(self, missing: Sequence[Deb]) -> None:
+        names = ", ".join(f"{deb.name} {deb.version}" for deb in missing[:5])
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        super().__init__(
+            f"no configured mirror has {names}{more}",
+            hint="set debian_snapshot in config.yaml to a snapshot archive, or let the base be locked again "
+            "(without --locked)",
+        )
+        self.missing = tuple(missing)
+
+
+def apt_archives(suite: str) -> list[AptArchive]:
+    """Where `suite` is fetched from: the site's settings, else apt's own sources with the suite's name put in.
+
+    Raises NetworkError if neither names a Debian archive.
+    """
+    mirror, security = (
+        settings.setting("debian_mirror"),
+        settings.setting("debian_security_mirror"),
+    )
+    if mirror:
+        main = [AptArchive(mirror.rstrip("/"), suite), AptArchive(mirror.rstrip("/"), f"{suite}-updates")]
+        return main + ([AptArchive(security.rstrip("/"), f"{suite}-security")] if security else [])
+    listed = _checked(_apt("--print-uris", "update").stdout.splitlines())
+    found = [AptArchive(root, f"{suite}{pocket}") for root, pocket in listed]
+    if not any(archive.suite == suite for archive in found):
+        raise NetworkError(
+            f"apt has no Debian archive configured to make a {suite} base from",
+            hint=f"set debian_mirror in {user_folders.config_file()}",
+        )
+    return found
+
+
+def _checked(lines: Iterable[str]) -> list[tuple[str, str]]:
+    """(root, pocket) of the host's own release in apt's sources, e.g. (".../debian-security", "-security")."""
+    codename = _host_codename()
+    pattern = re.compile(rf"^'(\S+)/dists/{re.escape(codename)}(-updates|-security)?/InRelease'")
+    found = [(match[1], match[2] or "") for line in lines if (match := pattern.match(line))]
+    return list(dict.fromkeys(found))
+
+
+def _host_codename() -> str:
+    for line in Path("/etc/os-release").read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition("=")
+        if key == "VERSION_CODENAME":
+            return value.strip('"')
+    return ""
+
+
+def resolve_debs(
+    suite: str, packages: Sequence[str], keep: Sequence[Deb] = (), components: Sequence[str] = ("main",)
+) -> list[Deb]:
+    """Every package that Debian's essential set and `packages` need, sorted by name; `keep` at its exact versions.
+
+    `components` are those of the archive, as in main and non-free.
+
+    Raises ProfileError for a package that the suite does not have, NetworkError if the mirrors do not answer, or lack a
+    package where other components than main are asked for.
+    """
+    return list(_resolve(suite, tuple(packages), tuple(keep), tuple(components)))
+
+
+@thread_safe_cache
+def _resolve(
+    suite: str, packages: tuple[str, ...], keep: tuple[Deb, ...], components: tuple[str, ...]
+) -> tuple[Deb, ...]:
+    """Once for all profiles that are locked together: most share their base."""
+    with temporary_files.folder("apt") as state:
+        config = _configure(state, apt_archives(suite), components)
+        _update(config)
+        # `?essential` alone misses packages that are needed only once: apt resolves the rest.
+        wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
+        done = _apt("install", "--yes", "--no-install-recommends", "--print-uris", *wanted, config=config)
+        if done.code and disk_space.is_none(state):
+            raise disk_space.full([state], "the disk is full while apt is asked")
+        if done.code:
+            raise _not_resolved(suite, done.stderr, components)
+        debs = [_deb(line) for line in done.stdout.splitlines() if line.startswith("'")]
+    return tuple(sorted(debs, key=lambda deb: deb.name))
+
+
+def beyond(found: Iterable[Deb], there: Iterable[Deb]) -> tuple[Deb, ...]:
+    """Those of `found` that have no namesake among `there`."""
+    names = {deb.name for deb in there}
+    return tuple(deb for deb in found if deb.name not in names)
+
+
+def _configure(state: Path, sources: Sequence[AptArchive], components: Sequence[str]) -> Path:
+    for folder in ("lists/partial", "archives/partial"):
+        (state / folder).mkdir(parents=True)
+    (state / "status").touch()
+    asked = " ".join(components)
+    lines = [f"deb [signed-by={KEYRING}] {archive.root} {archive.suite} {asked}\n" for archive in sources]
+    (state / "sources.list").write_text("".join(lines), encoding="utf-8")
+    config = state / "apt.conf"
+    config.write_text(
+        f"""
+Dir::Etc::sourcelist "{state}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+Dir::State "{state}";
+Dir::State::lists "{state}/lists";
+Dir::State::status "{state}/status";
+Dir::Cache "{state}";
+Dir::Cache::archives "{state}/archives";
+APT::Architecture "amd64";
+APT::Architectures "amd64";
+APT::Sandbox::User "root";
+APT::Update::Error-Mode "any";
+Acquire::ForceHash "SHA256";
+Acquire::Retries "3";
+Acquire::Languages "none";
+""",
+        encoding="utf-8",
+    )
+    return config
+
+
+def _apt(*arguments: str, config: Path | None = None) -> Completed:
+    # TMPDIR: where it is killed, what checks the signatures leaves files there
+    given = {"APT_CONFIG": str(config), "TMPDIR": str(config.parent)} if config else {}
+    try:
+        done = run(["apt-get", *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
+    except ProcessMissing as error:
+        raise ProcessMissing(error.message, hint=_APT_HINT) from None
+    if done.code and disk_space.lacked(done.stderr):
+        raise disk_space.full([config.parent] if config else [], "the disk is full while apt is asked")
+    return done
+
+
+def _update(config: Path) -> None:
+    done = _apt("--quiet", "update", config=config)
+    # A third party's repository for the same suite is not signed by Debian: it is left out, the rest still counts.
+    errors = [line for line in done.stderr.splitlines() if line.startswith("E:")]
+    if done.code and not (errors and all("is not signed" in line for line in errors)):
+        raise NetworkError("the Debian mirrors did not answer", hint=" ".join(errors[:3]) or done.stderr.strip()[-300:])
+
+
+def _not_resolved(suite: str, stderr: str, components: Sequence[str]) -> ProfileError | NetworkError:
+    missing = re.findall(r"E: Unable to locate package (\S+)|E: Package '(\S+)' has no installation candidate", stderr)
+    names = ", ".join(a or b for a, b in missing)
+    if names and len(components) > 1:
+        return NetworkError(
+            f"no configured mirror has {names} for Debian {suite}",
+            hint=f"set debian_mirror in {user_folders.config_file()} to one with {', '.join(components)}",
+        )
+    if names:
+        return ProfileError(f"Debian {suite} has no package {names}", hint="see apt: in the profile")
+    return ProfileError(f"apt cannot resolve the packages for {suite}", hint=stderr.strip()[-600:])
+
+
+_LINE = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<bytes>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
+
+
+def _deb(line: str) -> Deb:
+    match = _LINE.match(line.strip())
+    if not match:
+        raise NetworkError(f"apt gives no sha256 for a package: {line.strip()[:200]}")
+    path = urllib.parse.unquote("pool/" + match["uri"].partition("/pool/")[2])
+    # apt writes the epoch's colon as %3a in the file's name; the pool's own name has no epoch.
+    name, version, _ = urllib.parse.unquote(match["file"]).rsplit("_", 2)
+    return Deb(name, version, match["sha256"], int(match["bytes"]), path)
+
+
+def fetch_debs(debs: Sequence[Deb], suite: str, store: Store, timestamp: str | None) -> int:
+    """Bring the packages that the store lacks; returns how many. `timestamp` is when they were locked.
+
+    Raises Unavailable, naming those that neither the mirrors nor the site's snapshot archive have.
+    """
+    missing = [deb for deb in debs if not store.holds(deb.sha256, deb.file)]
+    wanted = len(missing)
+    if not missing:
+        return 0
+    roots = list(dict.fromkeys(archive.root for archive in apt_archives(suite)))
+    snapshot = settings.setting("debian_snapshot")
+    if snapshot and timestamp:
+        roots.append(snapshot.replace("{timestamp}", timestamp).rstrip("/"))
+    for root in roots:
+        if missing:
+            missing = _from_root(root, missing, store)
+    if missing:
+        raise AptUnavailable(missing)
+    return wanted
+
+
+# What apt says of a file that an archive no longer has, or has another one under its name.
+_GONE = re.compile(r"(404  Not Found.*|File not found.*|Hash Sum mismatch)$")
+_SUMMARY = "E: Download Failed"
+
+
+def _without_credentials(root: str, netrc: Path) -> str:
+    """The root's address without user and password, which go into a file for apt: a command line is everybody's."""
+    parts = urllib.parse.urlsplit(root)
+    if not parts.username:
+        return root
+    host = url_redaction.host(parts.netloc)
+    netrc.touch(mode=0o600)
+    netrc.write_text(f"machine {parts.scheme}://{host}\nlogin {parts.username}\npassword {parts.password or ''}\n")
+    return urllib.parse.urlunsplit(parts._replace(netloc=host))
+
+
+def _from_root(root: str, debs: Sequence[Deb], store: Store) -> list[Deb]:
+    """The packages that this root did not give."""
+    with store.incoming() as folder:
+        arguments: list[str] = []
+        netrc = folder / "auth.conf"
+        open_root = _without_credentials(root, netrc)
+        for deb in debs:
+            address = f"{open_root}/{urllib.parse.quote(deb.path)}"
+            arguments += [address, str(folder / deb.sha256), f"SHA256:{deb.sha256}"]
+        own = ["-o", f"Dir::Etc::netrc={netrc}"] if netrc.is_file() else []  # else apt's own stays in force
+        done = run(
+            [_HELPER, "-o", "Acquire::Retries=3", *own, "download-file", *arguments], env={"LC_ALL": "C"}, timeout=3600
+        )
+        if done.code and disk_space.lacked(done.stderr):
+            raise disk_space.full([folder], "the disk is full in the middle of fetching Debian packages")
+        failures = [line for line in done.stderr.splitlines() if line.startswith("E: ") and line != _SUMMARY]
+        other = [line for line in failures if not _GONE.search(line)]
+        if done.code and (other or not failures):
+            said = other[0] if other else done.stderr.strip()[-300:]
+            raise NetworkError(f"{open_root} does not give its packages", hint=said.removeprefix("E: "))
+        for deb in debs:
+            if (folder / deb.sha256).is_file():
+                store.put(folder / deb.sha256, deb.sha256, deb.file)
+    return [deb for deb in debs if not store.holds(deb.sha256, deb.file)]

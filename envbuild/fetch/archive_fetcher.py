@@ -1,0 +1,99 @@
+"""Archives that a profile names by their sha256: fetched into a store, and looked through before they are locked.
+
+dockerfiles/unpack takes them apart, in the build; here it only looks, so that what it would refuse is refused first.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from packaging.specifiers import SpecifierSet
+
+from envbuild.fetch import file_download, index_config, sha256_file_store
+from envbuild.fetch.archive_spec import UNPACKER, Archive, ArchiveRequest
+from envbuild.fetch.sha256_file_store import Store
+from envbuild.util import settings, url_redaction, user_folders
+from envbuild.util.errors import HashMismatch, NetworkError, ProfileError
+from envbuild.util.host_processes import ProcessTimeout, run
+
+# No archive's size is known before it is locked. The largest wanted is a toolkit, some GB: this only ends what never
+# does, before it has filled the disk.
+_LARGEST = 16 << 30  # bytes
+# To read one of that size through xz takes minutes; one made to unpack for ever must not hold the profile's lock.
+_LOOK_SECONDS = 1800.0
+
+
+def inspect_archive(wanted: ArchiveRequest, progress: Callable[[str, int], None]) -> Archive:
+    """Fetch an archive and look through it.
+
+    Raises what fetch raises; ProfileError, naming the profile's line, for one that holds nothing of the kind, another
+    version than fits, a member that would leave the folder it is unpacked in, or no end.
+    """
+    held = sha256_file_store.archive_store()
+    if held.holds(wanted.sha256, wanted.name):
+        held.check(wanted.sha256, wanted.name)
+    fetch_archives([wanted], progress)
+    file = held.path(wanted.sha256, wanted.name)
+    try:
+        done = run([sys.executable, UNPACKER, wanted.name, file], timeout=_LOOK_SECONDS)
+    except ProcessTimeout:
+        raise _refused(wanted, f"it takes longer than {_LOOK_SECONDS:.0f} s to look through") from None
+    version = done.stdout.strip()
+    if done.code:
+        raise _refused(wanted, done.stderr.strip().removeprefix("error: ") or f"exit code {done.code}")
+    if not SpecifierSet(wanted.fits).contains(version):
+        raise _refused(wanted, f"{wanted.name} is of {version}, and must be {wanted.fits}")
+    return Archive(wanted.name, version, wanted.sha256, file.stat().st_size)
+
+
+def _refused(wanted: ArchiveRequest, said: str) -> ProfileError:
+    return ProfileError(f"the archive {wanted.name} cannot be used", faults=[replace(wanted.at, message=said)])
+
+
+def fetch_archives(archives: Iterable[ArchiveRequest], progress: Callable[[str, int], None]) -> None:
+    """Bring those that the store lacks; `progress` is told the name and the bytes that came.
+
+    Raises HashMismatch for another file, NetworkError for an address that does not answer or is not given.
+    """
+    held = sha256_file_store.archive_store()
+    for wanted in archives:
+        if not held.holds(wanted.sha256, wanted.name):
+            _bring(wanted, held, progress)
+
+
+def _bring(wanted: ArchiveRequest, held: Store, progress: Callable[[str, int], None]) -> None:
+    address = _address(wanted)
+    shown = url_redaction.redact_url(address)
+    with held.incoming() as folder:
+        file = folder / wanted.sha256
+        name = f"{wanted.name} ({shown})"
+        told = functools.partial(progress, wanted.name)
+        try:
+            file_download.fetch_file(index_config.index_session(), address, name, file, told, limit=_LARGEST)
+        except NetworkError as error:
+            raise NetworkError(error.message, hint=error.hint, faults=[wanted.named]) from error
+        try:
+            held.put(file, wanted.sha256, wanted.name)
+        except HashMismatch as error:
+            hint = f"{shown} has another file than {wanted.at.file}:{wanted.at.line} names"
+            # the sha256 of a file of this machine stays out: it would let a short secret in it be guessed
+            local = f"{wanted.name} is not the file with sha256 {wanted.sha256}"
+            raise HashMismatch(local if address.startswith("file:") else error.message, hint=hint) from None
+
+
+def _address(wanted: ArchiveRequest) -> str:
+    site = settings.setting("archives")
+    address = site.replace("{sha256}", wanted.sha256) if site else wanted.url
+    if address is None:
+        raise NetworkError(
+            f"no address is known for {wanted.name}",
+            hint=f"give url: beside its sha256 ({wanted.at.file}:{wanted.at.line}), or set archives in "
+            f"{user_folders.config_file()}",
+        )
+    try:
+        return url_redaction.validate_url(address)
+    except ValueError as error:
+        raise NetworkError(f"the address of {wanted.name} is malformed: {error}") from None

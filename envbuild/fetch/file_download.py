@@ -1,0 +1,197 @@
+"""One file from its address, http(s) or file, as pip is set up here: certificate, proxies, netrc, credentials."""
+
+from __future__ import annotations
+
+import functools
+import io
+import threading
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import requests
+
+from envbuild.fetch import index_config
+from envbuild.util import http_deadlines, yaml_document
+from envbuild.util.errors import HashMismatch, NetworkError, printable
+
+_TAIL = 1 << 16  # bytes of the end of a file, where a zip archive has its directory
+_LARGEST_PART = 1 << 26  # bytes of one read: torch's directory has 1.6 MB
+_TRIES = 3  # of a file whose answer began well; before that, the session tries again by itself
+
+
+@dataclass(frozen=True)
+class Head:
+    """`ranges`: the server says that it answers requests for a part of the file."""
+
+    bytes: int
+    ranges: bool
+
+
+def head(session: requests.Session, address: str, name: str) -> Head:
+    """Size of the file at `address`, by a HEAD request. Raises NetworkError, calling it `name`."""
+    local = _local(address, name)
+    if local:
+        return Head(local.stat().st_size, ranges=True)
+    headers = _ask(session, "HEAD", address, name).headers
+    length = headers.get("Content-Length", "")
+    if not length.isdigit():
+        raise NetworkError(f"the index does not say how long {name} is")
+    return Head(int(length), ranges="bytes" in headers.get("Accept-Ranges", ""))
+
+
+def open_remote_file(session: requests.Session, address: str, name: str, size: int) -> IO[bytes]:
+    """The file at `address`, of which only the parts that are read are fetched."""
+    local = _local(address, name)
+    return local.open("rb") if local else cast("IO[bytes]", Remote(session, address, name, size))
+
+
+class RangeIgnored(NetworkError):
+    """The server answers a request for a part of a file with something else. No OSError: zipfile would hide it."""
+
+
+def fetch_file(
+    session: requests.Session,
+    address: str,
+    name: str,
+    file: Path,
+    progress: Callable[[int], None],
+    *,
+    limit: int,
+    stop: threading.Event | None = None,
+) -> None:
+    """Write what is at `address` into `file`; `progress` is told the bytes that came. `stop` ends it early. What breaks
+    off is begun anew, three times at most.
+
+    Raises NetworkError, calling it `name`; HashMismatch for more than `limit` bytes, of which no more are written.
+    """
+    local = _local(address, name)
+    if local:
+        _copy(local, file, name, progress, limit)
+        return
+    for left in reversed(range(_TRIES)):
+        came = 0
+        try:
+            with _ask(session, "GET", address, name) as answer, file.open("wb") as stream:
+                for block in answer.iter_content(1 << 20):
+                    if stop and stop.is_set():
+                        return
+                    _within(limit, came + len(block), name)
+                    stream.write(block)
+                    came += len(block)
+                    progress(len(block))
+                return
+        except requests.RequestException as error:
+            if not left:
+                raise NetworkError(f"{name} broke off, {_TRIES} times: {type(error).__name__}") from error
+            progress(-came)
+
+
+def _copy(local: Path, file: Path, name: str, progress: Callable[[int], None], limit: int) -> None:
+    """Copy a file of this machine up to the limit; below /proc a size of 0 says nothing."""
+    _within(limit, local.stat().st_size, name)
+    came = 0
+    with yaml_document.open_regular(local) as source, file.open("wb") as target:
+        while block := source.read(1 << 20):
+            came += len(block)
+            _within(limit, came, name)
+            target.write(block)
+            progress(len(block))
+
+
+def _within(limit: int, size: int, name: str) -> None:
+    if size > limit:
+        raise HashMismatch(
+            f"{name} is not the file that was asked for: it is longer than {limit} bytes",
+            hint="a mirror serves another file under this name",
+        )
+
+
+def _ask(
+    session: requests.Session, method: str, address: str, name: str, headers: Mapping[str, str] | None = None
+) -> requests.Response:
+    try:
+        # requests takes netrc where no credentials are given, and drops them when it is sent to another host
+        given = index_config.credentials().get(urllib.parse.urlsplit(address).netloc)
+        whole = {"Accept-Encoding": "identity", **(headers or {})}
+        answer = session.request(
+            method, address, stream=True, timeout=60, headers=whole, auth=given, allow_redirects=True
+        )
+        answer.raise_for_status()
+    except requests.RequestException as error:
+        raise NetworkError(f"{name} cannot be fetched: {_reason(error)}") from error
+    return answer
+
+
+def _reason(error: requests.RequestException) -> str:
+    """What the server answered, else what kind of error it was: its own words may hold a password."""
+    if error.response is None:
+        return type(error).__name__
+    return f"{error.response.status_code} {printable(error.response.reason or '')[:100]}".strip()
+
+
+def _local(address: str, name: str) -> Path | None:
+    """The path that a file: address means."""
+    parts = urllib.parse.urlsplit(address)
+    if parts.scheme != "file":
+        return None
+    path = Path(urllib.parse.unquote(parts.path))
+    if not path.is_file():
+        raise NetworkError(f"{name} cannot be fetched: there is no file {path}")
+    return path
+
+
+class Remote(io.RawIOBase):
+    """A file at an address, read by HTTP range requests: at least `_TAIL` bytes each, of which the last are kept.
+
+    Raises RangeIgnored where the server sends anything but the range, NetworkError where it does not answer.
+    """
+
+    def __init__(self, session: requests.Session, address: str, name: str, size: int) -> None:
+        self._ask = functools.partial(_ask, session, "GET", address, name)
+        self._name, self._size, self._at = name, size, 0
+        self._begin, self._held = size, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        end = min(self._size, self._at + len(view))
+        if not self._begin <= self._at <= end <= self._begin + len(self._held):
+            self._begin = max(0, min(self._at, self._size - _TAIL))
+            self._held = self._fetched(self._begin, max(end, min(self._size, self._begin + _TAIL)))
+        found = self._held[self._at - self._begin : end - self._begin]
+        view[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def _fetched(self, begin: int, end: int) -> bytes:
+        if begin >= end:
+            return b""
+        if end - begin > _LARGEST_PART:
+            raise NetworkError(
+                f"invalid file from the index, one part of it would be {end - begin} bytes: {self._name}"
+            )
+        with self._ask({"Range": f"bytes={begin}-{end - 1}"}) as answer:
+            if answer.status_code != requests.codes.partial_content:
+                raise RangeIgnored("the server sends the whole file")
+            try:
+                found = http_deadlines.body(answer, end - begin)
+            except requests.RequestException as error:  # an OSError, which zipfile would take for an invalid archive
+                raise NetworkError(f"{self._name} cannot be fetched: {_reason(error)}") from error
+        if len(found) != end - begin:
+            raise RangeIgnored("the server sends another range")
+        return found

@@ -1,0 +1,89 @@
+"""Files by their sha256: what was fetched once is on the host for every profile, engine and rebuild."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from envbuild.util import temporary_files, user_folders
+from envbuild.util.errors import HashMismatch
+
+
+@dataclass(frozen=True)
+class Store:
+    """`<folder>/<sha256>/<file name>`; a file is there whole or not at all."""
+
+    folder: Path
+
+    def path(self, sha256: str, name: str) -> Path:
+        return self.folder / sha256 / name
+
+    def holds(self, sha256: str, name: str) -> bool:
+        return self.path(sha256, name).is_file()
+
+    @contextlib.contextmanager
+    def incoming(self) -> Iterator[Path]:
+        """A folder beside the stored files to download into; gone afterwards, whatever happened."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with temporary_files.folder("incoming", self.folder) as folder:
+            yield folder
+
+    def put(self, file: Path, sha256: str, name: str) -> Path:
+        """Move `file` in after checking it. Raises HashMismatch, naming the file."""
+        found = file_digest(file)
+        if found != sha256:
+            raise HashMismatch(
+                f"{name} is not the file that was locked: sha256 {found}, locked {sha256}",
+                hint="a mirror serves another file under this name, or it was cut short; fetch it from a mirror you "
+                "trust, or lock again",
+            )
+        target = self.path(sha256, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+        return target
+
+    def check(self, sha256: str, name: str) -> None:
+        """Raises HashMismatch if a stored file is no longer what was put there; it is removed."""
+        path = self.path(sha256, name)
+        found = file_digest(path)
+        if found != sha256:
+            path.unlink()
+            raise HashMismatch(
+                f"{name} was damaged on this disk: sha256 {found}, locked {sha256}",
+                hint="it was removed and will be fetched again: run the same command once more",
+            )
+
+
+def wheel_store() -> Store:
+    return Store(user_folders.cache_folder("wheels"))
+
+
+def debs() -> Store:
+    return Store(user_folders.cache_folder("debs"))
+
+
+def archive_store() -> Store:
+    return Store(user_folders.cache_folder("archives"))
+
+
+def file_digest(file: Path) -> str:
+    """sha256 of a file's content, hex."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+T = TypeVar("T")
+
+
+def noted(file: Path, kind: type[T]) -> T | None:
+    """The value that a file of the cache holds as JSON; None where the file is missing or invalid: it is made anew."""
+    from pydantic import TypeAdapter  # few commands read these
+
+    try:
+        return TypeAdapter(kind).validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,121 @@
+"""torch's pins on the configured index today, compared with those in the facts."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from typing import IO
+
+import requests
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.facts import database
+from envbuild.facts.database import TorchRelease
+from envbuild.fetch import file_download, index_config, sha256_file_store, uv_commands
+from envbuild.fetch.locked_artifact_types import LockedWheel
+from envbuild.util import temporary_files
+from envbuild.util.errors import NetworkError
+
+# torch's wheels fit this and newer; it only decides which file is asked for.
+_GLIBC = "2.28"
+_LARGEST = 1 << 22  # bytes of METADATA; torch's has 60 kB
+_LARGEST_WHEEL = 1 << 32  # bytes; torch's have up to 1 GB
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One pin that the index and the facts tell differently; None: not there."""
+
+    release: str
+    distribution: str
+    facts: str | None
+    index: str | None
+
+
+def pin_differences(release: TorchRelease, say: Callable[[str], None]) -> list[Difference]:
+    """Read the metadata of torch's wheel: from the file next to it (PEP 658), else from within the wheel by range
+    requests, else from the downloaded wheel, which `say` announces.
+
+    Raises NetworkError where the index does not answer or the wheel is invalid.
+    """
+    return list(_compare(release, pins(_metadata(release, say))))
+
+
+def _metadata(release: TorchRelease, say: Callable[[str], None]) -> str:
+    python = next(p for p in reversed(release.pythons) if not p.endswith("t"))
+    python = "3.11" if "3.11" in release.pythons else python
+    ((wheel, address),) = uv_commands.locate({"torch": f"={release.version}"}, python, _GLIBC).items()
+    session = index_config.index_session()
+    found = None if address.startswith("file:") else _metadata_file(session, address, wheel.file)
+    if found is not None:
+        return found
+    size = file_download.head(session, address, wheel.file).bytes
+    try:
+        with file_download.open_remote_file(session, address, wheel.file, size) as stream:
+            return _inside(stream, wheel.file)
+    except file_download.RangeIgnored:
+        say(f"the index has no metadata file and serves no ranges: fetching {wheel.file}, {size / 1e6:.0f} MB")
+    held, wanted = sha256_file_store.wheel_store(), LockedWheel(wheel, min(size, _LARGEST_WHEEL), "")
+    uv_commands.fetch_wheels([wanted], python, _GLIBC, held, lambda file, count: None)
+    with held.path(wheel.sha256, wheel.file).open("rb") as stream:
+        return _inside(stream, wheel.file)
+
+
+def _metadata_file(session: requests.Session, address: str, name: str) -> str | None:
+    """The metadata file that an index may have next to a wheel; some answer 403 where they have none."""
+    with temporary_files.folder("metadata") as folder:
+        file = folder / "METADATA"
+        try:
+            file_download.fetch_file(session, f"{address}.metadata", name, file, lambda count: None, limit=_LARGEST)
+        except NetworkError as error:
+            answer = getattr(error.__cause__, "response", None)
+            if answer is not None and answer.status_code in (requests.codes.not_found, requests.codes.forbidden):
+                return None
+            raise
+        return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _inside(stream: IO[bytes], name: str) -> str:
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            (member,) = (found for found in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", found))
+            with archive.open(member) as file:
+                raw = file.read(_LARGEST + 1)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+        raise NetworkError(f"invalid wheel from the index, METADATA cannot be read: {name}") from error
+    if len(raw) > _LARGEST:
+        raise NetworkError(f"invalid wheel from the index, METADATA is longer than {_LARGEST} bytes: {name}")
+    return raw.decode("utf-8", "replace")
+
+
+def pins(metadata: str) -> dict[str, str]:
+    """Distribution -> specifier of what a wheel's metadata pins for Linux x86_64; extras and plain names left out."""
+    found: dict[str, str] = {}
+    for line in HeaderParser().parsestr(metadata).get_all("Requires-Dist") or ():
+        try:
+            wanted = Requirement(line)
+        except InvalidRequirement:
+            continue
+        here = {"platform_system": "Linux", "platform_machine": "x86_64", "sys_platform": "linux", "extra": ""}
+        if wanted.marker is not None and not wanted.marker.evaluate(here):
+            continue
+        name = canonicalize_name(wanted.name)
+        if database.library_of(name) or name.startswith(("nvidia-", "cuda-")):
+            found[name] = str(wanted.specifier)
+    return found
+
+
+def _compare(release: TorchRelease, told: Mapping[str, str]) -> Iterator[Difference]:
+    known: dict[str, str] = {canonicalize_name(name): specifier for name, specifier in release.pins.items()}
+    for name in sorted({*known, *told}):
+        if _sorted(known.get(name)) != _sorted(told.get(name)):
+            yield Difference(release.version, name, known.get(name), told.get(name))
+
+
+def _sorted(specifier: str | None) -> list[str] | None:
+    return sorted(specifier.split(",")) if specifier is not None else None

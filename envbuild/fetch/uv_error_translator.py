@@ -1,0 +1,88 @@
+"""What uv's refusal means: a contradiction in what is asked for, or an index at fault. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.facts import database, misleading_packages
+from envbuild.util import url_redaction, user_folders, yaml_document
+from envbuild.util.errors import NetworkError, ProfileError
+from envbuild.util.host_processes import Completed
+
+_UNAUTHORIZED = ("401 Unauthorized", "403 Forbidden", "lack of valid authentication")
+_CAUSE = re.compile(r"^\s*(?:cause|Caused by): ", re.MULTILINE)
+_ANOTHER = re.compile(r"Hash mismatch for ([^\n]*)")
+_NO_PAGE = re.compile(r"Received some unexpected ([A-Za-z]+) from")
+_DOCTOR = "envbuild doctor asks every index that is configured here"
+
+
+def resolution_error(requirements: Sequence[str], done: Completed) -> ProfileError | NetworkError:
+    """uv ends with 1 where the requirements cannot be met or an index refuses it, with 2 where it could not ask. What
+    it says is repeated without users, passwords and queries of addresses."""
+    said = url_redaction.struck(done.stderr.strip())
+    if any(words in said for words in _UNAUTHORIZED):
+        return NetworkError("the package index refuses its credentials, or wants some", hint=said[:600])
+    if done.code == 2:
+        causes = _CAUSE.split(said)
+        why = re.sub(r" for url \(.*\)$", "", causes[-1].strip().split("\n")[0].removeprefix("error: "))
+        return NetworkError(f"the package index{_at(said)} did not answer: {why[:200]}", hint=_hint(_DOCTOR, said))
+    if another := _ANOTHER.search(said):
+        return NetworkError(
+            f"the package index{_at(said)} serves another file than it announces: {_file(another[1])}",
+            hint=_hint("ask again; where that does not help, the index, or a cache before it, has to be mended", said),
+        )
+    if page := _NO_PAGE.search(said):
+        return NetworkError(
+            f"the package index{_at(said)} answers with what is no {page[1]}", hint=_hint(_DOCTOR, said)
+        )
+    local = [r for r in map(Requirement, requirements) if any("+" in s.version for s in r.specifier)]
+    for requirement in local:
+        if f"no version of {requirement}" in said or re.search(
+            rf"\b{re.escape(requirement.name)} was not found in", said
+        ):
+            return NetworkError(
+                f"no configured index or find-links has {requirement}", hint=local_build(str(requirement))
+            )
+    cause = _CAUSE.split(said, maxsplit=1)[-1]
+    meant = {
+        found
+        for word in re.findall(r"[A-Za-z0-9._-]+", said)
+        for found in [misleading_packages.refusal_reason(word)]
+        if found
+    }
+    return ProfileError("the packages cannot be resolved together", hint="\n".join([cause[:1200], *sorted(meant)]))
+
+
+def local_build(requirement: str) -> str:
+    """How to reach a build with a local label, as in torch==2.13.0+cpu, that no configured index has."""
+    own = (
+        "PyTorch's own index has such builds; to use it: --torch-index pytorch (in a checkout: make PROFILE "
+        f"TORCH_INDEX=pytorch), or torch_index: pytorch in {yaml_document.display(user_folders.config_file())}; else "
+        if canonicalize_name(Requirement(requirement).name) in database.torch_index().packages
+        else "a version with a local label (+...) is not in the public index: "
+    )
+    return (
+        f"{own}name the folder or page that has it in pip's find-links setting "
+        "(pip config set global.find-links ...) or in UV_FIND_LINKS"
+    )
+
+
+def _hint(todo: str, said: str) -> str:
+    return f"{todo}\n{said[:600]}"
+
+
+def _at(said: str) -> str:
+    """The host of the first address in it, as part of a sentence."""
+    found = url_redaction.IN_TEXT.search(said)
+    place = re.split(r"[/?#]", found[0].partition("://")[2])[0] if found else ""
+    return f" {place}" if place else ""
+
+
+def _file(named: str) -> str:
+    """The file of an address, else what uv calls it."""
+    found = url_redaction.IN_TEXT.search(named)
+    return found[0].rstrip("/").rpartition("/")[2] if found else named.strip("`: ")

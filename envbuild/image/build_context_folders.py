@@ -1,0 +1,136 @@
+"""The build contexts: folders of hard links into the stores, kept between builds so that only changes are sent.
+
+One is the build's own, beside it each layer's wheels are one, out of its folder: BuildKit takes all that is in that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from envbuild.fetch import sha256_file_store, uv_commands
+from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch.archive_spec import Archive
+from envbuild.fetch.locked_artifact_types import LockedExtension, LockedWheel
+from envbuild.image import dockerfile_renderer, root_filesystem_tar
+from envbuild.lock import extension_sources, wheel_conflicts
+from envbuild.lock.lock_file import Lock
+from envbuild.util import atomic_files, user_folders
+
+_OWN, _WHEELS, _BEGUN = "own", "wheels", "begun"
+
+
+def context_folder(name: str) -> Path:
+    """Of a profile; holds all its contexts."""
+    return user_folders.cache_folder("contexts") / name
+
+
+def main_context(name: str) -> Path:
+    """The build's own context."""
+    return context_folder(name) / _OWN
+
+
+def of_wheels(name: str) -> dict[str, Path]:
+    """The contexts beside it: by name, the folders of each layer's wheels."""
+    return {
+        dockerfile_renderer.wheels_context(layer.name): layer
+        for layer in sorted((context_folder(name) / _WHEELS).glob("*"))
+    }
+
+
+def discard(name: str) -> None:
+    """What the next build of that name would fill anew."""
+    shutil.rmtree(context_folder(name), ignore_errors=True)
+
+
+def fill_context(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
+    """All that the image is made of, which must be in the stores; `built`: the wheel of each extension.
+
+    Raises LockError for wheels that must not be installed.
+    """
+    wheel_conflicts.refuse_stored(lock.wheels, lock.startup, built)
+    target = context_folder(name)
+    _fill_shared(lock, target)
+    for extension, wheel in built.items():
+        _link(wheel, target / _OWN / "extensions" / extension / wheel.name)
+
+
+def fill_beginning(lock: Lock, name: str) -> None:
+    """What dockerfile.beginning takes, which must be in the stores."""
+    _fill_base(lock, context_folder(name))
+
+
+def begun(name: str) -> str | None:
+    """What mark_begun was told last."""
+    file = context_folder(name) / _BEGUN
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def mark_begun(name: str, key: str) -> None:
+    """The builder has made what is in the contexts; `key`: of what, and where."""
+    atomic_files.write_atomically(context_folder(name) / _BEGUN, key)
+
+
+def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
+    """The same for compiling an extension. Raises SourceDamaged too."""
+    assert lock.builder
+    wheel_conflicts.refuse_stored(lock.compiled_with, lock.startup)
+    target = context_folder(name)
+    _fill_shared(lock, target)
+    _wheels(lock.builder.wheels, target)
+    _archives(lock.builder.archives, target / _OWN)
+    _debs(lock.builder.debs, target / _OWN / dockerfile_renderer.BUILDER_DEBS)
+    source = target / _OWN / "sources" / extension.name / "source.tar"
+    source.parent.mkdir(parents=True)
+    extension_sources.write_archive(extension, source)
+
+
+def _fill_shared(lock: Lock, target: Path) -> None:
+    _fill_base(lock, target)
+    _archives(lock.archives, target / _OWN)
+    shutil.rmtree(target / _WHEELS, ignore_errors=True)
+    _wheels(lock.wheels, target)
+
+
+def _fill_base(lock: Lock, target: Path) -> None:
+    main = target / _OWN
+    shutil.rmtree(main, ignore_errors=True)
+    for part in ("bin", dockerfile_renderer.DEBS):
+        (main / part).mkdir(parents=True)
+    _link(uv_commands.uv_binary(), main / "bin" / "uv")
+    for tool in dockerfile_renderer.TOOLS:
+        shutil.copy2(tool, main / "bin" / tool.name)
+    if lock.suite:
+        _link(root_filesystem_tar.intact_base(lock), main / "base.tar")
+    _debs(lock.apt, main / dockerfile_renderer.DEBS)
+
+
+def _debs(debs: Iterable[Deb], target: Path) -> None:
+    for deb in debs:
+        sha256_file_store.debs().check(deb.sha256, deb.file)  # the installer checks the wheels, nobody these
+        _link(sha256_file_store.debs().path(deb.sha256, deb.file), target / deb.file)
+
+
+def _archives(archives: Iterable[Archive], target: Path) -> None:
+    for archive in archives:
+        held = sha256_file_store.archive_store().path(archive.sha256, archive.name)
+        _link(held, target / "archives" / archive.name / archive.name)
+
+
+def _wheels(locked: Iterable[LockedWheel], target: Path) -> None:
+    for item in locked:
+        held = sha256_file_store.wheel_store().path(item.wheel.sha256, item.wheel.file)
+        _link(held, target / _WHEELS / item.layer / item.wheel.file)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+            raise
+        shutil.copy2(source, target)

@@ -1,0 +1,50 @@
+"""The docker client whose buildx builds: beside this Python, or on PATH."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from envbuild.util.errors import EngineError
+from envbuild.util.host_processes import ProcessMissing, ProcessTimeout, run
+
+
+class Client(NamedTuple):
+    """A docker client, and what `docker buildx version` writes."""
+
+    program: Path
+    buildx: str
+
+
+def program() -> Path:
+    """A docker client with buildx. Raises EngineError if there is none."""
+    return find_client().program
+
+
+def find_client(seconds: float = 30.0) -> Client:
+    """A docker client with buildx: beside this Python first (the private engine's is linked there), then on PATH.
+
+    Raises EngineError if none answers within `seconds`.
+    """
+    silent = ""
+    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep)]
+    for folder in dict.fromkeys(folders):
+        there = shutil.which("docker", path=folder)
+        if not there:
+            continue
+        try:
+            asked = run([there, "buildx", "version"], timeout=seconds)
+        except ProcessTimeout:
+            silent = f" ({there} does not answer)"
+            continue
+        except ProcessMissing:
+            continue
+        if asked.code == 0:
+            return Client(Path(there), asked.stdout)
+    raise EngineError(
+        f"no docker client with buildx is on PATH{silent}",
+        hint="install docker-buildx (or docker-buildx-plugin); in a checkout: make engine",
+    )

@@ -1,0 +1,293 @@
+"""The Docker Engine: found as docker's own client finds it, asked through its API; builds go through buildx."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+import requests
+
+from envbuild.image.engine_endpoint import endpoint, why
+from envbuild.registry.block_reader import Blocks
+from envbuild.util import disk_space, user_folders
+from envbuild.util.atomic_files import write_atomically
+from envbuild.util.errors import DiskError, EngineError, NetworkError
+
+MINIMUM = (23, 0)
+_LOG = logging.getLogger(__name__)
+_BLOCK = 1 << 20
+_PODMAN = (
+    "its socket has no BuildKit, which builds the images, and nothing was proved on it; point DOCKER_HOST or a docker "
+    "context at a Docker Engine. A proved image runs in Podman as anywhere: verify, then podman pull by digest"
+)
+_BOUNDS = {"memory": "MemoryLimit", "processes": "PidsLimit"}
+_NO_ROOM = "free some where it runs: docker system df; docker buildx prune; docker image prune"
+_GONE = "where it went away, its log says why; once docker version answers, run the same command again"
+_GONE_FULL = "free some there, start the engine again (its log says what it ended of), then run the same command again"
+START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in the engine.
+
+    `id` is the sha256 of its configuration, the same in every engine and registry; `handle` is what this engine's API
+    calls it (on the containerd store that is the manifest's digest). `layers` are diff ids.
+    """
+
+    id: str
+    handle: str
+    layers: tuple[str, ...]
+    labels: Mapping[str, str]
+    environment: Mapping[str, str]
+    size: int
+
+
+class Engine:
+    """One connection. Everything raises EngineError if the engine goes away."""
+
+    def __init__(self, timeout: int = 120, builder: str | None = None) -> None:
+        """`timeout`: seconds for one answer; `builder`: the one of buildx that builds for it, if not its own.
+
+        Raises EngineError if no engine answers, one older than 23.0, or Podman.
+        """
+        self.builder = builder
+        self.host = os.environ.get("DOCKER_HOST") or "the default socket"
+        try:
+            self.host, tls = endpoint()
+            self.client = docker.DockerClient(base_url=self.host, tls=tls or False, timeout=timeout)
+            self.client.api.hooks["response"].append(_log_answer)
+            version = self.client.version()
+        except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+            raise EngineError(f"no Docker Engine answers at {self.host}: {why(error)}", hint=START) from error
+        self.version: str = version.get("Version", "")
+        self.platform = f"{version.get('Os')}/{version.get('Arch')}"
+        if any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ()):
+            raise EngineError(f"{self.host} is Podman {self.version}, not a Docker Engine", hint=_PODMAN)
+        if _numbers(self.version) < MINIMUM:
+            raise EngineError(
+                f"the Docker Engine at {self.host} is {self.version}; 23.0 or newer is needed", hint="update the engine"
+            )
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """What the engine tells of itself, as its API's /info."""
+        with asking(self):
+            info: dict[str, Any] = self.client.info()
+        return info
+
+    def require_bounds(self) -> None:
+        """Raises EngineError where it would run a container without the bounds it is given, as it does with no more
+        than a warning: rootless without cgroup v2, say."""
+        lacking = [what for what, key in _BOUNDS.items() if self.info.get(key) is False]
+        if lacking:
+            rootless = any("rootless" in option for option in self.info.get("SecurityOptions") or ())
+            raise EngineError(
+                f"the {'rootless ' if rootless else ''}engine cannot bound a container's {' and '.join(lacking)}",
+                hint="it needs cgroup v2, of which systemd gives it the controllers memory and pids: docker info tells",
+            )
+
+    @cached_property
+    def containerd_store(self) -> bool:
+        return any("io.containerd.snapshotter" in str(item) for item in self.info.get("DriverStatus") or ())
+
+    @property
+    def identity(self) -> str:
+        """Its own id, by whatever address it is reached; the address where it tells none."""
+        return str(self.info.get("ID") or self.host)
+
+    @property
+    def cpus(self) -> int:
+        return int(self.info.get("NCPU") or 1)
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.info.get("MemTotal") or 0)
+
+    @property
+    def data_folder(self) -> Path | None:
+        """Where the engine keeps its images; None where that is not on this machine."""
+        folder = Path(self.info.get("DockerRootDir", ""))
+        return folder if self.host.startswith("unix://") and folder.is_dir() else None
+
+    def full(self) -> DiskError:
+        """What to raise where the engine says that it has no room; with figures where its disk is this machine's."""
+        if self.data_folder is None:
+            return DiskError(f"the disk of the Docker Engine at {self.host} is full", hint=_NO_ROOM)
+        return disk_space.full([self.data_folder], "the Docker Engine's disk is full")
+
+    def without_room(self) -> DiskError | None:
+        """What to raise where the engine went away and its disk is full, as dockerd itself may end of that; None where
+        there is room, or where nobody knows: one that went away cannot be asked any more where its data is."""
+        known = self.data_folder if "info" in vars(self) else None
+        if known is None or not disk_space.is_low(known):
+            return None
+        return disk_space.full([known], "the Docker Engine went away, and its disk is full", _GONE_FULL)
+
+    def find(self, reference: str) -> Image | None:
+        """The image of a tag, id or digest; None if the engine does not have it."""
+        with asking(self):
+            try:
+                found: dict[str, Any] = self.client.api.inspect_image(reference)  # type: ignore[no-untyped-call]
+            except docker.errors.ImageNotFound:
+                return None
+            except docker.errors.APIError as error:
+                if error.status_code == 400:  # not a reference at all
+                    return None
+                raise
+        config = found.get("Config") or {}
+        return Image(
+            id=self._image_id(found["Id"]),
+            handle=found["Id"],
+            layers=tuple((found.get("RootFS") or {}).get("Layers") or ()),
+            labels=config.get("Labels") or {},
+            environment=dict(item.partition("=")[::2] for item in config.get("Env") or ()),
+            size=found.get("Size", 0),
+        )
+
+    def layer_sizes(self, image: Image) -> tuple[int, ...] | None:
+        """Bytes of each layer, unpacked; None where the engine's history does not tell which step made which."""
+        with asking(self):
+            history = self.client.api.history(image.handle)  # type: ignore[no-untyped-call]
+        sizes = [int(step["Size"]) for step in reversed(history) if step["Size"]]
+        return tuple(sizes) if len(sizes) == len(image.layers) else None
+
+    def get(self, reference: str) -> Image:
+        """The image of a tag, id or digest. Raises EngineError if the engine does not have it."""
+        image = self.find(reference)
+        if image is None:
+            raise EngineError(f"the engine has no image {reference}", hint="docker image ls; docker pull")
+        return image
+
+    def _image_id(self, handle: str) -> str:
+        """The configuration's digest. On the containerd store only an export tells it, so the answer is kept."""
+        if not self.containerd_store:
+            return handle
+        known = user_folders.cache_folder("image-ids") / handle.replace(":", "-")
+        if not known.is_file():
+            write_atomically(known, self._exported_id(handle))
+        return known.read_text(encoding="utf-8")
+
+    def _exported_id(self, handle: str) -> str:
+        with asking(self), self._archive(handle) as archive:
+            for member in archive:
+                if member.name == "manifest.json":
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    name = json.load(content)[0]["Config"]
+                    return f"sha256:{Path(name).stem}"
+        raise EngineError(f"the engine exports {handle} without a manifest")
+
+    def tag(self, image: Image, repository: str, tag: str) -> None:
+        with asking(self):
+            self.client.api.tag(image.handle, repository, tag)
+
+    def push(self, repository: str, tag: str, on_line: Callable[[str], None]) -> None:
+        """Push a tag, as whoever docker is logged in as. Raises NetworkError with the engine's words."""
+        with asking(self):
+            for told in self.client.api.push(repository, tag, stream=True, decode=True):
+                if "error" in told:
+                    text = f"the engine could not push to {repository}"
+                    host = repository.partition("/")[0]
+                    hint = f"{told['error']}\ndocker login {host}; its CA belongs into the engine's certs.d/{host}"
+                    raise NetworkError(text, hint=hint)
+                on_line(" ".join(filter(None, (told.get("id"), told.get("status"), told.get("progress")))))
+
+    def saved(self, image: Image) -> tarfile.TarFile:
+        """The image as an archive, to be read once from its begin to its end."""
+        with asking(self):
+            return self._archive(image.handle)
+
+    def _archive(self, handle: str) -> tarfile.TarFile:
+        return tarfile.open(None, "r|", fileobj=Blocks(self.client.api.get_image(handle)), bufsize=_BLOCK)
+
+    def load(self, archive: Iterator[bytes]) -> None:
+        """Take the images of an archive in."""
+        with asking(self):
+            for told in self.client.api.load_image(archive):  # type: ignore[no-untyped-call]
+                if "error" in told:
+                    if disk_space.lacked(told["error"]):
+                        raise self.full()
+                    raise EngineError(f"the engine does not load the image: {told['error']}")
+
+    def remove(self, reference: str) -> None:
+        """Remove a tag, and the image with its last one; nothing if a container uses it or it is gone."""
+        with asking(self):
+            try:
+                self.client.api.remove_image(reference)
+            except docker.errors.ImageNotFound:
+                return
+            except docker.errors.APIError as error:
+                if error.status_code != 409:
+                    raise
+
+    def images(self, prefix: str) -> list[tuple[str, str, int]]:
+        """(tag, handle, bytes) of every tagged image whose name begins with `prefix`, by tag.
+
+        The engine itself lists images of one age in no order, and reproducible images are of one age.
+        """
+        with asking(self):
+            listed = self.client.api.images()
+        return sorted(
+            (name, item["Id"], item["Size"])
+            for item in listed
+            for name in item.get("RepoTags") or ()
+            if name.startswith(prefix)
+        )
+
+    def untagged(self, label: str) -> list[tuple[str, str, int]]:
+        """(value of `label`, handle, bytes) of images that have it and that no tag names any longer."""
+        with asking(self):
+            listed = self.client.api.images(filters={"dangling": True, "label": label})
+        return [((item.get("Labels") or {}).get(label, ""), item["Id"], item["Size"]) for item in listed]
+
+    def used(self) -> set[str]:
+        """Handles of images that a container, running or not, was made from."""
+        with asking(self):
+            return {container["ImageID"] for container in self.client.api.containers(all=True)}
+
+    def tags(self, repository: str) -> dict[str, str]:
+        """Tag -> handle of every image of a repository."""
+        with asking(self):
+            listed = self.client.api.images(repository)
+        names = {name: item["Id"] for item in listed for name in item.get("RepoTags") or ()}
+        return {name.rpartition(":")[2]: handle for name, handle in names.items()}
+
+
+class asking:
+    """Turns what the client library raises into EngineError; into DiskError where the engine has no room."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, docker.errors.DockerException | requests.RequestException):
+            told = getattr(error, "explanation", None)
+            if disk_space.lacked(told or str(error)):
+                raise self._engine.full() from error
+            text = told or why(error) or type(error).__name__
+            gone = isinstance(error, requests.ConnectionError | requests.exceptions.ChunkedEncodingError)
+            if gone and (full := self._engine.without_room()):
+                raise full from error
+            raise EngineError(f"the Docker Engine failed: {text}", hint=_GONE if gone else None) from error
+
+
+def _log_answer(answer: requests.Response, **options: Any) -> None:
+    address, seconds = (answer.request.url or "").partition("?")[0], answer.elapsed.total_seconds()
+    _LOG.info("%s %s: %d after %.2f s", answer.request.method, address, answer.status_code, seconds)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])

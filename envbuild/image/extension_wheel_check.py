@@ -1,0 +1,271 @@
+"""Whether a wheel that was built from source is what was asked for. Nothing of it is unpacked or run.
+
+A build that finds no compiler, or is told nothing, ends well and leaves a wheel without its kernels; and what a build
+runs is not ours, so the wheel is read as hostile: names, counts and sizes are bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from email.parser import BytesHeaderParser
+from pathlib import Path
+
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from envbuild.facts import database, torch_arch_lists
+from envbuild.fetch import uv_commands, wheel_listings_and_clashes
+from envbuild.fetch.wheel_listings_and_clashes import BROKEN, PACKED
+from envbuild.selftest.inventory import compiled_file_reader
+from envbuild.selftest.inventory.compiled_file_reader import Compiled
+from envbuild.selftest.inventory.elf_reader import X86_64
+from envbuild.util import temporary_files
+from envbuild.util.errors import printable
+
+_MOST_MEMBERS = 50_000
+_LARGEST, _LARGEST_TOTAL = 4 << 30, 8 << 30  # bytes, unpacked; libtorch_cuda, the largest library known, has 1.6 GB
+_LARGEST_TEXT = 1 << 20
+_BLOCK = 1 << 20
+_NEWEST_GLIBC = "2.99"  # the wheel was built in the very base that it is for
+_DATA = re.compile(r"[^/]+\.data/(?:platlib|purelib)/(.+)")
+_ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/).*")  # scripts, headers, data: into Python's own folders
+_INFO = ".dist-info"
+_ENCRYPTED = 1
+
+
+@dataclass(frozen=True)
+class Module:
+    """A compiled file of a wheel: `path` below site-packages, and what it says of itself."""
+
+    path: str
+    file: Compiled
+
+
+class _Unreadable(Exception):
+    """The wheel must not be opened, or cannot be: every reason in `args`."""
+
+
+def wheel_faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python: str | None = None) -> list[str]:
+    """Everything that is wrong with the wheel of distribution `name`, a sentence each; none: it is as asked.
+
+    `modules`: what must be importable. `arch`: TORCH_CUDA_ARCH_LIST as it was built with ("9.0;10.0"; PTX is not asked
+    for), "" for what has no device code; another text is a ValueError. `python`: as "3.11"; None: whichever the wheel
+    says, so that only its own words must agree.
+    """
+    try:
+        tags = _named(wheel)[1]
+    except _Unreadable as error:
+        return [str(error)]
+    found = [*_name(wheel, name), *_tags(tags, python)]
+    try:
+        with _opened(wheel) as archive:
+            found += _metadata(archive, name, wheel, tags)
+            paths = [_installed(info.filename) for info in _files(archive)]
+            inside = list(_compiled(archive))
+    except _Unreadable as error:
+        return [*found, *error.args]
+    interpreter = python or _interpreter(tags)
+    return [*found, *_modules(paths, inside, modules, interpreter), *_code(inside, arch)]
+
+
+def contents(wheel: Path) -> tuple[Module, ...]:
+    """Its compiled files. Raises ValueError, with every reason, where it cannot be read."""
+    try:
+        with _opened(wheel) as archive:
+            return tuple(_compiled(archive))
+    except _Unreadable as error:
+        raise ValueError("; ".join(error.args)) from None
+
+
+# the archive
+
+
+def _opened(wheel: Path) -> zipfile.ZipFile:
+    try:
+        archive = zipfile.ZipFile(wheel)
+    except BROKEN as error:
+        raise _Unreadable(f"{wheel.name} is no wheel, or is damaged: {_said(error)}") from None
+    reasons = list(_hostile(archive))
+    if reasons:
+        archive.close()
+        raise _Unreadable(*reasons)
+    return archive
+
+
+def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
+    """What would write outside, twice, or without end. At most ten of each kind are named."""
+    infos = archive.infolist()
+    if len(infos) > _MOST_MEMBERS:
+        yield f"{len(infos)} files are more than {_MOST_MEMBERS}"
+        return
+    names = Counter(_installed(info.filename) for info in infos)
+    outside = [name for name in names if not wheel_listings_and_clashes.is_inside(name)]
+    elsewhere = [name for info in infos if _ELSEWHERE.fullmatch(name := info.filename) and not name.endswith("/")]
+    odd = [info.filename for info in infos if not _is_plain(info)]
+    packed = [info.filename for info in infos if info.compress_type not in PACKED]
+    twice = [name for name, count in names.items() if count > 1]
+    for kind, found in (
+        ("leads outside", outside),
+        ("is no plain file", odd),
+        ("is there twice", twice),
+        ("would be installed outside site-packages", elsewhere),
+        ("is neither stored nor deflated", packed),
+    ):
+        yield from (f"{_quoted(name)} {kind}" for name in found[:10])
+    if any(info.file_size > _LARGEST for info in infos) or sum(info.file_size for info in infos) > _LARGEST_TOTAL:
+        yield f"unpacked it is larger than {_LARGEST_TOTAL >> 30} GiB, or a file of it than {_LARGEST >> 30}"
+
+
+def _is_plain(info: zipfile.ZipInfo) -> bool:
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    return kind in (0, stat.S_IFREG, stat.S_IFDIR) and not info.flag_bits & _ENCRYPTED
+
+
+def _files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    return [info for info in archive.infolist() if not info.is_dir()]
+
+
+def _installed(name: str) -> str:
+    """Where an installer puts it, below site-packages."""
+    match = _DATA.fullmatch(name)
+    return match[1] if match else name
+
+
+def _compiled(archive: zipfile.ZipFile) -> Iterator[Module]:
+    """Its compiled files; all others are read too, since only that shows whether they are whole."""
+    with temporary_files.folder("wheel") as folder:
+        copy, nowhere = folder / "file.so", Path(os.devnull)
+        for info in _files(archive):
+            path = _installed(info.filename)
+            shared = compiled_file_reader.is_shared(path)
+            try:
+                with archive.open(info) as source, (copy if shared else nowhere).open("wb") as target:
+                    while block := source.read(_BLOCK):
+                        target.write(block)
+            except BROKEN as error:
+                raise _Unreadable(f"{_quoted(info.filename)} is damaged: {_said(error)}") from None
+            if shared:
+                yield Module(path, compiled_file_reader.read(str(copy), path))
+
+
+# what it says it is
+
+
+def _named(wheel: Path) -> tuple[str, frozenset[Tag]]:
+    try:
+        name, _, _, tags = parse_wheel_filename(wheel.name)
+    except InvalidWheelFilename as error:
+        raise _Unreadable(f"{_quoted(wheel.name)} is not a wheel's name: {_said(error)}") from None
+    return name, tags
+
+
+def _name(wheel: Path, name: str) -> Iterator[str]:
+    found = _named(wheel)[0]
+    if found != canonicalize_name(name):
+        yield f"the wheel is {found}'s, asked for is {name}"
+
+
+def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
+    said = ", ".join(sorted(map(str, tags)))
+    if all(tag.platform == "any" for tag in tags):
+        yield f"its tag is {said}: it was built without its compiled modules"
+        return
+    wanted = python or _interpreter(tags)
+    if wanted is None or not tags & uv_commands.tags(wanted, _NEWEST_GLIBC).keys():
+        yield f"its tag is {said}, which {f'Python {wanted} on ' if wanted else ''}linux x86_64 does not take"
+
+
+def _interpreter(tags: frozenset[Tag]) -> str | None:
+    """ "3.11" of cp311; the newest where there are several, and the newest known where any will do."""
+    found = [match for tag in tags for match in [re.fullmatch(r"(?:cp|py)3([0-9]{1,2})", tag.interpreter)] if match]
+    if found:
+        return f"3.{max(int(match[1]) for match in found)}"
+    known = [suite.python for suite in database.suites().values()]
+    return max(known, key=Version) if any(tag.interpreter == "py3" for tag in tags) else None
+
+
+def _metadata(archive: zipfile.ZipFile, name: str, wheel: Path, tags: frozenset[Tag]) -> Iterator[str]:
+    paths = [_installed(info.filename) for info in _files(archive)]
+    folders = sorted({path.split("/")[0] for path in paths if f"{_INFO}/" in path})
+    if len(folders) != 1:
+        yield f"a wheel has one {_INFO} folder, this one {len(folders)}"
+        return
+    if not _is_own(folders[0], wheel):
+        yield f"{_quoted(folders[0])} is another distribution's, or of another version"
+    for file, key, fits, asked in (
+        ("METADATA", "Name", lambda text: canonicalize_name(text) == canonicalize_name(name), name),
+        ("WHEEL", "Tag", {str(tag) for tag in tags}.__contains__, _list(sorted(map(str, tags)))),
+    ):
+        try:
+            with archive.open(f"{folders[0]}/{file}") as source:
+                head = BytesHeaderParser().parsebytes(source.read(_LARGEST_TEXT))
+        except (KeyError, *BROKEN):
+            yield f"{_quoted(folders[0])}/{file} is missing or damaged"
+            continue
+        found = [str(text) for text in head.get_all(key) or ()]
+        if not any(map(fits, found)):
+            yield f"its {file} says {key}: {_list(found)}, not {asked}"
+
+
+def _is_own(folder: str, wheel: Path) -> bool:
+    """Whether a .dist-info folder has the name and the version of the wheel's file."""
+    try:
+        named = parse_wheel_filename(f"{folder.removesuffix(_INFO)}-py3-none-any.whl")
+    except InvalidWheelFilename:
+        return False
+    return named[:2] == parse_wheel_filename(wheel.name)[:2]
+
+
+# what is in it
+
+
+def _modules(paths: list[str], inside: list[Module], asked: Sequence[str], python: str | None) -> Iterator[str]:
+    fitting = {None, "abi3", *([f"cpython-{python.replace('.', '')}"] if python else [])}
+    there = {item.file.module for item in inside if item.file.abi in fitting}
+    sources = [path.removesuffix(".py") for path in paths if path.endswith(".py")]
+    there |= {path.removesuffix("/__init__").replace("/", ".") for path in sources}
+    others = {item.file.module: item.path for item in inside if item.file.abi not in fitting}
+    for name in asked:
+        if name not in there:
+            why = f": {_quoted(others[name])} is for another Python" if name in others else ""
+            yield f"the module {name} is not in it{why}"
+    for item in inside:
+        if item.file.damaged:
+            yield f"{_quoted(item.path)} is no shared library, or its device code cannot be read"
+        elif item.file.machine != X86_64:
+            yield f"{_quoted(item.path)} is for another processor than x86_64"
+
+
+def _code(inside: list[Module], arch: str) -> Iterator[str]:
+    """A file without any device code is host code, as apex_C is; but of some file it must be there."""
+    wanted = torch_arch_lists.capabilities(arch)
+    coded = [(item.path, item.file.architectures) for item in inside if item.file.architectures is not None]
+    if wanted and not coded:
+        yield f"no file in it has device code, asked for is {arch}"
+    for path, found in coded:
+        lacking = [capability for capability in wanted if torch_arch_lists.serves(found, capability) != "compiled"]
+        if lacking:
+            has = f"it has {', '.join(found)}" if found else "it has none"
+            yield f"{_quoted(path)} has no device code for compute capability {', '.join(lacking)}: {has}"
+
+
+# words
+
+
+def _said(error: BaseException) -> str:
+    return printable(str(error))[:200] or type(error).__name__
+
+
+def _quoted(name: str) -> str:
+    return repr(name[:200])
+
+
+def _list(texts: Sequence[str]) -> str:
+    return ", ".join(printable(str(text))[:60] for text in texts[:5]) or "nothing"

@@ -1,0 +1,115 @@
+"""What is old: images that no lock names, and cached files that no lock needs. Never a verified or a running image."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.fetch.locked_artifact_types import LockedWheel
+from envbuild.image import build_records, built_lock_paths, extension_compilation, root_filesystem_tar
+from envbuild.image.docker_engine import Engine
+from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED, repository
+from envbuild.lock.lock_file import Lock
+from envbuild.util import temporary_files, user_folders
+
+_DAY = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Removable:
+    """An image tag or a cached file or folder, with its size in bytes. `holds`: what a hash as a name stands for."""
+
+    kind: str
+    name: str
+    bytes: int
+    holds: str = ""
+
+
+def images(
+    engine: Engine, names: Iterable[str], current: Iterable[Lock], elsewhere: Iterable[str] = ()
+) -> Iterator[Removable]:
+    """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock; of
+    profiles `elsewhere`, which are not seen from here, only those that this envbuild built."""
+    repositories, others = {repository(name) for name in names}, {repository(name) for name in elsewhere}
+    made = {record.handle for record in build_records.all_records()}
+    keep_tags = {lock.short for lock in current} | {VERIFIED}
+    listed = engine.images(PREFIX)
+    kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == VERIFIED} | engine.used()
+    for tag, handle, size in listed:
+        named = tag.rpartition(":")[0]
+        mine = named in repositories or (named in others and handle in made)
+        if mine and handle not in kept and tag.rpartition(":")[2] not in keep_tags:
+            yield Removable("image", tag, size)
+    for lock_id, handle, size in engine.untagged(LOCK_LABEL):
+        if handle in made and handle not in kept:  # a child image inherits the label, and is not ours
+            yield Removable("image", handle, size, f"without a tag, of lock {lock_id.removeprefix('sha256:')[:12]}")
+
+
+def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
+    """Files in our caches that no current lock names, the build contexts of `names`, whose locks the caller holds, and
+    what interrupted runs left."""
+    locks = list(current)
+    wheels = {locked.wheel.sha256 for lock in locks for locked in _wheels(lock)}
+    debs = {deb.sha256 for lock in locks for deb in lock.debs}
+    archives = {sha256 for lock in locks for sha256 in _archives(lock)}
+    commits = {one.digest for lock in locks for one in lock.extensions}
+    compiled = {extension_compilation.key(lock, one) for lock in locks for one in lock.extensions}
+    tars = [root_filesystem_tar.tar_file(lock, make=False) for lock in locks if lock.suite]
+    bases = {tar.with_suffix(end).name for tar in tars for end in (".tar", ".sha256")}
+    kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
+    kinds |= {kind: {f"{sha256}.json" for sha256 in wheels} for kind in ("listings", "contents")}
+    kinds |= {"sources": commits, "extensions": compiled}
+    for kind, wanted in kinds.items():
+        folder = user_folders.cache_folder(kind, make=False)
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            # what begins with a dot is on its way in, unless it is old
+            if path.name not in wanted and (not path.name.startswith(".") or time.time() - path.stat().st_mtime > _DAY):
+                inside = ", ".join(sorted(file.name for file in path.iterdir())) if path.is_dir() else ""
+                yield Removable(kind, str(path), _size(path), inside)
+    for name in names:
+        context = user_folders.cache_folder("contexts", make=False) / name
+        if context.is_dir():
+            yield Removable("contexts", str(context), _size(context))
+
+
+def forget_gone_locks(engine: Engine, noted: Iterable[Path]) -> None:
+    """Locks that are gone, once no image of theirs is there."""
+    there = {tag.rpartition(":")[0] for tag, _, _ in engine.images(PREFIX)}
+    for file in noted:
+        if not file.exists() and repository(built_lock_paths.name(file)) not in there:
+            built_lock_paths.forget_lock(file)
+
+
+def temporary() -> Iterator[Removable]:
+    """What killed processes left of their temporary folders."""
+    yield from (Removable("temporary", str(path), _size(path)) for path in temporary_files.abandoned())
+
+
+def _wheels(lock: Lock) -> tuple[LockedWheel, ...]:
+    return (*lock.wheels, *(lock.builder.wheels if lock.builder else ()))
+
+
+def _archives(lock: Lock) -> Iterator[str]:
+    """An sdist is one of them."""
+    yield from (archive.sha256 for archive in (*lock.archives, *(lock.builder.archives if lock.builder else ())))
+    yield from (one.digest for one in lock.extensions if one.kind == "sdist")
+
+
+def remove_items(engine: Engine | None, items: Iterable[Removable]) -> None:
+    for item in items:
+        if item.kind == "image":
+            assert engine is not None
+            engine.remove(item.name)
+        elif Path(item.name).is_dir():
+            shutil.rmtree(item.name, ignore_errors=True)
+        else:
+            Path(item.name).unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

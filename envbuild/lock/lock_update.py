@@ -1,0 +1,331 @@
+"""Making a lock: only the parts whose wishes changed are looked up again, and in those what still fits is kept."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.fetch import apt_packages, archive_fetcher, index_config, index_pages, release_lag, uv_commands
+from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch.archive_spec import Archive
+from envbuild.fetch.locked_artifact_types import AcceptedOld, LockedWheel, Nvcc, Overridden
+from envbuild.fetch.release_lag import Lag
+from envbuild.fetch.uv_commands import Resolved
+from envbuild.lock import extension_lock, lock_file, wheel_conflicts
+from envbuild.lock.lock_file import PACKAGES, SMALL, TOOLCHAIN, Lock
+from envbuild.resolve.plan_resolver import Plan, as_locked
+from envbuild.util import canonical_json
+from envbuild.util.errors import ProfileError, UsageError, near, some
+from envbuild.util.thread_safe_cache import thread_safe_cache
+
+# A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
+OWN_LAYER_BYTES = 20_000_000
+EVERYTHING = "*"
+# Locks are made several at a time; sources of extensions, and archives, are fetched one after the other.
+_SOURCES = threading.Lock()
+BASE = "base"
+
+
+def update_lock(
+    plan: Plan,
+    previous: Lock | None,
+    upgrade: frozenset[str] = frozenset(),
+    progress: Callable[[str, int], None] = lambda name, count: None,
+    accept_old: frozenset[str] = frozenset(),
+    say: Callable[[str], None] = lambda text: None,
+) -> Lock:
+    """The lock for `plan`, as near to `previous` as it can be.
+
+    `upgrade` names packages that may move to the newest version that fits; EVERYTHING all, BASE the Debian packages.
+    An archive is fetched to be locked: `progress` gets its name and the bytes that came. `accept_old` names packages
+    that may be far behind their newest release, EVERYTHING all. `say` gets a sentence for each package whose newest
+    release was not chosen.
+
+    Raises ProfileError for what does not exist, what an advisory refuses and what is far behind; NetworkError where an
+    index or mirror does not answer; HashMismatch for an archive with other content.
+    """
+    _refuse_unknown(upgrade, previous)
+    everything = EVERYTHING in upgrade
+    stale = frozenset(lock_file.PARTS if previous is None or everything else previous.stale(plan))
+    try:
+        with ThreadPoolExecutor(1) as beside:
+            choosing = beside.submit(_locked_wheels, plan, previous, stale, upgrade, accept_old)
+            base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
+            chosen = choosing.result()
+    except ProfileError as error:
+        said = f"{error.message} {error.hint}"
+        hint = "\n".join(filter(None, [error.hint, *plan.notes]))
+        raise ProfileError(error.message, hint=hint or None, faults=[*plan.faults(said), *error.faults]) from None
+    locked = chosen.wheels
+    for note in chosen.notes:
+        say(note)
+    as_locked(plan, {item.wheel.name: item.wheel.version for item in locked})
+    there = (*base, *apt)
+    debian = plan.extension_toolchain is not None and plan.extension_toolchain.toolchain.debian is not None
+    again = stale | {"extensions"} if debian and BASE in upgrade else stale
+    with _SOURCES:
+        extensions, builder = extension_lock.lock(
+            plan, None if everything else previous, again, locked, there, progress
+        )
+    made = Lock(
+        made=_made(previous, base, (*apt, *(builder.debs if builder else ()))),
+        inputs=lock_file.inputs(plan),
+        platform=plan.platform,
+        python=plan.python,
+        suite=plan.suite,
+        image=plan.image,
+        base=base,
+        apt=apt,
+        wheels=locked,
+        overrides=tuple(Overridden(o.distribution, o.version, o.torch_asks) for o in plan.choice.overrides),
+        startup=plan.startup,
+        archives=_archives(plan, previous, stale, progress),
+        nvcc=Nvcc(plan.toolchain.home, plan.toolchain.release) if plan.toolchain else None,
+        environment=plan.environment,
+        extensions=extensions,
+        builder=builder,
+        accepted_old=chosen.accepted_old,
+    )
+    return previous if previous is not None and (made.id, made.inputs) == (previous.id, previous.inputs) else made
+
+
+def _archives(
+    plan: Plan, previous: Lock | None, stale: frozenset[str], progress: Callable[[str, int], None]
+) -> tuple[Archive, ...]:
+    if previous is not None and "archives" not in stale:
+        return previous.archives
+    with _SOURCES:
+        return tuple(archive_fetcher.inspect_archive(wanted, progress) for wanted in plan.archives)
+
+
+def _made(previous: Lock | None, base: tuple[Deb, ...], more: tuple[Deb, ...]) -> str:
+    """When the Debian packages were locked: the moment that a snapshot archive is asked for."""
+    before = previous.debs if previous is not None else ()
+    if previous is not None and base == previous.base and set(more) <= set(before):
+        return previous.made
+    return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """`notes`: a sentence for each package whose newest release was not chosen, where that is not obvious."""
+
+    wheels: tuple[LockedWheel, ...]
+    notes: tuple[str, ...] = ()
+    accepted_old: tuple[AcceptedOld, ...] = ()
+
+
+def _locked_wheels(
+    plan: Plan, previous: Lock | None, stale: frozenset[str], upgrade: frozenset[str], accept_old: frozenset[str]
+) -> _Chosen:
+    moved = {canonicalize_name(name) for name in upgrade - {BASE, EVERYTHING}}
+    everything = EVERYTHING in upgrade
+    accepted = previous.accepted_old if previous is not None else ()
+    if previous is not None and "wheels" not in stale and not moved and not everything:
+        return _Chosen(previous.wheels, (), accepted)
+    kept = {} if everything or previous is None else previous.versions
+    old = {name if name == EVERYTHING else str(canonicalize_name(name)) for name in accept_old}
+    old |= {item.name for item in accepted}
+    chosen = _wheels(plan, {name: version for name, version in kept.items() if name not in moved}, frozenset(old))
+    versions = {item.wheel.name: item.wheel.version for item in chosen.wheels}
+    found = {item.name: item for item in accepted if versions.get(item.name) == item.version}
+    found |= {item.name: item for item in chosen.accepted_old}
+    return replace(chosen, accepted_old=tuple(found[name] for name in sorted(found)))
+
+
+def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
+    known = {BASE, EVERYTHING, *(previous.versions if previous else ())}
+    unknown = sorted(name for name in upgrade if canonicalize_name(name) not in known and name != EVERYTHING)
+    if unknown and previous is not None:
+        hint = near(unknown[0], known - {EVERYTHING}) or "a new package belongs into the profile, under packages"
+        raise UsageError(f"not in the lock, so nothing to upgrade: {', '.join(unknown)}", hint=hint)
+
+
+def _debs(
+    plan: Plan, previous: Lock | None, stale: frozenset[str], upgrade: bool
+) -> tuple[tuple[Deb, ...], tuple[Deb, ...]]:
+    """Packages of the base, and those of the late layer."""
+    if plan.suite is None:
+        return (), ()
+    if previous is None or upgrade or "base" in stale:
+        base = tuple(apt_packages.resolve_debs(plan.suite, plan.base_packages))
+        return base, _late(plan, base, ())
+    if "apt" not in stale:
+        return previous.base, previous.apt
+    try:
+        return previous.base, _late(plan, previous.base, previous.apt)
+    except ProfileError:
+        # the mirror has moved on, so the base is locked again too; if a wanted package is missing, this says so
+        base = tuple(apt_packages.resolve_debs(plan.suite, plan.base_packages))
+        return base, _late(plan, base, ())
+
+
+def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ...]:
+    """What `apt:` asks for beyond the base; of `kept`, what is still wanted stays as it is, where the mirror has it."""
+    assert plan.suite is not None
+    if not plan.apt:
+        return ()
+    wanted = apt_packages.beyond(apt_packages.resolve_debs(plan.suite, plan.apt, keep=base), base)
+    before = {deb.name: deb for deb in kept}
+    same = [before[deb.name] for deb in wanted if deb.name in before]
+    if not same:
+        return wanted
+    try:
+        return apt_packages.beyond(apt_packages.resolve_debs(plan.suite, plan.apt, keep=[*base, *same]), base)
+    except ProfileError:
+        return wanted
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """All that decides which wheels are chosen; many profiles have the same. `keep`: (name, version)."""
+
+    core: tuple[str, ...]
+    packages: tuple[str, ...]
+    tools: tuple[str, ...]
+    python: str
+    glibc: str
+    constraints: tuple[str, ...]
+    overrides: tuple[str, ...]
+    overridden: frozenset[str]
+    keep: frozenset[tuple[str, str]]
+    accept_old: frozenset[str]
+
+
+def _wheels(plan: Plan, keep: dict[str, str], accept_old: frozenset[str]) -> _Chosen:
+    tools = tuple(plan.toolchain.requirements) if plan.toolchain else ()
+    overridden = frozenset(override.distribution for override in plan.choice.overrides)
+    return _chosen(
+        _Wishes(
+            plan.core, plan.packages, tools, plan.python, plan.glibc, plan.constraints, plan.overrides, overridden,
+            frozenset(keep.items()), accept_old,
+        )
+    )  # fmt: skip
+
+
+@thread_safe_cache
+def _chosen(wishes: _Wishes) -> _Chosen:
+    keep, overridden = dict(sorted(wishes.keep)), wishes.overridden
+
+    def resolved_with(requirements: Iterable[str], keep: dict[str, str]) -> Resolved:
+        wanted = [*wishes.core, *wishes.packages, *requirements]
+        return uv_commands.resolve_wheels(
+            wanted, wishes.python, wishes.glibc, keep, wishes.constraints, wishes.overrides
+        )
+
+    resolved = resolved_with((), keep)
+    notes, accepted_old = _judged(wishes, resolved.versions)
+    # What torch needs is shared by every profile with that torch; what the user added comes after it.
+    core = resolved.closure(Requirement(wish).name for wish in wishes.core)
+    kinds = {name: SMALL if name in core else PACKAGES for name in resolved.versions}
+    if wishes.tools:
+        # a second time, so that the wheels of a runtime image stay as they are, in layers of their own
+        resolved = resolved_with(wishes.tools, {**keep, **resolved.versions})
+    located = uv_commands.locate(resolved.versions, wishes.python, wishes.glibc)
+    heads = uv_commands.request_heads(located)
+    wheel_conflicts.refuse_offered(located, heads)
+    locked = [
+        LockedWheel(
+            wheel,
+            head.bytes,
+            _layer(wheel.name, kinds.get(wheel.name, TOOLCHAIN), head.bytes, wheel.name in overridden),
+        )
+        for wheel, head in heads.items()
+    ]
+    late = {item.layer for item in locked if item.wheel.name not in kinds}
+    order = {name: index for index, name in enumerate(_order(locked, overridden, late))}
+    wheels_in_order = tuple(sorted(locked, key=lambda item: (order[item.layer], item.wheel.name)))
+    return _Chosen(wheels_in_order, notes, accepted_old)
+
+
+def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
+    """Compare the packages that the profile and the requirements name without a pin with their newest releases. A
+    version that the lock has already is not judged again.
+
+    Raises ProfileError for versions that are far behind and not accepted.
+    """
+    keep, given = dict(wishes.keep), (*wishes.core, *wishes.packages, *wishes.constraints, *wishes.overrides)
+    named = {str(canonicalize_name(Requirement(text).name)) for text in wishes.packages}
+    wanted = {name: release_lag.specifier(name, given, wishes.python) for name in sorted(named & versions.keys())}
+    free = [name for name in wanted if not release_lag.is_pinned(wanted[name]) and versions[name] != keep.get(name)]
+    supported = uv_commands.tags(wishes.python, wishes.glibc)
+    with ThreadPoolExecutor(index_config.PARALLEL) as pool:
+        known = [
+            release_lag.matching_releases(files, wishes.python, supported)
+            for files in pool.map(index_pages.listed_files, free)
+        ]
+    judged = (release_lag.lag(name, versions[name], wanted[name], r) for name, r in zip(free, known, strict=True))
+    lags = [found for found in judged if found]
+    target = uv_commands.target(wishes.python, wishes.glibc)
+    far = [found for found in lags if found.refused]
+    refused = [found for found in far if not {found.name, EVERYTHING} & wishes.accept_old]
+    if refused:
+        raise release_lag.refusal(refused, target, dict(_contradictions(wishes, refused)))
+    accepted = tuple(AcceptedOld(found.name, found.chosen, found.newest) for found in far)
+    return tuple(release_lag.lag_sentence(found, target) for found in lags), accepted
+
+
+def _contradictions(wishes: _Wishes, lags: Iterable[Lag]) -> Iterator[tuple[str, str]]:
+    for found in lags:
+        if found.reason == "incompatible":
+            wanted = [*wishes.core, *wishes.packages, f"{found.name}=={found.rival}"]
+            why = uv_commands.contradiction(wanted, wishes.python, wishes.glibc, wishes.constraints, wishes.overrides)
+            if why:
+                yield f"{found.name} {found.rival}", why
+
+
+def _layer(name: str, kind: str, size: int, overridden: bool = False) -> str:
+    """The layer of a wheel: its own if it is large or overridden, else one shared with the small ones of its kind."""
+    if name == "torch" or overridden or size >= OWN_LAYER_BYTES:
+        return name.replace("_", "-")
+    return kind
+
+
+def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = (), late: Collection[str] = ()) -> list[str]:
+    """Layers from shared and stable to this profile's own: small, libraries, torch, nvcc's (`late`), overrides, the
+    user's."""
+    names = {item.layer for item in locked}
+    last = [name for name in ("torch", "triton", *sorted(late), *sorted(overridden), PACKAGES) if name in names]
+    first = [SMALL] if SMALL in names else []
+    return [*first, *sorted(names - {*first, *last}), *last]
+
+
+def version_changes(before: Lock | None, after: Lock) -> Iterator[str]:
+    """What moved, a line each: `numpy 2.4.5 -> 2.4.6`."""
+    if before is None:
+        yield f"{some(len(after.wheels), 'wheel')}, {some(len(after.base) + len(after.apt), 'Debian package')}"
+        return
+    yield from _moves(before.versions, after.versions)
+    yield from _moves(_versions(before), _versions(after))
+    yield from _moves(_contents(before), _contents(after))
+    for title, old, new in (("base image", before.image, after.image), ("python", before.python, after.python)):
+        if old != new:
+            yield f"{title} {old} -> {new}"
+    if before.environment != after.environment:
+        yield "environment"
+
+
+def _versions(locked: Lock) -> dict[str, str]:
+    return {deb.name: deb.version for deb in (*locked.base, *locked.apt)}
+
+
+def _contents(locked: Lock) -> dict[str, str]:
+    """What is known by its hash; and, for extensions, by all that is compiled in and with."""
+    found = {archive.name: f"{archive.version} ({archive.sha256[:12]})" for archive in locked.archives}
+    for one in locked.extensions:
+        assert locked.builder
+        made = canonical_json.canonical_digest([one.content, locked.builder.content])
+        found[one.name] = f"{one.digest[:12]} for {locked.builder.arch} ({made[:8]})"
+    return found
+
+
+def _moves(old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            yield f"{name} {old.get(name, '(new)')} -> {new.get(name, '(gone)')}"

@@ -1,0 +1,98 @@
+"""What a build needs is brought to the stores, and shown as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from envbuild.fetch import apt_packages, archive_fetcher, sha256_file_store, uv_commands
+from envbuild.fetch.locked_artifact_types import LockedExtension
+from envbuild.image import root_filesystem_tar
+from envbuild.lock import extension_sources, wheel_conflicts
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline.model import Progress
+from envbuild.resolve.plan_resolver import Plan
+from envbuild.util import host_processes, process_locks
+from envbuild.util.errors import EnvbuildError, HashMismatch
+
+
+def show_download(progress: Progress) -> Callable[[str, int], None]:
+    """Shows how much has come, and the file under way."""
+    came: dict[str, int] = {}
+
+    def show(file: str, count: int) -> None:
+        came[file] = came.get(file, 0) + count
+        progress.line(f"fetching {sum(came.values()) / 1e6:.0f} MB: {file}")
+
+    return show
+
+
+def one_fetch_at_a_time(progress: Progress) -> contextlib.AbstractContextManager[None]:
+    """One process at a time fetches: what two profiles share comes once."""
+    return process_locks.exclusive("_fetch", "fetches what an image is made of", progress.say)
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """`work` runs in a thread meanwhile; it is only done ahead: what it fails with shows where it is done for good.
+    HashMismatch alone is raised here: its file is removed, and would only be missed there."""
+    damaged: list[HashMismatch] = []
+
+    def ahead() -> None:
+        try:
+            work()
+        except HashMismatch as error:
+            damaged.append(error)
+        except (EnvbuildError, OSError):
+            pass
+
+    thread = threading.Thread(target=ahead)
+    thread.start()
+    try:
+        yield
+        thread.join()
+        for error in damaged:
+            raise error
+    except BaseException:
+        host_processes.stop_all()
+        thread.join()
+        raise
+    finally:
+        host_processes.stop_all.lift()
+
+
+def fetch_image_parts(
+    plan: Plan, locked: Lock, progress: Progress, meanwhile: Callable[[], None] | None = None
+) -> None:
+    """All that an image is made of, but for its extensions; its base is made, first. `meanwhile`: what can be done once
+    it is, while the rest is fetched."""
+    show = show_download(progress)
+    with one_fetch_at_a_time(progress):
+        if locked.suite:
+            root_filesystem_tar.make_base(locked, sha256_file_store.debs(), progress.line)
+    ahead = beside(meanwhile) if meanwhile else contextlib.nullcontext()
+    with ahead, one_fetch_at_a_time(progress):
+        uv_commands.fetch_wheels(locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), show)
+        wheel_conflicts.refuse_stored(locked.wheels, locked.startup)
+        archive_fetcher.fetch_archives(plan.archives, show)
+
+
+def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
+    """What an extension is compiled with and from, as far as it is not in the image."""
+    assert locked.builder and plan.extension_toolchain
+    show = show_download(progress)
+    with one_fetch_at_a_time(progress):
+        uv_commands.fetch_wheels(locked.builder.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), show)
+        wheel_conflicts.refuse_stored(locked.compiled_with, locked.startup)
+        if locked.builder.archives and plan.extension_toolchain.toolchain.archive:
+            archive_fetcher.fetch_archives([plan.extension_toolchain.toolchain.archive], show)
+        wanted = next(item for item in plan.extension_toolchain.wanted if item.extension.name == one.name)
+        extension_sources.fetch_source(wanted, show)
+        if locked.suite:
+            try:
+                apt_packages.fetch_debs(locked.builder.debs, locked.suite, sha256_file_store.debs(), locked.made)
+            except apt_packages.AptUnavailable as gone:
+                again = f"envbuild lock {plan.asked} --upgrade base"
+                gone.hint = f"set debian_snapshot in config.yaml, or lock others: {again}"
+                raise

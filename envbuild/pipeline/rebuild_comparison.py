@@ -1,0 +1,99 @@
+"""`verify --rebuild`: the image made again from the lock that its evidence names, compared layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envbuild.attest.image_verifier import Verdict
+from envbuild.attest.trusted_statements import SignedBuild
+from envbuild.image import dockerfile_renderer, oci_layout
+from envbuild.image.docker_engine import Image
+from envbuild.pipeline.model import Options, Progress
+from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline.workflows import one_run_per_profile
+from envbuild.profile.profile_source import Source
+from envbuild.registry import layer_comparison, registry_image_reader
+from envbuild.registry.oci_types import ImageSource, Manifest, digest_in
+from envbuild.registry.registry_image_reader import Config
+from envbuild.resolve import plan_resolver
+from envbuild.util import temporary_files
+from envbuild.util.errors import some
+from envbuild.util.refusal_errors import Reason, Refusal
+
+_NAMES = "the registry's image", "what the lock gives"
+
+
+def rebuild_objections(verdict: Verdict, progress: Progress) -> list[Reason]:
+    """Why what the lock gives is not the image that was proved; empty if it is the same. The verdict learns
+    which layers hold the same in another order.
+
+    Another builder may write another history; layers, and what a container gets of the configuration, must be the same.
+    Each layer is read where it was proved: its blob may be another than the configuration says.
+    Raises what a build raises. Whatever comes of it, nothing of the rebuild stays.
+    """
+    assert verdict.build and verdict.proved
+    if verdict.base:
+        progress.say(f"building the base again, {verdict.base}: nothing above it is built or compared")
+    session = Session(f"{verdict.build.name[:55]}-rebuild", Options(locked=True, no_cache=True), progress)
+    session.made.lock = verdict.build.lock
+    with one_run_per_profile(session.made.name, progress.say):
+        try:
+            made = _made(session, verdict.build)
+            found = _compared(session, made, *verdict.proved)
+            if isinstance(found, Reason):
+                progress.say("the lock gives another image")
+                return [found]
+            verdict.reordered = found
+            progress.say(_same(found) if made.id != verdict.proved[2].id else "the lock gives the same image")
+            return []
+        except Refusal as refusal:
+            return [refusal.reason]
+        finally:
+            session.discard()
+
+
+def _same(reordered: Sequence[int]) -> str:
+    if not reordered:
+        return "the lock gives the same layers and configuration, under another image id"
+    numbers = ", ".join(map(str, reordered))
+    return (
+        f"the lock gives the same files, under another image id: the archive of layer {numbers} lists them in another "
+        "order, as an engine may (docs/decisions/0019)"
+    )
+
+
+def _compared(
+    session: Session, made: Image, place: ImageSource, manifest: Manifest, config: Config
+) -> Reason | list[int]:
+    """The first objection; without any, the numbers of the layers whose order is another. Raises Refusal for a layer
+    that is not what its digests say."""
+    count = len(made.layers)
+    if len(config.layers) != count:
+        return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
+    differing = []
+    for number, (layer, there, here) in enumerate(zip(manifest.layers, config.layers, made.layers, strict=True), 1):
+        if there == here:
+            registry_image_reader.require_layer(place, digest_in(layer), there)
+        else:
+            differing.append((number, (place, digest_in(layer), there), here))
+    if made.id == config.id:
+        return []
+    with oci_layout.saved(session.connected(), made) as local:
+        for number, where, here in differing:
+            if how := layer_comparison.difference(where, (local, here, here), _NAMES):
+                return Reason("rebuild", f"layer {number} of {count} is another: {how}")
+        given = registry_image_reader.parse_config(made.id, local.blob(made.id))
+    differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]
+    if differ:
+        return Reason("rebuild", f"the layers hold the same, its configuration is another: {', '.join(differ)}")
+    return [number for number, *_ in differing]
+
+
+def _made(session: Session, build: SignedBuild) -> Image:
+    """Under a name of its own, every layer anew."""
+    name = session.made.name
+    with temporary_files.folder("rebuild") as folder:
+        source = Source(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
+        plan = plan_resolver.resolve(source)
+        locked = session.at_hand(plan, build.lock)
+        return session.build(source, plan, locked, dockerfile_renderer.render(locked, name))

@@ -1,0 +1,286 @@
+"""What a profile's name stands for: a file, its variant devel, or what a lock was made for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
+
+from envbuild.util import package_data, yaml_document
+from envbuild.util.errors import EnvbuildError, LockError, ProfileError, near
+
+_LONGEST = 63
+NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_LONGEST - 1}}}")
+DEVEL = "devel"
+LOCK = ".lock.yaml"
+
+
+class UnwrittenProfile(ProfileError):
+    """The GPU of this name has no profile. `gpu`: its id in the facts, which would be the profile's name."""
+
+    def __init__(self, gpu: str) -> None:
+        super().__init__(
+            f"no profile is shipped for {gpu}, and there is no file profiles/{gpu}.yaml",
+            hint=f"to write it: envbuild new {gpu}",
+        )
+        self.gpu = gpu
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a name stands for: the file of a profile, with a project's requirements, and what is made of them.
+
+    `profile` is how the profile itself is asked for: its name or its variant's, or a path. `asked`: the words that ask
+    lock, build and make for all of it.
+    """
+
+    name: str
+    file: Path
+    profile: str
+    asked: str
+    requirements: Path | None = None
+
+
+def _folders() -> Iterator[Path]:
+    """A user's own profiles come first."""
+    for root in dict.fromkeys((Path.cwd() / "profiles", package_data.PROFILES)):
+        yield root
+        yield root / "projects"
+
+
+def profile_names() -> list[str]:
+    """Every profile that can be named, the shadowed ones once; with a project's requirements, once they are locked."""
+    return _names(_folders())
+
+
+def own_names() -> list[str]:
+    """The profiles of the working folder, for commands that write; all where it has none."""
+    return _names([Path.cwd() / "profiles", Path.cwd() / "profiles" / "projects"]) or profile_names()
+
+
+def _names(folders: Iterable[Path]) -> list[str]:
+    folders = list(folders)
+    profiles = _profiles(folders)
+    return sorted({*profiles, *(name for name in locks(folders) if name not in profiles and _is_named(name))})
+
+
+def _profiles(folders: Iterable[Path]) -> set[str]:
+    return {file.stem for folder in folders for file in _files(folder)}
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.glob("*.yaml")) if not file.name.endswith(LOCK)]
+
+
+def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
+    """Every lock that stands beside profiles, by name, also one of a variant or of a project's requirements, which has
+    no profile file of its name; a user's own shadows a shipped one."""
+    found: dict[str, Path] = {}
+    for folder in _folders() if folders is None else folders:
+        for file in sorted(folder.glob(f"*{LOCK}")):
+            found.setdefault(file.name.removesuffix(LOCK), file)
+    return found
+
+
+def find_profile(name: str, beside: Path | None = None) -> Path:
+    """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
+    if is_path(name):
+        # without `..`, since its folders are compared; a link to a profile does not move it
+        file = Path(os.path.abspath((beside or Path.cwd()) / name))  # noqa: PTH100
+        try:
+            there, is_folder = file.is_file(), file.is_dir()
+        except OSError as error:  # longer than any name can be
+            raise ProfileError(f"{name[:60]}... names no file: {error.strerror}") from error
+        if is_folder:
+            raise _folder(name, file)
+        if not there:
+            raise ProfileError(f"there is no file {name}")
+        if not NAME.fullmatch(file.stem):
+            raise ProfileError(f"{file.stem!r} cannot name images: use lower case letters, digits and dashes")
+        return file
+    for folder in _folders():
+        if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
+            refuse_link(folder / f"{name}.yaml", ProfileError)
+            return folder / f"{name}.yaml"
+    if name in (".", "..") or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
+        raise _folder(name, Path.cwd() / name)
+    from envbuild.facts import database  # read only here: every command imports this module
+    from envbuild.profile import value_types  # read only here: every command imports this module
+
+    text = database.unsupported(name, value_types.PLATFORM)
+    if text:
+        raise ProfileError(text)
+    known = profile_names()
+    hint = near(name, [*known, *database.gpus()]) or f"known profiles: {', '.join(known) or 'none'}"
+    raise ProfileError(f"there is no profile {name!r}", hint=hint)
+
+
+def refuse_link(file: Path, error: type[EnvbuildError]) -> None:
+    """Raise `error` where the file of a name is a link out of its project, whose content an error could quote.
+
+    The files of an installed envbuild may be links: uv makes such installations.
+    """
+    if package_data.ROOT.name == "shipped" and package_data.ROOT in file.parents:
+        return
+    try:
+        yaml_document.inside(file.name, file.parent, yaml_document.home(file))
+    except ValueError as problem:
+        raise error(str(problem), hint="use a copy of the file, or name a profile by the path of its file") from None
+
+
+_MOST = 10  # profiles of a folder that are told
+
+
+def _folder(name: str, folder: Path) -> ProfileError:
+    """Says which profiles lie in it, as each would be asked for."""
+    below = [folder, folder / "profiles", folder / "profiles" / "projects"]
+    found = [str(Path(name) / file.relative_to(folder)) for there in below for file in _files(there)]
+    asked = [quote(one if is_path(one) else f"./{one}") for one in found]
+    more = f", and {len(asked) - _MOST} more" if len(asked) > _MOST else ""
+    told = f"name one of its profiles: {', '.join(asked[:_MOST])}{more}" if asked else "no profile lies in it"
+    return ProfileError(f"{name} is a folder, and a profile is a file", hint=told)
+
+
+def is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def meant(name: str, wanted: Path | None = None) -> Meant:
+    """What `name` stands for, with the requirements `wanted`.
+
+    A profile of that name comes before the variant of another, and that before what a lock of that name was made for.
+    The name of a GPU, as it is printed or typed, stands for the GPU's profile.
+    Raises ProfileError where there is none of them, and where the name that is made is that of another project's lock;
+    UnwrittenProfile for a GPU without a profile.
+    """
+    try:
+        asked = _profile(name)
+    except ProfileError as unknown:
+        origin = _origin(name) if wanted is None else None
+        if origin is None:
+            asked = _profile(_of_gpu(name, unknown))
+        else:
+            made_for, wanted, folder = origin
+            _refuse_foreign(locks()[name], made_for, wanted)
+            return replace(_profile(made_for, folder), name=name, asked=quote(name), requirements=wanted)
+    if wanted is None:
+        return asked
+    folder_name = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
+    words = f"{asked.asked} --requirements {quote(str(wanted))}"
+    name = _shortened(f"{asked.name}-{folder_name or 'project'}")
+    made = replace(asked, name=name, asked=words, requirements=wanted)
+    _refuse_another(made, wanted)
+    return made
+
+
+def _of_gpu(name: str, unknown: ProfileError) -> str:
+    """The profile of the GPU that a person calls so, or of one that shares its proofs. Raises `unknown` for any other
+    name, and for a path or a folder."""
+    if is_path(name) or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
+        raise unknown
+    from envbuild.facts import database, gpu_names  # only where no profile has the name
+    from envbuild.profile import value_types
+
+    found = gpu_names.candidates(name)
+    if not found:
+        raise unknown
+    if len(found) > 1:
+        listed = ", ".join(f"{gpu.id} ({gpu.names[0]})" for gpu in found)
+        raise ProfileError(f"{name!r} is the name of several GPUs: {listed}", hint="use one of these names")
+    text = database.unsupported(found[0].id, value_types.PLATFORM)
+    if text:
+        raise ProfileError(text)
+    known = _profiles(_folders())
+    served = (gpu.id for gpu in (*found, *database.family(found[0])) if gpu.id in known)
+    profile = next(served, None)
+    if profile is None:
+        raise UnwrittenProfile(found[0].id)
+    return profile
+
+
+def _shortened(name: str) -> str:
+    """At most 63 characters; what is cut off goes into a hash, so that long names stay apart."""
+    if len(name) <= _LONGEST:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST - 9].rstrip('-')}-{mark}"
+
+
+def _refuse_another(made: Meant, wanted: Path) -> None:
+    """Folders of different names, or of the same in different places, can make the same name. A missing file is
+    reported by what reads it."""
+    if not os.path.exists(wanted):  # noqa: PTH110 - False also for a name that is too long
+        return
+    try:
+        origin = _origin(made.name)
+    except LockError:  # it is damaged, and replaced by the lock that is made
+        return
+    if origin and origin[1].resolve() != wanted.resolve():
+        raise ProfileError(
+            f"{locks()[made.name]} is the lock of {origin[1]}, not of {wanted}",
+            hint="rename the folder of one of the two, or delete that lock",
+        )
+
+
+def _profile(name: str, beside: Path | None = None) -> Meant:
+    """A profile or its variant."""
+    try:
+        file = find_profile(name, beside)
+        return Meant(file.stem, file, name, quote(name))
+    except ProfileError:
+        plain = name.removesuffix(f"-{DEVEL}")
+        if plain == name or plain not in _profiles(_folders()):
+            raise
+        return Meant(name, find_profile(plain), name, quote(name))
+
+
+def _origin(name: str) -> tuple[str, Path, Path] | None:
+    """The profile and the requirements that the lock of a name says it was made for, and its folder; None where it says
+    nothing, or there is no such lock."""
+    file = locks().get(name)
+    if file is None or not NAME.fullmatch(name):
+        return None
+    refuse_link(file, LockError)
+    found = yaml_document.read(file, LockError).data.get("of")
+    profile, wanted = (found.get("profile"), found.get("requirements")) if isinstance(found, dict) else (None, None)
+    if not isinstance(profile, str) or not isinstance(wanted, str):
+        return None
+    return profile, Path(relative_path(file.parent / wanted, Path.cwd())), file.parent
+
+
+_REQUIREMENTS = re.compile(r"[A-Za-z0-9._-]*requirements[A-Za-z0-9._-]*\.(txt|in)|pyproject\.toml")
+
+
+def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
+    """Refuse a lock that names a file outside its project, which the author of the lock may have chosen.
+
+    A requirements file may lie elsewhere, as --requirements took it; then its name must say that it is one.
+    """
+    root = yaml_document.home(lock)
+    try:
+        if is_path(made_for):
+            yaml_document.inside(made_for, lock.parent, root)
+        if not _REQUIREMENTS.fullmatch(wanted.resolve().name):
+            yaml_document.inside(str(wanted), Path.cwd(), root)
+    except (OSError, RuntimeError, ValueError) as error:
+        hint = "name the files: envbuild lock PROFILE --requirements FILE"
+        raise ProfileError(
+            f"the lock {yaml_document.display(lock)} cannot be asked for by name: {error}", hint=hint
+        ) from None
+
+
+def _is_named(name: str) -> bool:
+    """Whether a lock's name can be asked for; that it is damaged is told then."""
+    try:
+        return _origin(name) is not None
+    except LockError:
+        return True
+
+
+def relative_path(file: Path, folder: Path) -> str:
+    """The path of a file as seen from a folder; links are left as they are."""
+    return os.path.relpath(file, folder)

@@ -1,0 +1,93 @@
+"""A profile as it was read: its name, its file, its values and where each of them stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from envbuild.profile.model import Accept, Profile
+from envbuild.profile.profile_name_lookup import LOCK, Meant, is_path, relative_path
+from envbuild.profile.project_shapes_and_script import Script
+from envbuild.util import package_data, yaml_document
+from envbuild.util.yaml_document import Document
+
+PIN = "--pin"
+"""Where what was asked for with that option stands, as a file is told of."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A profile's name, the file it was read from, and where each of its values stands. `plain`: as it is without what
+    --pin asks for, where that asks. `notes`: lines of a requirements file that are left out, each with the reason."""
+
+    name: str
+    file: Path
+    profile: Profile
+    document: Document
+    meant: Meant | None = None
+    plain: Profile | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> str:
+        """How the command line of lock, build and make asks for it."""
+        return self.meant.asked if self.meant else self.name
+
+    @property
+    def known(self) -> str:
+        """The same once it is locked: a lock with a project's requirements is known by its name, to every command."""
+        return self.name if self.meant and self.meant.requirements else self.asked
+
+    @property
+    def unpinned(self) -> Source:
+        """Without what --pin asks for; where it asks for nothing, without the profile's own pins."""
+        return replace(self, profile=self.plain or self.profile.model_copy(update={"pins": {}}))
+
+    @property
+    def project(self) -> Path:
+        """The folder that holds profiles/ and dockerfiles/; a shipped profile's results go to the working folder."""
+        if package_data.ROOT in self.file.parents and package_data.ROOT.name == "shipped":
+            return Path.cwd()
+        return yaml_document.home(self.file)
+
+    @property
+    def lock_file(self) -> Path:
+        return self._beside("profiles", f"{self.name}{LOCK}")
+
+    @property
+    def known_lock(self) -> Path:
+        """The lock to read: the project's own, else the one that was shipped beside the profile."""
+        return self.lock_file if self.lock_file.exists() else self.file.with_name(f"{self.name}{LOCK}")
+
+    @property
+    def dockerfile(self) -> Path:
+        return self.project / "dockerfiles" / f"{self.name}.Dockerfile"
+
+    @property
+    def origin(self) -> dict[str, str] | None:
+        """What a lock says it was made for where no profile has its name; paths are relative to the lock's folder."""
+        if self.meant is None or self.meant.requirements is None:
+            return None
+        folder = self.lock_file.parent
+        by_path = is_path(self.meant.profile)
+        return {
+            "profile": relative_path(self.meant.file, folder) if by_path else self.meant.profile,
+            "requirements": relative_path(self.meant.requirements, folder),
+        }
+
+    def accepting(self, ids: Iterable[str], reason: str) -> Source:
+        """The same profile, with these advisories taken on beside those that it accepts itself."""
+        own = {item.advisory for item in self.profile.accept}
+        more = tuple(Accept(advisory=name, reason=reason) for name in ids if name not in own)
+        return replace(self, profile=self.profile.model_copy(update={"accept": (*self.profile.accept, *more)}))
+
+    def bringing(self, script: Script) -> Source:
+        """The same profile with this script as its own."""
+        selftest = self.profile.selftest.model_copy(update={"script": script})
+        return replace(self, profile=self.profile.model_copy(update={"selftest": selftest}))
+
+    def _beside(self, folder: str, name: str) -> Path:
+        if self.project in self.file.parents:
+            return self.file.parent / name
+        return self.project / folder / name

@@ -1,0 +1,143 @@
+"""Read a project's requirement file, each requirement with its line. Included files must lie in the project."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from envbuild.facts import misleading_packages
+from envbuild.util.errors import Fault, ProfileError
+from envbuild.util.yaml_document import Place, display, home, inside, regular
+
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_HASH = re.compile(r"\s--hash[= ]\S+")
+_INCLUDE = re.compile(r"^(-r|--requirement)[= ]?\s*(\S+)$")
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+MAX_BYTES = 1_000_000
+MAX_REQUIREMENTS = 2000
+MAX_INCLUDES = 100
+"""Of one file and those that it includes: two lines in each of thirty would make a billion."""
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """The requirements of a file, each with its place; `faults`: what cannot be locked; `notes`: what was not used."""
+
+    lines: list[tuple[str, Place]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read(file: Path) -> Requirements:
+    """Read a requirements.txt, with the files that it includes by -r, or the dependencies of a pyproject.toml.
+
+    A file outside the project is not opened. Raises ProfileError where `file` itself cannot be read.
+    """
+    found = Requirements()
+    if file.suffix == ".toml":
+        lines = _pyproject(file, found.faults)
+    else:
+        lines = _lines(file, _text(file), _project(file), (), found, iter(range(MAX_INCLUDES)))
+    found.lines.extend(islice(lines, MAX_REQUIREMENTS + 1))
+    if len(found.lines) > MAX_REQUIREMENTS:
+        raise ProfileError(f"{display(file)} has more than {MAX_REQUIREMENTS} requirements")
+    return found
+
+
+def _project(file: Path) -> Path:
+    """The folder that included files must lie in: the working folder where it holds profiles/ and `file`."""
+    here, given = Path.cwd(), Path(os.path.abspath(file))  # noqa: PTH100 - without "..", and links stay
+    return here if (here / "profiles").is_dir() and given.is_relative_to(here) else home(file)
+
+
+def _text(file: Path) -> str:
+    """UTF-8, or what a byte order mark says, as for pip: PowerShell writes UTF-16."""
+    try:
+        raw = regular(file, MAX_BYTES)
+        if len(raw) > MAX_BYTES:
+            raise ProfileError(f"{display(file)} is larger than {MAX_BYTES} bytes")
+        return raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{display(file)} cannot be read: invalid {error.encoding.upper()}") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        why = getattr(error, "strerror", None) or error
+        raise ProfileError(f"{display(file)} cannot be read: {why}") from error
+
+
+def _lines(
+    file: Path, text: str, root: Path, seen: tuple[Path, ...], found: Requirements, left: Iterator[int]
+) -> Iterator[tuple[str, Place]]:
+    """`root`: the folder that includes stay in; `left`: how many more files may be included."""
+    name, faults = display(file), found.faults
+    if _HASH.search(text):
+        found.notes.append(f"{name}: its hashes are not compared: the lock has the index's sha256 of every wheel")
+    number, waiting = 0, ""
+    for count, raw in enumerate(text.splitlines(), 1):
+        number = number if waiting else count
+        waiting += _COMMENT.sub("", raw)
+        if waiting.endswith("\\"):
+            waiting = waiting[:-1]
+            continue
+        line, waiting = _HASH.sub("", waiting).strip(), ""
+        include = _INCLUDE.match(line)
+        if include:
+            if next(left, None) is None:
+                faults.append(Fault(f"more than {MAX_INCLUDES} files are included", name, number))
+                return
+            try:
+                target = inside(include[2], file.parent, root)
+                included = _text(target)
+            except (ProfileError, ValueError) as error:
+                faults.append(Fault(str(error), name, number))
+                continue
+            if target in (*seen, file.resolve()):
+                faults.append(Fault("includes itself", name, number))
+                continue
+            yield from _lines(target, included, root, (*seen, file.resolve()), found, left)
+        elif line.startswith("-"):
+            option = f"option {line.split()[0].partition('=')[0]} is not taken from here: {_ELSEWHERE}"
+            meant = (
+                misleading_packages.refusal_reason(line.partition(" ")[2])
+                if line.startswith(("-e", "--editable"))
+                else None
+            )
+            faults.append(Fault(meant or option, name, number))
+        elif line:
+            yield line, Place(name, number)
+
+
+_ELSEWHERE = "indexes and find-links are pip's and uv's configuration, editable installs belong into a child image"
+
+
+def _pyproject(file: Path, faults: list[Fault]) -> Iterator[tuple[str, Place]]:
+    """The dependencies of the table [project]; a fault where the project names them in another way."""
+    text, name = _text(file), display(file)
+    try:
+        document = tomllib.loads(text)
+        project = document.get("project", {})
+        dependencies = project.get("dependencies", [])
+        dynamic = "dependencies" in project.get("dynamic", [])
+        poetry = "dependencies" in document.get("tool", {}).get("poetry", {})
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError, RecursionError) as error:
+        raise ProfileError(f"{name} is not a usable pyproject.toml: {error}") from error
+    if not isinstance(dependencies, list) or not all(isinstance(item, str) for item in dependencies):
+        faults.append(Fault("project.dependencies is not a list of texts", name, _line(text, "dependencies")))
+        return
+    if dynamic:
+        faults.append(Fault("dependencies are dynamic: name the file that lists them", name, _line(text, "dynamic")))
+    elif "project" not in document:
+        hint = "write them to a requirements file (poetry export)" if poetry else "name a file that lists requirements"
+        faults.append(Fault(f"no table [project] with dependencies: {hint}", name, 1))
+    for item in islice(dependencies, MAX_REQUIREMENTS + 1):
+        yield item, Place(name, _line(text, item))
+
+
+def _line(text: str, part: str) -> int:
+    """The number of the first line that holds `part`; 1 where none does."""
+    return text.count("\n", 0, max(0, text.find(part))) + 1

@@ -1,0 +1,202 @@
+"""What registries hold, as data: references, manifests, descriptors. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from envbuild.registry import reference_grammar
+from envbuild.util import canonical_json, strict_json
+from envbuild.util.errors import UsageError, some
+from envbuild.util.refusal_errors import Malformed, Refusal
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+EMPTY = "application/vnd.oci.empty.v1+json"
+_DOCKER = "application/vnd.docker.distribution.manifest"
+MANIFESTS = (MANIFEST, f"{_DOCKER}.v2+json")
+INDEXES = (INDEX, f"{_DOCKER}.list.v2+json")
+MAX_MANIFEST = 4 << 20  # bytes; what registries take, by the distribution specification
+
+_NAME, _HOST = re.compile(reference_grammar.NAME), re.compile(reference_grammar.HOST)
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An image in a registry, as docker writes it. `host` is where it is; neither tag nor digest: `latest` is meant."""
+
+    host: str
+    name: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Raises UsageError unless it is `[HOST/]NAME[:TAG][@sha256:...]`."""
+        rest, separator, digest = text.partition("@")
+        first, slash, remainder = rest.partition("/")
+        is_host = bool(slash) and (first == "localhost" or any(c in first for c in ".:["))
+        host, path = (first, remainder) if is_host else ("docker.io", rest)
+        name, colon, tag = path.partition(":")
+        if host == "docker.io" and "/" not in name:
+            name = f"library/{name}"
+        parts = (_HOST.fullmatch(host), _NAME.fullmatch(name), not colon or _TAG.fullmatch(tag),
+                 not separator or DIGEST.fullmatch(digest), len(text) <= 500)  # fmt: skip
+        if not all(parts):
+            raise UsageError(
+                f"{text[:200]!r} does not name an image in a registry",
+                hint="write HOST/NAME:TAG or HOST/NAME@sha256:..., without http:// or https://",
+            )
+        return cls(host, name, tag or None, digest or None)
+
+    @property
+    def repository(self) -> str:
+        return f"{self.host}/{self.name}"
+
+    @property
+    def target(self) -> str:
+        """What to ask the registry for."""
+        return self.digest or self.tag or "latest"
+
+    def tagged(self, tag: str) -> Reference:
+        return replace(self, tag=tag, digest=None)
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.repository}{tag}{f'@{self.digest}' if self.digest else ''}"
+
+
+# Of manifests, indexes, descriptors and configurations, by the specification and Docker: all that an engine reads.
+_KEYS = (
+    "annotations", "architecture", "artifactType", "author", "config", "created", "data", "digest", "features",
+    "history", "layers", "manifests", "mediaType", "os", "os.features", "os.version", "platform", "schemaVersion",
+    "size", "subject", "urls", "variant",
+    "container_config", "diff_ids", "rootfs", "type",
+    "ArgsEscaped", "Cmd", "Domainname", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Hostname", "Image",
+    "Labels", "OnBuild", "Shell", "StopSignal", "StopTimeout", "User", "Volumes", "WorkingDir",
+)  # fmt: skip
+_SPELLED = {key.casefold(): key for key in _KEYS}
+_MAPS = ("annotations", "Labels", "ExposedPorts", "Volumes")  # whose keys are anybody's words
+
+
+def parse_document(raw: bytes, what: str, limit: int) -> dict[str, Any]:
+    """A manifest, an index or a configuration. Raises Malformed, also where an engine would read something else in it:
+    Go's reader takes a key in any case, the last one of all, and so `Env` of `env` (encoding/json, Unmarshal)."""
+    found = strict_json.parse(raw, what, limit)
+    level: list[Any] = [found]
+    while level:
+        objects = [one for one in level if isinstance(one, dict)]
+        for key in (key for one in objects for key in one):
+            if _SPELLED.get(key.casefold(), key) != key:
+                raise Malformed(f"{what} spells {key[:40]!r} in another case than the specification does")
+        inner = [value for one in objects for key, value in one.items() if key not in _MAPS]
+        level = inner + [value for one in level if isinstance(one, list) for value in one]
+    return found
+
+
+def digest_of(raw: bytes) -> str:
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def encoded(document: Mapping[str, Any]) -> bytes:
+    return canonical_json.encode(document, ascii_only=True)
+
+
+def descriptor(media_type: str, raw: bytes, **more: Any) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": digest_of(raw), "size": len(raw), **more}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest or an index, as the bytes that its digest is of."""
+
+    raw: bytes
+    media_type: str
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.raw)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """Raises Malformed, also where it may be taken for an index as well as for an image's manifest."""
+        found = parse_document(self.raw, "the manifest", MAX_MANIFEST)
+        if "manifests" in found and {"layers", "config"} & found.keys():
+            raise Malformed("the manifest is an index, too")
+        return found
+
+    @property
+    def is_index(self) -> bool:
+        return self.media_type in INDEXES
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        return descriptor(self.media_type, self.raw)
+
+    @property
+    def config(self) -> str:
+        """The digest of its configuration: the image id. Raises Malformed."""
+        return digest_in(self.document.get("config"))
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        return descriptors(self.document, "layers")
+
+    @property
+    def only_image(self) -> dict[str, Any]:
+        """The descriptor of the one image in an index. Engines choose by platform, and each reads platforms in its own
+        way (`x86_64`, `Linux/AMD64`, none at all), so an index of several images is refused."""
+        images = [item for item in descriptors(self.document, "manifests") if not _is_attestation(item)]
+        if len(images) != 1:
+            raise Refusal("index", f"the index has {some(len(images), 'image')}, not exactly one")
+        return images[0]
+
+
+def _is_attestation(item: Mapping[str, Any]) -> bool:
+    """buildx gives its attestations the platform unknown/unknown, which no engine runs."""
+    platform = item.get("platform")
+    return isinstance(platform, dict) and platform.get("os") == platform.get("architecture") == "unknown"
+
+
+class ImageSource(Protocol):
+    """Where manifests and blobs are: a repository in a registry, or a bundle. All that is read is of its digest."""
+
+    def manifest(self, target: str) -> Manifest | None: ...
+    def blob(self, digest: str, limit: int = ...) -> bytes: ...
+    def blocks(self, digest: str) -> Iterator[bytes]: ...
+    def referrers(self, digest: str) -> list[dict[str, Any]]: ...
+
+
+class Target(ImageSource, Protocol):
+    """A place that can be written to: a repository, or the folder of a bundle that is being made."""
+
+    def put_blob(self, raw: bytes) -> None: ...
+    def put_manifest(self, target: str, manifest: Manifest) -> bool: ...
+
+
+def descriptors(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """A manifest's list of descriptors. Raises Malformed."""
+    found = document.get(key)
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise Malformed(f"the manifest has no list of {key}")
+    return found
+
+
+def digest_in(item: Any) -> str:
+    """The digest of a descriptor. Raises Malformed."""
+    found = item.get("digest") if isinstance(item, dict) else None
+    if not isinstance(found, str) or not DIGEST.fullmatch(found):
+        raise Malformed("the manifest names something without a sha256 digest")
+    return found
+
+
+def fallback_tag(digest: str) -> str:
+    """Where a registry has no referrers API, its clients keep the list under this tag."""
+    return digest.replace(":", "-")

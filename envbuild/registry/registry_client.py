@@ -1,0 +1,180 @@
+"""A repository in a registry, through its HTTP API: no Docker Engine, bounded answers, every digest checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urlencode, urlsplit
+
+import requests
+
+from envbuild.registry import oci_types, registry_auth
+from envbuild.registry.oci_types import Manifest, Reference
+from envbuild.registry.registry_auth import Access
+from envbuild.util import strict_json
+from envbuild.util.errors import EnvbuildError, NetworkError
+from envbuild.util.refusal_errors import Refusal
+
+_HUB = "registry-1.docker.io"
+_ACCEPT = ", ".join((*oci_types.MANIFESTS, *oci_types.INDEXES))
+_BLOCK = 1 << 20
+
+
+class Repository:
+    """One repository. Raises NetworkError where the registry does not do what it is asked, Refusal where it lies."""
+
+    def __init__(self, reference: Reference) -> None:
+        self.reference = reference
+        host = _HUB if reference.host == "docker.io" else reference.host
+        file = Path("/etc/docker/certs.d") / host / "ca.crt"
+        authority = str(file) if file.is_file() else None
+        self._access = Access(reference.host, _origin(host, authority), registry_auth.registry_session(authority))
+        self._url = f"{self._access.base}/v2/{reference.name}"
+
+    def manifest(self, target: str) -> Manifest | None:
+        """The manifest or index of a tag or digest; None if there is none."""
+        answer = self._get(f"manifests/{target}", headers={"Accept": _ACCEPT})
+        if answer is None:
+            return None
+        raw = self._body(answer, oci_types.MAX_MANIFEST, "the manifest")
+        media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip()
+        found = Manifest(raw, media_type)
+        wanted = (
+            target if oci_types.DIGEST.fullmatch(target) else answer.headers.get("Docker-Content-Digest", found.digest)
+        )
+        if found.digest != wanted:
+            raise Refusal("digest", f"{self.reference.host} serves {found.digest} as the manifest {wanted}")
+        said = found.document.get("mediaType", media_type)
+        if said != media_type or not (found.is_index or media_type in oci_types.MANIFESTS):
+            raise Refusal(
+                "digest", f"{self.reference.host} serves a manifest as {media_type!r}, which calls itself {said!r}"
+            )
+        return found
+
+    def blob(self, digest: str, limit: int = strict_json.MAX_BYTES) -> bytes:
+        """A small blob. Raises Refusal if it is larger than `limit`, or not of its digest."""
+        found = bytearray()
+        for block in self.blocks(digest):
+            found += block
+            if len(found) > limit:
+                raise Refusal("too-large", f"the blob {digest} is larger than {limit} bytes")
+        return bytes(found)
+
+    def blocks(self, digest: str) -> Iterator[bytes]:
+        """A blob of any size, piece by piece. Raises Refusal after the last one if it was not of its digest."""
+        answer = self._get(f"blobs/{digest}")
+        if answer is None:
+            raise NetworkError(f"{self.reference.repository} has no blob {digest}")
+        seen = hashlib.sha256()
+        try:
+            for block in answer.iter_content(_BLOCK):
+                seen.update(block)
+                yield block
+        except requests.RequestException as error:
+            raise registry_auth.unreachable(self.reference.host, error) from None
+        finally:
+            answer.close()
+        if f"sha256:{seen.hexdigest()}" != digest:
+            raise Refusal("digest", f"{self.reference.host} serves something else as the blob {digest}")
+
+    def referrers(self, digest: str) -> list[dict[str, Any]]:
+        """Descriptors of what refers to a manifest: by the API, else by the tag that stands in for it."""
+        answer = self._get(f"referrers/{digest}", also_missing=(400, 405))
+        if answer is not None:
+            raw = self._body(answer, oci_types.MAX_MANIFEST, "the list of referrers")
+            return oci_types.descriptors(strict_json.parse(raw, "the list of referrers"), "manifests")
+        index = self.manifest(oci_types.fallback_tag(digest))
+        return oci_types.descriptors(index.document, "manifests") if index else []
+
+    def put_blob(self, raw: bytes) -> None:
+        """Does nothing if it is there."""
+        digest = oci_types.digest_of(raw)
+        if not self._has(digest):
+            self._upload(digest, raw)
+
+    def put_file(self, digest: str, file: Path) -> None:
+        """A blob of any size, from a file; does nothing if it is there."""
+        if not self._has(digest):
+            with file.open("rb") as stream:
+                self._upload(digest, stream)
+
+    def _has(self, digest: str) -> bool:
+        return self._get(f"blobs/{digest}", method="HEAD") is not None
+
+    def _upload(self, digest: str, content: bytes | BinaryIO) -> None:
+        answer = self._send("POST", f"{self._url}/blobs/uploads/", data=b"")
+        self._require(answer, (202,), "takes no upload")
+        where = self._access.moved(answer.url, answer)
+        where += ("&" if urlsplit(where).query else "?") + urlencode({"digest": digest})
+        answer = self._send("PUT", where, data=content, headers={"Content-Type": "application/octet-stream"})
+        self._require(answer, (201,), f"does not take the blob {digest}")
+
+    def put_manifest(self, target: str, manifest: Manifest) -> bool:
+        """Under a tag or its own digest. Whether the registry lists it as a referrer of its subject by itself."""
+        headers = {"Content-Type": manifest.media_type}
+        answer = self._send("PUT", f"{self._url}/manifests/{target}", data=manifest.raw, headers=headers)
+        self._require(answer, (201,), f"does not take the manifest {target}")
+        return "OCI-Subject" in answer.headers
+
+    def _get(
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        headers: dict[str, str] | None = None,
+        also_missing: tuple[int, ...] = (),
+    ) -> requests.Response | None:
+        answer = self._access.send(method, f"{self._url}/{path}", self._scope("pull"), headers=headers or {})
+        if answer.status_code in (404, *also_missing):
+            answer.close()
+            return None
+        self._require(answer, (200,), f"does not give {path}")
+        return answer
+
+    def _send(self, method: str, url: str, **options: Any) -> requests.Response:
+        return self._access.send(method, url, self._scope("pull,push"), **options)
+
+    def _scope(self, actions: str) -> str:
+        return f"repository:{self.reference.name}:{actions}"
+
+    def _require(self, answer: requests.Response, codes: tuple[int, ...], what: str) -> None:
+        if answer.status_code in codes:
+            return
+        told = _told(answer)
+        answer.close()
+        hint = f"docker login {self.reference.host}" if answer.status_code in (401, 403) else told
+        raise NetworkError(f"{self.reference.repository} {what}: {answer.status_code}", hint=hint or None)
+
+    def _body(self, answer: requests.Response, limit: int, what: str) -> bytes:
+        try:
+            return registry_auth.whole_body(answer, limit, what)
+        except requests.RequestException as error:
+            raise registry_auth.unreachable(self.reference.host, error) from None
+
+
+def _told(answer: requests.Response) -> str:
+    """The registry's own words."""
+    try:
+        errors = json.loads(registry_auth.whole_body(answer, 1 << 16, "the error"))["errors"]
+        words = "; ".join(f"{item.get('code')}: {item.get('message')}" for item in errors[:3])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, EnvbuildError, requests.RequestException):
+        return ""
+    return words[:500]
+
+
+def _origin(host: str, authority: str | None) -> str:
+    """https; on this very machine http too, where nothing speaks TLS, as docker does."""
+    if registry_auth.is_local(urlsplit(f"//{host}").hostname or ""):
+        try:
+            once = registry_auth.registry_session(authority, tries=1)
+            once.get(f"https://{host}/v2/", timeout=registry_auth.TIMEOUT, allow_redirects=False, stream=True).close()
+        except requests.exceptions.SSLError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise registry_auth.unreachable(host, error) from None
+            return f"http://{host}"
+        except requests.RequestException:
+            return f"http://{host}"
+    return f"https://{host}"

@@ -1,0 +1,144 @@
+"""An image read where it is, piece by piece: its configuration, and the files of its layers. Everything is bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envbuild.registry import oci_types
+from envbuild.registry.layer_decompressor import Unpacked
+from envbuild.registry.oci_types import ImageSource, Manifest
+from envbuild.util.errors import printable
+from envbuild.util.refusal_errors import Malformed, Refusal
+
+CONFIG_BYTES = 8 << 20
+_HEADER_BYTES = 1 << 20  # of a long name in a layer
+_MOST = 5_000_000  # files of a layer
+_LARGEST = 1 << 40  # bytes of one: tarfile goes on reading for as long as a head says, though the layer has ended
+_BLOCK = 1 << 20
+_OF_WINDOWS = ("ArgsEscaped",)  # which a builder notes or does not
+
+
+@dataclass(frozen=True)
+class Config:
+    """An image's configuration: its id, the diff ids of its layers, and what it says of itself. `settings`: what else a
+    container gets of it (user, entrypoint, command ...), where it says anything."""
+
+    id: str
+    layers: tuple[str, ...]
+    labels: Mapping[str, str]
+    environment: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def config_of(place: ImageSource, manifest: Manifest) -> Config:
+    """Raises Refusal if the registry's answer is not what the manifest names, NetworkError."""
+    found = parse_config(manifest.config, place.blob(manifest.config, CONFIG_BYTES))
+    if len(found.layers) != len(manifest.layers):
+        raise Malformed("the image's manifest and its configuration name different layers")
+    return found
+
+
+def parse_config(image_id: str, raw: bytes) -> Config:
+    """A configuration as its bytes tell it. Raises Malformed."""
+    document = oci_types.parse_document(raw, "the image's configuration", CONFIG_BYTES)
+    try:
+        inner = document.get("config") or {}
+        layers = tuple(str(layer) for layer in document["rootfs"]["diff_ids"])
+        labels = {str(key): str(value) for key, value in (inner.get("Labels") or {}).items()}
+        variables = [str(item).partition("=")[::2] for item in inner.get("Env") or ()]
+        settings = {key: value for key, value in inner.items() if value and key not in ("Labels", "Env", *_OF_WINDOWS)}
+    except (KeyError, TypeError, AttributeError):
+        raise Malformed("the image's configuration is not as it should be") from None
+    if any("\0" in name or "\0" in value or not name for name, value in variables):
+        raise Malformed("the image's configuration has an invalid variable")
+    environment = dict(variables)
+    if len(environment) != len(variables):  # which one counts is the runtime's choice
+        raise Malformed("the image's configuration sets a variable twice")
+    return Config(image_id, layers, labels, environment, settings)
+
+
+DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError)
+"""What tarfile raises for what is no tar, or one that lies: the numbers of its attributes may be anything."""
+
+
+class Member(tarfile.TarInfo):
+    """Long names and attributes are read into memory: only so much of them. The map of a sparse file is read whole, and
+    says that a few bytes are exabytes; no engine writes one."""
+
+    def _bounded(self) -> None:
+        if self.size > _HEADER_BYTES:
+            raise Refusal("too-large", "an archive has a file header beyond all measure")
+
+    def _sparse(self, *_: Any) -> Any:
+        raise Refusal("layer", "an archive has a sparse file: it is not looked into")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _sparse
+
+    def _proc_pax(self, archive: tarfile.TarFile) -> Any:
+        self._bounded()
+        return super()._proc_pax(archive)  # type: ignore[misc]
+
+    def _proc_gnulong(self, archive: tarfile.TarFile) -> Any:
+        self._bounded()
+        return super()._proc_gnulong(archive)  # type: ignore[misc]
+
+
+def entries(
+    place: ImageSource, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
+) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+    """Every entry of a layer, with the archive to read its content from before the next one is asked for. `watch` is
+    told all bytes of the tar; it may raise ValueError.
+
+    Raises Refusal if it is not the layer of its digests, or cannot be looked into.
+    """
+    with (
+        _unpacked(place, digest, diff_id, watch) as stream,
+        tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK, tarinfo=Member) as archive,
+    ):
+        for count, member in enumerate(archive):
+            if count > _MOST:
+                raise Refusal("too-large", f"the layer {digest} has more than {_MOST} files")
+            if member.size > _LARGEST:
+                raise Refusal("too-large", f"the layer {digest} says that it has a file of {member.size} bytes")
+            yield member, archive
+            archive.members = []  # type: ignore[attr-defined]  # else each is kept
+
+
+def content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> Iterator[bytes]:
+    """The blocks of an entry's content; none unless it is a regular file.
+
+    Raises Malformed where it is cut off: `entries` cannot catch an error that is raised while its caller reads.
+    """
+    try:
+        stream = archive.extractfile(member) if member.isreg() else None
+        while stream and (block := stream.read(_BLOCK)):
+            yield block
+    except DAMAGED:
+        raise Malformed(f"a layer is damaged in the file {printable(member.name)[:200]}") from None
+
+
+def require_layer(place: ImageSource, digest: str, diff_id: str) -> None:
+    """Reads a layer to its end. Raises Refusal if it is not the one of its digests."""
+    with _unpacked(place, digest, diff_id):
+        pass
+
+
+@contextlib.contextmanager
+def _unpacked(
+    place: ImageSource, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
+) -> Iterator[Unpacked]:
+    """What is left of it is read at the end."""
+    stream = Unpacked(place.blocks(digest), watch)
+    try:
+        yield stream
+        while stream.read(_BLOCK):
+            pass
+    except DAMAGED:
+        raise Malformed(f"the layer {digest} cannot be unpacked") from None
+    if stream.digest != diff_id:
+        raise Refusal("digest", f"the layer {digest} is not the one that the image's configuration names")

@@ -1,0 +1,35 @@
+"""Two images of the engine file by file, where their layers differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from envbuild.image import oci_layout
+from envbuild.image.docker_engine import Engine, Image
+from envbuild.registry import layer_comparison
+from envbuild.report.profile_and_image_diff import Pair
+from envbuild.util.errors import UsageError
+
+_NAMES = "the second image", "the first"
+
+
+def changed_layers(engine: Engine, a: Image, b: Image, say: Callable[[str], None]) -> tuple[Pair, ...]:
+    """Each layer that is another in `b`, and how its files differ. Takes the room of both images in a temporary folder.
+
+    Raises UsageError where one has more layers, EngineError, DiskError, or Refusal for a layer that cannot be read.
+    """
+    if len(a.layers) != len(b.layers):
+        raise UsageError(
+            f"--files compares layer with layer: one image has {len(a.layers)}, the other {len(b.layers)}",
+            hint="without it, versions and layers are compared",
+        )
+    differing = [index for index, (one, two) in enumerate(zip(a.layers, b.layers, strict=True)) if one != two]
+    if not differing:
+        return ()
+    found = []
+    with oci_layout.saved(engine, a) as first, oci_layout.saved(engine, b) as second:
+        for index in differing:
+            one, two = a.layers[index], b.layers[index]
+            say(f"layer {index + 1} of {len(b.layers)} is read")
+            found.append(Pair(index + 1, layer_comparison.difference((second, two, two), (first, one, one), _NAMES)))
+    return tuple(found)

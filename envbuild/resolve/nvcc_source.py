@@ -1,0 +1,137 @@
+"""Where a profile's nvcc comes from: NVIDIA's wheels, Debian's packages, an archive, or the base image. Pure.
+
+It must be of torch's own CUDA release, since extensions refuse any other. Whether it stays in the image is `variant`'s
+matter; extensions are compiled with it either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from envbuild.facts import database, extension_compilers
+from envbuild.facts.extension_compilers import Debian
+from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT, ArchiveRequest
+from envbuild.profile.model import Profile
+from envbuild.profile.profile_source import Source
+from envbuild.profile.value_types import ArchiveFile
+from envbuild.util.errors import Fault
+from envbuild.util.yaml_document import Path
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """`home` is CUDA_HOME; `release` torch's CUDA, as in "13.0", which nvcc's must be.
+
+    `requirements`: the wheels that bring it; `archive`: the file that does; `debian`: the packages. None of them: the
+    base has it.
+    """
+
+    home: str
+    release: str
+    requirements: tuple[str, ...] = ()
+    archive: ArchiveRequest | None = None
+    debian: Debian | None = None
+
+    def environment(self, path: str) -> Mapping[str, str]:
+        """`path` is PATH without it, the virtual environment's own folder first."""
+        first, _, rest = path.partition(":")
+        return {"CUDA_HOME": self.home, "PATH": f"{first}:{self.home}/bin:{rest}"}
+
+
+def choose_toolchain(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault | None:
+    """The toolchain of a profile that names or needs one; why it cannot be had; None where none is asked for.
+
+    `cuda` is torch's, None where it is not known; `packages` the folder of the environment's packages.
+    """
+    profile, fault = source.profile, source.document.fault
+    wanted = profile.toolchain
+    compiled = [index for index, one in enumerate(profile.extensions) if one.none is None]
+    if wanted is None and profile.variant == "runtime" and not compiled:
+        return None
+    where: Path = ("toolchain",) if wanted else ("variant",) if not compiled else ("extensions", compiled[0])
+    if Version(profile.torch).local == "cpu":
+        return fault(where, f"torch {profile.torch} has no CUDA to compile for")
+    if cuda is None:
+        return fault(where, f"the facts do not know what CUDA torch {profile.torch} is built for: say so with cuda:")
+    if isinstance(wanted, ArchiveFile):
+        archive = ArchiveRequest(TOOLKIT, wanted.sha256, wanted.url, f"=={cuda}.*", fault(where, ""))
+        return Toolchain(FOLDERS[TOOLKIT], cuda, archive=archive)
+    if wanted == "base":
+        if profile.base.image:
+            return Toolchain(FOLDERS[TOOLKIT], cuda)
+        return fault(where, f"a bootstrap base has no nvcc: name a devel image of CUDA {cuda} by digest as base")
+    if wanted == "debian":
+        found = _packaged(profile, cuda)
+        return Toolchain(found.home, cuda, debian=found) if isinstance(found, Debian) else fault(where, found)
+    compiler = extension_compilers.compiler_wheels().get(Version(cuda).major)
+    if compiler and not compiler.lacks:
+        return Toolchain(f"{packages}/{compiler.folder}", cuda, (_requirement(compiler, cuda, profile.torch),))
+    lacks = f" ({compiler.lacks})" if compiler else ""
+    return fault(
+        where,
+        f"CUDA {cuda} has no nvcc as wheels{lacks}: give an archive of its toolkit (toolchain: {{sha256, url}}), or a "
+        f"devel image by digest as base and toolchain: base{_or_debian(cuda)}",
+    )
+
+
+def _packaged(profile: Profile, cuda: str) -> Debian | str:
+    """Debian's nvcc for this CUDA, or why it cannot be had."""
+    if profile.variant == "devel":
+        return (
+            "Debian's nvcc comes with the driver's libcuda, which would take the place of the host's in an image: it "
+            "compiles extensions only; for variant: devel name an archive, or a devel image as base"
+        )
+    suite = profile.base.bootstrap
+    if suite is None:
+        return "Debian packages need a bootstrap base: with an image as base say toolchain: base, or name an archive"
+    known = extension_compilers.debian(cuda)
+    found = next((row for row in known if row.suite == suite), None)
+    lacks = f"Debian {suite} has no nvcc of CUDA {cuda} (known: {_suites(known) or 'none in any suite'})"
+    return found or f"{lacks}: {'; '.join(_instead(profile, cuda, known))}"
+
+
+def _instead(profile: Profile, cuda: str, known: Iterable[Debian]) -> Iterator[str]:
+    """What serves where Debian's nvcc does not, the cheapest first."""
+    compiler = extension_compilers.compiler_wheels().get(Version(cuda).major)
+    if compiler and not compiler.lacks:
+        yield "leave toolchain out, and nvcc comes as wheels"
+        return
+    for row in known:
+        yield f"take {row.suite} as base.bootstrap, with its Python {database.suites()[row.suite].python}"
+    yield "an archive of its toolkit (toolchain: {sha256, url}), or a devel image by digest as base (toolchain: base)"
+    for row in extension_compilers.debians():
+        fits = [release.version for release in database.torch_releases().values() if _serves(release, row, profile)]
+        if row.cuda != cuda and fits:
+            python = database.suites()[row.suite].python
+            serves = f"which {row.suite} (Python {python}) serves"
+            yield f"or a torch of CUDA {row.cuda}, {serves}: {', '.join(sorted(fits))}"
+
+
+def _serves(release: database.TorchRelease, row: Debian, profile: Profile) -> bool:
+    """Whether that torch is built for this CUDA, with a wheel for the suite's Python and code for the cards."""
+    cards = [database.gpus()[name] for name in profile.gpus if name in database.gpus()]
+    return (
+        release.cuda == row.cuda
+        and database.suites()[row.suite].python in release.pythons
+        and all(release.kernels(card.compute_capability) for card in cards)
+    )
+
+
+def _or_debian(cuda: str) -> str:
+    known = extension_compilers.debian(cuda)
+    return f"; for extensions alone also toolchain: debian, on {_suites(known)}" if known else ""
+
+
+def _suites(rows: Iterable[Debian]) -> str:
+    return ", ".join(row.suite for row in rows)
+
+
+def _requirement(compiler: extension_compilers.Wheels, cuda: str, torch: str) -> str:
+    """What torch brings itself is left out: the meta-package would pin it where torch leaves it a range."""
+    release = database.torch_release(torch)
+    brought = {**release.expands_to, **release.pins} if release else {}
+    extras = [extra for extra in compiler.extras if database.distribution_of(extra, cuda) not in brought]
+    return f"cuda-toolkit[{','.join(extras)}]=={cuda}.*"

@@ -1,0 +1,326 @@
+"""Profile and facts -> plan: every wish with the reason for it. Pure: no network, no clock, no files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.facts import database, probe_catalogue_reader
+from envbuild.facts.gpu_and_advisory_types import Gpu
+from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
+from envbuild.fetch.locked_artifact_types import StartupFile
+from envbuild.profile.extension_spec import Extension
+from envbuild.profile.model import Profile
+from envbuild.profile.profile_source import PIN, Source
+from envbuild.resolve import advisory_remedy, extension_toolchain, nvcc_source
+from envbuild.resolve.extension_toolchain import ExtensionToolchain
+from envbuild.resolve.nvcc_source import Toolchain
+from envbuild.resolve.torch_stack_choice import Advice, Choice, choose_stack
+from envbuild.util.errors import Fault, ProfileError, UsageError
+from envbuild.util.yaml_document import Place
+
+VENV = "/opt/venv"
+
+# HOME and the compilers' caches must be writable for any uid, also where the root file system is read-only: torch
+# looks the user's name up (pytorch/pytorch#140765), so one is given. A profile's own values win.
+ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor",
+    "TRITON_CACHE_DIR": "/tmp/triton",
+    "USER": "envbuild",
+    "VIRTUAL_ENV": VENV,
+}
+# A base image may have set these for itself.
+_UNSET = {"PYTHONHOME": "", "PYTHONPATH": ""}
+# pip lives in the environment, so that a child image's `RUN pip install` works.
+TOOLS = ("pip",)
+# What extensions are compiled for, in the image too.
+ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
+
+
+def computing(versions: Mapping[str, str]) -> dict[str, str]:
+    """Without the tools, which an environment that is no image of ours may have in any version."""
+    return {name: version for name, version in versions.items() if name not in TOOLS}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is wanted, before anything is looked up. `asked`: as Source has it, `suite` or `image` is the base,
+    `toolchain` stays in the image, `extension_toolchain` is what its extensions are compiled with, `extensions` what
+    each is known by; None: it is left out. `notes`: as Source has them.
+    """
+
+    name: str
+    asked: str
+    platform: str
+    python: str
+    glibc: str
+    suite: str | None
+    image: str | None
+    base_packages: tuple[str, ...]
+    apt: tuple[str, ...]
+    core: tuple[str, ...]
+    packages: tuple[str, ...]
+    constraints: tuple[str, ...]
+    overrides: tuple[str, ...]
+    environment: Mapping[str, str]
+    choice: Choice
+    toolchain: Toolchain | None = None
+    startup: tuple[StartupFile, ...] = ()
+    archives: tuple[ArchiveRequest, ...] = ()
+    extension_toolchain: ExtensionToolchain | None = None
+    extensions: Mapping[str, str | None] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def wishes(self) -> dict[str, object]:
+        """What each part of a lock depends on; a part whose wishes did not change is not locked again."""
+        return {
+            "base": [self.platform, self.suite, self.image, list(self.base_packages)],
+            "apt": list(self.apt),
+            "wheels": [
+                self.python,
+                self.glibc,
+                list(self.core),
+                list(self.packages),
+                *([list(self.constraints), list(self.overrides)] if self.constraints or self.overrides else []),
+                *([{"toolchain": list(self.toolchain.requirements)}] if self.toolchain else []),
+            ],
+            "environment": dict(self.environment),
+            **({"startup": [[file.file, file.sha256] for file in self.startup]} if self.startup else {}),
+            **({"archives": [[a.name, a.sha256, a.fits] for a in self.archives]} if self.archives else {}),
+            **({"extensions": self.extension_toolchain.wishes} if self.extension_toolchain else {}),
+        }
+
+    def place(self, name: str) -> Place | None:
+        """Where the profile asks for a distribution (its normal name); torch's line for what comes with it."""
+        asking = (wish for wish in self.packages if canonicalize_name(Requirement(wish).name) == name)
+        return self.places.get(next(asking, self.core[-1]))
+
+    def faults(self, said: str) -> list[Fault]:
+        """Where the profile asks for what `said`, a resolver's message, names."""
+        words = set(re.split(r"[^A-Za-z0-9+.-]+", said.replace("==", " ")))
+        named = [wish for wish in self.places if re.split(r"[^A-Za-z0-9+.-]", wish)[0] in words]
+        return [Fault(wish, self.places[wish].file, self.places[wish].line) for wish in named]
+
+
+# An image base says nothing of its C library before it is pulled; wheels are chosen for the oldest that torch takes.
+_IMAGE_GLIBC = "2.28"
+
+
+def resolve(source: Source) -> Plan:
+    """Raises ProfileError with every contradiction in the profile."""
+    profile = source.profile
+    suite = database.suites()[profile.base.bootstrap] if profile.base.bootstrap else None
+    choice = choose_stack(source)
+    chosen = nvcc_source.choose_toolchain(
+        source, choice.situation.cuda, f"{VENV}/lib/python{profile.python}/site-packages"
+    )
+    refused = [chosen] if isinstance(chosen, Fault) else []
+    unbuildable = extension_toolchain.toolchain_contradictions(source, suite, choice.situation.cuda)
+    faults = [*_contradictions(source, profile, suite, choice.situation.gpus), *choice.faults, *refused, *unbuildable]
+    if faults:
+        raise _refusal(source.name, choice, faults, hint=_way_out(source, choice))
+    overridden = {override.distribution for override in choice.overrides}
+    compiler = chosen if isinstance(chosen, Toolchain) else None
+    kept = compiler if profile.variant == "devel" else None
+    return Plan(
+        name=source.name,
+        asked=source.asked,
+        platform=profile.platform,
+        python=profile.python,
+        glibc=suite.glibc if suite else _IMAGE_GLIBC,
+        suite=suite.name if suite else None,
+        image=profile.base.image,
+        base_packages=database.base_packages(bool(choice.situation.gpus)) if suite else (),
+        apt=tuple(sorted(set(profile.apt))),
+        core=(*TOOLS, _torch(profile)),
+        packages=tuple(profile.packages),
+        constraints=tuple(f"{name}=={version}" for name, version in choice.pinned.items() if name not in overridden),
+        overrides=tuple(f"{name}=={choice.pinned[name]}" for name in sorted(overridden)),
+        environment=dict(sorted({**_environment(suite, choice, kept), **profile.env}.items())),
+        choice=choice,
+        toolchain=kept,
+        startup=tuple(StartupFile(file.file, file.sha256) for file in profile.startup),
+        archives=tuple(_archives(source, choice, kept)),
+        extension_toolchain=extension_toolchain.choose_extension_toolchain(
+            source, compiler, choice.environment.get(ARCH_LIST, "")
+        )
+        if compiler
+        else None,
+        extensions={one.name: one.source for one in profile.extensions},
+        reasons=_reasons(source, suite, choice),
+        places=_places(source, choice, kept),
+        notes=source.notes,
+    )
+
+
+def _environment(suite: database.Suite | None, choice: Choice, kept: Toolchain | None) -> dict[str, str]:
+    compiler = kept.environment(ENVIRONMENT["PATH"]) if kept else {}
+    return {**ENVIRONMENT, **({} if suite else _UNSET), **choice.environment, **compiler}
+
+
+def _archives(source: Source, choice: Choice, kept: Toolchain | None) -> Iterator[ArchiveRequest]:
+    """What is unpacked in the image, in that order: the second lies in a folder of the first."""
+    if kept and kept.archive:
+        yield kept.archive
+    compat = source.profile.driver.compat
+    if compat:
+        oldest = database.driver_minimum(choice.situation.cuda).compatible if choice.situation.cuda else None
+        at = source.document.fault(("driver", "compat"), "")
+        yield ArchiveRequest(COMPAT, compat.sha256, compat.url, f">={oldest}" if oldest else "", at)
+
+
+def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
+    """The plan's choice, held against all that was locked for it (distribution -> version).
+
+    Raises ProfileError where an advisory refuses a version that no profile named and a resolver chose.
+    """
+    choice = plan.choice.locked(versions)
+    faults = [_locked_fault(plan, choice, item) for item in choice.advice if item.state == "refused"]
+    if faults:
+        raise _refusal(plan.name, choice, faults, hint=_OTHERWISE)
+    return choice
+
+
+def _way_out(source: Source, choice: Choice) -> str | None:
+    """The nearest versions that no advisory refuses, as they would be asked for: with --pin where one was."""
+    found: dict[str, Any] = {}
+    there = choose_stack(source.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
+    for item in choice.advice:
+        if item.state == "refused":
+            found |= advisory_remedy.written(item.advisory.change, choice.situation, there)
+    if not found:
+        return None
+    if any(place.file == PIN for place in source.document.places.values()):
+        own = {key: found[key] for key in ("torch", *(["cuda"] if source.profile.cuda else [])) if key in found}
+        return " ".join(f"--pin {name}={version}" for name, version in {**own, **found.get("pins", {})}.items()) or None
+    return f"in the profile: {'; '.join(advisory_remedy.yaml_lines(found))}"
+
+
+_OTHERWISE = "ask for another version in the profile's packages or pins, or accept the advisory there, with a reason"
+
+
+def _locked_fault(plan: Plan, choice: Choice, advice: Advice) -> Fault:
+    met = advice.advisory.met_by(choice.situation)
+    place = plan.place(next(iter(met), ""))
+    named = ", ".join(f"{name} {version}" for name, version in met.items())
+    return Fault(f"locked {named}: {advice}" if named else str(advice), *((place.file, place.line) if place else ()))
+
+
+def _refusal(name: str, choice: Choice, faults: list[Fault], hint: str | None = None) -> ProfileError:
+    refusal = ProfileError(f"profile {name} is refused", hint=hint, faults=faults)
+    refusal.partial = {"profile": name, "advisories": choice.states}
+    return refusal
+
+
+def pinned_distribution(plan: Plan, pin: str) -> str:
+    """What has the versions of a pin: torch, a package of the profile, or the wheel of a library.
+
+    Raises UsageError for any other name.
+    """
+    name = canonicalize_name(pin)
+    if name in {"torch", *(canonicalize_name(Requirement(text).name) for text in plan.packages)}:
+        return name
+    found = database.distribution_of(pin, plan.choice.situation.cuda) if plan.choice.situation.cuda else None
+    if found is None:
+        raise UsageError(
+            f"{pin} is neither torch, nor a package of {plan.name}, nor a CUDA library that the facts know",
+            hint=f"see: envbuild show {plan.asked}",
+        )
+    return found
+
+
+def _torch(profile: Profile) -> str:
+    """2.13.0 alone also takes a 2.13.0+cpu that find-links may offer (PEP 440): a GPU's torch is named exactly."""
+    exact = "===" if profile.gpus and "+" not in profile.torch else "=="
+    return f"torch{exact}{profile.torch}"
+
+
+def _contradictions(source: Source, profile: Profile, suite: database.Suite | None, gpus: Sequence[Gpu]) -> list[Fault]:
+    found = []
+    where = source.document.fault
+    if suite and suite.python != profile.python:
+        fits = ", ".join(f"{s.name} {s.python}" for s in database.suites().values())
+        found.append(where(("python",), f"{suite.name} carries Python {suite.python}, not {profile.python} ({fits})"))
+    for index, name in enumerate(profile.selftest.require):
+        probe = probe_catalogue_reader.known_probes().get(name)
+        if probe is None:
+            found.append(where(("selftest", "require", index), probe_catalogue_reader.unknown_probe(name)))
+        elif probe.needs == "cuda" and not profile.gpus:
+            found.append(where(("selftest", "require", index), f"{name} needs a GPU; this profile is for the CPU"))
+        elif probe.needs == "script" and profile.selftest.script is None:
+            found.append(where(("selftest", "require", index), f"{name} needs selftest.script, which is not given"))
+        else:
+            least = "{}.{}".format(*probe.least_capability)
+            older = [f"{gpu.id} has {gpu.compute_capability}" for gpu in gpus if _below(gpu, probe.least_capability)]
+            if older:
+                said = f"{name} needs compute capability {least} ({', '.join(older)}): remove it from selftest.require"
+                found.append(where(("selftest", "require", index), said))
+    for name in _UNSET.keys() & set(profile.env):
+        found.append(where(("env", name), "this would put other packages before those that are locked and tested"))
+    if profile.apt and not suite:
+        found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))
+    return found
+
+
+def _below(gpu: Gpu, least: tuple[int, int]) -> bool:
+    major, minor = gpu.compute_capability.split(".")
+    return (int(major), int(minor)) < least
+
+
+def _places(source: Source, choice: Choice, kept: Toolchain | None) -> dict[str, Place]:
+    """Where each requirement, pin and Debian package stands."""
+    profile, place = source.profile, source.document.place
+    found = {_torch(profile): place(("torch",))}
+    found |= {text: place(("packages", index)) for index, text in enumerate(profile.packages)}
+    found |= {text: place(("apt", index)) for index, text in enumerate(profile.apt)}
+    pins = {f"{name}=={version}": database.library_of(name) for name, version in choice.pinned.items()}
+    found |= {text: place(("pins", str(name))) for text, name in pins.items()}
+    found |= {text: place(("variant",)) for text in (kept.requirements if kept else ())}
+    return found
+
+
+def _reasons(source: Source, suite: database.Suite | None, choice: Choice) -> dict[str, str]:
+    def stated(*path: str | int) -> str:
+        place = source.document.place(path)
+        return f"{place.file}:{place.line}"
+
+    packages = enumerate(source.profile.packages)
+    return {
+        "python": stated("python") + (f"; Debian {suite.name}'s own" if suite else ""),
+        "pip": "so that pip works in child images",
+        "torch": stated("torch"),
+        **{canonicalize_name(Requirement(text).name): stated("packages", index) for index, text in packages},
+        **_libraries(source, choice),
+        **{one.name: _compiled(one, stated("extensions", i)) for i, one in enumerate(source.profile.extensions)},
+    }
+
+
+def _compiled(one: Extension, where: str) -> str:
+    return f"{where}; {f'none: {one.none}' if one.none else 'compiled from source'}"
+
+
+def required_by(torch: str) -> str:
+    return f"required by torch {torch}"
+
+
+def _libraries(source: Source, choice: Choice) -> dict[str, str]:
+    """Why each CUDA library has its version: torch's metadata, or a pin of the profile."""
+    overrides = {override.library: override for override in choice.overrides}
+    found = dict.fromkeys(choice.situation.libraries, required_by(source.profile.torch))
+    for name in source.profile.pins:
+        place = source.document.place(("pins", name))
+        found[name] = f"{place.file}:{place.line}"
+        if name in overrides:
+            found[name] += f", overriding torch's {overrides[name].torch_asks}: {overrides[name].reason}"
+    return found

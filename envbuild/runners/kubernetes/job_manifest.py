@@ -1,0 +1,199 @@
+"""The objects of a job: a ConfigMap with the self-test, and the Job. Pure: the same job, site and name give
+the same."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.facts import database
+from envbuild.registry.reference_grammar import require_digest
+from envbuild.runners.kubernetes.kubernetes_settings import TOLERATION, KubernetesSite
+from envbuild.testrun.selftest_job import Job
+from envbuild.util.errors import UsageError
+
+Object = dict[str, Any]
+
+GPU = "nvidia.com/gpu"
+PRODUCT = "nvidia.com/gpu.product"  # a label that NVIDIA's GPU feature discovery gives nodes
+LABEL = "app.kubernetes.io/managed-by"
+_STDERR = "/dev/termination-log"  # the end of it is in the pod's status; its log has stdout alone
+_MAX_STDERR = 4096  # bytes of it that a kubelet takes
+_DISK = 256 << 20  # bytes of a node's disk: for the log alone, the rest is memory
+LATE = 124  # what it ends with where the self-test had its time, as timeout(1) has it
+_FETCHING = 900  # seconds to fetch the image, beside the self-test's own time
+QUEUE = 24 * 60  # minutes
+_KEPT = 3600  # seconds that a finished Job stays where nobody is left to remove it
+_MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap takes
+_NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")  # a pod's name is longer by 6, and a label of 63 holds it
+# With shareProcessNamespace the pause container is PID 1, and not the self-test: PID 1 survives its own SIGFPE.
+# The pod's own deadline counts the fetching of the image too, so the self-test has its time from here. Its stderr goes
+# to a file of the node's disk that nothing else bounds.
+_AROUND = """import os, subprocess, sys, threading
+log = os.open({stderr!r}, os.O_WRONLY)
+child = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)
+late = threading.Event()
+def end():
+    late.set()
+    child.kill()
+def keep():
+    tail = b""
+    while block := os.read(child.stderr.fileno(), 65536):
+        tail = (tail + block)[-{most}:]
+        os.ftruncate(log, 0)
+        os.pwrite(log, tail, 0)
+alarm, reader = threading.Timer({seconds}, end), threading.Thread(target=keep)
+for thread in alarm, reader:
+    thread.daemon = True
+    thread.start()
+code = child.wait()
+reader.join(5)
+os._exit({late} if late.is_set() else code if code >= 0 else 128 - code)
+"""
+# What is not as in the local runner's container; the evidence says so.
+UNCONFINED = ("the network is the pod's, and open unless the cluster closes it",
+              "processes are bounded by the node alone")  # fmt: skip
+
+
+def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Object, Object]:
+    """(ConfigMap, Job), both called `name`. Raises UsageError for a GPU that is not one of one model, an image that is
+    not named by its digest, and a self-test that a ConfigMap does not take."""
+    require_digest(image)
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"a job cannot be named {name!r}")
+    if len(job.stdin) > _MAX_PAYLOAD:
+        raise UsageError(f"the self-test is {len(job.stdin)} bytes, more than a ConfigMap takes",
+                         hint="shorten the profile's own script")  # fmt: skip
+    meta = {"name": name, "labels": {LABEL: "envbuild"}}
+    told: Object = {"labels": {**site.labels, LABEL: "envbuild"}}  # for queues, quotas and meshes of the cluster
+    if site.annotations:
+        told["annotations"] = dict(site.annotations)
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": meta,
+        "immutable": True,
+        "binaryData": {"payload": base64.b64encode(job.stdin).decode()},
+    }
+    seconds = math.ceil(job.limits.timeout) + _FETCHING
+    queue = (QUEUE if site.queue is None else site.queue) * 60
+    work = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, **told},
+        "spec": {
+            "backoffLimit": 0,
+            "completions": 1,
+            "parallelism": 1,
+            "activeDeadlineSeconds": seconds + queue,
+            "ttlSecondsAfterFinished": _KEPT,
+            "template": {"metadata": copy.deepcopy(told), "spec": _pod(job, site, name, image, seconds)},
+        },
+    }
+    return config, work
+
+
+def _pod(job: Job, site: KubernetesSite, name: str, image: str, seconds: int) -> Object:
+    limits = job.limits
+    command = ("python", "-I", "-S", "-c", wrapper_command(limits.timeout), *job.argv, "/envbuild/payload")
+    optional = {
+        "runtimeClassName": site.runtime_class,
+        "priorityClassName": site.priority_class,
+        "imagePullSecrets": [{"name": secret} for secret in site.pull_secrets],
+        **_placed(job, site),
+    }
+    return {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": seconds,
+        "terminationGracePeriodSeconds": 5,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "shareProcessNamespace": True,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65534,
+            "runAsGroup": 65534,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "selftest",
+                "image": image,
+                "imagePullPolicy": "IfNotPresent" if site.registry else "Never",
+                "command": [part.replace("$", "$$") for part in command],
+                "workingDir": "/tmp",
+                "terminationMessagePath": _STDERR,
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "resources": _resources(job, site),
+                "volumeMounts": [
+                    {"name": "payload", "mountPath": "/envbuild", "readOnly": True},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "payload", "configMap": {"name": name}},
+            {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": str(limits.tmp)}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(limits.shm)}},
+        ],
+        **{key: value for key, value in optional.items() if value},
+    }
+
+
+def wrapper_command(seconds: float, stderr: str = _STDERR) -> str:
+    """A program that runs its arguments for so long, and keeps the end of what they write to stderr in that file."""
+    return _AROUND.format(stderr=stderr, most=_MAX_STDERR, seconds=seconds, late=LATE)
+
+
+def _resources(job: Job, site: KubernetesSite) -> Object:
+    """A request that is not given is the limit."""
+    gpus = {GPU: str(job.count)} if job.gpus else {}
+    cpu = {"cpu": str(site.cpu)} if site.cpu else {}
+    limits = {"memory": str(job.limits.memory), "ephemeral-storage": str(_DISK), **cpu, **gpus}
+    return {"limits": limits, "requests": {"cpu": "1"}}
+
+
+def _placed(job: Job, site: KubernetesSite) -> Object:
+    """On which nodes: a label of one value is a nodeSelector, one of several takes an affinity."""
+    selector = dict(site.nodes)
+    found: Object = {"tolerations": tolerations(job, site)}
+    names = product_labels(job, site)
+    if len(names) == 1:
+        selector[PRODUCT] = names[0]
+    elif names:
+        term = {"matchExpressions": [{"key": PRODUCT, "operator": "In", "values": list(names)}]}
+        required = {"nodeSelectorTerms": [term]}
+        found["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return {**found, "nodeSelector": selector}
+
+
+def product_labels(job: Job, site: KubernetesSite) -> tuple[str, ...]:
+    """The values of the product label on one of which the job may run; none: on any node.
+
+    GPU feature discovery joins a name's words by "-". Raises UsageError where several models are asked for.
+    """
+    if not job.gpus:
+        return ()
+    if len(job.models) != 1:
+        raise UsageError("a job asks for one model of GPU", hint=f"--gpu {' or --gpu '.join(job.models)}")
+    (model,) = job.models
+    return site.products.get(model) or tuple(name.replace(" ", "-") for name in database.gpus()[model].all_names)
+
+
+def tolerations(job: Job, site: KubernetesSite) -> list[Mapping[str, str]]:
+    found: list[Mapping[str, str]] = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if job.gpus else []
+    for text in site.tolerations:
+        match = TOLERATION.fullmatch(text)
+        assert match
+        value = {"operator": "Equal", "value": match["value"]} if match["value"] else {"operator": "Exists"}
+        found.append({"key": match["key"], **value, **({"effect": match["effect"]} if match["effect"] else {})})
+    return found

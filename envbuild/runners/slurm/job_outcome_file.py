@@ -1,0 +1,121 @@
+"""What a job's script left at its end, in the file `outcome`, as data; and what that means. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.runners.runner_interface import RunnerError
+from envbuild.runners.slurm import batch_script, multi_node_script
+from envbuild.runners.slurm.slurm_settings import SlurmSite
+from envbuild.testrun.selftest_job import Job
+from envbuild.util.errors import EngineError, NetworkError, NotProved, printable
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """What a script left at its end. `stage`: what it came to, gpu, program, image, network or run; `size` and
+    `sha256` of its stdout. `parts`: of several nodes, each one's exit code and the bytes of its stdout, which follow
+    each other; `fabric`: whether each had InfiniBand's devices."""
+
+    stage: str
+    exit: int
+    seconds: float
+    oom: bool
+    job: str
+    node: str
+    gpus: str
+    engine: str
+    image: str
+    size: int
+    sha256: str
+    parts: tuple[tuple[int, int], ...] = ()
+    fabric: tuple[bool, ...] = ()
+
+
+_SHAPE = {
+    "stage": "program|image|gpu|network|run", "exit": "[0-9]{1,3}", "seconds": "[0-9]{1,7}", "oom": "true|false",
+    "job": "[0-9]{1,12}", "node": "[A-Za-z0-9._,-]{0,16000}",
+    "gpus": "[A-Za-z0-9,:/_.-]{0,1000}", "engine": "[A-Za-z0-9._ -]{0,80}",
+    "image": "[ -~]{0,500}", "bytes": "[0-9]{1,12}", "sha256": "[0-9a-f]{64}",
+    "parts": "([0-9]{1,3}:[0-9]{1,12}( |$)){0,64}", "fabric": "((yes|no)( |$)){0,64}",
+}  # fmt: skip
+
+
+def parse_outcome(text: str) -> JobOutcome | None:
+    """Of the file `outcome`; None where it is not as the script writes it."""
+    found = dict(line.partition("=")[::2] for line in text.splitlines())
+    if set(found) != set(_SHAPE) or not all(re.fullmatch(_SHAPE[key], value) for key, value in found.items()):
+        return None
+    return JobOutcome(
+        stage=found["stage"],
+        exit=int(found["exit"]),
+        seconds=float(found["seconds"]),
+        oom=found["oom"] == "true",
+        job=found["job"],
+        node=found["node"],
+        gpus=found["gpus"],
+        engine=found["engine"].strip(),
+        image=found["image"],
+        size=int(found["bytes"]),
+        sha256=found["sha256"],
+        parts=tuple((int(code), int(size)) for code, _, size in (one.partition(":") for one in found["parts"].split())),
+        fabric=tuple(word == "yes" for word in found["fabric"].split()),
+    )
+
+
+_RAN = (0, 5, 124, 137)  # exit codes with which a self-test ends that wrote nothing
+_NO_CARD = ("nvidia", "device driver", "cdi device")
+_NOT_FETCHED = "pyxis: failed to import docker image"  # pyxis fetches as it starts; its own words
+
+
+def where(outcome: JobOutcome, site: SlurmSite, job: Job) -> dict[str, Any]:
+    """For the evidence."""
+    lacks = list(batch_script.UNCONFINED[site.container])
+    found: dict[str, Any] = {
+        "job": outcome.job,
+        "node": outcome.node,
+        "gpus": outcome.gpus,
+        "engine": outcome.engine,
+        "image": outcome.image,
+        "unconfined": lacks,
+    }
+    if job.nodes > 1:
+        lacks += multi_node_script.unconfined(site, outcome.fabric)
+        found |= {"interface": site.interface, "infiniband": list(outcome.fabric)}
+    return found
+
+
+def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str) -> None:
+    """Raises where the self-test never began, which says nothing of the image. `words`: the end of its stderr."""
+    node, said = outcome.node or "the node", printable(words.strip()[-600:])
+    if outcome.stage == "gpu" and outcome.gpus:
+        raise NotProved(
+            f"Slurm handed out {outcome.gpus} on {node}, which is no whole card",
+            hint="slurm: {gres: {MODEL: NAME}} says what a whole one is called",
+        )
+    if outcome.stage == "gpu":
+        raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")
+    if outcome.stage == "network":
+        raise RunnerError(
+            f"{node} has no IPv4 address on {site.interface}", ending="refused", hint=f"--slurm interface=NAME\n{said}"
+        )
+    if outcome.stage == "program":
+        program = site.program or site.container
+        raise EngineError(
+            f"{node} has no program {program}",
+            hint="slurm: {program: PATH} says where it is on the nodes, {container: NAME} names another",
+        )
+    fetches = outcome.stage == "image" or (outcome.size == 0 and _NOT_FETCHED in words)
+    if fetches and site.registry:
+        raise NetworkError(f"{node} cannot fetch {image}", hint=f"{said}\nis the registry reachable from there?")
+    if fetches:
+        hint = "slurm: {registry: HOST/NAME} says where to fetch it"
+        raise EngineError(f"{node} has no image {image}", hint=f"{hint}\n{said}" if said else hint)
+    for code, size in outcome.parts or ((outcome.exit, outcome.size),):
+        if code != 125 and (size or code in _RAN):
+            continue
+        if any(sign in said.lower() for sign in _NO_CARD):
+            raise NotProved(f"{node} gives containers no GPU", hint=said)
+        raise EngineError(f"{outcome.engine or site.container} on {node} does not start the image", hint=said)

@@ -1,0 +1,87 @@
+"""What lies in the folder that a job shares with us."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from envbuild.runners.slurm import job_outcome_file
+from envbuild.runners.slurm.job_outcome_file import JobOutcome
+from envbuild.testrun.run_result import MAX_STDOUT
+from envbuild.util.errors import printable
+
+_OUTCOME = 32 << 10  # bytes: 64 nodes have names of 16 kB at most
+
+
+def remove_job_folder(folder: Path) -> None:
+    """What there is of a job, here."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class FileTail:
+    """Gives on whole lines of a file that another machine writes to."""
+
+    def __init__(self, on_line: Callable[[bytes], None]) -> None:
+        self._on_line = on_line
+        self._file: Path | None = None
+        self._at = 0
+
+    def read(self, attempt: Path) -> None:
+        if attempt != self._file:
+            self._file, self._at = attempt, 0
+        try:
+            with (attempt / "stdout").open("rb") as file:
+                file.seek(self._at)
+                block = file.read(MAX_STDOUT)
+        except OSError:
+            return
+        whole = block[: block.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.splitlines():
+            self._on_line(line)
+
+
+def latest_attempt(folder: Path) -> Path | None:
+    """The newest: what an earlier one wrote, before its node was lost, does not count."""
+    try:
+        found = [path for path in folder.iterdir() if re.fullmatch("attempt-[0-9]{1,6}", path.name)]
+    except OSError:
+        return None
+    return max(found, key=lambda path: int(path.name[8:]), default=None)
+
+
+def read_outcome(attempt: Path) -> JobOutcome | None:
+    """None where it has not ended yet, or was stopped."""
+    try:
+        with (attempt / "outcome").open("rb") as file:
+            return job_outcome_file.parse_outcome(file.read(_OUTCOME).decode(errors="replace"))
+    except OSError:
+        return None
+
+
+def is_complete(attempt: Path, outcome: JobOutcome) -> bool:
+    """Whether the stdout that is there is the one that was written."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with (attempt / "stdout").open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+                size += len(block)
+                if size > outcome.size:
+                    return False
+    except OSError:
+        return False
+    return (size, digest.hexdigest()) == (outcome.size, outcome.sha256)
+
+
+def end(file: Path, most: int = 2000) -> str:
+    """The last of a text file, to be shown; empty where there is none."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - most))
+            return printable(stream.read(most).decode(errors="replace"))
+    except OSError:
+        return ""

@@ -1,0 +1,160 @@
+"""What Slurm says of a job, as data: its state, how it ended, and whether waiting for it is in vain. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+from envbuild.runners.runner_interface import RunnerError
+from envbuild.util.errors import EnvbuildError, NotProved, printable
+
+WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+# Slurm's own ending -> (our word for it, what happened, what to do)
+_AGAIN = "run it again"
+_ENDINGS = {
+    "CANCELLED": ("cancelled", "was cancelled, and not by this command", "who did: sacct -j {id}; then run it again"),
+    "TIMEOUT": ("time-out", "was ended at its time limit", "give it more: --slurm time=MINUTES"),
+    "DEADLINE": ("time-out", "was ended at its deadline", _AGAIN),
+    "NODE_FAIL": ("node-failure", "ended because its node {node} failed", f"{_AGAIN}; scontrol show node {{node}}"),
+    "BOOT_FAIL": ("node-failure", "ended because its node {node} did not boot", _AGAIN),
+    "PREEMPTED": ("preempted", "was preempted by another job", f"{_AGAIN}, or with --slurm requeue=yes"),
+    "OUT_OF_MEMORY": ("memory", "had more memory than Slurm allows it", "selftest.memory_gb says how much"),
+    "REVOKED": ("cancelled", "was revoked: another cluster of the federation ran it", _AGAIN),
+}  # fmt: skip
+# Slurm's manual: base states are few, and flags, which hide them, become more. Where one that is not known here hides
+# an end, Slurm forgets the job soon.
+_OVER = {*_ENDINGS, "COMPLETED", "FAILED"}
+LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`queued`: seconds from its submission to its start, both by the controller's clock; None before."""
+
+    state: str
+    reason: str
+    node: str
+    restarts: int
+    queued: float | None
+
+    @property
+    def over(self) -> bool:
+        return self.state in _OVER
+
+    def told(self) -> str:
+        """For whoever waits."""
+        if self.state in WAITING:
+            again = f", for the {_ordinal(self.restarts + 1)} time" if self.restarts else ""
+            return f"queued{again} ({self.reason})"
+        node = f" on {self.node}" if self.node else ""
+        after = f", after {self.queued:.0f} s in the queue" if self.queued is not None else ""
+        return f"{self.state.lower()}{node}{after}"
+
+
+def _ordinal(number: int) -> str:
+    return {2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+def seen(text: str) -> Seen | None:
+    """Of `scontrol --oneliner show job ID`; None where that is no such line."""
+    found = {}
+    for key in ("JobState", "Reason", "NodeList", "Restarts", "SubmitTime", "StartTime"):
+        match = re.search(rf"(?:^|\s){key}=(\S*)", text)
+        found[key] = printable(match[1][:200]) if match else ""
+    if not re.fullmatch("[A-Z_]{1,40}", found["JobState"]):
+        return None
+    node = found["NodeList"] if found["NodeList"] not in ("", "(null)") else ""
+    restarts = int(found["Restarts"]) if re.fullmatch("[0-9]{1,6}", found["Restarts"]) else 0
+    queued = None
+    if found["JobState"] not in WAITING:
+        begin, end = _time(found["SubmitTime"]), _time(found["StartTime"])
+        queued = max(0.0, (end - begin).total_seconds()) if begin and end else None
+    return Seen(found["JobState"], found["Reason"], node, restarts, queued)
+
+
+def _time(text: str) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def ending(job: str, last: Seen | None, log: str) -> RunnerError:
+    """A job that is over and left no outcome. `last` None: Slurm does not know it any longer. `log`: its own words."""
+    said = f"\n{log.strip()}" if log.strip() else ""
+    if last is None:
+        return RunnerError(
+            f"job {job} is lost: Slurm knows it no longer, and it left no output",
+            ending=LOST,
+            hint=f"nothing is known of how it ended; run it again{said}",
+        )
+    if last.state in _ENDINGS:
+        word, what, hint = _ENDINGS[last.state]
+        known = {"id": job, "node": last.node or "?"}
+        return RunnerError(f"job {job} {what.format(**known)}", ending=word, hint=hint.format(**known) + said)
+    return RunnerError(
+        f"job {job} ended ({last.state}, {last.reason}) and left no output",
+        ending="no-output",
+        hint=f"is the folder shared with {last.node or 'the nodes'}? slurm: {{folder: ...}} names another one{said}",
+    )
+
+
+GRACE = 30.0  # seconds that a reason must last: Slurm looks at a job again and again
+_PENDING = WAITING - {"CONFIGURING"}  # that one has its nodes, which boot
+# Slurm's manual, job reason codes: those that other jobs' ends do not change -> what each means. What a person holds
+# (JobHeldUser, JobHeldAdmin), a person releases; what runs now (GrpCpuRunMinutes) passes, what was used does not soon.
+_NEVER = (
+    ("PartitionTimeLimit", "its partition allows no such time: --slurm time=MINUTES, or another partition"),
+    ("PartitionNodeLimit", "its partition does not give so many nodes, or those that it has are down"),
+    ("PartitionConfig", "its partition does not take such jobs: another one, or another account"),
+    ("BadConstraints", "no node has constraint, gres, cpus_per_task and mem as they are asked for"),
+    ("AccountNotAllowed|InvalidAccount", "its account may not run it there: --slurm account=NAME, partition=NAME"),
+    ("InvalidQOS|QOSNotAllowed", "its QOS may not run it there: --slurm qos=NAME, partition=NAME"),
+    (r"(Assoc|QOS)Max\w*Per(Job|Node)\w*|MaxMemPerLimit", "no single job of its account or QOS may have so much"),
+    (r"QOSMin\w+", "its QOS takes no job that asks for so little"),
+    (r"(Assoc|QOS)Grp(?!\w*Run)\w*(Minutes|Wall)\w*", "what its account or QOS may use is used up"),
+    ("Reservation(Deleted|Invalid)", "its reservation is gone: --slurm reservation=NAME"),
+    ("DeadLine", "its deadline is over"),
+    (r"JobHoldMaxRequeue|\w+_requeued_held", "it could not be started, and is held: what do the node's logs say?"),
+)
+
+
+class Queue:
+    """What is known of a job's wait. `minutes`: as long as it may last at most; None: for ever, but not in vain."""
+
+    def __init__(self, minutes: int | None) -> None:
+        self._minutes = minutes
+        self._since: float | None = None
+        self._vain: float | None = None
+
+    def ends(self, job: str, seen: Seen | None, now: float) -> EnvbuildError | None:
+        """Why the job is not waited for any longer. `seen` None: Slurm says nothing of it now; `now`: in seconds."""
+        if seen is None:
+            return None
+        if seen.state not in _PENDING:
+            self._since = self._vain = None
+            return None
+        self._since = now if self._since is None else self._since
+        if self._minutes is not None:
+            if now - self._since < max(self._minutes * 60, GRACE):
+                return None
+            return RunnerError(
+                f"job {job} waited {self._minutes} min in the queue ({seen.reason}), and is cancelled",
+                ending="unschedulable",
+                hint="slurm: {queue: MINUTES} gives it more",
+            )
+        why = endless_wait(seen.reason)
+        self._vain = None if why is None else now if self._vain is None else self._vain
+        if why is None or self._vain is None or now - self._vain < GRACE:
+            return None
+        return NotProved(
+            f"Slurm can never start job {job} ({seen.reason}), and it is cancelled: {why}",
+            hint="slurm: {queue: MINUTES} waits all the same, for what may change",
+        )
+
+
+def endless_wait(reason: str) -> str | None:
+    """What a reason means that does not end by itself; None for any other."""
+    word = reason.partition(",")[0]
+    return next((why for pattern, why in _NEVER if re.fullmatch(pattern, word)), None)

@@ -1,0 +1,344 @@
+"""What one rank of a world does, step by step: join, exchange, measure, train, leave; each result exact.
+
+Runs in a process of its own (rank_processes.py). All values are integers whose sums the dtype still holds, so every
+order of summation gives the same, and the host knows them: the inputs of every rank come from counters. They need all
+the digits that the dtype has, so that a narrower one on the way is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from envbuild.selftest.harness.forked_work import Tell
+from envbuild.selftest.harness.probe_context import dtype_name, short_name
+from envbuild.selftest.numerics import hashed_inputs
+from envbuild.selftest.numerics.element_comparison import compare
+
+# A rank that waits is ended by its stage's cap; torch's own time-out, which kills processes, must not come before.
+_PATIENCE = datetime.timedelta(minutes=30)
+_PERIOD = 65537  # elements: no power of two, so that a chunk in the wrong place is seen
+_BEFORE = 3  # elements that lie before what is sent
+_ROUNDS = 2  # each with inputs of its own, so that the result of the round before is wrong
+# Elements: odd ones (bf16 ones faulted with a misaligned address, pytorch#119345); on a GPU also as many as NCCL moves
+# with each of its protocols: LL, LL128, Simple.
+_SMALL = 1001
+_ODD = 4099  # past multiples of 16 bytes in every dtype, and past 4096
+_LARGE = 4 * 1024 * 1024 + 1
+_ROWS, _COLUMNS = 32, 64  # of the trained layer
+_DIGITS = {torch.float32: 24, torch.int32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of an integer
+# Periods of the tensors whose bus bandwidth is measured: of 2 bytes an element 16 MiB, 128 MiB and 1 GiB over NCCL.
+_PERIODS = {"nccl": (128, 1024, 8192), "gloo": (8,)}
+_TIMED = 5  # calls
+_PATIENT = 1.0  # seconds: no larger size where one call would take longer
+
+# What is told: the number and name of the step that begins; under a case's name its dtype, shape, error and seconds,
+# where its result is wrong, the step and a sentence, and its GB/s; why a step was left out; and that all is done.
+STEP, DONE, FIGURE, WRONG, RATE, LEFT_OUT = "step", "done", "figure ", "wrong ", "rate ", "left out "
+# torch's words where a backend has no such collective, or not for this dtype
+_REFUSALS = ("does not support", "not implemented", "Invalid scalar type")
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank stands: its number among `size`, its device, the URL at which the ranks meet."""
+
+    backend: str
+    rank: int
+    size: int
+    device: torch.device
+    meeting: str
+
+    @property
+    def moved(self) -> torch.device:
+        """Where the tensors lie that are sent: gloo's are the host's, since no torch has all of it for a GPU's."""
+        return self.device if self.backend == "nccl" else torch.device("cpu")
+
+
+class Rank:
+    """Does the steps and tells of each: that it begins, its figures, the first thing that is wrong with it."""
+
+    def __init__(self, place: RankPlace, tell: Tell) -> None:
+        self.place = place
+        self._tell = tell
+        self._step = ""
+        self._count = 0
+
+    def run(self) -> None:
+        """All steps. Raises what torch raises; what comes out wrong is told, and the next step is done."""
+        self._begin("init")
+        self._join()
+        for size, dtype in self._reductions():
+            self._each("all_reduce", self._all_reduce, size, dtype)
+        for name, work in (
+            ("all_gather", self._all_gather),
+            ("broadcast", self._broadcast),
+            ("reduce_scatter", self._reduce_scatter),
+            ("all_to_all", self._all_to_all),
+            ("send_recv", self._send_receive),
+        ):
+            self._each(name, work, _SMALL, torch.float32)
+            self._each(name, work, _ODD, torch.bfloat16)
+        self._each("all_reduce max", self._all_reduce_max, _ODD, torch.float32)
+        self._each("all_to_all uneven", self._all_to_all_uneven, _SMALL, torch.float32)
+        for dtype in (torch.float16, torch.bfloat16) if self.place.size > 1 else ():
+            with self._may_be_refused():
+                self._measure(dtype)
+        self._begin("ddp")
+        self._train()
+        self._begin("leave")
+        dist.destroy_process_group()
+        self._tell(DONE, True)
+
+    def _reductions(self) -> list[tuple[int, torch.dtype]]:
+        dtypes = (torch.float32, torch.int32, torch.float16, torch.bfloat16)
+        sizes = [*((_SMALL, dtype) for dtype in dtypes), (_PERIOD, torch.float32), (_SMALL, torch.int64)]
+        return sizes if self.place.backend != "nccl" else [*sizes, (_LARGE, torch.float32)]
+
+    def _begin(self, step: str) -> None:
+        self._step = step
+        self._count += 1
+        self._tell(STEP, [self._count, step])
+
+    def _each(self, name: str, work: Callable[[int, int, torch.dtype], None], size: int, dtype: torch.dtype) -> None:
+        self._begin(f"{name} {short_name(dtype)} {size}")
+        with self._may_be_refused():
+            for turn in range(_ROUNDS):
+                work(turn, size, dtype)
+
+    @contextlib.contextmanager
+    def _may_be_refused(self) -> Iterator[None]:
+        """A collective that the backend does not have, which it says on all ranks alike, is left out."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(words in str(error) for words in _REFUSALS):
+                raise
+            self._leave_out(str(error).splitlines()[0][:200])
+
+    def _leave_out(self, reason: str) -> None:
+        self._tell(LEFT_OUT + self._step, reason)
+
+    def _join(self) -> None:
+        """The process group, and with a barrier NCCL's communicator, which is made by the first collective."""
+        place = self.place
+        dist.init_process_group(
+            place.backend,
+            init_method=place.meeting,
+            rank=place.rank,
+            world_size=place.size,
+            timeout=_PATIENCE,
+        )
+        if place.backend == "nccl":
+            dist.barrier(device_ids=[place.device.index])
+        else:
+            dist.barrier()
+
+    def _given(self, turn: int, rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """What a rank brings, on the host: whole numbers so large that the sum of all fits, of int64 into float64,
+        which it is compared in."""
+        if dtype == torch.int64:
+            high, low = _values(turn, rank, size, 1 << 20), _values(turn + _ROUNDS, rank, size, 1 << 20)
+            return high.to(torch.float64) * 2.0**20 + low
+        return _values(turn, rank, size, max(1, (1 << _DIGITS[dtype]) // self.place.size))
+
+    def _all_reduce(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        values = self._sent(turn, self._given(turn, self.place.rank, size, dtype), dtype)
+        seconds = self._timed(lambda: dist.all_reduce(values))
+        self._check(self._step, values, self._sum(turn, size, dtype), seconds)
+
+    def _all_reduce_max(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """Of numbers below 0: no element of a buffer that begins with 0 may be left."""
+        given = [-self._given(turn, rank, size, dtype).abs() for rank in range(self.place.size)]
+        values = self._sent(turn, given[self.place.rank], dtype)
+        seconds = self._timed(lambda: dist.all_reduce(values, dist.ReduceOp.MAX))
+        self._check(self._step, values, functools.reduce(torch.maximum, given), seconds)
+
+    def _sent(self, turn: int, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What a rank sends: every second time as a part of a larger tensor, from an odd place on."""
+        sent = values.to(self.place.moved, dtype)
+        if turn % 2 == 0:
+            return sent
+        return torch.cat((sent[:_BEFORE].neg(), sent, sent[:1]))[_BEFORE : _BEFORE + len(sent)]
+
+    def _sum(self, turn: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Of what all ranks bring, in float64 on the host."""
+        total = torch.zeros(size, dtype=torch.float64)
+        for rank in range(self.place.size):
+            total += self._given(turn, rank, size, dtype)
+        return total
+
+    def _all_gather(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        given = [self._given(turn, rank, size, dtype) for rank in range(self.place.size)]
+        values = self._sent(turn, given[self.place.rank], dtype)
+        gathered = [torch.zeros_like(values) for _ in given]
+        seconds = self._timed(lambda: dist.all_gather(gathered, values))
+        self._check(self._step, torch.stack(gathered), torch.stack(given), seconds)
+
+    def _broadcast(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """From every rank in turn."""
+        for source in range(self.place.size):
+            expected = self._given(turn, source, size, dtype)
+            sent = self._sent(turn, expected if source == self.place.rank else torch.zeros(size), dtype)
+            seconds = self._timed(functools.partial(dist.broadcast, sent, source))
+            self._check(self._step, sent, expected, seconds)
+
+    def _reduce_scatter(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """Each rank gets its part, `size` elements, of the sum."""
+        place = self.place
+        values = self._sent(turn, self._given(turn, place.rank, size * place.size, dtype), dtype)
+        part = values.new_zeros(size)
+        seconds = self._timed(lambda: dist.reduce_scatter_tensor(part, values))
+        self._check(
+            self._step, part, self._sum(turn, size * place.size, dtype).view(place.size, size)[place.rank], seconds
+        )
+
+    def _all_to_all(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """Each rank gets the part of every other that is for it, `size` elements."""
+        place = self.place
+        given = [self._given(turn, rank, size * place.size, dtype) for rank in range(place.size)]
+        values = self._sent(turn, given[place.rank], dtype)
+        received = torch.zeros_like(values)
+        seconds = self._timed(lambda: dist.all_to_all_single(received, values))
+        self._check(
+            self._step, received, torch.cat([part.view(place.size, size)[place.rank] for part in given]), seconds
+        )
+
+    def _all_to_all_uneven(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """The same with parts of different lengths: `size` elements and the numbers of sender and receiver more."""
+        place, ranks = self.place, range(self.place.size)
+        lengths = [[size + to + sender for to in ranks] for sender in ranks]
+        given = [self._given(turn, rank, sum(lengths[rank]), dtype) for rank in ranks]
+        values = self._sent(turn, given[place.rank], dtype)
+        takes = [lengths[sender][place.rank] for sender in ranks]
+        received = values.new_zeros(sum(takes))
+        seconds = self._timed(lambda: dist.all_to_all_single(received, values, takes, lengths[place.rank]))
+        parts = [torch.split(part, lengths[sender])[place.rank] for sender, part in enumerate(given)]
+        self._check(self._step, received, torch.cat(parts), seconds)
+
+    def _send_receive(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """To the next rank and from the one before, in a ring; nothing in a world of one."""
+        place = self.place
+        if place.size == 1:
+            return
+        before, after = ((place.rank + step) % place.size for step in (-1, 1))
+        values = self._sent(turn, self._given(turn, place.rank, size, dtype), dtype)
+        received = torch.zeros_like(values)
+
+        def ring() -> None:
+            if turn % 2:  # one after the other: those with odd numbers receive first
+                for works in (dist.send, dist.recv) if place.rank % 2 == 0 else (dist.recv, dist.send):
+                    works(values if works is dist.send else received, after if works is dist.send else before)
+                return
+            both = dist.P2POp(dist.isend, values, after), dist.P2POp(dist.irecv, received, before)
+            for work in dist.batch_isend_irecv(list(both)):
+                work.wait()
+
+        seconds = self._timed(ring)
+        self._check(self._step, received, self._given(turn, before, size, dtype), seconds)
+
+    def _measure(self, dtype: torch.dtype) -> None:
+        """all_reduce of larger and larger tensors, each checked, and its bus bandwidth.
+
+        That is 2 (n - 1) / n times the bytes over the seconds (nccl-tests, doc/PERFORMANCE.md). Whether the next size
+        is tried is agreed on, by the least of the ranks' free memory and the longest of their times. The first period
+        that is wrong is compared on the host, not all of it.
+        """
+        place, rate = self.place, math.inf
+        given, expected = self._given(0, place.rank, _PERIOD, dtype), self._sum(0, _PERIOD, dtype)
+        for periods in _PERIODS[place.backend]:
+            step = f"all_reduce {short_name(dtype)} {periods * _PERIOD}"
+            self._begin(step)
+            volume = periods * _PERIOD * torch.finfo(dtype).bits // 8
+            if self._agreed(_free(place.moved), dist.ReduceOp.MIN) < 3 * volume:
+                return self._leave_out("too little memory is free")
+            if volume > rate * _PATIENT:
+                return self._leave_out(f"one call would take more than {_PATIENT:g} s")
+            values = given.to(place.moved, dtype).repeat(periods, 1)
+            seconds = self._timed(functools.partial(dist.all_reduce, values))
+            different = (values != expected.to(place.moved, dtype)).any(dim=1).to(torch.uint8)
+            self._check(step, values[int(different.argmax())], expected, seconds)
+            values.zero_()  # further sums would leave the dtype
+            spent = sum(self._timed(functools.partial(dist.all_reduce, values)) for _ in range(_TIMED))
+            rate = volume * _TIMED / self._agreed(spent, dist.ReduceOp.MAX)
+            self._tell(RATE + step, 2 * (place.size - 1) / place.size * rate / 1e9)
+
+    def _agreed(self, value: float, how: dist.ReduceOp.RedOpType) -> float:
+        """The least or largest of all ranks' values, the same on each."""
+        shared = torch.tensor([value], dtype=torch.float64, device=self.place.moved)
+        dist.all_reduce(shared, how)
+        return float(shared)
+
+    def _train(self) -> None:
+        """One step of a layer under DistributedDataParallel, against one process with all ranks' samples.
+
+        DDP multiplies each gradient by 1 / size before it sums. With losses times `size` and one sample a rank, each is
+        0 or +-size before that, and 0 or +-1 after it in any dtype: the sums are exact for every size.
+        """
+        place = self.place
+        layer, single = _layer(place.rank).to(place.device), _layer(0)
+        ids = [place.device.index] if place.device.type == "cuda" else None
+        x, target = (values.to(place.device) for values in _sample(place.rank))
+
+        def step() -> None:
+            wrapped = DistributedDataParallel(layer, device_ids=ids)
+            ((wrapped(x) * target).sum() * place.size).backward()
+
+        seconds = self._timed(step)
+        samples = [_sample(rank) for rank in range(place.size)]
+        whole, targets = (torch.cat(parts) for parts in zip(*samples))
+        (single(whole) * targets).sum().backward()
+        for (name, got), wanted in zip(layer.named_parameters(), single.parameters()):
+            self._check(f"ddp {name}", got, wanted.detach(), seconds)
+            assert got.grad is not None and wanted.grad is not None, f"no gradient of {name}"
+            self._check(f"ddp gradient of {name}", got.grad, wanted.grad, seconds)
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        work()
+        if self.place.device.type == "cuda":
+            torch.cuda.synchronize(self.place.device)
+        return time.perf_counter() - begin
+
+    def _check(self, case: str, got: torch.Tensor, expected: torch.Tensor, seconds: float) -> None:
+        worst = compare(got, expected)
+        self._tell(f"{FIGURE}{case}", [dtype_name(got.dtype), list(got.shape), worst.error, seconds])
+        if worst.wrong:
+            self._tell(f"{WRONG}{case}", [self._step, f"{case}: {worst}"])
+
+
+def _values(turn: int, rank: int, size: int, most: int) -> torch.Tensor:
+    """float32 integers from +-1 to +-`most`, of a rank's own in each turn."""
+    repeats = -(-size // _PERIOD)
+    return hashed_inputs.whole((min(size, _PERIOD),), 1000 * (turn + 1) + rank, most).repeat(repeats)[:size]
+
+
+def _free(device: torch.device) -> float:
+    """Bytes of the GPU's memory; the host's is not asked for, as little of it is used."""
+    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float(1 << 62)
+
+
+def _layer(rank: int) -> torch.nn.Linear:
+    """With other weights on each rank: DDP gives all the first one's."""
+    layer = torch.nn.Linear(_COLUMNS, _ROWS)
+    with torch.no_grad():
+        layer.weight.copy_(hashed_inputs.ternary((_ROWS, _COLUMNS), seed=500 + rank))
+        layer.bias.copy_(hashed_inputs.ternary((_ROWS,), seed=600 + rank))
+    return layer
+
+
+def _sample(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rank's one sample and its target, of {-1, 0, 1}."""
+    return hashed_inputs.ternary((1, _COLUMNS), seed=700 + rank, every=2), hashed_inputs.ternary(
+        (1, _ROWS), seed=800 + rank, every=2
+    )

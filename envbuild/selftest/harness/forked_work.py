@@ -1,0 +1,257 @@
+"""Work that may crash or hang, done in forked processes: what each told until then comes back, and how it ended.
+
+The children stay in their parent's process group, so whoever ends that group ends them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, NoReturn
+
+from envbuild.selftest.harness.frame_protocol import write_all
+from envbuild.selftest.harness.probe_outcome import signal_name
+
+# What is done to a process whose time is over, and the seconds it then has: faulthandler answers SIGABRT with the
+# stack; who outlives SIGKILL is held by the kernel, and is left behind.
+_MEASURES = ((signal.SIGABRT, 1.0), (signal.SIGKILL, 5.0))
+_TICK = 0.02  # seconds between looks at a process that has closed its pipes and is not gone yet
+_CHUNK = 1 << 16
+_RAISED = "raised at"
+_MOST_TOLD = 8 << 20  # bytes
+_KEPT_NOISE = 1 << 14  # bytes: a stack, and the list of modules that faulthandler writes after it
+
+
+class Tell:
+    """Says to the parent what a key's value is, by now; `fd` is where."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __call__(self, key: str, value: Any) -> None:
+        write_all(self.fd, (json.dumps([key, value]) + "\n").encode("ascii"))
+
+
+Work = Callable[[Tell], None]
+
+
+@dataclass(frozen=True)
+class ForkEnding:
+    """`told`: the last value of each key. `failure`: None where the work came to its end, else a sentence.
+
+    `signal`: the name of the one that it died of by itself. `stopped`: it was ended here. `noise`: the last 16 KB of
+    what it printed, and of its stack where it died of a signal. `moment`: when it ended, by the clock that all
+    processes share (time.monotonic); where it raised, when it did.
+    """
+
+    told: Mapping[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+    seconds: float = 0.0
+    signal: str | None = None
+    stopped: bool = False
+    noise: str = ""
+    moment: float = 0.0
+
+
+class ForkedWork:
+    """A piece of work under way."""
+
+    def __init__(self, work: Work) -> None:
+        self._begin = time.monotonic()
+        self._deadline = math.inf
+        self._limit = math.inf
+        self._measures = iter(_MEASURES)
+        self._stopped: str | None = None
+        self._status: int | None = None
+        self._seconds: float | None = None
+        told, tell = os.pipe()
+        heard, noise = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._streams = {told: bytearray(), heard: bytearray()}
+        self._told, self._heard = told, heard
+        self.open_ends = {told, heard}
+        try:
+            self._pid = os.fork()
+            if self._pid == 0:
+                _child(work, tell, noise, (told, heard))
+        except OSError:
+            self._close()
+            raise
+        finally:
+            os.close(tell)
+            os.close(noise)
+
+    def finish(self, limit: float) -> ForkEnding:
+        """Wait for the end, at most until `limit` seconds after the start; then the process is ended."""
+        return _attend([[self]], limit, math.inf)[0][0]
+
+    @property
+    def over(self) -> bool:
+        """It is gone, or given up."""
+        return self._seconds is not None
+
+    @property
+    def broke_off(self) -> bool:
+        return self.over and self._status != 0
+
+    def allow(self, limit: float) -> None:
+        """At most `limit` seconds, counted from the start; never more than before."""
+        if self._begin + limit < self._deadline:
+            self._limit, self._deadline = limit, self._begin + limit
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._begin
+
+    def patience(self) -> float:
+        """Seconds until something is to be done about it even if nothing comes."""
+        return max(0.0, self._deadline - time.monotonic()) if self.open_ends else _TICK
+
+    def attend(self, ready: Sequence[int]) -> None:
+        """Take in what came, see whether it is gone, and do what is due."""
+        for fd in self.open_ends.intersection(ready):
+            self._take(fd, os.read(fd, _CHUNK))
+        if not self.open_ends and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self._status = os.waitpid(self._pid, 0)[1]
+            self._seconds = self.elapsed()
+        elif len(self._streams[self._told]) > _MOST_TOLD and not self._stopped:
+            self._press("it told too much")
+        elif time.monotonic() >= self._deadline:
+            self._press(f"not done after {self._limit:.3g} s")
+
+    def _take(self, fd: int, data: bytes) -> None:
+        if not data:
+            self.open_ends.discard(fd)
+            os.close(fd)
+        elif fd == self._heard:
+            self._streams[fd] += data
+            del self._streams[fd][:-_KEPT_NOISE]
+        elif not self._stopped:
+            self._streams[fd] += data
+
+    def _press(self, why: str) -> None:
+        self._stopped = self._stopped or why
+        number, seconds = next(self._measures, (None, 0.0))
+        if number is None:
+            self._stopped += ", and it could not be killed: the driver or the kernel holds it"
+            self._seconds = self.elapsed()
+            self._close()
+        else:
+            os.kill(self._pid, number)
+            self._deadline = time.monotonic() + seconds
+
+    def _close(self) -> None:
+        while self.open_ends:
+            os.close(self.open_ends.pop())
+
+    def ending(self) -> ForkEnding:
+        told: dict[str, Any] = {}
+        for line in bytes(self._streams[self._told]).split(b"\n"):
+            with contextlib.suppress(ValueError, TypeError):
+                key, value = json.loads(line)
+                told[key] = value
+        noise = self._streams[self._heard].decode("utf-8", "replace").strip()
+        died_of = None if self._stopped or self._status is None else _died_of(self._status)
+        failure = self._stopped or self._failure(died_of, told, noise)
+        seconds = self._seconds or 0.0
+        moment = float(told.pop(_RAISED, self._begin + seconds))
+        return ForkEnding(told, failure, seconds, died_of, bool(self._stopped), noise, moment)
+
+    def _failure(self, died_of: str | None, told: Mapping[str, Any], noise: str) -> str | None:
+        if died_of:
+            return f"the process died of {died_of}"
+        if "error" in told:
+            return str(told["error"])
+        code = os.WEXITSTATUS(self._status or 0)
+        last = noise.splitlines()[-1:] or [""]
+        return None if code == 0 else f"the process ended with status {code}: {last[0]}".rstrip(": ")
+
+
+def run_forked(work: Work, limit: float) -> ForkEnding:
+    """Start and wait; a machine that allows no further process is told as a failure."""
+    return run_groups([[work]], limit, math.inf)[0][0]
+
+
+def run_groups(groups: Sequence[Sequence[Work]], limit: float, grace: float) -> list[list[ForkEnding]]:
+    """Run all works of all groups at once, `limit` seconds at most.
+
+    Those of a group may wait for each other: once one broke off, the others have `grace` seconds more. A machine that
+    does not allow so many processes is told as a failure of all.
+    """
+    processes: list[list[ForkedWork]] = [[] for _ in groups]
+    try:
+        for works, started in zip(groups, processes):
+            for work in works:
+                started.append(ForkedWork(work))
+    except OSError as error:
+        _attend(processes, 0, 0)
+        return [[ForkEnding(failure=f"no process could be started: {error}") for _ in works] for works in groups]
+    return _attend(processes, limit, grace)
+
+
+def _attend(groups: Sequence[Sequence[ForkedWork]], limit: float, grace: float) -> list[list[ForkEnding]]:
+    left = [process for group in groups for process in group]
+    for process in left:
+        process.allow(limit)
+    while left:
+        open_ends = [fd for process in left for fd in process.open_ends]
+        ready, _, _ = select.select(open_ends, [], [], min(process.patience() for process in left))
+        for process in left:
+            process.attend(ready)
+        for group in groups:
+            if any(process.broke_off for process in group):
+                for process in group:
+                    process.allow(process.elapsed() + grace)
+        left = [process for process in left if not process.over]
+    return [[process.ending() for process in group] for group in groups]
+
+
+def limit_memory(more: int) -> None:
+    """Cap this process's address space at what is mapped and `more` bytes."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _died_of(status: int) -> str | None:
+    return signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+
+
+def _child(work: Work, tell: int, noise: int, not_ours: tuple[int, ...]) -> NoReturn:
+    """Leaves without Python's shutdown, which could crash after all is told."""
+    status = 70
+    try:
+        for fd in not_ours:
+            os.close(fd)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (noise, 1), (noise, 2)):
+            os.dup2(source, target)
+        os.close(noise)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        faulthandler.enable(file=2, all_threads=False)
+        status = attempt(work, Tell(tell))
+    finally:
+        os._exit(status)
+
+
+def attempt(work: Work, tell: Tell) -> int:
+    """Do the work; the exit status of its process. What it raises is told."""
+    try:
+        work(tell)
+    except BaseException as error:
+        lines = str(error).strip().splitlines() or ["no message"]
+        tell(_RAISED, time.monotonic())
+        tell("error", f"{type(error).__name__}: {lines[0][:2000]}")
+        return 1
+    return 0

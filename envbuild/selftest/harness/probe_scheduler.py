@@ -1,0 +1,240 @@
+"""The parent: plans the probes, runs each in a process of its own, and tells what came of them.
+
+It imports torch, so that a forked probe need not, and calls nothing of it: no tensor, no operation, no torch.cuda. A
+process forked after so much as one CPU operation can hang in torch's thread pool.
+
+On a GPU probes work one after the other, so that what the driver reports is the fault of one of them, and none takes
+time or memory from another. Only the start of CUDA, an estimated 0.6 to 1 s of each, is done ahead, while another one
+works. On a CPU two probes work at the same time, unless one of them measures time or takes all memory: a probe has long
+stretches that one processor does. Results are in the catalogue's order either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, Callable, NoReturn
+
+import torch
+
+from envbuild.selftest.harness import host_memory, probe_supervisor, probe_verdict
+from envbuild.selftest.harness.job_document import LEVELS, JobDocument
+from envbuild.selftest.harness.probe import Probe
+from envbuild.selftest.harness.probe_outcome import FAILED, PASSED, SKIPPED, Outcome
+from envbuild.selftest.nvidia.gpu_monitor import Monitor
+from envbuild.selftest.nvidia.gpu_telemetry import Report, attribute
+
+Emit = Callable[[Mapping[str, Any]], None]
+
+_INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
+_MOST_AHEAD = 2
+_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # of a GPU's memory, by the probe that takes most at each level
+_CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
+_PAIR_MIB = 4 << 10  # of the machine's memory: twice what a probe takes at most on a CPU, up to level standard
+
+
+class RunInterrupted(BaseException):
+    """SIGTERM or SIGINT came; `number` is the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def plan(probes: Sequence[Probe], job: JobDocument) -> tuple[Probe, ...]:
+    """The probes to run, in the catalogue's order: those asked for by name, else the level's and the required ones."""
+    if job.probes is not None:
+        return tuple(probe for probe in probes if probe.name in job.probes)
+    levels = LEVELS[: LEVELS.index(job.level) + 1]
+    due = {probe.name for probe in probes if probe.level in levels and not _lacks_script(probe, job)}
+    return tuple(probe for probe in probes if probe.name in due or probe.name in job.require)
+
+
+def run(
+    probes: Sequence[Probe], job: JobDocument, emit: Emit, terms: probe_supervisor.Terms = probe_supervisor.TERMS
+) -> bool:
+    """Run the planned probes; True where none failed. Raises Interrupted after ending them."""
+    planned = plan(probes, job)
+    counts = {PASSED: 0, FAILED: 0, SKIPPED: 0}
+    before = {number: signal.signal(number, _interrupt) for number in _INTERRUPTIONS}
+    processes = _Processes(job, terms)
+    try:
+        emit(_start(planned, job))
+        processes.watch_gpus()
+        for index, probe in enumerate(planned):
+            outcome, documents = processes.run(planned[index:])
+            counts[outcome.status] += 1
+            emit(outcome.document(probe.name, probe.level))
+            for document in documents:
+                emit(document)
+        emit(dict(counts, kind="end", probes=len(planned)))
+    finally:
+        processes.end()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return not counts[FAILED]
+
+
+def start_ahead(job: JobDocument, report: Report) -> int:
+    """How many probes may start CUDA while another one works: as many as processors and GPU memory are left for.
+
+    None where NVML does not report it, at level full and with the profile's own shapes, whose need of memory is not
+    known, and where the compute mode keeps other processes from the GPU.
+    """
+    if job.level not in _NEED_MIB or job.own.shapes or not report.gpus:
+        return 0
+    spare = [
+        (window.last.get("free_mib", 0) - _NEED_MIB[job.level]) // _CONTEXT_MIB
+        for window in report.gpus.values()
+        if window.last.get("compute_mode") == 0
+    ]
+    return max(0, min(_MOST_AHEAD, job.thread_count - 1, *spare)) if len(spare) == len(report.gpus) else 0
+
+
+def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
+    """Those that start CUDA while the first works, `most` of them: none behind one that runs alone, nor during it."""
+    found: list[Probe] = []
+    for before, probe in zip(waiting, waiting[1:]):
+        if before.alone or len(found) == most:
+            break
+        if probe.may_start_ahead:
+            found.append(probe)
+    return found
+
+
+def works_in_pairs(job: JobDocument, memory: int) -> bool:
+    """Whether two probes may work at the same time: on a CPU with processors and memory (bytes) for both."""
+    known = job.level in _NEED_MIB and not job.own.shapes
+    return job.device == "cpu" and job.thread_count > 1 and known and memory >= _PAIR_MIB << 20
+
+
+def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
+    """Those that may work while the first one does, in order: none behind one that runs alone."""
+    for before, probe in zip(waiting, waiting[1:]):
+        if not (before.may_accompany and probe.may_accompany):
+            return
+        yield probe
+
+
+class _Processes:
+    """The harness's children: NVML's monitor, the probes that work, and those that start CUDA ahead."""
+
+    def __init__(self, job: JobDocument, terms: probe_supervisor.Terms) -> None:
+        self._job = job
+        self._terms = terms
+        self._ahead = 0
+        self._together = 2 if works_in_pairs(job, host_memory.available_bytes()) else 1
+        self._monitor: Monitor | None = None
+        self._children: dict[str, probe_supervisor.Child] = {}
+
+    def watch_gpus(self) -> None:
+        """From now on, where there are to be any."""
+        if self._job.device == "cuda":
+            with _uninterrupted():
+                self._monitor = Monitor(self._terms.hidden)
+            self._ahead = start_ahead(self._job, self._monitor.report())
+
+    def run(self, waiting: Sequence[Probe]) -> tuple[Outcome, list[dict[str, Any]]]:
+        """Run the first of the probes that are left, and meanwhile others that may work at the same time."""
+        probe = waiting[0]
+        lacking = _lacking(probe, self._job)
+        if lacking:
+            return Outcome(SKIPPED, reason=lacking), []
+        try:
+            process = self._working(probe)
+        except OSError as error:
+            return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), []
+        with contextlib.suppress(OSError):  # it is tried again when the probe's turn comes
+            for later in next_in_line(waiting, self._ahead):
+                self._started(later)
+        while not process.over:
+            with contextlib.suppress(OSError):
+                self._accompany(waiting)
+            probe_supervisor.attend([child for child in self._children.values() if child.works])
+        ending = process.ending()
+        with _uninterrupted():
+            self._children.pop(probe.name).end()
+        judge = probe_verdict.judge_script if probe.needs == "script" else probe_verdict.judge_ending
+        return self._attributed(judge(ending, self._timeout(probe))), probe_verdict.documents(ending)
+
+    def _accompany(self, waiting: Sequence[Probe]) -> None:
+        """Let probes work beside the first of those that are left, as many as may work together."""
+        for probe in companions(waiting):
+            if sum(child.works for child in self._children.values()) >= self._together:
+                return
+            if probe.name not in self._children and not _lacking(probe, self._job):
+                self._working(probe)
+
+    def _working(self, probe: Probe) -> probe_supervisor.Child:
+        """Its process, to which it is said that its turn has come."""
+        process = self._started(probe)
+        if not (process.works or process.over):
+            process.go(self._timeout(probe), self._terms)
+        return process
+
+    def _timeout(self, probe: Probe) -> float:
+        return self._job.timeouts.get(probe.name, probe.timeout)
+
+    def end(self) -> None:
+        """Leave nothing running."""
+        with _uninterrupted():
+            for process in self._children.values():
+                process.end()
+            if self._monitor:
+                self._monitor.end()
+
+    def _started(self, probe: Probe) -> probe_supervisor.Child:
+        with _uninterrupted():
+            if probe.name not in self._children:
+                others = [fd for process in self._children.values() for fd in process.descriptors]
+                monitor = self._monitor.descriptors if self._monitor else ()
+                self._children[probe.name] = probe_supervisor.Child(
+                    probe, self._job, (*self._terms.hidden, *monitor, *others)
+                )
+            return self._children[probe.name]
+
+    def _attributed(self, outcome: Outcome) -> Outcome:
+        return attribute(outcome, self._monitor.report()) if self._monitor else outcome
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interruption waits until it is certain that what is started would be ended, so that nothing is left behind."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _lacking(probe: Probe, job: JobDocument) -> str | None:
+    """What a probe needs that is not there."""
+    if probe.needs == "cuda" and job.device != "cuda":
+        return "needs a GPU"
+    return "needs a script of the profile's own" if _lacks_script(probe, job) else None
+
+
+def _lacks_script(probe: Probe, job: JobDocument) -> bool:
+    return probe.needs == "script" and job.own.script is None
+
+
+def _start(planned: Sequence[Probe], job: JobDocument) -> dict[str, Any]:
+    return {
+        "kind": "start",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": job.device,
+        "threads": job.thread_count,
+        "level": job.level,
+        "seed": job.seed,
+        "probes": [probe.name for probe in planned],
+        "pid": os.getpid(),
+    }
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise RunInterrupted(number)

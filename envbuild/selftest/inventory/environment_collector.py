@@ -1,0 +1,214 @@
+"""What this environment really holds, as one framed document: libraries found and loaded, distributions, torch,
+compiled extensions.
+
+Judges nothing; needs no GPU. Torch is imported and foreign libraries are loaded in processes of their own, so that a
+crash is reported and does not end the audit.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from envbuild.selftest.__main__ import BAD_JOB, OK, take
+from envbuild.selftest.harness import forked_work
+from envbuild.selftest.harness.frame_protocol import FrameWriter
+from envbuild.selftest.inventory import (
+    compiled_extensions,
+    elf_reader,
+    installed_distributions,
+    installed_file_comparison,
+    interpreter_setup,
+    library_versions,
+    mapped_libraries,
+    startup_files,
+)
+from envbuild.selftest.inventory.library_search import SITE, Search, library_of_file, own_digits, search_libraries
+from envbuild.selftest.inventory.mapped_libraries import Inventory
+
+VERSION = 1
+_NONCE = re.compile(r"[0-9a-f]{32}")
+# An import takes 2 to 8 s; on 4 cores with a load of 20, once more than 60.
+_IMPORT_SECONDS, _LOAD_SECONDS = 300.0, 10.0
+_MOST_COPIES, _MOST_IDENTIFIED = 400, 12
+_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP")
+_ARCHITECTURES = re.compile(rb"(?:(?:sm|compute)_[0-9]{2,3}[af]? ){1,40}(?:sm|compute)_[0-9]{2,3}[af]?(?=\0)")
+
+
+def main(job: Any, out: int = 1) -> int:
+    """Write the document of this interpreter's environment, in a frame that carries the job's nonce."""
+    nonce = job.get("nonce") if isinstance(job, dict) else None
+    if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce) or job.get("version") != VERSION:
+        print("job: version 1 and a nonce of 32 hexadecimal digits expected", file=sys.stderr)
+        return BAD_JOB
+    interpreter_setup.extend_path(variables=True)
+    interpreter_setup.disable_backends()
+    FrameWriter(take(out), nonce)(printable_document(collect(job.get("wheels") or {})))
+    return OK
+
+
+def collect(wheels: installed_file_comparison.Wheels = MappingProxyType({})) -> dict[str, Any]:
+    """The document. `wheels`: what is known of the bytes that the distributions brought.
+
+    The files are read before torch is imported: that runs the code of packages.
+    """
+    begin = time.monotonic()
+    sites = installed_distributions.sites()
+    held = installed_file_comparison.compare_files([site for site in sites if site.endswith("/site-packages")], wheels)
+    started = startup_files.find_startup_files(installed_distributions.startup_folders(), held.owners)
+    compared = time.monotonic()
+    importing = _import_torch()
+    found = search_libraries(sites, installed_distributions.prefixes(), os.environ)
+    searched = time.monotonic()
+    libraries = mapped_libraries.take_inventory(sorted(found.copies)[:_MOST_COPIES], hashed=held.hashes)
+    hashed = time.monotonic()
+    ending = importing.finish(_IMPORT_SECONDS) if isinstance(importing, forked_work.ForkedWork) else importing
+    imported = time.monotonic()
+    loaded = [str(path) for path in ending.told.get("mapped", ())] if ending else []
+    unseen = [path for path in loaded if path not in found.copies]
+    later = mapped_libraries.take_inventory(unseen)
+    reported = dict(ending.told.get("reported", {})) if ending else {}
+    copies = _copies([libraries, later], found, loaded, reported)
+    copied = time.monotonic()
+    compiled, left_out = compiled_extensions.extension_rows(has_torch=bool(ending and "version" in ending.told))
+    return {
+        "kind": "holdings",
+        "python": installed_distributions.python(),
+        "distributions": installed_distributions.distributions(),
+        "startup": started,
+        "altered": held.altered,
+        "unrecorded": held.unrecorded,
+        "preferred": held.preferred,
+        "unchecked": held.unchecked,
+        "torch": _torch(ending),
+        "libraries": copies,
+        "order": _order(copies),
+        "extensions": compiled,
+        "apex": installed_distributions.apex(),
+        "variables": {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)},
+        "compat": sorted(found.compat),
+        "machine": installed_distributions.driver_and_gpus(),
+        "cut": found.cut or left_out or held.cut or len(found.copies) > _MOST_COPIES,
+        "seconds": {
+            "files": compared - begin,
+            "search": searched - compared,
+            "checksums": hashed - searched,
+            "waiting for torch": imported - hashed,
+            "torch": ending.seconds if ending else 0.0,
+            "extensions": time.monotonic() - copied,
+            "all": time.monotonic() - begin,
+        },
+    }
+
+
+def _import_torch() -> forked_work.ForkedWork | forked_work.ForkEnding | None:
+    if not installed_distributions.has("torch"):
+        return None
+    try:
+        return forked_work.ForkedWork(library_versions.torch)
+    except OSError as error:
+        return forked_work.ForkEnding(failure=f"no process could be started: {error}")
+
+
+def _torch(ending: forked_work.ForkEnding | None) -> dict[str, Any] | None:
+    if ending is None:
+        return None
+    told = ending.told
+    return {
+        "version": told.get("version"),
+        "cuda": told.get("cuda"),
+        "hip": told.get("hip"),
+        "path": told.get("path"),
+        "imported": "version" in told,
+        "architectures": (told.get("architectures") or _architectures_on_disk()).split(),
+        "failure": ending.failure,
+    }
+
+
+def _architectures_on_disk() -> str:
+    """The list as it stands in torch's own library, for a torch that cannot be imported."""
+    for site in installed_distributions.sites():
+        for name in ("libtorch_python.so", "libtorch_cuda.so"):
+            try:
+                with Path(site, "torch", "lib", name).open("rb") as file:
+                    view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError):  # ValueError: an empty file
+                continue
+            with view:
+                match = _ARCHITECTURES.search(view)
+                if match:
+                    return match[0].decode("ascii")
+    return ""
+
+
+def _copies(
+    taken: Iterable[Inventory], found: Search, loaded: Iterable[str], reported: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    rows = []
+    mapped, asked = frozenset(loaded), 0
+    for library in (library for part in taken for library in part.libraries):
+        path, kind = library.path, library_of_file(library.name)
+        # what torch's wheel bundles is not of torch's version
+        own = library.record and library.owner.startswith("nvidia-")
+        version = library.version if own else own_digits(path)
+        says = reported.get(path)
+        if version is None and says is None and kind in library_versions.ASKED and asked < _MOST_IDENTIFIED:
+            asked += 1
+            says = (
+                forked_work.run_forked(library_versions.identify(path), _LOAD_SECONDS)
+                .told.get("reported", {})
+                .get(path)
+            )
+        about = elf_reader.read(path) or elf_reader.Elf()
+        rows.append(
+            {
+                **library.document(),
+                "library": kind,
+                "version": version or says,
+                "reported": says,
+                "loaded": path in mapped,
+                "ways": sorted(found.copies.get(path, ())),
+                "soname": about.soname,
+                "build_id": about.build_id,
+                "rpath": about.rpath,
+                "runpath": about.runpath,
+            }
+        )
+    return rows
+
+
+def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Which libcublasLt a program gets that loads libcublas first, for the libcublas that torch or the environment
+    has."""
+    of_kind = [copy for copy in copies if copy["library"] == "cublas" and (copy["loaded"] or SITE in copy["ways"])]
+    if not of_kind:
+        return None
+    cublas = str(max(of_kind, key=lambda copy: bool(copy["loaded"]))["path"])
+    beside = sorted(Path(cublas).parent.glob("libcublasLt*.so*"))
+    lt = os.path.realpath(beside[0]) if beside else None
+    ending = forked_work.run_forked(library_versions.cublas_first(cublas, lt), _LOAD_SECONDS)
+    return {
+        "cublas": cublas,
+        "beside": lt,
+        "alone": ending.told.get("alone", []),
+        "both": ending.told.get("both", []),
+        "failure": ending.failure,
+    }
+
+
+def printable_document(value: Any) -> Any:
+    """The document with whatever a terminal could take for more than text spelled out: paths may hold anything."""
+    if isinstance(value, str):
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in value)
+    if isinstance(value, Mapping):
+        return {printable_document(key): printable_document(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [printable_document(item) for item in value]
+    return value

@@ -1,0 +1,147 @@
+"""Compares installed files with what their distributions brought: with the wheel's bytes, else with RECORD.
+
+RECORD is only a claim of the distribution's author.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from envbuild.selftest.inventory import distribution_records, elf_reader
+
+_MOST = 500
+# What installers write in addition to a wheel's own files.
+_ADDED = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"))
+
+Wheels = Mapping[str, Mapping[str, str]]
+"""By "name==version", sha256 by path below site-packages."""
+
+
+@dataclass
+class Installed:
+    """`altered`: files that differ from what was brought. `unrecorded`: files of package folders in no RECORD.
+    `preferred`: files that the loader prefers to another package's library. `unchecked`: bytecode that Python runs
+    without comparing it with its source. `owners`: by real path, the distribution whose RECORD lists it; `hashes`:
+    sha256 by real path. `cut`: there are more than are listed."""
+
+    altered: list[dict[str, Any]] = field(default_factory=list)
+    unrecorded: list[str] = field(default_factory=list)
+    owners: dict[str, str] = field(default_factory=dict)
+    hashes: dict[str, str | None] = field(default_factory=dict)
+    preferred: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A file as it should be. `sha256` None: it should not be there. `by`: "wheel" or "RECORD"."""
+
+    path: str
+    owner: str
+    sha256: str | None
+    by: str
+
+    @property
+    def name(self) -> str:
+        return self.owner.partition("==")[0]
+
+
+def compare_files(folders: Iterable[str], wheels: Wheels) -> Installed:
+    """Compare every file of every RECORD on sys.path. `folders`: where files in no RECORD are listed."""
+    found = Installed()
+    wanted = [
+        item
+        for distribution in distribution_records.found_distributions()
+        for item in _wanted(distribution, wheels, found)
+    ]
+    found.hashes = distribution_records.file_hashes({item.path for item in wanted})
+    # metadata that an upgrade left behind lists files of another version
+    right = {(item.path, item.name) for item in wanted if found.hashes[item.path] == item.sha256}
+    wrong = [item for item in wanted if found.hashes[item.path] != item.sha256
+             and (item.by == "wheel" or (item.path, item.name) not in right)]  # fmt: skip
+    rows = [{**vars(item), "sha256": found.hashes[item.path]} for item in wrong]
+    paths = [path for folder in folders for path in _files(folder)]
+    lost = [path for path in paths if path not in found.owners and not _is_linker_name(path, found.owners)]
+    preferred = [path for path in paths if _is_preferred(path, found.owners)]
+    found.altered, found.unrecorded, found.preferred = rows[:_MOST], lost[:_MOST], preferred[:_MOST]
+    unchecked = [path for path in paths if _is_unchecked(path)]
+    found.unchecked = unchecked[:_MOST]
+    found.cut = any(len(listed) > _MOST for listed in (rows, lost, preferred, unchecked))
+    return found
+
+
+def _is_linker_name(path: str, owners: Mapping[str, str]) -> bool:
+    """Whether this is a link `libx.so` to a recorded `libx.so.1` in its folder: linkers need it, and wheels omit it."""
+    folder, _, name = path.rpartition("/")
+    if not name.endswith(".so") or not Path(path).is_symlink():
+        return False
+    target = str(Path(path).readlink())
+    return target.startswith(f"{name}.") and f"{folder}/{target}" in owners
+
+
+def _is_unchecked(path: str) -> bool:
+    """Whether this is bytecode that Python runs whatever its source is (PEP 552: by hash, and not to be checked)."""
+    folder, _, name = path.rpartition("/")
+    if not folder.endswith("/__pycache__") or not name.endswith(".pyc"):
+        return False
+    try:
+        with open(path, "rb", opener=_at_once) as file:
+            return int.from_bytes(file.read(8)[4:], "little") & 3 == 1
+    except OSError:
+        return False
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO does not wait for a writer
+
+
+def _is_preferred(path: str, owners: Mapping[str, str]) -> bool:
+    other = elf_reader.loaded_as(path)
+    return elf_reader.HWCAPS in path.split("/") or (
+        other != path and other in owners and owners.get(path) != owners[other]
+    )
+
+
+def _wanted(distribution: metadata.Distribution, wheels: Wheels, found: Installed) -> Iterator[_Wanted]:
+    name = distribution_records.normalise(str(distribution.metadata["Name"]))
+    owner = f"{name}=={distribution.version}"
+    folder = os.path.realpath(str(distribution.locate_file("")))
+    recorded, brought = dict(distribution_records.record_rows(distribution)), wheels.get(owner)
+    for path in {**recorded, **(brought or {})}:
+        real = _real(folder, path)
+        found.owners.setdefault(real, name)
+        inside = not path.startswith(("/", "../"))
+        if brought is not None and path in brought:
+            yield _Wanted(real, owner, brought[path], "wheel")
+        elif brought is not None and inside and recorded[path] and not _is_generated(path):
+            yield _Wanted(real, owner, None, "wheel")
+        elif recorded.get(path):
+            yield _Wanted(real, owner, recorded[path], "RECORD")
+
+
+def _is_generated(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return folder.endswith(".dist-info") and (name in _ADDED or name == "METADATA")
+
+
+def _real(folder: str, path: str) -> str:
+    """The file's path without links to folders; a link to a file is a file of its own."""
+    inner, _, name = path.rpartition("/")
+    return f"{_real_folder(folder, inner)}/{name}"
+
+
+@functools.cache
+def _real_folder(folder: str, inner: str) -> str:
+    return os.path.realpath(f"{folder}/{inner}")
+
+
+def _files(folder: str) -> Iterator[str]:
+    for root, inner, names in os.walk(folder):
+        yield from (_real(root, name) for name in [*names, *({elf_reader.HWCAPS} & set(inner))])

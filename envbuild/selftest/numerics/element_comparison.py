@@ -1,0 +1,119 @@
+"""Compares a result with its reference, element by element."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from envbuild.selftest.numerics import tolerances
+from envbuild.selftest.numerics.error_pattern import describe
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element furthest from its reference: `where` its index, `wrong` how many leave the bound.
+
+    `beyond_rounding`: the largest share that any element's error takes of its tolerance, the rounding of the exact
+    result left out of both; above 1 where an element is wrong. `pattern`: what the wrong elements have in common.
+    """
+
+    error: float
+    bound: float
+    beyond_rounding: float
+    where: tuple[int, ...]
+    got: float
+    expected: float
+    wrong: int
+    count: int
+    pattern: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What is wrong, in probe_outcome.FAILURES' words."""
+        return "bound" if math.isfinite(self.got) else "nonfinite"
+
+    def __str__(self) -> str:
+        # 9 digits tell every float32 from its neighbours.
+        what = f"element {list(self.where)} is {self.got:.9g}, should be {self.expected:.9g} within {self.bound:g}"
+        return f"{what} ({self.wrong} of {self.count} wrong{'; ' * bool(self.pattern)}{self.pattern})"
+
+
+_SURELY_RIGHT = 0.999  # share of the tolerance; rounding of the quotient never brings one above 1 below this
+_LEAST = 2.0**-1074  # without a tolerance the least error is wrong
+_SMALLEST = 2.0**-1022  # so that nothing is divided by 0
+
+
+def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None) -> Worst:
+    """The worst element by error over bound; without a bound, by error alone, and any difference is wrong.
+
+    A NaN or an infinity that is not expected is the worst there is, since its error is NaN or infinite.
+    """
+    expected = expected.to(torch.float64)
+    values = got.detach().to("cpu").to(torch.float64)
+    if values.shape != expected.shape:
+        raise ValueError(f"shape {tuple(values.shape)} instead of {tuple(expected.shape)}")
+    if torch.equal(values, expected):
+        return _exact(expected, bound)
+    error = (values - expected).abs_()
+    severity = error if bound is None else error / bound
+    flat = int(severity.argmax())  # a NaN, where there is one
+    wrong, pattern = 0, ""
+    if not float(severity.reshape(-1)[flat]) < (_SURELY_RIGHT if bound is not None else _LEAST):
+        error.masked_fill_(values == expected, 0.0)  # also where both are infinite
+        limit = torch.zeros_like(error) if bound is None else bound.expand_as(error)
+        beyond = ~(error <= limit)  # so that NaN is wrong
+        severity = error if bound is None else error / limit
+        severity = torch.where(torch.isnan(severity), torch.where(beyond, torch.inf, 0.0), severity)
+        flat, wrong = int(severity.argmax()), int(beyond.sum())
+        pattern = describe(got.detach().to("cpu"), expected, beyond, flat) if wrong else ""
+    largest = float(error.reshape(-1)[flat])
+    if largest == 0 or bound is None:
+        share = 0.0 if largest == 0 else math.inf
+    else:
+        once = tolerances.rounding(expected, got.dtype) if got.is_floating_point() else torch.zeros_like(error)
+        share = _beyond_rounding(error, bound, once)
+    return Worst(
+        error=largest,
+        bound=0.0 if bound is None else float(bound.expand_as(error)[_index(flat, tuple(error.shape))]),
+        beyond_rounding=share,
+        where=_index(flat, tuple(error.shape)),
+        got=float(values.reshape(-1)[flat]),
+        expected=float(expected.reshape(-1)[flat]),
+        wrong=wrong,
+        count=error.numel(),
+        pattern=pattern,
+    )
+
+
+def _exact(expected: torch.Tensor, bound: torch.Tensor | None) -> Worst:
+    """Each element is as expected: the first one stands for all of them."""
+    first = (0,) * expected.dim()
+    value = float(expected[first])
+    return Worst(
+        error=0.0,
+        bound=0.0 if bound is None else float(bound.expand_as(expected)[first]),
+        beyond_rounding=0.0,
+        where=first,
+        got=value,
+        expected=value,
+        wrong=0,
+        count=expected.numel(),
+    )
+
+
+def _beyond_rounding(error: torch.Tensor, bound: torch.Tensor, once: torch.Tensor) -> float:
+    """The largest (error - once) / (bound - once), 0 where `once` explains the error. Infinite for NaN, and where an
+    error is above a bound that leaves nothing beyond `once`."""
+    left = (bound - once).clamp_(min=_SMALLEST)
+    share = float((error - once).clamp_(min=0).div_(left).max())
+    return share if share < 1e30 else math.inf
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    where = []
+    for length in reversed(shape):
+        flat, position = divmod(flat, length)
+        where.append(position)
+    return tuple(reversed(where))

@@ -1,0 +1,273 @@
+"""attention.<backend>: each of torch's attention kernels, against what attention must be and against float64.
+
+Four problems lie in one batch, so that each kernel is called once for all: random values, compared with float64; V = 1,
+whose output is 1; q = 0, whose output is the mean of V; and q = k = 40, whose logits leave float16 where they are not
+scaled first, and whose output is again the mean of V, as all logits are equal. From level standard on, gradients too.
+
+attention_needle_cases.py adds what models ask for beyond that: masks, grouped heads, other head sizes, lengths and
+strides.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness.probe_context import Context, short_name
+from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.numerics import hashed_inputs, tolerances
+from envbuild.selftest.numerics.element_comparison import compare
+from envbuild.selftest.probes.attention import attention_gradient_cases, attention_needle_cases
+from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only
+from envbuild.selftest.probes.attention.attention_traits import note_upcast, report_traits
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)  # torch 2.0's CPU knows bfloat16 alone
+DEPTHS = (64, 128)
+SHORT, LONG, LONG_CPU = 128, 2925, 365  # 2925 is a video model's; neither long one is a multiple of a tile
+HEADS, HEADS_FEW = 2, 1  # few on the CPU, and at level quick of the long ones: making inputs and comparing take longest
+PROBLEMS = ("random", "V=1", "q=0", "q=k=40")
+LARGE = 40.0
+TILE, SAMPLES = 64, 48  # queries of a kernel's smallest tile; about as many of a long case are held to float64
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One call: queries, keys and values of (len(PROBLEMS), heads, length, depth)."""
+
+    dtype: torch.dtype
+    heads: int
+    length: int
+    depth: int
+    causal: bool
+    autocast: bool = False
+    own: bool = False  # a shape that the profile brought
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (len(PROBLEMS), self.heads, self.length, self.depth)
+
+    @property
+    def name(self) -> str:
+        name = "{} {}{}".format(short_name(self.dtype), "x".join(map(str, self.shape)), self.how)
+        return f"own {name}" if self.own else name
+
+    @property
+    def how(self) -> str:
+        return (" causal" if self.causal else "") + (" autocast" if self.autocast else "")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k and v as quantised to the case's dtype, on the host; v lies in [0, 1]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def attention_math(context: Context) -> None:
+    """attention.math: products and a softmax, one by one, give what attention must be and as float64 has it."""
+    check_backend(context, "math")
+
+
+def attention_flash(context: Context) -> None:
+    """attention.flash: FlashAttention's kernel gives what attention must be and as float64 has it."""
+    check_backend(context, "flash")
+
+
+def attention_efficient(context: Context) -> None:
+    """attention.efficient: the memory-efficient kernel gives what attention must be and as float64 has it."""
+    check_backend(context, "efficient")
+
+
+def attention_cudnn(context: Context) -> None:
+    """attention.cudnn: cuDNN's fused kernel gives what attention must be and as float64 has it."""
+    check_backend(context, "cudnn")
+
+
+def attention_shapes(context: Context) -> Iterator[AttentionCase]:
+    """The profile's own shapes first, all of them."""
+    for shape in context.job.own.attentions:
+        yield AttentionCase(getattr(torch, shape.dtype), shape.heads, shape.length, shape.depth, shape.causal, own=True)
+    quick = not context.at_least("standard")
+    long = LONG_CPU if context.on_cpu else LONG
+    many = HEADS_FEW if context.on_cpu else HEADS
+    for dtype in DTYPES:
+        for depth in DEPTHS:
+            for length, heads in ((SHORT, many), (long, HEADS_FEW if quick else many)):
+                for causal in (False, True):
+                    yield AttentionCase(dtype, heads, length, depth, causal)
+    for dtype in AUTOCAST_CPU if context.on_cpu else AUTOCAST:
+        yield AttentionCase(dtype, many, SHORT, DEPTHS[0], causal=False, autocast=True)
+
+
+def attention_inputs(case: AttentionCase) -> Inputs:
+    """q and k in [-1, 1) and v in [0, 1), then the problems' own values; all from counters."""
+    return _rounded(case.dtype, case.shape)
+
+
+@functools.lru_cache(maxsize=1)
+def _rounded(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Inputs:
+    """Successive cases, one causal and one not, have the same inputs."""
+    return Inputs(*(values.to(dtype) for values in _values(shape)))
+
+
+@functools.lru_cache(maxsize=2 * len(DEPTHS))
+def _values(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, ...]:
+    """q, k and v in float32; made once for a shape, as that takes longer than all that is done with them."""
+    q, k = (hashed_inputs.signed(shape, seed) for seed in (31, 32))
+    v = hashed_inputs.uniform(shape, seed=33)
+    v[PROBLEMS.index("V=1")] = 1
+    q[PROBLEMS.index("q=0")] = 0
+    q[PROBLEMS.index("q=k=40")] = LARGE
+    k[PROBLEMS.index("q=k=40")] = LARGE
+    return q, k, v
+
+
+def mean_of_keys(v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Equal weights: the mean of v over its keys, or over those up to each query's place; float64, of v's shape."""
+    wide = v.to(torch.float64)
+    if not causal:
+        return wide.mean(dim=-2, keepdim=True).expand_as(wide)
+    places = torch.arange(1, wide.shape[-2] + 1, dtype=torch.float64)
+    return wide.cumsum(dim=-2) / places[:, None]
+
+
+def sampled_queries(length: int) -> torch.Tensor:
+    """The queries whose output is computed in float64: all of a short one; of a long one the ends, both sides of a
+    tile's edges, and others between. The other problems hold every query to its value.
+    """
+    if length <= SHORT:
+        return torch.arange(length)
+    edges = [place for tile in range(TILE, length, 4 * TILE) for place in (tile - 1, tile)]
+    return torch.tensor(sorted({*edges, *range(0, length, length // SAMPLES), length - 2, length - 1}))
+
+
+def exact_attention(data: Inputs, causal: bool) -> tuple[torch.Tensor, float]:
+    """softmax(q k^T / sqrt(d)) v in float64 for the random problem's sampled queries, (heads, queries, depth), and the
+    largest sum of |q| |k| / sqrt(d)."""
+    q, k, v = (values[0].to(torch.float64) for values in (data.q, data.k, data.v))
+    places = sampled_queries(q.shape[-2])
+    scale = 1 / math.sqrt(q.shape[-1])
+    logits = q[..., places, :] @ k.transpose(-1, -2) * scale
+    if causal:
+        ahead = torch.arange(k.shape[-2]) > places[:, None]
+        logits = logits.masked_fill(ahead, -math.inf)
+    largest = float((q.norm(dim=-1).max() * k.norm(dim=-1).max()) * scale)  # Cauchy and Schwarz
+    return torch.softmax(logits, dim=-1) @ v, largest
+
+
+def check_backend(context: Context, backend: str) -> None:
+    """One backend, "math", "flash", "efficient" or "cudnn". Raises Skip where torch cannot choose it."""
+    if context.on_cpu and backend != "math" and not hasattr(torch.nn, "attention"):
+        raise Skip(f"torch {torch.__version__} cannot choose a backend on the CPU")
+    context.traits["torch"] = str(torch.__version__)
+    if backend == "cudnn":
+        context.traits["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    if context.on_cpu:
+        context.traits["shapes"] = "cpu subset"
+    for case in attention_shapes(context):
+        data = attention_inputs(case)
+        # The math path takes every shape: a profile's own that it does not take is a fault.
+        with context.step(f"{backend} {case.name}", None if case.own and backend == "math" else is_refused) as step:
+            got = _attend(context, backend, data, case.causal, case.autocast)
+        if not step.refused:
+            _judge(context, backend, case, data, got, step.seconds)
+    if not context.figures:
+        raise Skip(f"no {backend} attention on this device: {next(iter(context.traits['unsupported'].values()))}")
+    if context.at_least("standard"):
+        attention_gradient_cases.check_gradients(context, backend)
+    attention_needle_cases.check_needles(context, backend)
+    _tell(context, backend)
+
+
+def _attend(context: Context, backend: str, data: Inputs, causal: bool, autocast: bool = False) -> torch.Tensor:
+    """The output on the host. Under autocast q comes in float32, as from a norm, while k and v stay as they are."""
+    q, k, v = (values.to(context.device) for values in (data.q, data.k, data.v))
+    with only(backend):
+        if autocast:
+            with torch.autocast(context.device.type, data.q.dtype):
+                return F.scaled_dot_product_attention(q.to(torch.float32), k, v, is_causal=causal).cpu()
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).cpu()
+
+
+def _upcast(context: Context, backend: str, data: Inputs, causal: bool) -> torch.Tensor:
+    """The same values in float32, by this backend, or by the math path where it takes none."""
+    wide = Inputs(*(values.to(torch.float32) for values in (data.q, data.k, data.v)))
+    try:
+        return _attend(context, backend, wide, causal)
+    except RuntimeError as error:
+        if not is_refused(error):
+            raise
+        return _attend(context, "math", wide, causal)
+
+
+def _tell(context: Context, backend: str) -> None:
+    def attend(*data: torch.Tensor) -> torch.Tensor | None:
+        try:
+            return _attend(context, backend, Inputs(*data), causal=False)
+        except RuntimeError as error:
+            if not is_refused(error):
+                raise
+            return None
+
+    context.step(f"{backend} in half precision")
+    report_traits(context, attend, lambda *data: _upcast(context, backend, Inputs(*data), causal=False))
+
+
+def _judge(
+    context: Context, backend: str, case: AttentionCase, data: Inputs, got: torch.Tensor, seconds: float
+) -> None:
+    equal = tolerances.attention_floor(case.dtype, 0.0, case.depth, case.length, context.job.allow_tf32)
+    if got.shape != case.shape or got.dtype not in (case.dtype, *([torch.float32] if case.autocast else [])):
+        context.fail("mismatch", f"{case.name}: output is {tuple(got.shape)} {got.dtype}")
+        return
+    reference, logit = exact_attention(data, case.causal)
+    known = [mean_of_keys(v, case.causal) for v in data.v[1:]]
+    expected = [_completed(reference, got), *known]
+    limits = (_random_bound(context, backend, case, data, reference, logit), equal, equal, equal)
+    before = len(context.faults)
+    for problem, values, wanted, limit in zip(PROBLEMS, got, expected, limits):
+        worst = compare(values, wanted, torch.tensor(limit, dtype=torch.float64))
+        context.compared(problem + case.how, case.dtype, case.shape, worst, seconds)
+        if worst.wrong:
+            context.fail(worst.kind, f"{problem} {case.name}: {worst}")
+    if len(context.faults) > before:
+        wide = _upcast(context, backend, data, case.causal)
+        helps = case.dtype != torch.float32 and all(
+            compare(values, wanted).error <= limit
+            for values, wanted, limit in zip(wide, [_completed(reference, wide), *known], limits)
+        )
+        context.traits.setdefault("cure", "upcast" if helps else "none")  # of the first that is wrong
+        if helps:
+            note_upcast(context, case.dtype)
+    low, high = float(data.v.min()) - equal, float(data.v.max()) + equal
+    if not bool(((got >= low) & (got <= high)).all()):
+        context.fail("bound", f"{case.name}: output leaves the range of V, {low:g} to {high:g}")
+
+
+def _completed(reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """The sampled queries' reference within the random problem's output: of the others only NaN and infinity differ."""
+    whole = output[0].to(torch.float64)
+    whole[..., sampled_queries(output.shape[-2]), :] = reference
+    return whole
+
+
+def _random_bound(
+    context: Context, backend: str, case: AttentionCase, data: Inputs, reference: torch.Tensor, logit: float
+) -> float:
+    """Twice the error of the same-precision math path, within what rounding allows at least and at most."""
+    cap = tolerances.attention_cap(case.dtype, logit, case.depth, case.length, context.job.allow_tf32)
+    if backend == "math":
+        return cap
+    random = Inputs(*(values[:1] for values in (data.q, data.k, data.v)))
+    output = _attend(context, "math", random, case.causal)[0, :, sampled_queries(case.length)]
+    error = float((output.to(torch.float64) - reference).abs().max())
+    floor = tolerances.attention_floor(case.dtype, logit, case.depth, case.length, context.job.allow_tf32)
+    return min(cap, max(floor, 2 * error if math.isfinite(error) else cap))

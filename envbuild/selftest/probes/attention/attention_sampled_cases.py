@@ -1,0 +1,542 @@
+"""attention.cases: scaled_dot_product_attention, by torch's choice and by each backend, at points of what models vary.
+
+All inputs are integers, small enough for every dtype, so that most scores are exact. Keys fall into classes of +-1
+codes, with four variants each; a query carries the code of one visible key, the one nearest to a place that moves from
+query to query. The keys of that class share nearly all weight, at the edge of a mask as well. Where there are many keys
+for few queries, the variants repeat.
+
+The inputs of a case are those elements that matter in every dtype: queries that see all variants of their class, keys
+and values that some query looks for, and what a mask adds to those. The others are part of the call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.numerics import case_sampling, gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics.case_sampling import Operation, Point
+from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.layout_nan_gaps import LAYOUTS, with_nan_gaps
+from envbuild.selftest.numerics.operation_case import Case
+from envbuild.selftest.probes.attention import attention_needle_cases, multihead_cases
+from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only
+from envbuild.selftest.probes.attention.attention_gradient_cases import ROUNDINGS, ROUNDINGS_CPU
+
+CHOSEN = "torch's choice"
+BACKENDS_CPU = (CHOSEN, "math", CHOSEN, "flash")
+BACKENDS = (CHOSEN, "math", "flash", "efficient", "cudnn")
+COUNTS = {"quick": 64, "standard": 320, "full": 3000}
+TITLES = ("gradient of q", "gradient of k", "gradient of v", "gradient of the mask")
+MOST = 200_000  # elements of all inputs and scores of a case
+
+# How the keys of a class lie, and how scores are distributed.
+SCATTERED, LATE, FLAT, HIGH, LOW = "scattered", "late", "flat", "near 100", "near -100"
+SCORES = (SCATTERED, LATE, FLAT, HIGH, LOW)  # with flat ones, all keys are of one class
+OFFSET = 100.0  # beyond it exponentials leave float32
+VARIANTS = 4  # of a key in a class: two pairs, each of which differs in every column
+MATCH, ELEMENT = 8.0, 0.25  # what a key of the class scores at least, and what each element adds to that
+SPREAD, SPREAD_FLAT = 0.7, 0.2  # of the scores of a class, about
+SHARED = {torch.bfloat16: 60}  # the most queries that look for the same key, by dtype: its gradient is their sum
+SHARED_OTHERS = 200
+COARSE = 1 / 12  # of scores around +-100 in bfloat16: what they are multiplied by, at least
+REPEATED = 16  # the most keys of a class of which a mask's elements are inputs
+
+HIDING = ("causal", "boolean", "added -inf", "learned -inf")
+GIVEN = ("boolean", "added", "learned", "added -inf", "learned -inf")  # masks that are tensors
+LEARNED = ("learned", "learned -inf")  # masks that have a gradient
+_NO_MASK_GRADIENT = "derivative for 'attn_bias' is not implemented"  # cuDNN's
+SHAPES = ("queries x keys", "1x1", "batch x 1", "1 x heads", "batch x heads", "batch x 1 x 1")
+
+# Lengths are these, of tiles and blocks, and what they are past them.
+LENGTHS, PAST = (0, 16, 32, 64, 128, 256), (1, -1, 0, 1, 2, 5, 8, -3, -8)
+LENGTHS_KEYS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+SPACE: Mapping[str, Sequence[Any]] = {
+    "backend": BACKENDS_CPU,
+    "dtype": (torch.float32, torch.float16, torch.bfloat16),
+    "mask": ("none", "none", "causal", "causal", *GIVEN),
+    "mask shape": SHAPES,
+    "pattern": ("random", "window", "documents", "aligned to the end", "padding", "everything"),
+    "heads": ((1, 1), (2, 2), (3, 3), (4, 2), (6, 2), (4, 1), (3, 1)),  # of queries, and of keys and values
+    "shared heads": ("enable_gqa", "expanded"),
+    "batch": (1, 2, 3),
+    "queries": LENGTHS,
+    "queries past": PAST,
+    "keys": LENGTHS_KEYS,
+    "keys past": PAST,
+    "depth": (8, 16, 20, 32, 40, 64, 72, 80, 96, 100, 128, 160, 192, 256),
+    "depth of values": ("the same", "the same", "half", "more"),
+    "scale": (None, None, 0.6, 1.5),  # times 1 / sqrt(depth)
+    "scores": SCORES,
+    "layout": (*attention_needle_cases.LAYOUTS, "batch apart", "last two swapped", "shifted by 8"),
+    "gradient layout": ("contiguous", "heads inside", "padded"),
+    "batched": (True, True, True, False),
+}
+
+
+@dataclass(frozen=True)
+class AttentionArithmetic:
+    """How a device may round. `roundings`: of a gradient, to its dtype. `tf32`: factors in float32 may be cut to TF32.
+    `half_scores`: the math path may compute in half types, as torch's before 2.5 does."""
+
+    roundings: int = ROUNDINGS_CPU
+    tf32: bool = False
+    half_scores: bool = not hasattr(torch.backends.cuda, "allow_fp16_bf16_reduction_math_sdp")
+
+    def factor(self, dtype: torch.dtype) -> float:
+        """Unit roundoff of what the math path computes in."""
+        wide = dtype == torch.float32 or self.half_scores
+        return tolerances.factor_roundoff(dtype if wide else torch.float32, self.tf32 and dtype == torch.float32)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: queries of (batch, heads, queries, depth), keys and values of (batch, groups, keys, ...)."""
+
+    backend: str
+    dtype: torch.dtype
+    mask: str
+    mask_shape: str
+    pattern: str
+    heads: int
+    groups: int
+    expanded: bool
+    batch: int
+    queries: int
+    keys: int
+    depth: int
+    values: int
+    scale: float | None
+    scores: str
+    layout: str
+    gradient_layout: str
+    batched: bool
+
+    @classmethod
+    def at(cls, point: Point) -> Call:
+        """The call at a point of the space."""
+        heads, groups = point["heads"]
+        depth, batched = point["depth"], point["batched"]
+        values = {"the same": depth, "half": depth // 2, "more": depth + 8}[point["depth of values"]]
+        return cls(
+            point["backend"],
+            point["dtype"],
+            point["mask"],
+            point["mask shape"],
+            point["pattern"],
+            heads,
+            groups,
+            groups == 1 and point["shared heads"] == "expanded",
+            point["batch"] if batched else 1,
+            length(point["queries"], point["queries past"]),
+            length(point["keys"], point["keys past"]),
+            depth,
+            values,
+            None if point["scale"] is None else point["scale"] / math.sqrt(depth),
+            point["scores"],
+            point["layout"],
+            point["gradient layout"],
+            batched,
+        )
+
+    @property
+    def size(self) -> int:
+        """Elements of inputs and scores."""
+        of_queries = self.heads * self.queries * (self.depth + self.values + 2 * self.keys)
+        return self.batch * (of_queries + self.groups * self.keys * (self.depth + self.values))
+
+    @property
+    def element(self) -> float:
+        """What 1 more in an element of a key adds to a score of its class, about."""
+        return max(ELEMENT, MATCH / (2 * self.depth))
+
+    @property
+    def rows(self) -> int:
+        """Queries on the same keys, those of all heads that share them."""
+        return self.heads // self.groups * self.queries
+
+    @property
+    def classes(self) -> int:
+        return 1 if self.scores == FLAT else max(1, min(self.keys // VARIANTS, self.rows))
+
+    @property
+    def factor(self) -> float:
+        """What scores are multiplied by."""
+        return 1 / math.sqrt(self.depth) if self.scale is None else self.scale
+
+    @property
+    def masked(self) -> str:
+        """The mask, in words."""
+        if self.mask not in GIVEN:
+            return "" if self.mask == "none" else f", {self.mask}"
+        pattern = f", {self.pattern}" if self.mask in HIDING else ""
+        return f", mask {self.mask} of {'x'.join(map(str, self.mask_sizes))}{pattern}"
+
+    @property
+    def mask_sizes(self) -> tuple[int, ...]:
+        queries = 1 if self.mask_shape == SHAPES[-1] else self.queries
+        if self.mask_shape == SHAPES[0]:
+            return (queries, self.keys)
+        batch = self.batch if "batch" in self.mask_shape else 1
+        heads = self.heads if "heads" in self.mask_shape else 1
+        return (batch, heads, queries, self.keys) if self.batched else (heads, queries, self.keys)
+
+    @property
+    def name(self) -> str:
+        batch = f"{self.batch}x" if self.batched else ""
+        shape = f"{batch}{self.heads}x{self.queries}x{self.depth} on {batch}{self.groups}x{self.keys} keys"
+        values = f", values of {self.values}" if self.values != self.depth else ""
+        shared = ", expanded heads" if self.expanded and self.heads > 1 else ""
+        scale = "" if self.scale is None else f", scale {self.scale:.4g}"
+        layouts = f", {self.layout}, gradient {self.gradient_layout}, scores {self.scores}"
+        return f"attention by {self.backend} {shape}{values}{shared}{self.masked}{scale}{layouts}"
+
+
+def length(multiple: int, past: int) -> int:
+    """A length next to a multiple of a tile; small ones next to 0."""
+    return multiple + past if multiple else abs(past) + 1 if past <= 0 else past
+
+
+def possible(point: Point, half_only: Sequence[str] = ()) -> bool:
+    """Small enough, such that each element matters, and nothing that a fused kernel refuses by its shape or strides;
+    `half_only`: backends without float32."""
+    call = Call.at(point)
+    shared = call.rows / call.classes
+    if call.dtype == torch.bfloat16 and call.scores in (HIGH, LOW) and call.factor < COARSE:
+        return False
+    if call.keys < 2 or call.size > MOST or shared > SHARED.get(call.dtype, SHARED_OTHERS):
+        return False
+    if call.backend in (CHOSEN, "math"):
+        return True
+    if not call.batched or call.layout == "last two swapped":
+        return False
+    if call.backend in half_only and call.dtype == torch.float32:
+        return False
+    return call.backend == "efficient" or call.values == call.depth
+
+
+def sampled_operations(
+    backends: Sequence[str], how: AttentionArithmetic, half_only: Sequence[str] = ()
+) -> tuple[Operation, ...]:
+    """The operations of this probe, by these backends."""
+    make = functools.partial(case, how=how)
+    may_be = functools.partial(possible, half_only=half_only)
+    return (
+        Operation("attention", {**SPACE, "backend": backends}, make, COUNTS, may_be),
+        multihead_cases.operation(how.tf32),
+    )
+
+
+def attention_cases(context: Context) -> None:
+    """attention.cases: masks, grouped heads, scales, lengths and strides, drawn by seed, forward and backward."""
+    if context.on_cpu:
+        case_sampling.check(context, OPERATIONS)
+    else:
+        how = AttentionArithmetic(ROUNDINGS, context.job.allow_tf32)
+        case_sampling.check(context, sampled_operations(BACKENDS, how, half_only=("flash", "cudnn")))
+
+
+def case(point: Point, seed: int, how: AttentionArithmetic) -> Case:
+    """The case at a point."""
+    call = Call.at(point)
+    return Case(call.name, call.dtype, *_made(call, 8 * seed, how))
+
+
+@dataclass(frozen=True)
+class AttentionPart:
+    """A tensor, and which of its elements are inputs of the case."""
+
+    whole: torch.Tensor
+    given: torch.Tensor
+
+    @property
+    def any(self) -> bool:
+        return bool(self.given.any())
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        return self.whole[self.given]
+
+    def filled(self, values: torch.Tensor) -> torch.Tensor:
+        """The tensor with these inputs, on their device and of their dtype."""
+        found = self.whole.to(values.device, values.dtype, copy=True)
+        if self.any:
+            found[self.given.to(values.device)] = values
+        return found
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """What a case is made of. `keys` and `values` have the variants, `index` says which one lies at each place.
+
+    `mask`: boolean, of the call's shape. `visible`: which keys each query sees, (batch, heads, queries, keys).
+    """
+
+    parts: dict[str, AttentionPart]
+    index: torch.Tensor
+    mask: torch.Tensor | None
+    visible: torch.Tensor
+
+    def filled(self, given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All tensors of the call by name, from the inputs of the case."""
+        left = iter(given)
+        found = {name: part.filled(next(left) if part.any else given[-1][:0]) for name, part in self.parts.items()}
+        places = self.index.to(found["k"].device)
+        return {**found, "k": found["k"][:, :, places], "v": found["v"][:, :, places]}
+
+
+def _made(call: Call, seed: int, how: AttentionArithmetic) -> tuple[Any, Any, Any]:
+    """The inputs on the host, and what `run` and `exact` do with them."""
+    problem = _problem(call, seed)
+    given = tuple(part.inputs.to(call.dtype) for part in problem.parts.values() if part.any)
+    return (
+        given,
+        functools.partial(_run, call=call, problem=problem),
+        functools.partial(_exact, call=call, problem=problem, how=how),
+    )
+
+
+def _problem(call: Call, seed: int) -> AttentionProblem:
+    mask = _pattern(call, seed) if call.mask in GIVEN and call.mask in HIDING else None
+    visible = _visible(call, mask)
+    places, heads = torch.arange(call.keys), torch.arange(call.heads)
+    if call.scores == LATE:
+        members, variants = places * call.classes // call.keys, places % VARIANTS
+    else:
+        members, variants = places // 2 % call.classes, places % 2 + places // (2 * call.classes) % 2 * 2
+    preferred = _preferred(call)
+    distance = (places - preferred[..., None]).abs().expand(visible.shape)
+    wanted = members[distance.masked_fill(~visible, 2 * call.keys).argmin(-1)]
+    near = visible & (members == wanted[..., None])
+    whole = torch.stack([(near & (variants == n)).any(-1) for n in range(VARIANTS)]).all(0)  # queries that see all four
+
+    shape = (call.batch, call.groups, call.classes, VARIANTS, call.depth)
+    codes = hashed_inputs.whole((*shape[:3], call.depth), seed, 1)
+    bits = _bits(call, shape, seed + 1)
+    k = codes[:, :, :, None] * (1 + 2 * bits)
+    strength = math.ceil(call.element / call.factor)
+    group = heads // (call.heads // call.groups)
+    q = strength * codes[torch.arange(call.batch)[:, None, None], group[:, None], wanted]
+    if call.scores in (HIGH, LOW):
+        offset = OFFSET + (2 * call.depth * strength * call.factor if call.scores == LOW else 0)
+        level = math.ceil(offset / (200 * call.factor))
+        q[..., 0] = level
+        k[..., 0] = (round(offset / (level * call.factor)) + bits[..., 0]) * (1 if call.scores == HIGH else -1)
+    signs = hashed_inputs.whole((*shape[:3], VARIANTS // 2, call.values), seed + 3, 1)
+    v = torch.stack((signs, -signs), dim=4).flatten(3, 4)
+    grad = hashed_inputs.whole((*q.shape[:-1], call.values), seed + 4, 1)
+
+    def looked_for(by: torch.Tensor) -> torch.Tensor:
+        """Which variants are near to one of these queries, (batch, groups, classes x variants)."""
+        any_row = by.view(call.batch, call.groups, -1, call.keys).any(2)
+        found = torch.zeros(call.batch, call.groups, call.classes * VARIANTS, dtype=torch.int64)
+        index = (VARIANTS * members + variants).expand(any_row.shape)
+        return found.scatter_add(-1, index, any_row.to(torch.int64)) > 0
+
+    parts = {
+        "q": AttentionPart(q, whole),
+        "k": AttentionPart(k.flatten(2, 3), looked_for(near & whole[..., None])),
+        "v": AttentionPart(v.flatten(2, 3), looked_for(near)),
+        "grad": AttentionPart(grad, torch.ones(grad.shape[:-1], dtype=torch.bool)),
+    }
+    if call.mask in GIVEN and call.mask != "boolean":
+        few = call.keys <= REPEATED * call.classes
+        matters = (near & whole[..., None]).to(torch.int64).sum_to_size(call.mask_sizes) > 0
+        parts["bias"] = AttentionPart(hashed_inputs.whole(call.mask_sizes, seed + 6, 2).abs() - 1, matters & few)
+    return AttentionProblem(parts, VARIANTS * members + variants, mask, visible)
+
+
+def _preferred(call: Call) -> torch.Tensor:
+    """The place among the keys that each query looks at, (heads, queries): every second one from the last back, so that
+    all are looked at and half of them lie past the edge of a causal mask."""
+    each = call.heads // call.groups
+    row = torch.arange(call.queries) * each + torch.arange(call.heads)[:, None] % each
+    forward = row * call.keys // call.rows
+    return torch.where(row % 2 == 0, forward, call.keys - 1 - forward)
+
+
+def _bits(call: Call, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """0 or 1 for each element of the keys' variants. Half of each are 1, so that all variants would score the same;
+    some of the second pair are turned, so that they do not."""
+    column = torch.arange(call.depth)
+    first, second = column % 2, column // 2 % 2
+    regular = torch.stack((first, 1 - first, second, 1 - second)).to(torch.float32)
+    spread = SPREAD_FLAT if call.scores == FLAT else SPREAD
+    turned = hashed_inputs.uniform(shape, seed) < min(0.25, (spread / 2 / call.element) ** 2 / call.depth)
+    turned[:, :, :, :2] = False
+    return torch.where(turned, 1 - regular, regular)
+
+
+def _pattern(call: Call, seed: int) -> torch.Tensor:
+    """True where a mask of the call's shape shows a key to a query: one at least to each."""
+    sizes = (1,) * (4 - len(call.mask_sizes)) + call.mask_sizes
+    batch, head, i, j = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
+    shift, queries, keys = batch + head, sizes[2], call.keys
+    centre = i * keys // queries
+    if call.pattern == "random":
+        found = hashed_inputs.hashes(math.prod(sizes), seed + 7).view(sizes) % 4 > 0
+    elif call.pattern == "window":
+        found = (j - centre).abs() <= 2 + shift + keys // 8
+    elif call.pattern == "documents":
+        found = j * (2 + shift) // keys == i * (2 + shift) // queries
+    elif call.pattern == "aligned to the end":
+        found = j <= i + keys - queries - shift
+    elif call.pattern == "padding":
+        found = j < keys - (1 + shift) * keys // 5
+    else:
+        found = torch.ones(sizes, dtype=torch.bool)
+    return (found | (j == centre)).reshape(call.mask_sizes)
+
+
+def _visible(call: Call, mask: torch.Tensor | None) -> torch.Tensor:
+    """Which keys each query sees, (batch, heads, queries, keys)."""
+    whole = (call.batch, call.heads, call.queries, call.keys)
+    if call.mask == "causal":
+        return (torch.arange(call.keys) <= torch.arange(call.queries)[:, None]).expand(whole)
+    return torch.ones(1, dtype=torch.bool).expand(whole) if mask is None else mask.expand(whole)
+
+
+def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
+    return with_nan_gaps(values, layout) if layout in LAYOUTS else attention_needle_cases.lay_out_heads(values, layout)
+
+
+def _run(*given: torch.Tensor, call: Call, problem: AttentionProblem) -> dict[str, torch.Tensor]:
+    """The output and all gradients, and once more the output alone; before, a call with other values and scale."""
+    tensors = problem.filled(given)
+    leaves = [_laid_out(tensors[name], call.layout) for name in "qkv"]
+    grad = _laid_out(tensors["grad"], call.gradient_layout)
+    if not call.batched:
+        leaves, grad = [values[0] for values in leaves], grad[0]
+    mask = None if problem.mask is None else problem.mask.to(grad.device)
+    if "bias" in tensors:
+        mask = tensors["bias"] if mask is None else tensors["bias"].masked_fill(~mask, -math.inf)
+    leaves = [values.detach().requires_grad_() for values in leaves]
+    if call.mask in LEARNED and mask is not None:
+        leaves.append(mask.requires_grad_())
+    attend = functools.partial(_attend, mask=mask, call=call)
+    other = call if call.scale is None else dataclasses.replace(call, scale=2 * call.scale)
+    try:
+        with torch.no_grad():
+            attend(-leaves[0], *leaves[1:3], call=other)
+        output = attend(*leaves[:3])
+        computed = gradient_computation.gradients(output, leaves, grad)
+        with torch.no_grad():
+            again = attend(*leaves[:3])
+    except (RuntimeError, TypeError, Skip) as error:
+        if isinstance(error, Skip) or is_refused(error) or _NO_MASK_GRADIENT in str(error):
+            raise NotImplementedError(str(error)) from error
+        raise
+    found = dict(zip(TITLES, computed), **{"output": output.detach(), "output without gradients": again})
+    return {name: values if call.batched or name == TITLES[3] else values[None] for name, values in found.items()}
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, call: Call, mask: torch.Tensor | None
+) -> torch.Tensor:
+    options: dict[str, Any] = {"attn_mask": mask, "dropout_p": 0.0, "is_causal": call.mask == "causal"}
+    if call.scale is not None:
+        options["scale"] = call.scale
+    if call.expanded:
+        k, v = (values.expand(*values.shape[:-3], call.heads, *values.shape[-2:]) for values in (k, v))
+    elif call.groups != call.heads:
+        options["enable_gqa"] = True
+    if call.backend == CHOSEN:
+        return F.scaled_dot_product_attention(q, k, v, **options)
+    with only(call.backend):
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
+
+def _exact(*given: torch.Tensor, call: Call, problem: AttentionProblem, how: AttentionArithmetic) -> dict[str, Exact]:
+    """As attention_backward.exact_gradients has the gradients and their spreads; products in float64 over every key."""
+    tensors = problem.filled(given)
+    q, grad, visible = tensors["q"], tensors["grad"], problem.visible
+    its_k, its_v = (tensors[name].repeat_interleave(call.heads // call.groups, 1) for name in "kv")
+    added = tensors.get("bias", torch.zeros((), dtype=q.dtype))
+    scores = ((q @ its_k.mT) * call.factor + added).masked_fill(~visible, -math.inf)
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    weights = powers / powers.sum(-1, keepdim=True)
+
+    sizes = (q.abs() @ its_k.abs().mT) * call.factor + added.abs()
+    moved = (tolerances.attention_score(call.depth, how.factor(call.dtype)) * sizes).masked_fill(~visible, 0.0)
+    output = Exact(weights @ its_v, _output_bound(call, how, weights, moved, its_v))
+
+    slope = grad @ its_v.mT
+    lengths = (grad.square() @ its_v.square().mT).sqrt()
+    total = (weights * slope).sum(-1, keepdim=True)
+    row = total.abs() + (weights * lengths).sum(-1, keepdim=True)
+    change, terms = weights * (slope - total), (weights * (slope.abs() + lengths + row)).square()
+    spread_q = (terms @ its_k.square()).sqrt() + row * (weights @ its_k).abs()
+    found = [
+        (call.factor * (change @ its_k), call.factor * spread_q),
+        (
+            call.factor * _summed(call, change.mT @ q),
+            call.factor * _summed(call, terms.mT @ q.square()).sqrt(),
+        ),
+        (_summed(call, weights.mT @ grad), _summed(call, weights.square().mT @ grad.square()).sqrt()),
+    ]
+    if call.mask in LEARNED:
+        found.append((change.sum_to_size(call.mask_sizes), terms.sum_to_size(call.mask_sizes).sqrt()))
+    below = _below_normal(call, tensors, slope.abs() + lengths + row, its_k)
+    factor = _gradient_bound(call, how, float(moved.max()))
+    result = {"output": output, "output without gradients": output}
+    for title, (wanted, spread) in zip(TITLES, found):
+        rounded = how.roundings * tolerances.rounding(wanted, call.dtype)
+        result[title] = Exact(wanted, factor * spread + tolerances.ROUNDED * spread.max() + rounded + below[title])
+    return result
+
+
+def _below_normal(
+    call: Call, tensors: Mapping[str, torch.Tensor], sizes: torch.Tensor, k: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """What gradients may lose where weights and gradients of scores are below the normal range of their dtype and may
+    be 0, as may the gradient of each head before they are summed. `sizes`: what a weight is multiplied by there."""
+    least = tolerances.rounding(torch.zeros((), dtype=torch.float64), call.dtype)
+    each, q, grad = call.heads // call.groups, tensors["q"].abs(), tensors["grad"].abs()
+    if call.dtype != torch.float16:  # others have float32's range
+        return dict.fromkeys(TITLES, least)
+    lost = 1 + sizes
+    return {
+        TITLES[0]: least * (1 + call.factor * (lost @ k.abs())),
+        TITLES[1]: least * (each + call.factor * _summed(call, lost.mT @ q)),
+        TITLES[2]: least * (each + _summed(call, grad.sum(-2, keepdim=True))),
+        TITLES[3]: least * lost.sum_to_size(call.mask_sizes) if call.mask in LEARNED else least,
+    }
+
+
+def _summed(call: Call, values: torch.Tensor) -> torch.Tensor:
+    """The sum over the heads of queries that share a head of keys."""
+    return values.reshape(call.batch, call.groups, -1, *values.shape[2:]).sum(2)
+
+
+def _output_bound(
+    call: Call, how: AttentionArithmetic, weights: torch.Tensor, moved: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """`moved`: how far each score may be from the exact one. As float64_operations.attention has it: what the
+    exponential and the sum of all make of that, and three roundings on the way to v."""
+    powers = moved.exp()
+    change = powers * (weights * powers).sum(-1, keepdim=True) - 1
+    rounded = 3 * tolerances.factor_roundoff(call.dtype, how.tf32) + 2 * tolerances.gamma(
+        call.keys + 4, tolerances.ACCUMULATOR
+    )
+    return tolerances.rounding(weights @ v, call.dtype) + (weights * (change + rounded)) @ v.abs()
+
+
+def _gradient_bound(call: Call, how: AttentionArithmetic, moved: float) -> float:
+    """Relative to a spread: tolerances.attention_gradient_floor of scores that may be off by `moved`, and the roundings
+    of tolerances.attention_gradient_cap in what the math path computes in."""
+    logit = moved / tolerances.gamma(call.depth + 2, tolerances.ACCUMULATOR)
+    floor = tolerances.attention_gradient_floor(call.dtype, logit, call.depth, max(call.queries, call.keys), how.tf32)
+    return floor + 7 * tolerances.LIKELY * how.factor(call.dtype)
+
+
+OPERATIONS = sampled_operations(BACKENDS_CPU, AttentionArithmetic())

@@ -1,0 +1,328 @@
+"""conv.cases: convolutions of one, two and three dimensions, also transposed, forward and backward, sampled.
+
+The reference adds up one product of matrices in float64 for each tap of the kernel, over slices of the padded input: no
+convolution has a part in it. A plain convolution gathers a small tensor from a large one, a transposed one spreads a
+small tensor over a large one, and each is the other's data gradient.
+
+On whole numbers all values are 1 or -1, so that every element counts and a product that is lost or taken twice changes
+a result by 1 at least. Only Winograd's and Fourier's transforms leave fractions behind: a result must be so close that
+rounding gives the right number. In float16 on a GPU, where cuDNN may keep parts of a sum in half precision, sums of
+more than about 100 products have a wider tolerance (tolerances.half_sums), which a few lost products pass. On fractions
+float32 is held to the tolerance of a product, so that a narrower format on the way is seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
+from envbuild.selftest.numerics import (
+    case_sampling,
+    gradient_computation,
+    hashed_inputs,
+    tolerances,
+    torch_fault_exclusions,
+)
+from envbuild.selftest.numerics.case_sampling import Operation, Point
+from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
+from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
+from envbuild.selftest.numerics.operation_case import Case
+from envbuild.selftest.probes.convolution.conv_sampled_shapes import (
+    SPACE,
+    ConvShape,
+    Sizes,
+    has_bias,
+    shape,
+    with_usual,
+)
+
+Results = Mapping[str, torch.Tensor]
+
+NEAREST = 0.49  # how far a whole number may be off: below 1/2
+FEWEST_TERMS = 64  # transforms round about as often where there are few products
+UNCOVERED = 1.0  # what lies where no window reads
+COUNTS = {"quick": 40, "standard": 200, "full": 1200}
+
+GRADIENTS = ("gradient of the input", "gradient of the weights", "gradient of the bias")
+Layout = tuple[str, str, str]  # of input, weights and the gradient of the output
+Variant = tuple[torch.dtype, Layout]
+Sums = tuple[torch.Tensor, int, "torch.Tensor | None"]  # see _exactly
+Missing = Mapping[Variant, Collection[str]]  # the results that are left out
+APART = "fp32 output (weights alone channels last)"
+CONTIGUOUS, ALL_LAST = ("contiguous",) * 3, ("channels last",) * 3
+PER_IMAGE = ("output", GRADIENTS[0])
+# The layouts that are not for convolutions alone, by their names there.
+COMMON_LAYOUTS = {"channels last": "channels last", "turned": "last two swapped", "offset": "shifted by 1"}
+
+
+def conv_cases(context: Context) -> None:
+    """conv.cases: sampled convolutions, plain and transposed, and their gradients are exact on whole numbers."""
+    case_sampling.check(context, sampled_operations(context.device, context.job.allow_tf32))
+
+
+def sampled_operations(device: torch.device, tf32: bool) -> tuple[Operation, ...]:
+    return (Operation("convolution", SPACE, functools.partial(case, device=device, tf32=tf32), COUNTS),)
+
+
+def case(point: Point, seed: int, device: torch.device, tf32: bool) -> Case:
+    """The convolution at a point: whole numbers in each dtype that the device has it for, fractions in float32."""
+    point = with_usual(point)
+    what, kind = shape(point), point["values"]
+    channels, _ = what.read
+    out, places = what.written
+    images = 1 if point["gradient"] == "expanded" else what.images
+    shapes = [
+        (what.images, channels, *map(len, what.covered)),
+        what.weights,
+        *([(out,)] if has_bias(point) else []),
+        *([] if point["mode"] == "inference" else [(images, out, *places)]),
+    ]
+    values = [_values(sizes, 40 * seed + number, kind) for number, sizes in enumerate(shapes)]
+    if has_bias(point) and kind == "whole":
+        values[2] = hashed_inputs.whole((out,), 40 * seed + 2, 4)
+    dtypes = [torch.float32, *(_halves(device, what.function) if kind == "whole" else [])]
+    variants = [(dtype, _layout(point, number)) for number, dtype in enumerate(dtypes)]
+    missing = {variant: _left_out(point, variant, device) for variant in variants}
+    run = functools.partial(_run, what=what, point=point, missing=missing)
+    half_sums = device.type != "cpu"
+    exact = functools.partial(_exact, what=what, point=point, missing=missing, tf32=tf32, half_sums=half_sums)
+    how = f"{'bias, ' if has_bias(point) else ''}{point['mode']}, {kind}"
+    return Case(f"{what}, {how}", torch.float32, tuple(values), run, exact)
+
+
+@functools.cache
+def _halves(device: torch.device, function: str) -> tuple[torch.dtype, ...]:
+    """The dtypes of 16 bits in which a device has this convolution."""
+    found = []
+    for dtype in (torch.float16, torch.bfloat16):
+        ones = [1] * int(function[-2])
+        x, w = (torch.ones(1, 1, *ones, device=device, dtype=dtype).requires_grad_() for _ in range(2))
+        try:
+            output = getattr(F, function)(x, w)
+            gradient_computation.gradients(output, (x, w), torch.ones_like(output))
+            found.append(dtype)
+        except RuntimeError as error:
+            if not is_unsupported(error):
+                raise
+    return tuple(found)
+
+
+def _layout(point: Point, number: int) -> Layout:
+    """Of the dtype with this number: the point's, channels last, or contiguous."""
+    own = point["input"], point["weights"], point["gradient"]
+    return (own, ALL_LAST, CONTIGUOUS)[(number + point["turn"]) % 3]
+
+
+def _left_out(point: Point, variant: Variant, device: torch.device) -> Collection[str]:
+    dtype, (x, w, grad) = variant
+    at = {**point, "dtype": dtype, "input": x, "weights": w, "gradient": grad}
+    return torch_fault_exclusions.uncomputed_results("convolution", device.type, at)
+
+
+def _named(name: str, variant: Variant) -> str:
+    dtype, (x, w, grad) = variant
+    return f"{short_name(dtype)} {name} (input {x}, weights {w}, gradient {grad})"
+
+
+def _values(sizes: Sizes, seed: int, kind: str) -> torch.Tensor:
+    """1 or -1, or in +-[1/2, 1)."""
+    signs = hashed_inputs.signs(math.prod(sizes), seed).reshape(sizes)
+    return signs if kind == "whole" else signs * (1 + hashed_inputs.uniform(sizes, seed + 20)) / 2
+
+
+def lay_out_images(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same values in another layout; what lies between them is NaN."""
+    if layout in COMMON_LAYOUTS:
+        return with_nan_gaps(x, COMMON_LAYOUTS[layout])
+    if layout == "rows apart":
+        return _within(x, -1, 1, 2)
+    if layout == "images apart":
+        return _within(x, 1, 0, 1)
+    if layout == "channels last apart":
+        return _within(x.movedim(1, -1), -1, 1, 2).movedim(-1, 1)
+    return x
+
+
+def _within(x: torch.Tensor, dimension: int, before: int, after: int) -> torch.Tensor:
+    """The values as a part of a tensor that is longer in one dimension."""
+    sizes = list(x.shape)
+    sizes[dimension] += before + after
+    return x.new_full(sizes, math.nan).narrow(dimension, before, x.shape[dimension]).copy_(x)
+
+
+def _run(*given: torch.Tensor, what: ConvShape, point: Point, missing: Missing) -> Results:
+    """Each dtype has its own layout; the output is also computed with weights in another layout than the input."""
+    whole = [_whole(given[0], what), *given[1:]]
+    found = {}
+    for (dtype, layout), without in missing.items():
+        for name, part in _laid_out([values.to(dtype) for values in whole], what, point, layout, without).items():
+            found[_named(name, (dtype, layout))] = part
+    with torch.no_grad():
+        last = lay_out_images(whole[1], "channels last")
+        found[APART] = convolve(what, whole[0], last, given[2] if has_bias(point) else None)
+    return found
+
+
+def _laid_out(
+    whole: Sequence[torch.Tensor], what: ConvShape, point: Point, layout: Layout, without: Collection[str]
+) -> dict[str, torch.Tensor]:
+    mode = point["mode"]
+    leaves = [lay_out_images(whole[0], layout[0]), lay_out_images(whole[1], layout[1])]
+    if has_bias(point):
+        leaves.append(whole[2])
+    if mode == "inference":
+        with torch.inference_mode():
+            return {"output": convolve(what, *leaves)}
+    grad = (
+        lay_out_images(whole[-1], layout[2])
+        if len(whole[-1]) == what.images
+        else whole[-1].expand(what.images, *[-1] * (what.rank + 1))
+    )
+    if mode == "second call":  # results kept from the first call are wrong
+        _differentiated(what, [(-leaf).flip(0) for leaf in leaves], grad.flip(0), without)
+    if mode == "one image without a batch":
+        found = _differentiated(what, [leaves[0][0], *leaves[1:]], grad[0], without)
+        return {name: part[None] if name in PER_IMAGE else part for name, part in found.items()}
+    return _differentiated(what, leaves, grad, without)
+
+
+def _differentiated(
+    what: ConvShape, given: Sequence[torch.Tensor], grad: torch.Tensor, without: Collection[str]
+) -> dict[str, torch.Tensor]:
+    leaves = [leaf.detach().requires_grad_(name not in without) for name, leaf in zip(GRADIENTS, given)]
+    output = convolve(what, *leaves)
+    wanted = {name: leaf for name, leaf in zip(GRADIENTS, leaves) if leaf.requires_grad}
+    found = gradient_computation.gradients(output, tuple(wanted.values()), grad)
+    return {"output": output.detach(), **dict(zip(wanted, found))}
+
+
+def convolve(what: ConvShape, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    padding: Any = "same" if what.same else [before for before, _ in what.padding]
+    function = getattr(F, what.function)
+    if what.transposed:
+        return cast(torch.Tensor, function(x, w, bias, what.stride, padding, what.extra, what.groups, what.dilation))
+    return cast(torch.Tensor, function(x, w, bias, what.stride, padding, what.dilation, what.groups))
+
+
+def _whole(x: torch.Tensor, what: ConvShape) -> torch.Tensor:
+    """The input, with the places that no window reads."""
+    _, sizes = what.read
+    if tuple(x.shape[2:]) == sizes:
+        return x
+    whole = x.new_full((*x.shape[:2], *sizes), UNCOVERED)
+    places = [
+        torch.tensor(kept, device=x.device).reshape([-1 if n == number else 1 for n in range(what.rank)])
+        for number, kept in enumerate(what.covered)
+    ]
+    where: Any = (slice(None), slice(None), *places)
+    whole[where] = x
+    return whole
+
+
+def _exact(
+    *given: torch.Tensor, what: ConvShape, point: Point, missing: Missing, tf32: bool, half_sums: bool
+) -> Mapping[str, Exact]:
+    exact = _exactly(given, what, point, rounded=not half_sums)
+    found = {}
+    for (dtype, layout), without in missing.items():
+        how = Arithmetic(dtype, tf32, half_sums)
+        for name, sums in exact.items():
+            if name not in without:
+                found[_named(name, (dtype, layout))] = _within_tolerance(sums, how, point["values"] == "whole")
+    how = Arithmetic(torch.float32, tf32)
+    return {**found, APART: _within_tolerance(exact["output"], how, point["values"] == "whole")}
+
+
+def _exactly(given: Sequence[torch.Tensor], what: ConvShape, point: Point, rounded: bool) -> dict[str, Sums]:
+    """Each result, and how many products its elements are sums of; then the sums of each image where torch adds those
+    up in the dtype of the result: of a dilated convolution in its own kernel for the CPU (`rounded`)."""
+    x, w = _whole(given[0], what), given[1]
+    output = spread_windows(what, x, w) if what.transposed else sum_windows(what, x, w)
+    if has_bias(point):
+        output = output + given[2].reshape(-1, *[1] * what.rank)
+    found: dict[str, Sums] = {"output": (output, what.products[what.transposed], None)}
+    if point["mode"] == "inference":
+        return found
+    grad = given[-1].expand(what.images, *given[-1].shape[1:])
+    back = sum_windows(what, grad, w) if what.transposed else spread_windows(what, grad, w)
+    found[GRADIENTS[0]] = back, what.products[not what.transposed], None
+    small, large = (x, grad) if what.transposed else (grad, x)
+    found[GRADIENTS[1]] = paired(what, small, large), what.images * math.prod(what.small), None
+    if has_bias(point):
+        images = grad.flatten(2).sum(dim=2)
+        apart = rounded and not what.transposed and max(what.dilation) > 1
+        found[GRADIENTS[2]] = images.sum(dim=0), grad.numel() // len(given[2]), images if apart else None
+    return found
+
+
+def _within_tolerance(sums: Sums, how: Arithmetic, whole: bool) -> Exact:
+    """Of sums of products, each of which is at most 1."""
+    value, terms, images = sums
+    size = torch.tensor(float(terms), dtype=torch.float64)
+    if not whole:
+        return Exact(value, tolerances.gemm(value, size, max(terms, FEWEST_TERMS), how.dtype, how.tf32))
+    digits = 1 / tolerances.unit_roundoff(how.dtype)  # up to here the dtype holds every whole number
+    limit = NEAREST + torch.where(value.abs() <= digits, 0.0, tolerances.rounding(value, how.dtype))
+    if images is not None:
+        limit = limit + tolerances.running_sum(images, how.dtype)
+    if how.half_sums and how.dtype == torch.float16:
+        limit = torch.maximum(limit, tolerances.half_sums(value, size, terms, how.dtype))
+    return Exact(value, limit)
+
+
+def sum_windows(what: ConvShape, large: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The small tensor whose elements are the sums over windows of the large one times the weights."""
+    padded, weights = _grouped(what, _padded(what, large), what.channels), _by_tap(what, w)
+    total: torch.Tensor | float = 0.0
+    for tap, window in _windows(what):
+        total = total + torch.einsum("gsb,ngbp->ngsp", weights[tap], padded[window].flatten(3))
+    return cast(torch.Tensor, total).reshape(what.images, -1, *what.small)
+
+
+def spread_windows(what: ConvShape, small: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The large tensor to whose windows each element of the small one adds its product with the weights."""
+    flat, weights = _grouped(what, small, what.filters).flatten(3), _by_tap(what, w)
+    sizes = [n + before + after for n, (before, after) in zip(what.large, what.padding)]
+    total = small.new_zeros(what.images, what.groups, what.channels, *sizes)
+    for tap, window in _windows(what):
+        part = torch.einsum("gsb,ngsp->ngbp", weights[tap], flat)
+        total[window] += part.reshape(*part.shape[:3], *what.small)
+    kept = (slice(before, before + n) for n, (before, _) in zip(what.large, what.padding))
+    return total[(slice(None),) * 3 + tuple(kept)].flatten(1, 2)
+
+
+def paired(what: ConvShape, small: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
+    """The gradient of the weights: sums over all windows of the large tensor times elements of the small one."""
+    padded, flat = _grouped(what, _padded(what, large), what.channels), _grouped(what, small, what.filters).flatten(3)
+    taps = [torch.einsum("ngsp,ngbp->gsb", flat, padded[window].flatten(3)) for _, window in _windows(what)]
+    return torch.stack(taps, dim=-1).reshape(what.weights)
+
+
+def _windows(what: ConvShape) -> Iterator[tuple[int, Any]]:
+    """Of each tap its number, and what it reads of the padded large tensor (images, groups, channels, ...)."""
+    for number, tap in enumerate(itertools.product(*map(range, what.kernel))):
+        each = zip(tap, what.dilation, what.small, what.stride)
+        yield number, (..., *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in each))
+
+
+def _padded(what: ConvShape, large: torch.Tensor) -> torch.Tensor:
+    return F.pad(large, [width for both in reversed(what.padding) for width in both])
+
+
+def _grouped(what: ConvShape, x: torch.Tensor, channels: int) -> torch.Tensor:
+    return x.reshape(what.images, what.groups, channels, *x.shape[2:])
+
+
+def _by_tap(what: ConvShape, w: torch.Tensor) -> torch.Tensor:
+    """(taps, groups, filters, channels)"""
+    return w.reshape(what.groups, what.filters, what.channels, -1).movedim(-1, 0)
+
+
+OPERATIONS = sampled_operations(torch.device("cpu"), tf32=False)

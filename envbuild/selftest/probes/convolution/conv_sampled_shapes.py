@@ -1,0 +1,224 @@
+"""The convolutions that conv_sampled_cases.py samples: the space of arguments and sizes, and the shape at a point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.selftest.numerics.case_sampling import Point
+
+Sizes = tuple[int, ...]
+
+# Values that stand here several times are used more often. Many sizes are past several multiples at once, and odd.
+SPACE: Mapping[str, Sequence[Any]] = {
+    "usual": ("any", "dense", "3x3", "long", "depthwise", "grouped", "volume", "transposed"),
+    "values": (*["whole"] * 5, "fractions"),
+    "rank": (1, *[2] * 4, 3),
+    "way": (*["plain"] * 3, "transposed"),
+    "images": (1, 2, 3, 5, 7, 67),
+    "channels": (1, 2, 3, 4, 8, 9, 13, 17, 24, 33, 40),  # of a group, as are the filters
+    "filters": (1, 2, 3, 4, 5, 7, 8, 12, 17, 33),
+    "groups": (*["one"] * 3, "two", "three", "depthwise", "depthwise twice"),
+    "wide": ("nothing", "nothing", "images", "channels", "filters", "length"),
+    "multiple": (16, 32, 64, 128),  # of the wide one, and what it is past or short of it
+    "past": (-7, -3, -1, 0, 1, 2, 5, 8),
+    "length": (4, 5, 7, 8, 9, 12, 15, 16, 17),
+    "width": (3, 4, 5, 6, 7, 9),
+    "kernel": (*[(3, 3, 3)] * 3, *[(1, 1, 1)] * 2, (2, 2, 2), (5, 3, 1), (1, 3, 3), (3, 1, 2), (4, 4, 1), (7, 5, 1)),
+    "stride": (*[(1, 1, 1)] * 3, *[(2, 2, 2)] * 3, (3, 3, 2), (2, 1, 1), (1, 2, 3)),
+    "dilation": (*[(1, 1, 1)] * 4, (2, 2, 2), (1, 2, 1), (3, 1, 2)),
+    "padding": ("none", "one", "one", "half", "uneven", "full", "same"),
+    "extra": (0, 1, 2),  # output padding of a transposed convolution, as far as stride and dilation allow it
+    "bias": (True, True, False),
+    "input": ("channels last", "rows apart", "images apart", "turned", "offset", "channels last apart"),
+    "weights": ("contiguous", "channels last", "turned", "offset"),
+    "gradient": ("contiguous", "channels last", "expanded", "turned", "rows apart"),
+    "turn": (0, 1, 2),  # which dtype has which layout
+    "mode": (*["gradients"] * 3, "second call", "inference", "one image without a batch"),
+}
+_UNSTRIDED = {"stride": (1, 1, 1), "dilation": (1, 1, 1)}
+_DENSE = {"way": "plain", "groups": "one"}
+# What models use most, which points drawn from all values alone would have seldom: these replace the point's own.
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "any": {},
+    "dense": {**_DENSE, "rank": 2, "wide": "nothing"},
+    "3x3": {**_DENSE, **_UNSTRIDED, "rank": 2, "wide": "nothing", "kernel": (3, 3, 3)},
+    "long": {**_DENSE, **_UNSTRIDED, "rank": 1, "wide": "length", "kernel": (5, 3, 1)},
+    "depthwise": {"way": "plain", "groups": "depthwise", "rank": 2, "kernel": (3, 3, 3), "wide": "nothing"},
+    "grouped": {"way": "plain", "groups": "two", "rank": 2, "wide": "nothing"},
+    "volume": {"way": "plain", "rank": 3, "wide": "nothing"},
+    "transposed": {"way": "transposed"},
+}
+# `multiple` of the length of a tensor of one dimension
+LONG = {16: 1040, 32: 1088, 64: 2048, 128: 256}
+MOST_VOLUME_GROUPS = 12  # in three dimensions, where torch's kernels for the CPU take milliseconds for each
+MOST_PRODUCTS = 1 << 22  # of a case; beyond, there are fewer images, channels or filters
+FEW_IMAGES = 5
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """`large` and `small`: the sizes of the tensor with more places and of the one with fewer, which are input and
+    output of a plain convolution, output and input of a transposed one; `channels` those of a group of the large one,
+    `filters` of the small one. `padding`: before and after."""
+
+    images: int
+    groups: int
+    channels: int
+    filters: int
+    large: Sizes
+    small: Sizes
+    kernel: Sizes
+    stride: Sizes
+    padding: tuple[tuple[int, int], ...]
+    dilation: Sizes
+    transposed: bool
+    extra: Sizes
+    same: bool  # padding is given as that word
+
+    @property
+    def weights(self) -> Sizes:
+        return (self.groups * self.filters, self.channels, *self.kernel)
+
+    @property
+    def read(self) -> tuple[int, Sizes]:
+        """The input's channels and sizes."""
+        return (
+            (self.groups * self.filters, self.small) if self.transposed else (self.groups * self.channels, self.large)
+        )
+
+    @property
+    def written(self) -> tuple[int, Sizes]:
+        """The output's."""
+        return (
+            (self.groups * self.channels, self.large) if self.transposed else (self.groups * self.filters, self.small)
+        )
+
+    @property
+    def rank(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def function(self) -> str:
+        """Its name in torch.nn.functional."""
+        return f"conv{'_transpose' if self.transposed else ''}{self.rank}d"
+
+    @property
+    def products(self) -> tuple[int, int]:
+        """How many are summed to an element of the small tensor, and of the large one."""
+        return self.channels * math.prod(self.kernel), self.filters * math.prod(self.kernel)
+
+    @property
+    def covered(self) -> list[list[int]]:
+        """Which places of the input some window reads, by dimension."""
+        if self.transposed:
+            return [list(range(n)) for n in self.small]
+        return [
+            sorted({p * s + t * d - before for p in range(places) for t in range(k)} & set(range(n)))
+            for n, places, k, s, d, (before, _) in zip(
+                self.large, self.small, self.kernel, self.stride, self.dilation, self.padding
+            )
+        ]
+
+    def __str__(self) -> str:
+        def by(sizes: Sequence[int]) -> str:
+            return "x".join(map(str, sizes))
+
+        channels, sizes = self.read
+        padding = "same" if self.same else by([before for before, _ in self.padding])
+        extra = f" output_padding {by(self.extra)}" if any(self.extra) else ""
+        return (
+            f"{self.function} {by((self.images, channels, *sizes))} weights {by(self.weights)} "
+            f"stride {by(self.stride)} padding {padding}{extra} dilation {by(self.dilation)} groups {self.groups}"
+        )
+
+
+def with_usual(point: Point) -> Point:
+    return {**point, **USUAL[point["usual"]]}
+
+
+def shape(point: Point) -> ConvShape:
+    """What a point stands for: sizes that are too small for the kernel grow, padding that is too wide shrinks."""
+    rank, transposed = point["rank"], point["way"] == "transposed"
+    kernel, stride, dilation = (point[name][:rank] for name in ("kernel", "stride", "dilation"))
+    extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
+    same = point["padding"] == "same" and not transposed and set(stride) == {1}
+    padding = tuple(_padding(point["padding"], *each, same) for each in enumerate(extents))
+    images, groups, channels, filters = _counts(point)
+    sizes = _sizes(point)
+    if transposed:
+        extra = tuple(min(point["extra"], max(s, d) - 1) for s, d in zip(stride, dilation))
+        # Two more than the padding takes, so that something is left.
+        small = tuple(max(2 + before // s, n // s) for n, s, (before, _) in zip(sizes, stride, padding))
+        reached = ((n - 1) * s + extent for n, s, extent in zip(small, stride, extents))
+        large = tuple(n - 2 * before + more for n, (before, _), more in zip(reached, padding, extra))
+    else:
+        extra = (0,) * rank
+        # Each tap reads something, and strides have two places: with one, oneDNN 3.12 (torch 2.13) computes bfloat16
+        # wrongly on processors with AMX, in two dimensions without padding.
+        least = (extent if s == 1 else extent + s for extent, s in zip(extents, stride))
+        large = tuple(max(n, needed) for n, needed in zip(sizes, least))
+        wide = (n + before + after for n, (before, after) in zip(large, padding))
+        small = tuple((n - extent) // s + 1 for n, extent, s in zip(wide, extents, stride))
+    numbers = images, groups, channels, filters
+    return ConvShape(*numbers, large, small, kernel, stride, padding, dilation, transposed, extra, same)
+
+
+def has_bias(point: Point) -> bool:
+    """Always where some of the output may be nothing but bias, whose gradient would not matter without one."""
+    return bool(point["bias"]) or point["way"] == "transposed"
+
+
+def _padding(kind: str, dimension: int, extent: int, same: bool) -> tuple[int, int]:
+    """Before and after; no window lies in the padding alone."""
+    if same:
+        return (extent - 1) // 2, extent - 1 - (extent - 1) // 2
+    width = {"none": 0, "one": 1, "uneven": (2, 0, 1)[dimension], "full": extent - 1}.get(kind, extent // 2)
+    return min(width, extent - 1), min(width, extent - 1)
+
+
+def _wide(point: Point) -> int:
+    return max(1, int(point["multiple"] + point["past"]))
+
+
+def _counts(point: Point) -> tuple[int, int, int, int]:
+    """Images, groups, and the channels and filters of a group: where another size is large, these are small."""
+    images, channels, filters, wide = point["images"], point["channels"], point["filters"], point["wide"]
+    few = 5 if wide not in ("nothing", "images") or point["rank"] == 3 else max(channels, filters)
+    channels, filters = (_wide(point) if wide == name else min(point[name], few) for name in ("channels", "filters"))
+    if wide == "images":
+        images = _wide(point)
+    elif wide != "nothing" or point["rank"] == 3:
+        images = min(images, FEW_IMAGES)
+    if point["mode"] == "one image without a batch":
+        images = 1
+    if point["groups"].startswith("depthwise"):
+        groups = max(channels, filters) if wide in ("channels", "filters") else point["channels"]
+        if point["rank"] == 3:
+            groups = min(groups, MOST_VOLUME_GROUPS)
+        each = 2 if point["groups"] == "depthwise twice" else 1
+        channels, filters = (each, 1) if point["way"] == "transposed" else (1, each)
+    else:
+        groups = {"one": 1, "two": 2, "three": 3}[point["groups"]]
+    places = groups * math.prod(_sizes(point)) * math.prod(point["kernel"][: point["rank"]])
+    while images * channels * filters * places > MOST_PRODUCTS:
+        if images > FEW_IMAGES and images >= max(channels, filters):
+            images = images // 2 + 1
+        elif max(channels, filters) == 1:
+            break
+        elif channels > filters:
+            channels //= 2
+        else:
+            filters //= 2
+    return images, groups, channels, filters
+
+
+def _sizes(point: Point) -> list[int]:
+    """Of the tensor with more places, roughly."""
+    long = LONG[point["multiple"]] + point["past"] if point["rank"] == 1 else _wide(point)
+    sizes = [point["length"], *(min(point["width"] + n, 6 + n) for n in range(point["rank"] - 1))]
+    if point["wide"] == "length" or (point["wide"] == "nothing" and point["rank"] == 1):
+        return [long, *sizes[1:]]
+    return sizes if point["wide"] == "nothing" else [min(n, 5) for n in sizes]

@@ -1,0 +1,370 @@
+"""Sums, means, variances, norms, running sums, extremes and orders, of sampled sizes, layouts and dtypes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+
+from envbuild.selftest.numerics import hashed_inputs, tolerances
+from envbuild.selftest.numerics.case_sampling import Operation, Point
+from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
+from envbuild.selftest.numerics.operation_case import Case, without_rounding
+from envbuild.selftest.probes.operations.exact_fixed_cases import decode, finite_patterns
+
+Results = Mapping[str, torch.Tensor]
+Expected = Mapping[str, Exact]
+
+INTEGERS = (torch.int32, torch.int64, torch.bool)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LENGTHS = (1, 2, 7, 31, 33, 64, 127, 129, 255, 257, 511, 515, 1023, 1025, 1500, 2049, 4099, 8191, 20001)
+ROWS = (1, 2, 3, 5, 16, 33, 65)
+MOST = 1 << 15  # elements of a case
+SCANNED = 2049  # of a running sum
+LISTED = 1 << 13  # of one that is ordered by Python
+
+SUMS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "sum": lambda x, dim: torch.sum(x, dim),
+    "mean": lambda x, dim: torch.mean(x, dim),
+    "sum of both dimensions": lambda x, dim: torch.sum(x, (0, 1))[None],
+    "sum of all": lambda x, dim: x.sum()[None],
+    "mean of all": lambda x, dim: x.mean()[None],
+    "sum with dtype float32": lambda x, dim: torch.sum(x, dim, dtype=torch.float32),
+    "count of nonzero": lambda x, dim: torch.count_nonzero(x, dim),
+    "product of signs": lambda x, dim: torch.prod(torch.sign(x), dim),
+    "cumsum": lambda x, dim: torch.cumsum(x, dim),
+}
+
+SPREADS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "var": lambda x, dim: torch.var(x, dim),
+    "var of all in a row": lambda x, dim: torch.var(x.select(1 - dim, 0))[None],
+    "var without correction": lambda x, dim: torch.var(x, dim, correction=0),
+    "std": lambda x, dim: torch.std(x, dim),
+    "mean of var_mean": lambda x, dim: torch.var_mean(x, dim)[1],
+    "norm": lambda x, dim: torch.linalg.vector_norm(x, dim=dim),
+    "norm 1": lambda x, dim: torch.linalg.vector_norm(x, 1, dim=dim),
+    "norm inf": lambda x, dim: torch.linalg.vector_norm(x, math.inf, dim=dim),
+}
+LONGEST = {torch.float32: 4099, torch.float16: 1025, torch.bfloat16: 515}  # of which one element shows in a variance
+
+
+def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
+    """Every operation; `rounded_sums`: a sum may be rounded to the dtype before it is divided, as torch's mean for the
+    CPU does."""
+    makers = ReductionMakers(rounded_sums)
+    return (
+        Operation(
+            "sum",
+            {
+                "dtype": (*DTYPES, *DTYPES, *INTEGERS),
+                "length": LENGTHS,
+                "rows": ROWS,
+                "over": ("rows", "columns"),
+                "layout": MATRICES,
+                "values": ("integers", "large integers", "fractions"),
+            },
+            makers.sum,
+            {"quick": 40, "standard": 200, "full": 1600},
+            _can_be_added,
+        ),
+        Operation(
+            "order",
+            {
+                "dtype": (*DTYPES, torch.int64, torch.int32),
+                "length": (*LENGTHS[1:-1], 6007, 8191),  # of one element the place is known
+                "rows": ROWS[:-1],
+                "over": ("rows", "columns"),
+                "layout": MATRICES,
+                "values": ("apart", "crowded", "equal"),
+            },
+            order,
+            {"quick": 24, "standard": 120, "full": 1000},
+            _can_be_ordered,
+        ),
+        Operation(
+            "variance and norm",
+            {
+                "dtype": DTYPES,
+                "length": LENGTHS[2:],
+                "rows": ROWS,
+                "over": ("rows", "columns"),
+                "layout": MATRICES,
+                "values": ("near 0", "far from 0", "large"),
+            },
+            spread,
+            {"quick": 16, "standard": 80, "full": 800},
+            lambda point: point["length"] <= LONGEST[point["dtype"]] and point["length"] * point["rows"] <= MOST,
+        ),
+        Operation(
+            "place in a long vector",
+            {
+                "past": (-1, 0, 1, 2, 3, 1025),  # of 2^24, from where on float32 does not have every number
+                "from the end": (0, 1, 2, 4097),
+                "dtype": DTYPES,
+            },
+            place,
+            {"quick": 1, "standard": 6, "full": 40},
+        ),
+    )
+
+
+def _can_be_ordered(point: Point) -> bool:
+    """Close to each other half types do not have as many numbers."""
+    fits: bool = point["length"] * point["rows"] <= LISTED
+    return fits and (point["values"] != "crowded" or point["dtype"] not in DTYPES[1:])
+
+
+def _can_be_added(point: Point) -> bool:
+    """Large integers show how wide a sum of integers or a mean of float16 is."""
+    dtype, values = point["dtype"], point["values"]
+    if point["length"] * point["rows"] > MOST or (dtype in INTEGERS and values == "fractions"):
+        return False
+    return values != "large integers" or dtype in INTEGERS[:2] or (dtype == torch.float16 and point["length"] < SCANNED)
+
+
+def _functions(point: Point) -> list[str]:
+    """Those that such numbers have: no mean of integers, and no sum that leaves float16."""
+    if point["dtype"] in INTEGERS:
+        functions = ["sum", "sum of all", "sum of both dimensions", "count of nonzero"]
+    elif point["values"] == "large integers":
+        return ["mean", "mean of all"]
+    else:
+        functions = [name for name in SUMS if name != "cumsum"]
+    return functions + (["cumsum"] if point["length"] <= SCANNED and point["values"] != "fractions" else [])
+
+
+@dataclass(frozen=True)
+class ReductionMakers:
+    """The case at a point of `sum`."""
+
+    rounded_sums: bool
+
+    def sum(self, point: Point, seed: int) -> Case:
+        dtype, shape = point["dtype"], (point["rows"], point["length"])
+        if point["values"] == "fractions":  # the second half cancels the first: what was lost on the way shows
+            x = (1 + hashed_inputs.uniform(shape, seed)) / 2
+            x[:, point["length"] // 2 :] *= -1
+        elif point["values"] == "large integers":
+            x = 50 + hashed_inputs.whole(shape, seed, 50).abs()
+            x = x * (1 << 24) - 1 if dtype in INTEGERS else x
+        else:
+            x = hashed_inputs.whole(shape, seed, 1 if dtype == torch.bfloat16 else 2)
+            if dtype == torch.bool:
+                x = x.clamp(min=0)
+        name = f"sums of {shape[0]}x{shape[1]} over {point['over']}, {point['layout']}, {point['values']}"
+        functions = _functions(point)
+        run = functools.partial(_sums, functions=functions, point=point)
+        exact = functools.partial(_sums_exactly, functions=functions, point=point, rounded=self.rounded_sums)
+        return Case(name, dtype, (x.to(dtype),), run, exact)
+
+
+def _turned(x: torch.Tensor, over: str, layout: str) -> tuple[torch.Tensor, int]:
+    """(rows, length), or (length, rows), and the dimension of the length."""
+    return (with_large_gaps(x, layout), 1) if over == "rows" else (with_large_gaps(x.t(), layout), 0)
+
+
+def _sums(x: torch.Tensor, functions: Sequence[str], point: Point) -> Results:
+    given, dim = _turned(x, point["over"], point["layout"])
+    found = {name: SUMS[name](given, dim) for name in functions}
+    return {name: part.t() if name == "cumsum" and dim == 0 else part for name, part in found.items()}
+
+
+def _sums_exactly(x: torch.Tensor, functions: Sequence[str], point: Point, rounded: bool) -> Expected:
+    return {name: _sum_exactly(x, name, point, rounded) for name in functions}
+
+
+def _sum_exactly(x: torch.Tensor, function: str, point: Point, rounded: bool) -> Exact:
+    """Whole numbers are exact where the dtype has the sum; a float32 sum of fractions errs by tolerances.summation."""
+    dtype = point["dtype"]
+    if function == "count of nonzero":
+        return without_rounding(torch.tensor([sum(map(bool, row)) for row in x.tolist()], dtype=torch.float64))
+    if function == "product of signs":
+        signs = [math.prod((value > 0) - (value < 0) for value in row) for row in x.tolist()]
+        return without_rounding(torch.tensor(signs, dtype=torch.float64))
+    if function == "cumsum":
+        sums = torch.tensor([list(itertools.accumulate(row)) for row in x.tolist()], dtype=torch.float64)
+        return Exact(sums, _lost(sums, dtype))
+    rows = [x.flatten().tolist()] if "all" in function or "both" in function else x.tolist()
+    count = len(rows[0])
+    total = torch.tensor([float(sum(row)) for row in rows], dtype=torch.float64)
+    size = torch.tensor([float(sum(map(abs, row))) for row in rows], dtype=torch.float64)
+    wide = torch.float32 if "float32" in function else dtype
+    arithmetic = tolerances.summation(count) * size if point["values"] == "fractions" else torch.zeros_like(size)
+    if not function.startswith("mean"):
+        return Exact(total, _lost(total, wide) + arithmetic)
+    value = total / count
+    before = tolerances.rounding(total, dtype) if rounded else torch.zeros_like(total)
+    return Exact(value, 2 * tolerances.rounding(value, dtype) + (before + arithmetic) / count)
+
+
+def _lost(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What rounding to the dtype takes; nothing where it has the number. Sums of integers are 64 bits wide."""
+    if not dtype.is_floating_point:
+        return torch.zeros_like(value)
+    return torch.where(value.to(dtype).to(torch.float64) == value, 0.0, tolerances.rounding(value, dtype))
+
+
+# Each with its results by name.
+ORDERS: dict[str, Callable[[torch.Tensor, int], dict[str, torch.Tensor]]] = {
+    "max": lambda x, dim: dict(zip(("largest", "place"), torch.max(x, dim))),
+    "min": lambda x, dim: dict(zip(("smallest", "place"), torch.min(x, dim))),
+    "amax and amin": lambda x, dim: {"largest": torch.amax(x, dim), "smallest": torch.amin(x, dim)},
+    "argmax": lambda x, dim: {"place": torch.argmax(x, dim)},
+    "argmin": lambda x, dim: {"place": torch.argmin(x, dim)},
+    "max of all": lambda x, dim: {"largest": x.max()[None]},
+    "topk": lambda x, dim: dict(zip(("values", "places"), torch.topk(x, _taken(x, dim), dim))),
+    "topk of the smallest": lambda x, dim: dict(
+        zip(("values", "places"), torch.topk(x, _taken(x, dim), dim, largest=False))
+    ),
+    "sort": lambda x, dim: dict(zip(("values", "places"), torch.sort(x, dim))),
+    "sort descending": lambda x, dim: dict(zip(("values", "places"), torch.sort(x, dim, descending=True))),
+    "argsort": lambda x, dim: {"places": torch.argsort(x, dim)},
+    "kthvalue": lambda x, dim: dict(zip(("value", "place"), torch.kthvalue(x, _taken(x, dim), dim))),
+    "stable sort": lambda x, dim: dict(zip(("values", "places"), torch.sort(x, dim=dim, stable=True))),
+}
+FIRST_OF_EQUALS = ("max", "min", "argmax", "argmin", "stable sort", "amax and amin")
+_TOP = 5
+
+
+def _taken(x: torch.Tensor, dim: int) -> int:
+    return min(_TOP, x.shape[dim])
+
+
+def order(point: Point, seed: int) -> Case:
+    """Numbers that differ from each other within each row: 16-bit patterns in an order of their own."""
+    dtype, rows, length = point["dtype"], point["rows"], point["length"]
+    places = hashed_inputs.hashes(rows * length, seed).reshape(rows, length).argsort(1)
+    if point["values"] == "equal":
+        x = (places % 120 - 60).to(dtype)
+    elif point["values"] == "crowded":  # they agree in their first bits
+        x = (8 + places * 2.0**-20 if dtype.is_floating_point else (1 << 20) + places).to(dtype)
+    elif dtype in (torch.float16, torch.bfloat16):
+        patterns = finite_patterns(dtype)
+        numbers = decode(patterns[(patterns & 0x7FFF) > 0x0400], dtype)  # neither 0 nor subnormal
+        apart = len(numbers) // length
+        x = numbers[(places * apart + hashed_inputs.hashes(rows, seed + 1)[:, None]) % len(numbers)].to(dtype)
+    else:
+        x = ((places - length // 2) * 1237).to(dtype)
+    name = f"orders of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}"
+    # Of equal numbers, the first is asked for where torch promises it.
+    functions = FIRST_OF_EQUALS if point["values"] == "equal" else tuple(ORDERS)
+    run = functools.partial(_ordered, functions=functions, over=point["over"], layout=point["layout"])
+    return Case(name, dtype, (x,), run, functools.partial(_ordered_by_hand, functions=functions))
+
+
+def _ordered(x: torch.Tensor, functions: Sequence[str], over: str, layout: str) -> Results:
+    """Maxima and minima of rows with a NaN must be NaN."""
+    given, dim = _turned(x, over, layout)
+    found = {f"{name}: {what}": part for name in functions for what, part in ORDERS[name](given, dim).items()}
+    if x.is_floating_point():
+        holed = given.clone()
+        holed.select(dim, -1).fill_(math.nan)
+        for name, extreme in (("amax", torch.amax), ("amin", torch.amin)):
+            found[f"{name} with NaN is NaN"] = torch.isnan(extreme(holed, dim))
+    return {name: part.t() if dim == 0 and part.dim() > 1 else part for name, part in found.items()}
+
+
+def _ordered_by_hand(x: torch.Tensor, functions: Sequence[str]) -> Expected:
+    rows: list[list[float]] = x.tolist()
+    rising = [sorted(range(len(row)), key=row.__getitem__) for row in rows]
+    top = min(_TOP, len(rows[0]))
+
+    def picked(places: list[list[int]]) -> list[list[float]]:
+        return [[row[place] for place in order] for row, order in zip(rows, places)]
+
+    falling = [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in rows]  # also stable
+    first, last = ([order[0] for order in places] for places in (rising, falling))
+    smallest, largest = (list(map(list.__getitem__, rows, places)) for places in (first, last))
+    lists: dict[str, dict[str, Any]] = {
+        "max": {"largest": largest, "place": last},
+        "min": {"smallest": smallest, "place": first},
+        "amax and amin": {"largest": largest, "smallest": smallest},
+        "argmax": {"place": last},
+        "argmin": {"place": first},
+        "max of all": {"largest": [max(largest)]},
+        "argsort": {"places": rising},
+        "kthvalue": {"value": [row[top - 1] for row in picked(rising)], "place": [line[top - 1] for line in rising]},
+    }
+    orders = {"topk": [line[:top] for line in falling], "topk of the smallest": [line[:top] for line in rising]}
+    orders |= {"sort": rising, "stable sort": rising, "sort descending": falling}
+    lists |= {name: {"values": picked(places), "places": places} for name, places in orders.items()}
+    found: dict[str, Any] = {f"{name}: {what}": part for name in functions for what, part in lists[name].items()}
+    if x.is_floating_point():
+        found.update(dict.fromkeys(("amax with NaN is NaN", "amin with NaN is NaN"), [1.0] * len(rows)))
+    return {name: without_rounding(torch.tensor(values, dtype=torch.float64)) for name, values in found.items()}
+
+
+def spread(point: Point, seed: int) -> Case:
+    """Variances, deviations and norms of positive numbers, so that each sign counts."""
+    dtype, rows, length = point["dtype"], point["rows"], point["length"]
+    x = hashed_inputs.whole((rows, length), seed, 8).abs()
+    if point["values"] == "far from 0":
+        x = x + (2000 if dtype == torch.float32 else 50)
+    elif point["values"] == "large":  # squares, whose sum just stays in float32, and does not in float16
+        x = x * 2.0 ** (3 if dtype == torch.float16 else 60 - math.ceil(math.log2(8 * length) / 2))
+    name = f"variances and norms of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}"
+    run = functools.partial(_spreads, over=point["over"], layout=point["layout"])
+    return Case(name, dtype, (x.to(dtype),), run, functools.partial(_spreads_exactly, dtype=dtype))
+
+
+def _spreads(x: torch.Tensor, over: str, layout: str) -> Results:
+    given, dim = _turned(x, over, layout)
+    return {name: function(given, dim) for name, function in SPREADS.items()}
+
+
+def _spreads_exactly(x: torch.Tensor, dtype: torch.dtype) -> Expected:
+    """An error of the mean moves each x - mean, by way of which it enters the variance (as norm_cases has it); a root
+    halves a relative error."""
+    n = x.shape[1]
+    mean, error = x.mean(1), 4 * tolerances.summation(n)
+    shifted = (x - mean[:, None]).abs()
+    squares = shifted.square().sum(1)
+    moved = error * (2 * (shifted * (x.abs() + mean.abs()[:, None])).sum(1) + squares)
+    norm, total = x.square().sum(1).sqrt(), x.abs().sum(1)
+    variance, limit = squares / (n - 1), moved / (n - 1)
+    values = {
+        "var": (variance, limit),
+        "var of all in a row": (variance[:1], limit[:1]),
+        "var without correction": (squares / n, moved / n),
+        "std": (variance.sqrt(), limit / variance.sqrt().clamp(min=2.0**-100)),
+        "mean of var_mean": (mean, error * mean.abs()),
+        "norm": (norm, error * norm),
+        "norm 1": (total, error * total),
+    }
+    found = {name: Exact(value, tolerances.rounding(value, dtype) + limit) for name, (value, limit) in values.items()}
+    return {**found, "norm inf": without_rounding(x.abs().amax(1))}
+
+
+FINDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "argmax": lambda x: torch.argmax(x)[None],
+    "max": lambda x: torch.max(x, 0)[1][None],
+    "argmin": lambda x: torch.argmin(-x)[None],
+    "nonzero": lambda x: torch.nonzero(x)[:, 0],
+}
+
+
+def place(point: Point, seed: int) -> Case:
+    """The one element of many that is not 0."""
+    length = (1 << 24) + 4099 + point["past"]
+    where = torch.tensor([(1 << 24) + point["past"] + point["from the end"]])
+    run = functools.partial(_found, length=length, dtype=point["dtype"])
+    return Case(f"place in {length}", point["dtype"], (where,), run, _where)
+
+
+def _found(where: torch.Tensor, length: int, dtype: torch.dtype) -> Results:
+    x = torch.zeros(length, dtype=dtype, device=where.device)
+    x[where] = 1
+    return {name: finder(x) for name, finder in FINDERS.items()}
+
+
+def _where(where: torch.Tensor) -> Expected:
+    return dict.fromkeys(FINDERS, without_rounding(where))
+
+
+OPERATIONS = sampled_operations(rounded_sums=True)

@@ -1,0 +1,118 @@
+"""One file that checks an environment against a profile's lock, wherever there is torch. Pure.
+
+The file is a Python script whose payload, the self-test and what the profile expects, stands in comments behind the
+code: cut short anywhere, it is either no Python (a string without its end) or finds that its seal does not fit.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from envbuild.facts import database
+from envbuild.lock.lock_file import Lock
+from envbuild.profile.profile_source import Source
+from envbuild.resolve import plan_resolver
+from envbuild.testrun import expected_hardware, selftest_job
+
+# One statement, of which no part is a program that ends with 0: where the code is cut, Python shows its first line.
+_SCRIPT = '''\
+raise eval(compile(r"""# envbuild check: where Python shows this line, this file is cut short; export it again
+#: Is this environment what envbuild's profile NAME needs? The lock is LOCK.
+#:
+#:     python FILE                              or on every rank: torchrun --nproc-per-node N FILE
+#:
+#: Needs Python 3.9 and torch. Exit status: 0 all is well; 5 something is wrong, and what cures it; 2 usage; 3 this
+#: file is damaged (1 where so little is left of it that Python cannot read it).
+import base64, hashlib, json, os, shutil, sys, tempfile
+
+try:
+    with open(__file__, "rb") as file:
+        body, _, seal = file.read().rpartition(b"#= ")
+    if hashlib.sha256(body).hexdigest().encode() != seal.strip():
+        raise ValueError("it is cut short or was changed")
+    lines = body.splitlines()
+    document = json.loads(b"".join(line[3:] for line in lines if line.startswith(b"#- ")).decode())
+    archive = base64.b64decode(b"".join(line[3:] for line in lines if line.startswith(b"#+ ")))
+except (NameError, OSError, ValueError) as error:
+    sys.stderr.write("envbuild check: this file is not usable: %s; export it again\\n" % error)
+    sys.exit(3)
+if sys.argv[1:]:
+    asked = sys.argv[1:] in (["-h"], ["--help"])
+    said = [line[3:].decode() for line in lines if line.startswith(b"#:")]
+    if not asked:
+        sys.stderr.write("envbuild check: it takes no arguments, got: %s\\n" % ascii(" ".join(sys.argv[1:]))[1:-1])
+    (sys.stdout if asked else sys.stderr).write("\\n".join(said) + "\\n")
+    sys.exit(0 if asked else 2)
+if sys.version_info < (3, 9):
+    sys.stderr.write("envbuild check: Python 3.9 or newer is needed, this is %s\\n" % sys.version.split()[0])
+    sys.exit(5)
+folder = tempfile.mkdtemp(prefix="envbuild-")
+try:
+    path = os.path.join(folder, "selftest.zip")
+    with open(path, "wb") as file:
+        file.write(archive)
+    sys.path.insert(0, path)
+    from envbuild.selftest.environment_check import main
+
+    sys.exit(main(document))
+finally:
+    shutil.rmtree(folder, ignore_errors=True)
+""", __file__, "exec"))
+# What it checks (#-), the self-test (#+) and the sha256 of all before it (#=).
+'''
+
+
+def render(source: Source, locked: Lock) -> str:
+    """The script; the same bytes for the same lock and self-test. Only ASCII, and nothing of a profile outside comments
+    but its name."""
+    code = _SCRIPT.replace("NAME", source.name).replace("LOCK", locked.short)
+    told = json.dumps(_document(source, locked), sort_keys=True)
+    archive = base64.b64encode(selftest_job.selftest_zip()).decode()
+    body = code + "".join([*_comments("#- ", told), *_comments("#+ ", archive)])
+    return f"{body}#= {hashlib.sha256(body.encode()).hexdigest()}\n"
+
+
+def _comments(mark: str, text: str) -> Iterator[str]:
+    for start in range(0, len(text), 110):
+        yield f"{mark}{text[start : start + 110]}\n"
+
+
+def _document(source: Source, locked: Lock) -> dict[str, Any]:
+    """What the self-test's own `environment_check.main` takes."""
+    cards = [name for gpu in source.profile.gpus for name in database.gpus()[gpu].all_names]
+    asked, expected = selftest_job.RunRequest(level="quick"), expected_hardware.expected_hardware(source.profile)
+    selftest, versions = selftest_job.on_host(source.profile.selftest), plan_resolver.computing(locked.versions)
+    require = [name for name in selftest.require if name != selftest_job.OWN_SCRIPT]  # it is left out, required or not
+    selftest = selftest.model_copy(update={"require": require})
+    wanted = selftest_job.document(selftest, versions, locked.python, cards, asked, hardware=expected)
+    return {
+        "profile": source.name,
+        "lock": locked.short,
+        "job": {**wanted, "nonce": "0" * 32},
+        "remedies": list(_remedies(source.name, cards)),
+    }
+
+
+_NO_GPU_CODE = r"no GPU is visible to torch .{1,60} \(built with no CUDA\)"
+
+
+def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The advisories that a probe's result alone can name, then what to do about anything else."""
+    for advisory in database.advisories():
+        for signature in advisory.signature:
+            when = {key: pattern.pattern for key, pattern in signature.items()}
+            yield {"when": when, "remedy": f"{advisory.remedy} ({advisory.id})"}
+    image = f"run in the image of {name} (envbuild make {name})"
+    yield {"when": {"probe": "env.libs", "failure": "version"}, "remedy": f"{image}, or install the versions locked"}
+    if cards:
+        yield {"when": {"probe": "env.identity", "status": "failed"}, "remedy": f"run on one of: {', '.join(cards)}"}
+        yield {"when": {"status": "skipped", "reason": _NO_GPU_CODE}, "remedy": f"{image}, or install the torch locked"}
+    yield {
+        "when": {"status": "skipped"},
+        "remedy": "see that the driver works (nvidia-smi) and its GPUs are let in here",
+    }
+    yield {"when": {}, "remedy": f"{image}, or look: envbuild audit --python PATH --profile {name}"}

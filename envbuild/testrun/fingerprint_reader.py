@@ -1,0 +1,182 @@
+"""Fingerprints as they come in, from a self-test's output or a file: neither is trusted.
+
+The form is that of `envbuild/selftest/numerics/fingerprint_document.py` and `output_statistics.py`, version 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from envbuild.testrun.output_judge import Said
+from envbuild.testrun.run_result import TestRun
+from envbuild.util import strict_json, yaml_document
+from envbuild.util.errors import CheckFailed, EnvbuildError, Fault, FingerprintError
+from envbuild.util.strict_json import NotStrict
+
+VERSION = 1
+MAX_BYTES = 64 << 20
+_MOST_FAULTS = 20
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Number = Annotated[float, BeforeValidator(lambda value: float(value) if value in ("nan", "inf", "-inf") else value)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Short = Annotated[Said, Field(max_length=200)]
+Shape = Annotated[list[Count], Field(max_length=32)]
+DType = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")]
+
+
+class Against(_Part):
+    """The error against the float64 result: `ratio` is the largest error over bound, `median` the middle one,
+    `relative` the root of the mean squared error over that of the exact values; `nonfinite` counts what is finite
+    neither here nor in float64, masks aside."""
+
+    ulps: dict[Annotated[str, Field(pattern=r"^(0|-?[1-9][0-9]{0,3})$")], Count]
+    error: Number
+    bound: Number
+    ratio: Number
+    median: Number
+    where: Shape
+    got: Number
+    expected: Number
+    wrong: Count
+    count: Count
+    relative: Number
+    nonfinite: Count = 0
+
+
+class Observed(_Part):
+    """An output. `fed`: how many of the inputs were not finite; `nonfinite`: how many of the values."""
+
+    dtype: DType
+    shape: Shape
+    sha256: Sha256
+    fed: Count
+    nonfinite: Count
+    rms: Number
+    peak: Number
+    samples: list[Number] = Field(max_length=1000)
+    against: Against | None
+    drift: Number | None = None
+
+
+class FingerprintOp(_Part):
+    """An operation or a module, and its two passes. `note`: why a pass or a judgement is not there."""
+
+    id: Annotated[Said, Field(min_length=1, max_length=500)]
+    dtype: DType
+    shape: Shape
+    exact: bool
+    backend: Short
+    flags: list[Short] = Field(max_length=50)
+    note: Annotated[Said, Field(max_length=2000)] | None
+    golden: Sha256 | None
+    teacher: Observed | None
+    free: Observed | None
+
+
+class FingerprintGpu(_Part):
+    name: Short
+    compute_capability: Short
+    sms: Count
+    driver: Short | None
+
+
+class FingerprintMachine(_Part):
+    """`gpu` is None for the CPU. `libraries`: what each mapped CUDA library says its version is."""
+
+    gpu: FingerprintGpu | None
+    cpu: Short | None
+    cpu_capability: Short | None
+    threads: Count
+    python: Short
+    torch: Short
+    cuda: Short | None
+    libraries: dict[Short, Short] = Field(max_length=200)
+
+
+class Fingerprint(_Part):
+    """`subject`: the self-test's own operations, or a model's modules."""
+
+    version: Literal[1]
+    subject: Literal["operations", "model"]
+    inputs: Sha256
+    machine: FingerprintMachine
+    ops: list[FingerprintOp] = Field(min_length=1, max_length=100_000)
+
+    @field_validator("ops")
+    @classmethod
+    def _each_once(cls, ops: list[FingerprintOp]) -> list[FingerprintOp]:
+        twice = [name for name, count in Counter(op.id for op in ops).items() if count > 1]
+        if twice:
+            raise ValueError(f"{twice[0]} is given twice")
+        return ops
+
+
+def text_of(run: TestRun) -> str:
+    """The file that holds a run's fingerprint.
+
+    Raises CheckFailed where the run came to none, or to one that is not as it should be.
+    """
+    if not run.fingerprint:
+        raise CheckFailed("the self-test came to no fingerprint", hint="its probe fingerprint says why")
+    found = {key: value for key, value in run.fingerprint.items() if key != "kind"}
+    try:
+        Fingerprint.model_validate(found)
+    except ValidationError as error:
+        path, message = _faults(error, found)[0]
+        where = yaml_document.field_name(path)
+        raise CheckFailed(f"the self-test's fingerprint is not as it should be: {where}: {message}") from error
+    return json.dumps(found, allow_nan=False, indent=1, sort_keys=True) + "\n"
+
+
+def read(file: Path) -> Fingerprint:
+    """Raises FingerprintError with file, line and field of every fault."""
+    name = yaml_document.display(file)
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        found = strict_json.strict(raw, MAX_BYTES)
+    except OSError as error:
+        raise FingerprintError(f"{name} cannot be read: {error.strerror}") from error
+    except NotStrict as error:
+        faults = [Fault("what is not JSON begins here", name, error.line)] if error.line else []
+        raise FingerprintError(f"{name} {error}", faults=faults) from error
+    try:
+        return Fingerprint.model_validate(found)
+    except ValidationError as error:
+        raise FingerprintError(
+            f"{name} is not a fingerprint of version {VERSION}",
+            faults=_placed(_faults(error, found), raw, name),
+            hint="made by: envbuild test NAME --fingerprint FILE",
+        ) from error
+
+
+def _faults(error: ValidationError, found: Any) -> list[tuple[yaml_document.Path, str]]:
+    """Path and message of each thing that is wrong; another version is told as that alone."""
+    version = found.get("version") if isinstance(found, dict) else None
+    if isinstance(version, int) and version != VERSION:
+        return [(("version",), f"version {version}; this envbuild reads version {VERSION}")]
+    return [(fault["loc"], fault["msg"]) for fault in error.errors()]
+
+
+def _placed(faults: Sequence[tuple[yaml_document.Path, str]], raw: bytes, name: str) -> list[Fault]:
+    """The first of them, with lines as far as the YAML reader, which knows of places, can read this JSON."""
+    told, more = faults[:_MOST_FAULTS], len(faults) - _MOST_FAULTS
+    rest = [Fault(f"and {more} more", name)] if more > 0 else []
+    if len(raw) <= yaml_document.MAX_BYTES:
+        with contextlib.suppress(EnvbuildError):
+            places = yaml_document.parse(raw.decode("utf-8"), name)
+            return [*(places.fault(path, message) for path, message in told), *rest]
+    return [*(Fault(message, name, None, yaml_document.field_name(path)) for path, message in told), *rest]

@@ -1,0 +1,213 @@
+"""From a self-test's raw output to a judged run. Pure.
+
+The output is not trusted: it counts only if every frame of this run is there, whole, once, and in order.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from envbuild.testrun.run_result import MAX_STDOUT, RawOutput, TestRun
+from envbuild.util import strict_json
+from envbuild.util.errors import printable
+
+
+class _Frame(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, defer_build=True)
+
+
+Said = Annotated[str, AfterValidator(printable)]
+
+
+class _Probe(_Frame):
+    probe: str = Field(pattern=r"^[a-z0-9._]{1,60}$")
+    level: Said = Field(max_length=20)
+    status: str = Field(pattern="^(passed|failed|skipped)$")
+    reason: Said | None = Field(max_length=4000)
+    failure: Said | None = Field(max_length=60)
+    signal: Said | None = Field(max_length=20)
+    at: Said | None = Field(max_length=1000)
+    detail: Said | None = Field(max_length=20000)
+    figures: list[dict[str, Any]] = Field(max_length=5000)
+    seconds: float
+    traits: dict[str, Any] = {}
+    output: Said | None = Field(None, max_length=20000)
+    output_cut: bool = False
+
+
+class _Start(_Frame):
+    probes: list[Annotated[str, Field(pattern=r"^[a-z0-9._]{1,60}$")]] = Field(max_length=500)
+
+
+class _End(_Frame):
+    probes: int
+    passed: int
+    failed: int
+    skipped: int
+
+
+def frame(line: bytes, nonce: str) -> tuple[int, dict[str, Any]] | None:
+    """(sequence number, document) of a line that is a whole frame of this run; None for any other line."""
+    parts = line.rstrip(b"\n").split(b" ", 4)
+    if len(parts) != 5 or parts[0] != b"ENVBUILD" or parts[1] != nonce.encode():
+        return None
+    try:
+        if int(parts[3], 16) != zlib.crc32(parts[4]):
+            return None
+        document = strict_json.strict(parts[4], MAX_STDOUT)
+        return (int(parts[2]), document) if isinstance(document, dict) else None
+    except ValueError:
+        return None
+
+
+def progress_of(line: bytes, nonce: str) -> dict[str, Any] | None:
+    """What a line says for whoever waits: {"probes": names} that will run, or the result of one; None for any other."""
+    found = frame(line, nonce)
+    models: dict[str, type[_Frame]] = {"start": _Start, "probe": _Probe}
+    model = models.get(str(found[1].get("kind"))) if found else None
+    try:
+        return model.model_validate(found[1]).model_dump() if found and model else None
+    except ValidationError:
+        return None
+
+
+def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
+    """What the output says, every doubt counted as an error."""
+    ended = _ending(output)
+    errors = [*ended]
+    documents: list[dict[str, Any]] = []
+    for line in output.stdout.split(b"\n"):
+        found = frame(line, nonce)
+        if found is None:
+            if line.startswith(b"ENVBUILD"):
+                errors.append("a frame of the self-test's output is damaged, or not of this run")
+            continue
+        if found[0] != len(documents):
+            errors.append(f"frame {len(documents)} of the self-test's output is missing, frame {found[0]} came")
+            break
+        documents.append(found[1])
+    planned, results, shape = _results(documents)
+    if documents or not ended:  # where nothing came at all, why it ended says enough
+        errors += shape
+    if output.timed_out:
+        results += _hung(planned, results, output.seconds)
+    if (output.exit_code == 5) != any(result["status"] == "failed" for result in results) and not errors:
+        errors.append(f"the self-test ended with exit code {output.exit_code}, which does not fit its results")
+    ran = {result["probe"]: result["status"] for result in results}
+    if documents or not errors:
+        errors += [f"required probe {name} is not among the results" for name in require if name not in ran]
+    of_kind = {str(document.get("kind")): document for document in documents}
+    return TestRun(
+        results=tuple(results),
+        environment=of_kind.get("environment", {}),
+        start=of_kind.get("start", {}),
+        errors=tuple(dict.fromkeys(errors)),
+        seconds=output.seconds,
+        skipped_required=tuple(name for name in require if ran.get(name) == "skipped"),
+        log=output.stderr,
+        fingerprint=of_kind.get("fingerprint", {}),
+        where=output.where,
+        short=output.out_of_memory,
+    )
+
+
+def _hung(planned: Sequence[str], results: Sequence[object], seconds: float) -> list[dict[str, Any]]:
+    """The probe that was running when the time for all of them was over, as a result of its own."""
+    running = planned[len(results) :][:1]
+    reason = f"it did not end; the whole self-test was stopped after {seconds:.0f} s"
+    given = {"level": "", "status": "failed", "failure": "hang", "reason": reason, "signal": None, "at": None}
+    return [{"probe": name, **given, "detail": None, "figures": [], "seconds": 0.0, "traits": {}} for name in running]
+
+
+def _ending(output: RawOutput) -> list[str]:
+    if output.timed_out:
+        return [f"the self-test was stopped after {output.seconds:.0f} s"]
+    if output.too_long:
+        return ["the self-test's output was too long and was cut off"]
+    if output.out_of_memory and output.exit_code != 0 and output.exit_code != 5:
+        return ["the container ran out of memory"]
+    if output.exit_code not in (0, 5):
+        last = output.stderr.strip().splitlines()[-1:] or [""]
+        return [f"the self-test ended with exit code {output.exit_code}: {printable(last[0][:300])}"]
+    return []
+
+
+def _results(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]], list[str]]:
+    """The planned probes, their results, and what is wrong with the sequence start, probe..., environment, end."""
+    kinds = [document.get("kind") for document in documents]
+    if not kinds or kinds[0] != "start":
+        return [], [], ["the self-test's output holds no frame of this run"]
+    if kinds.count("start") != 1 or kinds.count("end") != 1 or kinds[-1] != "end":
+        errors = ["the self-test's output is cut short, or goes on after its end"]
+    else:
+        errors = []
+    try:
+        start = _Start.model_validate(documents[0])
+        results = [_Probe.model_validate(d).model_dump() for d in documents if d.get("kind") == "probe"]
+        end = _End.model_validate(documents[-1]) if not errors else None
+    except ValidationError as error:
+        return (
+            [],
+            [],
+            [*errors, f"a frame of the self-test's output is not as it should be: {error.errors()[0]['msg']}"],
+        )
+    names = [result["probe"] for result in results]
+    if names != start.probes and end is not None:
+        errors.append("the probes that ran are not those that were planned")
+    counted = [sum(result["status"] == status for result in results) for status in ("passed", "failed", "skipped")]
+    if end is not None and [end.probes, end.passed, end.failed, end.skipped] != [len(results), *counted]:
+        errors.append("the self-test's last frame does not fit the probes' results")
+    return start.probes, results, errors
+
+
+_ORDER = ("failed", "skipped", "passed")  # the worst first
+
+
+def judge_nodes(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
+    """What all nodes say: a probe has passed where it passed on each, and what is wrong names its node."""
+    runs = []
+    begin = 0
+    for code, size in output.parts:
+        stdout = output.stdout[begin : begin + size]
+        begin += size
+        late = output.timed_out and code not in (0, 5)  # such a node came to its end, and another did not
+        own = replace(output, stdout=stdout, exit_code=None if late else code, timed_out=late)
+        runs.append(judge_output(own, nonce, require))
+    if not runs:
+        return replace(judge_output(output, nonce, require), errors=("no node left any output",))
+    names = dict.fromkeys(result["probe"] for run in runs for result in run.results)
+    skipped = dict.fromkeys(name for run in runs for name in run.skipped_required)
+    return replace(
+        runs[0],
+        results=tuple(_worst(name, runs) for name in names),
+        errors=tuple(f"node {number}: {error}" for number, run in enumerate(runs) for error in run.errors),
+        skipped_required=tuple(skipped),
+    )
+
+
+def _worst(name: str, runs: Sequence[TestRun]) -> Mapping[str, Any]:
+    found = [(n, result) for n, run in enumerate(runs) for result in run.results if result["probe"] == name]
+    number, worst = min(found, key=lambda one: _ORDER.index(one[1]["status"]))
+    if worst["status"] == "passed":
+        return worst
+    return {**worst, "reason": f"node {number}: {worst['reason']}"}
+
+
+def join_runs(alone: TestRun, across: TestRun) -> TestRun:
+    """Both, as one run: what each lacked in confinement is said of it."""
+    lacks = [*alone.where.get("unconfined", ()), *across.where.get("unconfined", ())]
+    return replace(
+        alone,
+        results=(*alone.results, *across.results),
+        errors=(*alone.errors, *across.errors),
+        seconds=alone.seconds + across.seconds,
+        skipped_required=(*alone.skipped_required, *across.skipped_required),
+        log=alone.log + across.log,
+        short=alone.short or across.short,
+        where={**alone.where, "unconfined": lacks, "nodes": dict(across.where)},
+    )

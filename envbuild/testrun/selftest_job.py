@@ -1,0 +1,264 @@
+"""What goes into a test run: the self-test, its job document, and the limits. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import secrets
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from envbuild.facts import probe_catalogue_reader
+from envbuild.profile.model import SelfTest
+from envbuild.util.canonical_json import canonical_digest
+
+FINGERPRINT = "fingerprint"  # the probe that records one
+OWN_SCRIPT = "own.script"  # the probe that runs a profile's own
+ACROSS = "dist.nodes"  # the probe of several machines
+_SOURCES = Path(__file__).parent.parent / "selftest"
+
+# Its arguments: the module whose main takes the job, and the file to read where that is not stdin (a bind mount would
+# name a path of the engine's host). It reads a line with two lengths, the zip, the job document.
+BOOTSTRAP = """
+import importlib, json, os, sys, tempfile
+if sys.version_info < (3, 9):
+    sys.exit("Python 3.9 or newer is needed, this is " + sys.version.split()[0])
+stream = open(sys.argv[2], "rb") if len(sys.argv) > 2 else sys.stdin.buffer
+sizes = [int(part) for part in stream.readline(64).split()]
+read = stream.read
+folder = tempfile.mkdtemp()
+path = os.path.join(folder, "selftest.zip")
+with open(path, "wb") as file:
+    file.write(read(sizes[0]))
+job = json.loads(read(sizes[1]))
+if sys.path[0] == "":
+    del sys.path[0]
+sys.path.insert(0, path)
+from envbuild.selftest.inventory import interpreter_setup
+interpreter_setup.extend_path(variables=not sys.flags.isolated)
+sys.exit(importlib.import_module(sys.argv[1]).main(job))
+"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of the container: memory and shared memory in bytes, time in seconds."""
+
+    memory: int
+    timeout: float
+    shm: int = 1 << 30
+    pids: int = 4096
+    tmp: int = 2 << 30
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What of a profile's self-test is asked for this once; all of it where nothing is said.
+
+    `level`: another than the profile's. `probes`: exactly these. `gpus`: those of the machine, by index or UUID.
+    `fingerprint`: its probe too, which no level runs. `seed`: what decides which cases are sampled; None: the default.
+    """
+
+    level: str | None = None
+    probes: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    fingerprint: bool = False
+    seed: int | None = None
+
+
+ALL = RunRequest()
+_MOST_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, ready for any runner: what to start, what to write to its stdin, and its limits.
+
+    `image`: its name by digest, as the engine knows it that runs it. `devices`: which of the machine's GPUs, by index
+    or UUID; none: all that are there, or where a scheduler hands them out, `count` of one of `models` (ids in the
+    facts). `require`: the probes that must pass. `nodes`: machines that run it at the same time, each with as many
+    GPUs, and with a network between them.
+    """
+
+    image: str
+    argv: tuple[str, ...]
+    stdin: bytes
+    nonce: str
+    limits: Limits
+    gpus: bool = False
+    devices: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    count: int = 1
+    require: tuple[str, ...] = ()
+    nodes: int = 1
+
+
+_AROUND_BURN = 240  # seconds to make its matrices, and to check what the last of them gave
+# What makes the zip a program: `python selftest.zip --level quick`.
+_PROGRAM = b"import sys\nfrom envbuild.selftest.__main__ import command\nsys.exit(command())\n"
+
+
+@cache
+def selftest_zip() -> bytes:
+    """The self-test's own sources, deterministic: fixed times, sorted names. Any Python that has torch can run it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("__main__.py"), _PROGRAM)
+        archive.writestr(zipfile.ZipInfo("envbuild/__init__.py"), b"")
+        for file in sorted(_SOURCES.rglob("*.py")):
+            name = zipfile.ZipInfo(f"envbuild/selftest/{file.relative_to(_SOURCES).as_posix()}")
+            archive.writestr(name, file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+@cache
+def selftest_id() -> str:
+    """sha256 over the names and contents of the sources; a compressor's version does not change it."""
+    digest = hashlib.sha256()
+    for file in sorted(_SOURCES.rglob("*.py")):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(_SOURCES).as_posix()}\0{len(content)}\0".encode() + content)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def drawn_seed() -> int:
+    """A seed drawn at random."""
+    return 1 + secrets.randbelow(_MOST_SEED)
+
+
+def bootstrap_payload(document: bytes) -> bytes:
+    """What BOOTSTRAP reads: the self-test and a job document for it."""
+    archive = selftest_zip()
+    return f"{len(archive)} {len(document)}\n".encode() + archive + document
+
+
+def make_job(
+    image: str,
+    wanted: SelfTest,
+    versions: Mapping[str, str],
+    python: str,
+    gpus: Sequence[str] = (),
+    asked: RunRequest = ALL,
+    gpu_count: int = 1,
+    hardware: Mapping[str, Any] | None = None,
+    models: Sequence[str] = (),
+    nonce: str | None = None,
+) -> Job:
+    """The job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
+
+    `image` empty: an environment of this machine, where Python's own variables count. `models`: the ids of the `gpus`.
+    The rest as `document` has it.
+    """
+    made = document(wanted, versions, python, gpus, asked, gpu_count, hardware, nonce)
+    return Job(
+        image=image,
+        argv=("python", *started(image), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
+        stdin=bootstrap_payload(json.dumps(made).encode()),
+        nonce=made["nonce"],
+        limits=_limits(wanted, bool(gpus)),
+        gpus=bool(gpus),
+        devices=asked.gpus,
+        models=tuple(models),
+        count=gpu_count,
+        require=tuple(made["require"]),
+    )
+
+
+def started(image: str) -> tuple[str, ...]:
+    """Python's options: no package may run code before the self-test does (-S); in an image (-I) the working folder and
+    PYTHON* variables do not count either."""
+    return ("-I", "-S") if image else ("-S",)
+
+
+def _limits(wanted: SelfTest, gpu: bool) -> Limits:
+    memory = int(wanted.memory_gb * (1 << 30))
+    # NCCL's segments for cards without P2P: 10 MB each (NVIDIA/nccl#290), or 193 MB (vllm-project/vllm#18831)
+    return Limits(memory, float(wanted.timeout), shm=memory // 2 if gpu else Limits.shm)
+
+
+def document(
+    wanted: SelfTest,
+    versions: Mapping[str, str],
+    python: str,
+    gpus: Sequence[str],
+    asked: RunRequest = ALL,
+    gpu_count: int = 1,
+    hardware: Mapping[str, Any] | None = None,
+    nonce: str | None = None,
+) -> dict[str, Any]:
+    """What the self-test is told, with a nonce of its own unless it is one that was begun before.
+
+    `gpus`: the names that the card may have, as the driver prints them; none: the CPU. `gpu_count`: as many must be
+    there and work together. `hardware`: more of what is expected, as expected_hardware.expected_hardware gives it.
+    """
+    return {
+        "version": 1,
+        "nonce": nonce or secrets.token_hex(16),
+        "level": asked.level or wanted.level,
+        "device": "cuda" if gpus else "cpu",
+        "probes": required_probes(wanted, bool(gpus), asked, gpu_count) if asked.probes else None,
+        "require": required_probes(wanted, bool(gpus), asked, gpu_count),
+        "expect": {
+            "distributions": dict(versions),
+            "python": python,
+            "gpus": list(gpus),
+            "gpu_count": gpu_count,
+            "transport": wanted.transport,
+            **(hardware or {}),
+        },
+        "settings": {"allow_tf32": wanted.allow_tf32},
+        "own": {
+            "shapes": [shape.model_dump() for shape in wanted.shapes],
+            "script": {"name": wanted.script.name, "text": wanted.script.text} if wanted.script else None,
+        },
+        "timeouts": {"burn": wanted.burn_seconds + _AROUND_BURN},
+        "floors": wanted.floor.model_dump(exclude_none=True),
+        "burn_seconds": wanted.burn_seconds,
+        "seed": asked.seed,
+        "threads": None,
+        "memory_mb": None,
+    }
+
+
+def performance_requirements(wanted: SelfTest) -> dict[str, float]:
+    """What is asked for by degrees: fractions of the datasheet's speed, and seconds of burning. A proof has as much."""
+    burn = {"burn": float(wanted.burn_seconds)} if wanted.level == "full" else {}
+    return {**wanted.floor.model_dump(exclude_none=True), **burn}
+
+
+def required_probes(wanted: SelfTest, gpu: bool, asked: RunRequest = ALL, gpu_count: int = 1) -> list[str]:
+    """What must pass: the probes asked for by name; else the profile's list, on a GPU which card it is, on several that
+    they work together, and a script that the profile brings, as far as the level asked for has them."""
+    extra = [FINGERPRINT] if asked.fingerprint else []
+    if asked.probes:
+        return list(dict.fromkeys([*asked.probes, *extra]))
+    identity = ["env.identity"] if gpu else []
+    staged = ["dist.staged"] if gpu and (gpu_count > 1 or wanted.transport) else []
+    script = [OWN_SCRIPT] if wanted.script else []
+    names = [*identity, *wanted.require, *staged, *script]
+    reached = (
+        name for name in names if asked.level is None or probe_catalogue_reader.known_probes()[name].within(asked.level)
+    )
+    return list(dict.fromkeys([*reached, *extra]))
+
+
+def on_host(wanted: SelfTest, asked: RunRequest = ALL) -> SelfTest:
+    """Where nothing confines it, a profile's own script runs only if it is asked for by name."""
+    return wanted if OWN_SCRIPT in asked.probes else wanted.model_copy(update={"script": None})
+
+
+def left_out_on_host(wanted: SelfTest, asked: RunRequest = ALL) -> dict[str, str]:
+    """What `on_host` takes away of what would have run, with the reason."""
+    gone = wanted.script and not on_host(wanted, asked).script and not asked.probes
+    return {OWN_SCRIPT: f"outside a container only with --probe {OWN_SCRIPT}"} if gone else {}
+
+
+def project_tests_digests(wanted: SelfTest) -> dict[str, str]:
+    """What the profile adds to the self-test, each part by its sha256: a proof is made with these and no others."""
+    shapes = {"shapes": canonical_digest([shape.model_dump() for shape in wanted.shapes])} if wanted.shapes else {}
+    return shapes | ({"script": wanted.script.sha256} if wanted.script else {})

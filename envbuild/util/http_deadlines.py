@@ -1,0 +1,183 @@
+"""HTTP requests that end: each has a deadline, and what it transfers has a minimum rate.
+
+The time-outs of requests and urllib3 bound each wait for the next bytes, so a server that sends one byte a second holds
+its client as long as it likes. Here a request has a budget of waiting time: `deadline` seconds at first. Each wait
+reduces it; each byte received adds 1/`rate` seconds, up to `deadline` again. An answer of n bytes ends within
+`deadline` + n/`rate` seconds of waiting. The time in which the caller works on what came does not count.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import logging
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from envbuild.util import network_settings, url_redaction
+from envbuild.util.errors import NetworkError
+from envbuild.util.network_settings import Network
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Budget:
+    """The seconds that one request may still wait for the network."""
+
+    def __init__(self, host: str, network: Network) -> None:
+        self._host, self._network = host, network
+        self._left: float = network.deadline
+
+    def spend(self, sock: socket.socket, transfer: Callable[[], int]) -> int:
+        """Run one transfer and return its number of bytes. Raises NetworkError where nothing is left: unlike errors
+        of urllib3, it is not tried again; TimeoutError after the socket's own time-out, if that is shorter."""
+        patience = sock.gettimeout()
+        whole = patience is None or patience >= self._left
+        sock.settimeout(self._left if whole else patience)
+        begin = time.monotonic()
+        try:
+            count = transfer()
+        except TimeoutError:
+            if whole:
+                raise self._slow() from None
+            raise
+        sock.settimeout(patience)
+        waited = time.monotonic() - begin
+        self._left = min(self._left - waited + count / self._network.rate, self._network.deadline)
+        if self._left <= 0:
+            raise self._slow()
+        return count
+
+    def _slow(self) -> NetworkError:
+        limits = f"deadline {self._network.deadline} s, minimum rate {self._network.rate} bytes/s"
+        return NetworkError(
+            f"{self._host} answers too slowly ({limits})",
+            hint="for a slow network raise network.deadline or lower network.rate in config.yaml",
+        )
+
+
+class _Stream(io.RawIOBase):
+    """What a socket receives, on a budget."""
+
+    def __init__(self, sock: socket.socket, budget: _Budget) -> None:
+        self._sock, self._budget = sock, budget
+        self._raw = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        return self._budget.spend(self._sock, lambda: self._raw.readinto(buffer) or 0)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """Reads its head and body on a budget."""
+
+    def __init__(self, budget: _Budget, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Stream(sock, budget))
+
+
+class _Bounded(HTTPConnection):
+    """Sends on a budget, too. Each request has a new one; the first one is for a proxy's tunnel."""
+
+    network = Network()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._renew()
+
+    def _renew(self) -> None:
+        self._budget = _Budget(self.host, self.network)
+        self.response_class = partial(_Response, self._budget)  # type: ignore[assignment]
+
+    def request(self, *arguments: Any, **options: Any) -> None:
+        self._renew()
+        super().request(*arguments, **options)
+
+    def send(self, data: Any) -> None:
+        if self.sock is None and self.auto_open:
+            self.connect()
+        whole = super().send
+
+        def transfer() -> int:
+            whole(data)
+            return len(data)
+
+        self._budget.spend(self.sock, transfer)
+
+
+def _pools(network: Network) -> dict[str, type[HTTPConnectionPool]]:
+    class Plain(_Bounded):
+        pass
+
+    class TLS(_Bounded, HTTPSConnection):
+        pass
+
+    class Pool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class PoolTLS(HTTPSConnectionPool):
+        ConnectionCls = TLS
+
+    Plain.network = TLS.network = network
+    return {"http": Pool, "https": PoolTLS}
+
+
+class Adapter(HTTPAdapter):
+    """Applies the limits to a session of requests. `network`: None for the configured ones. Connections through a SOCKS
+    proxy have no limits. Raises SettingsError where the settings are needed and invalid."""
+
+    def __init__(self, network: Network | None = None, **options: Any) -> None:
+        self._pools = _pools(network or network_settings.configured_limits())
+        super().__init__(**options)
+
+    def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
+        address, begin = url_redaction.redact_url(request.url or ""), time.monotonic()
+        try:
+            answer = super().send(request, *arguments, **options)
+        except Exception as error:
+            _LOG.info("%s %s: %s", request.method, address, error)
+            raise
+        _LOG.info("%s %s: %d after %.2f s", request.method, address, answer.status_code, time.monotonic() - begin)
+        return answer
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, **options)
+        self.poolmanager.pool_classes_by_scheme = self._pools
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        manager = super().proxy_manager_for(proxy, **options)
+        if not proxy.lower().startswith("socks"):
+            manager.pool_classes_by_scheme = self._pools
+        return manager
+
+
+def body(answer: requests.Response, limit: int) -> bytes:
+    """All of an answer; of one that is longer than `limit`, more than `limit` bytes of its begin.
+
+    Raises RequestException where it is cut off: urllib3's own errors, of `answer.raw`, are of other classes.
+    """
+    found = bytearray()
+    for block in answer.iter_content(1 << 16):
+        found += block
+        if len(found) > limit:
+            answer.close()
+            break
+    return bytes(found)

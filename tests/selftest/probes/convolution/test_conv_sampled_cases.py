@@ -1,0 +1,122 @@
+"""conv.cases: its reference is a convolution, sampled cases see each changed element, and wrong kernels are found."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.numerics import case_sampling, hashed_inputs
+from envbuild.selftest.numerics.operation_case import Case, worst
+from envbuild.selftest.probes.convolution import conv_sampled_cases
+from envbuild.selftest.probes.convolution.conv_sampled_shapes import MOST_PRODUCTS, shape, with_usual
+from selftest.numerics.test_operation_case import (
+    test_a_right_kernel_is_within_tolerance_and_each_element_of_its_inputs_matters as sensitive,
+)
+
+(OPERATION,) = conv_sampled_cases.OPERATIONS
+SEEDS = (3, 19)
+FEW = 12
+
+
+def few(seed: int) -> list[Case]:
+    return list(case_sampling.cases(OPERATION, case_sampling.sample(OPERATION, FEW, seed).points, seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sampled_cases_see_each_changed_element(seed: int) -> None:
+    for case in few(seed):
+        sensitive(case)
+
+
+@pytest.mark.parametrize(
+    "point", case_sampling.sample(OPERATION, 20, 5).points, ids=lambda point: str(shape(with_usual(point)))
+)
+def test_the_reference_is_torchs_own_in_float64(point: case_sampling.Point) -> None:
+    what = shape(with_usual(point))
+    (read, sizes), (written, places) = what.read, what.written
+    shapes = (what.images, read, *sizes), what.weights, (what.images, written, *places)
+    x, w, grad = (hashed_inputs.signed(each, seed).double() for seed, each in enumerate(shapes))
+    leaves = x.requires_grad_(), w.requires_grad_()
+    output = conv_sampled_cases.convolve(what, *leaves)
+    dx, dw = torch.autograd.grad(output, leaves, grad)
+    gathered, spread = conv_sampled_cases.sum_windows, conv_sampled_cases.spread_windows
+    forth, back = (spread, gathered) if what.transposed else (gathered, spread)
+    small, large = (x, grad) if what.transposed else (grad, x)
+    for got, exact in (
+        (forth(what, x, w), output),
+        (back(what, grad, w), dx),
+        (conv_sampled_cases.paired(what, small, large), dw),
+    ):
+        assert float((got - exact).detach().abs().max()) < 1e-11
+
+
+def test_every_point_has_a_shape_of_bounded_work() -> None:
+    for seed in range(20):
+        for point in case_sampling.sample(OPERATION, 40, seed).points:
+            what = shape(with_usual(point))
+            assert min(*what.large, *what.small, *what.weights, what.images, what.groups) >= 1
+            products = what.images * math.prod(what.weights) * math.prod(what.small)
+            assert products <= 8 * MOST_PRODUCTS, f"{what}: sizes grow for wide kernels, by so much at most"
+
+
+Kernel = Callable[..., torch.Tensor]
+
+
+def lost_tap(kernel: Kernel) -> Kernel:
+    """The last tap of the kernel does not count in the last group."""
+
+    def wrong(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
+        keep = torch.ones_like(w)
+        keep[-1, -1, ..., -1] = 0
+        return kernel(x, w * keep, *rest)
+
+    return wrong
+
+
+def cut(kernel: Kernel) -> Kernel:
+    """float32 goes through bfloat16."""
+    return lambda x, *rest: kernel(x.bfloat16().to(x.dtype), *rest)
+
+
+def packed(kernel: Kernel) -> Kernel:
+    """An input is read as if it were contiguous."""
+    return lambda x, *rest: kernel(
+        x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride(), 0) if x.storage_offset() else x, *rest
+    )
+
+
+@pytest.mark.parametrize("wrong", [lost_tap, cut, packed])
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Any) -> None:
+    monkeypatch.setattr(F, name, wrong(getattr(F, name)))
+    context = Context(JobDocument("0" * 32, level="standard", seed=3))
+    conv_sampled_cases.conv_cases(context)
+    assert context.faults and all(name in fault.reason for fault in context.faults)
+
+
+DILATED = {
+    **{name: values[0] for name, values in conv_sampled_cases.SPACE.items()},
+    "usual": "any", "rank": 2, "images": 67, "channels": 1, "filters": 4, "stride": (1, 1, 1), "dilation": (2, 2, 2),
+    "gradient": "expanded", "mode": "gradients", "turn": 0,
+}  # fmt: skip
+
+
+def test_a_bias_gradient_that_is_rounded_after_each_image_passes_and_one_without_an_image_does_not() -> None:
+    """As torch's own kernel for dilated convolutions on the CPU adds it up, where oneDNN has none for the dtype."""
+    case = conv_sampled_cases.case(DILATED, seed=50, device=torch.device("cpu"), tf32=False)
+    grad = case.given[-1]
+    name, expected = next((key, exact) for key, exact in case.expected().items() if "bf16 gradient of the bias" in key)
+    rounded = torch.zeros(grad.shape[1], dtype=torch.bfloat16)
+    for _ in range(67):
+        rounded = rounded + grad.sum(dim=(0, 2, 3)).bfloat16()
+    assert not worst({name: rounded}, {name: expected})[name].wrong
+    lost = (66 * grad.sum(dim=(0, 2, 3))).bfloat16()
+    assert worst({name: lost}, {name: expected})[name].wrong

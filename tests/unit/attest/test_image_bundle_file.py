@@ -1,0 +1,187 @@
+"""A bundle goes to a closed site and is believed there only by what it proves; nothing is loaded before that."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import requests
+import zstandard
+
+from envbuild.image.oci_layout import REF
+from envbuild.registry import oci_types
+from envbuild.registry.block_reader import Blocks
+from envbuild.util.errors import CheckFailed, EngineError, NotProved, UsageError
+from unit.evidence.runs import passed_run, probe
+from unit.saved import tar
+from unit.site import LAYER, Site, new_key, proved
+from unit.support import Said, envbuild
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture
+def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    Path("team.pub").write_bytes(new_key(monkeypatch).pem)
+    with proved(project, monkeypatch) as found:
+        yield found
+
+
+def exported() -> Files:
+    said = envbuild("bundle", "export", "sample", "-o", "a.tar", "--json")
+    assert said.code == 0, said.stderr
+    assert said.document["statements"] == 3
+    with tarfile.open("a.tar") as tar:
+        return {m.name: f.read() for m in tar.getmembers() for f in [tar.extractfile(m)] if f}
+
+
+def brought(files: Files, *arguments: str) -> Said:
+    with tarfile.open("b.tar", "w") as tar:
+        for name, raw in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(raw)
+            tar.addfile(member, io.BytesIO(raw))
+    return envbuild("bundle", "import", "b.tar", *(arguments or ("--key", "team.pub")), "--json")
+
+
+def reasons(said: Said) -> list[str]:
+    assert said.code == CheckFailed.code
+    return [reason["id"] for reason in said.document["reasons"]]
+
+
+def test_a_bundle_is_an_oci_layout_with_all_that_is_needed(site: Site) -> None:
+    files = exported()
+    assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
+    assert all(oci_types.digest_of(raw)[7:] == name[13:] for name, raw in files.items() if name.startswith("blobs/"))
+    assert files["envbuild/public-key.pem"] == Path("team.pub").read_bytes()
+    assert files["envbuild/lock.yaml"] == site.source.lock_file.read_bytes()
+    named = [item["annotations"][REF].partition("-")[0] for item in json.loads(files["index.json"])["manifests"]]
+    assert named == ["sample", "sha256", "sha256"]
+    left = {file.name for file in Path().iterdir()}
+    assert left == {"a.tar", "profiles", "wheels", "team.pub"}
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_layers_that_the_engine_keeps_packed_are_unpacked(site: Site, pack: Callable[[bytes], bytes]) -> None:
+    """As containerd's store has those that it pulled."""
+    site.engine.layer = pack(b"layer")
+    assert exported()[f"blobs/sha256/{LAYER[7:]}"] == b"layer"
+
+
+@pytest.mark.parametrize("ends", [100, 515, 1000])
+def test_an_engine_that_goes_away_while_it_saves_is_no_traceback(
+    site: Site, monkeypatch: pytest.MonkeyPatch, ends: int
+) -> None:
+    def broken() -> Iterator[bytes]:
+        yield whole[:ends]
+        raise requests.exceptions.ChunkedEncodingError("the connection broke")
+
+    whole = tar([("one/layer.tar", 900 * "x")])
+    monkeypatch.setattr(site.engine, "without_room", lambda: None, raising=False)
+    for blocks, said in ((iter([whole[:ends]]), "archive of sha256:"), (broken(), "the Docker Engine failed")):
+        saved = partial(tarfile.open, None, "r|", Blocks(blocks))
+        monkeypatch.setattr(site.engine, "saved", lambda _, saved=saved: saved())
+        done = envbuild("bundle", "export", "sample", "-o", "a.tar")
+        assert done.code == EngineError.code and said in done.stderr
+        assert not Path("a.tar").exists()
+
+
+def test_it_is_verified_and_loaded(site: Site) -> None:
+    said = brought(exported())
+    assert said.code == 0, said.stdout
+    tag = f"envbuild/sample:{site.lock.short}"
+    assert (said.document["verified"], said.document["gpus"], said.document["tag"]) == (True, ["cpu"], tag)
+    archive = json.loads(site.engine.loaded["manifest.json"])[0]
+    assert archive["RepoTags"] == [tag]
+    assert site.engine.loaded[archive["Config"]] == site.engine.config
+    assert [site.engine.loaded[name] for name in archive["Layers"]] == [b"layer"]
+    assert len(site.engine.loaded) == 3
+
+
+def change(name: str, raw: bytes) -> Callable[[Files], None]:
+    def on(files: Files) -> None:
+        files[name] = raw
+
+    return on
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (change(f"blobs/sha256/{LAYER[7:]}", b"other"), "digest"),
+        (change("index.json", b"{}"), "malformed"),
+        (change("index.json", b'{"manifests": []}'), None),
+        (change("envbuild/profile", b"../x"), "malformed"),
+        (lambda files: files.pop("envbuild/profile"), "malformed"),
+        (lambda files: files.pop(f"blobs/sha256/{LAYER[7:]}"), "malformed"),
+    ],
+)
+def test_what_was_tampered_with_is_not_loaded(site: Site, spoil: Callable[[Files], object], reason: str | None) -> None:
+    files = exported()
+    spoil(files)
+    said = brought(files)
+    if reason:
+        assert reasons(said) == [reason]
+    assert said.code != 0
+    assert site.engine.loaded == {}
+
+
+def test_a_changed_manifest_or_configuration_is_not_loaded(site: Site) -> None:
+    files = exported()
+    (manifest,) = (
+        item for item in json.loads(files["index.json"])["manifests"] if item["annotations"][REF] == "sample"
+    )
+    for digest in (manifest["digest"], site.engine.image.id):
+        name = f"blobs/sha256/{digest[7:]}"
+        assert reasons(brought({**files, name: files[name] + b" "})) == ["digest"]
+    assert site.engine.loaded == {}
+
+
+def test_only_a_key_that_is_trusted_here_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = exported()
+    Path("other.pub").write_bytes(new_key(monkeypatch).pem)
+    assert reasons(brought(files, "--key", "other.pub")) == ["signature"]
+    Path("none.yaml").write_text("level: quick\n", encoding="utf-8")
+    assert reasons(brought(files, "--policy", "none.yaml")) == ["no-key"]
+    assert site.engine.loaded == {}
+
+
+def test_links_and_doubles_are_refused(site: Site) -> None:
+    exported()
+    with tarfile.open("a.tar", "a") as tar:
+        member = tarfile.TarInfo("blobs/sha256/link")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(member)
+    assert reasons(envbuild("bundle", "import", "a.tar", "--key", "team.pub", "--json")) == ["malformed"]
+    Path("c.tar").write_bytes(b"x" * 4096)
+    assert reasons(envbuild("bundle", "import", "c.tar", "--key", "team.pub", "--json")) == ["malformed"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [({"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 60)}, "layer"), ({"size": "9" * 30}, "malformed")],
+)
+def test_a_file_of_exabytes_is_refused(site: Site, attributes: dict[str, str], reason: str) -> None:
+    exported()
+    with tarfile.open("a.tar", "a", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo(f"blobs/sha256/{'0' * 64}")
+        member.size, member.pax_headers = 1, attributes
+        tar.addfile(member, io.BytesIO(b"x"))
+    assert reasons(envbuild("bundle", "import", "a.tar", "--key", "team.pub", "--json")) == [reason]
+
+
+def test_what_is_not_proved_is_not_exported(site: Site) -> None:
+    site.prove(passed_run(probe("env.libs", "failed")), day=1)
+    assert envbuild("bundle", "export", "sample", "-o", "a.tar").code == NotProved.code
+    assert not Path("a.tar").exists()
+
+
+def test_no_file_is_written_over(site: Site) -> None:
+    Path("a.tar").touch()
+    assert envbuild("bundle", "export", "sample", "-o", "a.tar").code == UsageError.code

@@ -1,0 +1,169 @@
+"""`doctor --for`: yes, or no with every reason; and what the recorded description holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selftest import stubs
+
+from envbuild.doctor import machine_report
+from envbuild.doctor.check_result import Check
+from envbuild.doctor.profile_requirements import Need
+from unit.doctor.bench import NOWHERE, Bench, bench, needs_disk
+from unit.support import Said
+
+H20, H200 = "name=NVIDIA H20", "name=NVIDIA H200,total=141"
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return stubs.build(tmp_path_factory.mktemp("driver"), cuda=False)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, libraries: dict[str, str]) -> Iterator[Bench]:
+    with bench(tmp_path / "machine", libraries) as found:
+        yield found
+
+
+def answer(said: Said) -> str:
+    (found,) = (check["detail"] for check in said.document["checks"] if check["id"] == "profile")
+    return str(found)
+
+
+@pytest.mark.parametrize(
+    ("cards", "driver", "profile", "words"),
+    [
+        ([H20], "550.54.15", "h20", "yes: this machine suits h20"),
+        ([H20, H200], "580.65.06", "h200", "yes"),
+        ([H200], "580.65.06", "h20", "no: it needs NVIDIA H20, and here is 1 x NVIDIA H200"),
+        ([], "550.54.15", "h20", "no: it needs NVIDIA H20, and there is no GPU here"),
+        ([H200], "550.54.15", "h200", "no: gpu.driver: 550.54.15 (CUDA up to 12.4); too old for h200 (580."),
+        ([f"{H20},ecc=5"], "550.54.15", "h20", "no: gpu.ecc: GPU 0: 5 uncorrected memory errors"),
+        ([f"{H20},ecc=5"], "550.54.15", "cpu", "yes"),
+        ([H20, f"{H20},mig=1,slices=3"], "550.54.15", "h20", "no: it needs whole cards, and MIG is on at GPU 1"),
+        ([f"{H20},mig=1,slices=3"], "550.54.15", "cpu", "yes"),
+    ],
+)  # fmt: skip
+def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str, profile: str, words: str) -> None:
+    if words.startswith("yes"):
+        needs_disk()
+    machine.cards(*cards, driver=driver)
+    said = machine.doctor("--for", profile, "--json")
+    assert answer(said).startswith(words), said.stdout
+    assert said.code == (0 if words.startswith("yes") else 5)
+
+
+@pytest.mark.parametrize(
+    ("cards", "driver", "profile", "remedy"),
+    [
+        ([], "550.54.15", "h20", "on the machine that has the card: envbuild doctor --for h20"),
+        ([H200], "580.65.06", "h20", "on the machine that has the card"),
+        ([H200], "550.54.15", "h200", "update the driver"),
+        ([f"{H20},mig=1,slices=3"], "550.54.15", "h20", "turn MIG off: nvidia-smi -mig 0"),
+        ([H20], "550.54.15", "step-video", "are together, or lower gpu_count"),
+    ],
+)
+def test_a_no_says_what_to_do(machine: Bench, cards: list[str], driver: str, profile: str, remedy: str) -> None:
+    machine.cards(*cards, driver=driver)
+    said = machine.doctor("--for", profile, "--json")
+    (check,) = (check for check in said.document["checks"] if check["id"] == "profile")
+    assert check["status"] == "fail" and remedy in check["remedy"]
+    assert "tells what it is for" not in check["remedy"]
+
+
+def test_what_is_missing_is_told_once_with_its_remedy(machine: Bench) -> None:
+    machine.cards()
+    machine.environment["DOCKER_HOST"] = "unix:///no/such.sock"
+    said = machine.doctor()
+    whole = said.stdout + said.stderr
+    assert said.code == 5
+    assert whole.count("no Docker Engine answers at unix:///no/such.sock: no such file or directory") == 1
+    assert whole.count("start a Docker Engine") == 1
+    assert "Error(" not in whole
+    asked = machine.doctor("--for", "cpu", "--json").document
+    assert "start a Docker Engine" in asked["error"]["hint"], "who reads JSON sees no lines"
+
+
+def test_what_is_skipped_for_one_reason_is_one_line_in_a_terminal(machine: Bench) -> None:
+    machine.cards()
+    shown, document = machine.doctor().stdout, machine.doctor("--json").document
+    skipped = [check for check in document["checks"] if check["detail"] == "NVML tells of no GPU"]
+    assert len(skipped) > 5 and shown.count("NVML tells of no GPU") == 1
+    assert re.search(rf"^skipped +gpu\.\* +NVML tells of no GPU \({len(skipped)} checks\)$", shown, re.MULTILINE)
+    assert re.search(r"^skipped +rdma +no RDMA device$", shown, re.MULTILINE), "a single one keeps its line"
+
+
+def test_the_network_counts_where_something_is_to_be_fetched(machine: Bench) -> None:
+    machine.login("127.0.0.1:9")  # nobody there, and no profile that pulls from it
+    assert answer(machine.doctor("--for", "cpu", "--json")).startswith("yes")
+    machine.environment["PIP_INDEX_URL"] = f"{NOWHERE}/simple"
+    assert answer(machine.doctor("--for", "cpu", "--json")).startswith("no: index:")
+
+
+@pytest.mark.parametrize(
+    ("need", "counts"),
+    [
+        (Need("a", (), fetched=0), {"engine"}),
+        (Need("a", (), fetched=1), {"engine", "index"}),
+        (Need("a", ("h20",), fetched=0), {"engine", "gpu.ecc"}),
+        (Need("a", (), fetched=0, pulls=True), {"engine", "index", "registry"}),
+    ],
+)
+def test_what_counts_for_a_profile(need: Need, counts: set[str]) -> None:
+    checks = [Check(id, "fail", "") for id in ("engine", "index", "registry", "gpu.ecc")]
+    assert {check.id for check in machine_report.relevant(need, checks)} == counts
+
+
+def test_cards_are_counted(machine: Bench) -> None:
+    (machine.folder / "profiles").mkdir()
+    (machine.folder / "profiles" / "four.yaml").write_text("extends: h20\ngpu_count: 4\n")
+    said = machine.doctor("--for", "four", "--json")
+    assert answer(said).startswith("no: it needs 4 of NVIDIA H20 together, and here is 2 x NVIDIA H20")
+
+
+def test_a_profile_at_fault_is_told_as_everywhere(machine: Bench) -> None:
+    assert machine.doctor("--for", "nosuch").code == 3
+
+
+def test_the_description_has_its_shape_and_is_recorded(machine: Bench) -> None:
+    machine.put("usr/local/cuda/version.json", '{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}}')
+    machine.put("usr/lib/x86_64-linux-gnu/libnccl.so.2.21.5", "")
+    said = machine.doctor("--json", "-o", "machine.json")
+    assert json.loads((machine.folder / "machine.json").read_text()) == said.document
+    found = said.document
+    assert found["version"] == 1
+    assert found["engine"]["version"] == "26.1.5"
+    assert found["engine"]["buildx"] == "0.13.1"
+    assert found["engine"]["host"] == machine.engine.host
+    assert [(g["name"], g["compute_capability"], g["driver"], g["mig"]) for g in found["gpus"]] == [
+        ("NVIDIA H20", "9.0", "550.54.15", False)
+    ] * 2
+    assert len({g["uuid"] for g in found["gpus"]}) == 2
+    assert found["driver"] == {"version": "550.54.15", "cuda": "12.4", "fault": None}
+    assert {k: found["software"][k] for k in ("toolkit", "nccl-system")} == {
+        "toolkit": "12.4.1",
+        "nccl-system": "2.21.5",
+    }
+    assert set(found["checks"][0]) == {"id", "status", "detail", "remedy"}
+
+
+def test_a_failed_check_is_recorded_all_the_same(machine: Bench) -> None:
+    machine.cards(f"{H20},failed=1")
+    assert machine.doctor("-o", "machine.json").code == 5
+    found = json.loads((machine.folder / "machine.json").read_text())
+    assert {c["id"] for c in found["checks"] if c["status"] == "fail"} == {"gpu.ecc"}
+
+
+def test_hostile_words_do_not_reach_the_terminal(machine: Bench) -> None:
+    machine.cards("name=NVIDIA \x1b[2J\u202eX")
+    machine.put("dev/kmsg", "4,1,1,-;NVRM: Xid (PCI:0000:1a:00): 79, \x1b]0;owned\x07" + "A" * 100_000)
+    said = machine.doctor()
+    assert "Xid 79" in said.stdout
+    assert "\x1b" not in said.stdout + said.stderr
+    assert "\u202e" not in said.stdout
+    assert max(map(len, said.stdout.splitlines())) < 1000

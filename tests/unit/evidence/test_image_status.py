@@ -1,0 +1,402 @@
+"""Verified or why not, with an engine that is two dictionaries."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from envbuild.cli import status as command
+from envbuild.evidence import evidence_store, image_status, profile_proofs
+from envbuild.evidence.image_status import Status
+from envbuild.image import build_records, dockerfile_renderer, image_build
+from envbuild.image.build_records import Record
+from envbuild.image.docker_engine import Engine, Image
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import runner_selection, workflows
+from envbuild.pipeline.pipeline_steps import Session
+from envbuild.profile import profile_name_lookup
+from envbuild.profile.profile_source import Source
+from envbuild.runners.runner_interface import RunnerError
+from envbuild.testrun import run_result
+from envbuild.testrun.selftest_job import selftest_id
+from envbuild.util import user_folders
+from unit.evidence.runs import passed_run, probe
+from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of
+
+DAY = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+OLD_SELFTEST = {"id": f"sha256:{'0' * 64}", "level": "full", "versions": {}}
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.held: dict[str, Image] = {}
+        self.tagged: dict[str, str] = {}
+
+    def find(self, reference: str) -> Image | None:
+        return self.held.get(reference)
+
+    def tags(self, repository: str) -> dict[str, str]:
+        assert repository == "envbuild/sample"
+        return dict(self.tagged)
+
+
+class World:
+    """One profile with its lock, and what was built, proved and tagged of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.engine = FakeEngine()
+        self.source: Source = source_of(folder, PROFILE)
+        self.first = self.source.profile
+        self.lock = lock_for(plan_of(folder, PROFILE))
+        self.text = dockerfile_renderer.render(self.lock, "sample")
+        self.stale: list[str] = []
+
+    def built(self, image: Image, lock: Lock | None = None) -> Image:
+        made = lock or self.lock
+        text = dockerfile_renderer.render(made, "sample")
+        recipe = image_build.recipe_digest(made, text)
+        build_records.write(Record(image.id, image.handle, made.id, recipe, image.layers, "docker"))
+        self.engine.held[image.handle] = image
+        self.engine.tagged[made.short] = image.handle
+        return image
+
+    def proved(self, image: Image, lock: Lock | None = None, **changes: Any) -> None:
+        record = self.record(image, passed_run(), lock)
+        evidence_store.save({**record, **changes, "selftest": {**record["selftest"], **changes.get("selftest", {})}})
+
+    def record(self, image: Image, run: run_result.TestRun, lock: Lock | None = None) -> dict[str, Any]:
+        """As the profile first asked for it."""
+        wanted = profile_proofs.wanted("sample", self.first, lock or self.lock)
+        return evidence_store.run_record(image, wanted, run, "docker", DAY)
+
+    def verified(self, image: Image) -> None:
+        self.engine.tagged["verified"] = image.handle
+
+    def status(self) -> Status:
+        engine = cast(Engine, self.engine)
+        return image_status.status_of(engine, self.source, self.lock, self.stale, self.text)
+
+
+@pytest.fixture
+def world(project: Path) -> World:
+    return World(project)
+
+
+def test_built_proved_and_tagged_is_verified(world: World) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    found = world.status()
+    assert (found.state, found.reasons) == ("verified", ())
+    assert found.tags == (f"envbuild/sample:{world.lock.short}", "envbuild/sample:verified")
+    document = found.document()
+    assert document["image"] == {"id": image.id, "tags": list(found.tags)}
+    assert [proof["state"] for proof in document["proofs"]] == ["proved"]
+
+
+def test_a_self_test_that_never_began_takes_nothing_from_an_image(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+
+    def refused(*_: object, **__: object) -> None:
+        raise RunnerError("Slurm does not take the job", ending="refused")
+
+    monkeypatch.setattr(workflows, "existing", lambda *_: (world.source, world.lock, image))
+    monkeypatch.setattr(Session, "connected", lambda _: world.engine)
+    monkeypatch.setattr(runner_selection, "runner", refused)
+    document = envbuild("prove", "sample", "--on", "slurm", "--json").document
+    assert (document["error"]["kind"], document["status"], document["selftest"]) == ("runner", "verified", None)
+    assert document["image"]["tags"] == [f"envbuild/sample:{world.lock.short}", "envbuild/sample:verified"]
+    assert [proof["state"] for proof in document["proofs"]] == ["proved"]
+
+
+def test_what_a_clusters_container_lacked_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = world.built(image_of())
+    world.proved(image, where={"runner": "slurm", "unconfined": ["the network is open"]})
+    world.verified(image)
+    assert world.status().document()["proofs"][0]["unconfined"] == ["the network is open"]
+    monkeypatch.setattr(command, "Engine", lambda: None)
+    monkeypatch.setattr(image_status, "compute", lambda engine, source: world.status())
+    for arguments in ((), ("sample",)):
+        said = envbuild("status", *arguments)
+        assert (said.code, "less confined" in said.stdout, "the network is open" in said.stdout) == (0, True, True)
+
+
+def test_never_locked_is_missing(world: World) -> None:
+    found = image_status.status_of(cast(Engine, world.engine), world.source, None, [], "")
+    assert (found.state, found.lock) == ("missing", None)
+    assert f"run: envbuild make {world.source.file}" in found.reasons[0]  # as it was asked for
+
+
+def test_never_built_is_missing(world: World) -> None:
+    found = world.status()
+    assert (found.state, found.lock, found.image) == ("missing", world.lock.id, None)
+    assert "not built" in found.reasons[0]
+
+
+@pytest.mark.parametrize(("known", "code"), [(True, 6), (False, 8)])
+def test_what_is_not_built_ends_as_it_does_for_test_and_prove(
+    world: World, monkeypatch: pytest.MonkeyPatch, known: bool, code: int
+) -> None:
+    if known:
+        lock_file.write(world.lock, world.source.lock_file, "sample")
+    monkeypatch.setattr(command, "Engine", lambda: world.engine)
+    monkeypatch.setattr(Session, "connected", lambda session: world.engine)
+    said = envbuild("status", "sample", "--json")
+    assert (said.code, said.document["status"]) == (code, "missing")
+    assert {envbuild(verb, "sample").code for verb in ("test", "prove")} == {code}
+
+
+def test_an_image_that_the_engine_no_longer_has_is_missing(world: World) -> None:
+    world.proved(world.built(image_of()))
+    world.engine.held.clear()
+    assert world.status().state == "missing"
+
+
+def test_another_image_under_the_recorded_handle_is_missing(world: World) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.engine.held[image.handle] = dataclasses.replace(image, id=image_of("other").id)
+    assert world.status().state == "missing"
+
+
+def test_a_tag_alone_makes_nothing_built(world: World) -> None:
+    image = image_of()
+    world.engine.held[image.handle] = image
+    world.engine.tagged = {world.lock.short: image.handle, "verified": image.handle}
+    world.proved(image)
+    found = world.status()
+    assert (found.state, found.image) == ("missing", None)
+    assert "not built" in found.reasons[0] and "another user or machine made it" in found.reasons[1]
+
+
+def test_a_tag_on_an_image_of_another_lock_was_moved_by_hand(world: World) -> None:
+    image = image_of()
+    world.engine.held[image.handle] = image
+    world.engine.tagged = {"verified": image.handle}
+    found = world.status()
+    assert found.state == "tampered"
+    assert "moved by hand" in found.reasons[1]
+
+
+def test_built_and_not_proved_is_unproved(world: World) -> None:
+    world.built(image_of())
+    found = world.status()
+    assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
+
+
+def test_the_tag_alone_is_no_proof(world: World) -> None:
+    world.verified(world.built(image_of()))
+    found = world.status()
+    assert found.state == "tampered"
+    assert "moved by hand" in found.reasons[-1]
+
+
+def test_a_proof_is_made_with_the_profiles_own_script(world: World, project: Path) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    for text in ("step('one')", "step('two')"):
+        (project / "profiles" / "smoke.py").write_text(text, encoding="utf-8")
+        world.source = source_of(project, {**PROFILE, "selftest": {**PROFILE["selftest"], "script": "smoke.py"}})
+        found = world.status()
+        assert (found.state, found.reasons[0]) == ("out-of-date", "sample: proved with another script")
+        world.first = world.source.profile
+        evidence_store.save(world.record(image, passed_run(probe("env.libs"), probe("own.script"))))
+        assert world.status().state == "verified"
+
+
+def test_a_failed_run_is_no_proof(world: World) -> None:
+    image = world.built(image_of())
+    run = passed_run(probe("gemm.crash"), probe("env.libs", "failed"))
+    evidence_store.save(world.record(image, run))
+    found = world.status()
+    assert (found.state, found.reasons) == ("failed", ("sample: the self-test failed: env.libs",))
+
+
+def test_a_failure_after_a_proof_is_a_failure_though_the_tag_stays(world: World) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    evidence_store.save(world.record(image, passed_run(probe("gemm.crash"), probe("env.libs", "failed"))))
+    found = world.status()
+    assert (found.state, found.reasons) == ("failed", ("sample: the self-test failed since: env.libs",))
+
+
+def test_a_script_of_another_profile_of_the_image_fails_only_that_one(world: World, project: Path) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    (project / "profiles" / "smoke.py").write_text("fail('no')", encoding="utf-8")
+    child = source_of(project, {"extends": "sample", "selftest": {"script": "smoke.py"}}, "child")
+    asked = profile_proofs.wanted("child", child.profile, world.lock)
+    run = passed_run(probe("env.libs"), probe("own.script", "failed"))
+    evidence_store.save(evidence_store.run_record(image, asked, run, "docker", DAY + datetime.timedelta(days=1)))
+    assert (world.status().state, world.status().reasons) == ("verified", ())
+    world.proved(image)  # another pass without that script is no answer to its failure
+    (proof,) = profile_proofs.proofs_of(image.id, "child", child.profile, world.lock)
+    assert (proof.state, proof.reason, proof.failed) == ("stale", "the self-test failed: own.script", True)
+
+
+def test_a_changed_profile_is_out_of_date(world: World) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    world.stale = ["wheels", "apt"]
+    found = world.status()
+    assert found.state == "out-of-date"
+    assert [reason.partition(" ")[0] for reason in found.reasons] == ["wheels", "apt"]
+
+
+def test_an_older_selftest_is_out_of_date(world: World) -> None:
+    image = world.built(image_of())
+    world.proved(image, selftest=OLD_SELFTEST)
+    found = world.status()
+    assert (found.state, found.reasons) == ("out-of-date", ("sample: proved by an older self-test",))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"selftest": OLD_SELFTEST}, {"results": [], "start": {}}, {"selftest": {"id": selftest_id(), "level": "quick"}}],
+)
+def test_a_tag_that_was_set_in_its_time_is_out_of_date_and_not_moved_by_hand(
+    world: World, project: Path, changes: dict[str, Any]
+) -> None:
+    image = world.built(image_of())
+    if "results" in changes:  # the profile now requires one probe more
+        world.source = source_of(
+            project, {**PROFILE, "selftest": {"level": "quick", "require": ["env.libs", "gemm.exact"]}}
+        )
+        changes = {}
+    elif changes["selftest"]["level"] == "quick":  # and here a higher level
+        world.source = source_of(project, {**PROFILE, "selftest": {"level": "full"}})
+    world.proved(image, **changes)
+    world.verified(image)
+    found = world.status()
+    assert (found.state, len(found.reasons)) == ("out-of-date", 1)
+    assert found.reasons[0].startswith("sample: ")
+
+
+def test_a_tag_on_an_image_that_only_failed_was_moved_by_hand(world: World) -> None:
+    image = world.built(image_of())
+    run = passed_run(probe("env.libs", "failed"))
+    evidence_store.save(world.record(image, run))
+    world.verified(image)
+    found = world.status()
+    assert found.state == "tampered"
+    assert "moved by hand" in found.reasons[-1]
+
+
+def test_a_tag_that_names_nothing_the_engine_has_was_moved_by_hand(world: World) -> None:
+    world.proved(world.built(image_of()))
+    world.engine.tagged["verified"] = "sha256:gone"
+    assert world.status().state == "tampered"
+
+
+def test_a_tag_moved_to_a_foreign_image_is_noticed(world: World) -> None:
+    world.proved(world.built(image_of()))
+    foreign = image_of("foreign")
+    world.engine.held[foreign.handle] = foreign
+    world.verified(foreign)
+    found = world.status()
+    assert found.state == "tampered"
+    assert "moved by hand" in found.reasons[-1]
+
+
+def test_a_tag_moved_to_a_foreign_image_is_noticed_before_the_proof_too(world: World) -> None:
+    world.built(image_of())
+    foreign = image_of("foreign")
+    world.engine.held[foreign.handle] = foreign
+    world.verified(foreign)
+    assert world.status().state == "tampered"
+
+
+def test_evidence_for_a_foreign_image_does_not_make_it_ours(world: World) -> None:
+    world.proved(world.built(image_of()))
+    foreign = image_of("foreign")
+    world.engine.held[foreign.handle] = foreign
+    world.proved(foreign)
+    world.verified(foreign)
+    assert world.status().state == "tampered"
+
+
+def earlier(world: World, **changes: Any) -> Image:
+    """An image of an older lock, proved and tagged in its time."""
+    older = dataclasses.replace(world.lock, environment={"A": "1"})
+    image = world.built(image_of("earlier"), older)
+    world.proved(image, older, **changes)
+    world.verified(image)
+    return image
+
+
+def test_an_earlier_image_stays_tagged_until_the_new_one_is_proved(world: World) -> None:
+    earlier(world)
+    world.built(image_of())
+    found = world.status()
+    assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
+
+
+def test_an_earlier_image_that_an_older_selftest_proved_was_not_moved_by_hand(world: World) -> None:
+    earlier(world, selftest=OLD_SELFTEST)
+    world.built(image_of())
+    found = world.status()
+    assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
+
+
+def test_a_proved_image_without_its_tag_is_not_verified(world: World) -> None:
+    world.proved(world.built(image_of()))
+    found = world.status()
+    assert (found.state, found.reasons) == ("unproved", ("the tag verified is missing",))
+
+
+def test_a_proved_image_with_the_tag_still_elsewhere_is_not_verified(world: World) -> None:
+    earlier(world)
+    world.proved(world.built(image_of()))
+    found = world.status()
+    assert found.state == "unproved"
+    assert found.reasons == (f"{image_status._ANOTHER}; run: envbuild make {world.source.known}",)
+
+
+def test_a_damaged_build_record_proves_nothing(world: World) -> None:
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    for file in user_folders.state_folder("builds").iterdir():
+        file.write_text("{}", encoding="utf-8")
+    found = world.status()
+    assert (found.state, found.image) == ("missing", None)
+    assert "not built" in found.reasons[0]
+
+
+def test_the_lock_on_disk_is_what_counts(world: World) -> None:
+    engine = cast(Engine, world.engine)
+    assert "never locked" in image_status.compute(engine, world.source).reasons[0]
+    world.built(image_of())
+    lock_file.write(world.lock, world.source.lock_file, "sample")
+    assert image_status.compute(engine, world.source).state == "unproved"
+    stale = lock_for(plan_of(world.source.project, {**PROFILE, "packages": []}))
+    lock_file.write(stale, world.source.lock_file, "sample")
+    assert "wheels changed in the profile since it was locked" in image_status.compute(engine, world.source).reasons
+
+
+def test_the_status_of_all_is_a_table(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "Engine", lambda: world.engine)
+    monkeypatch.setattr(profile_name_lookup, "profile_names", lambda: ["broken", "sample"])
+    (project / "profiles" / "broken.yaml").write_text("- x", encoding="utf-8")
+    lock_file.write(world.lock, world.source.lock_file, "sample")
+    image = world.built(image_of())
+    done = envbuild("status", "--json")
+    assert done.code == 0
+    rows = [(row["profile"], row["status"]) for row in done.document["profiles"]]
+    assert rows == [("broken", "at fault"), ("sample", "unproved")]
+    world.proved(image)
+    world.verified(image)
+    assert envbuild("status").stdout.splitlines()[1].split() == ["sample", "verified", image.id]

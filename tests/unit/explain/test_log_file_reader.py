@@ -1,0 +1,133 @@
+"""`explain` of several files, folders, packed logs, and what is no log at all."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from envbuild.explain import log_file_reader, log_lines
+from unit.explain.corpus import piped
+from unit.support import envbuild
+
+RANK = "[rank{0}]: ValueError: bad batch\n"
+TIMEOUT = (
+    "[rank0]:[E1 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)\n"
+)
+
+
+def read(raw: bytes) -> log_lines.Log:
+    return log_lines.read(io.BytesIO(raw))
+
+
+def texts(log: log_lines.Log) -> list[str]:
+    return [line.text for line in log.lines]
+
+
+def test_several_files_are_one_run(tmp_path: Path) -> None:
+    (tmp_path / "env.txt").write_text("PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\n", encoding="utf-8")
+    (tmp_path / "train.log").write_text("step 1\nFloating point exception (core dumped)\n", encoding="utf-8")
+    names = [str(tmp_path / "env.txt"), str(tmp_path / "train.log")]
+    (match,) = json.loads(envbuild("explain", "--json", *names).stdout)["matches"]
+    assert match["advisory"] == "cublas-hopper-fpe" and match["confidence"] > 0.85, (
+        "the one names the card, the other the crash"
+    )
+    assert match["lines"] == [{"file": names[1], "line": 2, "text": "Floating point exception (core dumped)"}]
+    assert f"{names[1]}:" in envbuild("explain", *names).stdout
+    assert envbuild("explain", str(tmp_path)).stdout == envbuild("explain", *names).stdout
+
+
+def test_a_folder_is_read_however_deep_and_without_what_is_no_log(tmp_path: Path) -> None:
+    folder = tmp_path / "attempt_0" / "2"
+    folder.mkdir(parents=True)
+    (tmp_path / "attempt_0" / "0.log").write_text(TIMEOUT, encoding="utf-8")
+    (folder / "stderr.log").write_text(RANK.format(2), encoding="utf-8")
+    (folder / "core.4711").write_bytes(b"\x7fELF" + bytes(4000))
+    (tmp_path / ".hidden").write_text("EADDRINUSE\n", encoding="utf-8")
+    said = envbuild("explain", str(tmp_path)).stdout
+    assert "cause rank-died" in said and "first to fail: rank 2" in said
+    assert "core.4711 is left out: it is a program, a library or a core dump" in said
+    assert "port-in-use" not in said
+
+
+def test_an_empty_folder_is_told(tmp_path: Path) -> None:
+    done = envbuild("explain", str(tmp_path))
+    assert done.code == 3 and "no file found in" in done.stderr
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_what_gzip_packed_is_unpacked_whatever_its_name(tmp_path: Path, parts: int) -> None:
+    raw = b"".join(gzip.compress(f"line {part}\n".encode()) for part in range(parts))
+    found = read(raw + b"")
+    assert (texts(found), found.note) == ([f"line {part}" for part in range(parts)], None)
+    file = tmp_path / "train.log"
+    file.write_bytes(gzip.compress(b"EADDRINUSE\n"))
+    assert "port-in-use" in envbuild("explain", str(file)).stdout
+
+
+def test_a_packed_log_is_read_as_far_as_it_goes() -> None:
+    rng = random.Random(1)
+    text = "".join(f"step {step} loss {rng.random()}\n" for step in range(20_000))
+    raw = gzip.compress(text.encode())
+    cut = read(raw[: len(raw) // 2])
+    assert len(cut.lines) > 5000 and cut.note and "cut" in cut.note
+    damaged = read(raw[: len(raw) // 2] + b"\xff" * 64 + raw[len(raw) // 2 + 64 :])
+    assert damaged.note and len(damaged.lines) > 1000
+    assert read(raw).note is None
+
+
+def test_a_bomb_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_file_reader, "UNPACKED", 1 << 20)
+    found = read(gzip.compress(b"x\n" * (1 << 22)))
+    assert found.note and "unpacks to more than" in found.note
+    assert len(found.lines) <= (1 << 19) + 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"\x7fELF" + bytes(100), "core dump"),
+        (b"PK\x03\x04" + bytes(100), "zip archive"),
+        (b"\xfd7zXZ\0" + bytes(100), "packed with xz"),
+        (random.Random(2).randbytes(5000), "binary data"),
+        (bytes(5000), "binary data"),
+        (gzip.compress(random.Random(3).randbytes(5000)), "binary data"),
+    ],
+)
+def test_what_is_no_text_gets_plain_words(raw: bytes, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    file.write_bytes(raw)
+    done = envbuild("explain", str(file))
+    assert done.code == 3 and f"{file} is no log: it is " in done.stderr and words in done.stderr
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "a\nb\n".encode("utf-16"),
+        "a\nb\n".encode("utf-16-le"),
+        "训练开始\n浮点数例外\n".encode("gbk"),
+        b" 1%|\b\b\b\b 2%|\r 3%\x1b[A\x1b[2K\a\n" * 50,
+        b"step 1\n" + bytes(20) + b"step 2\n",
+    ],
+    ids=["PowerShell", "without a mark", "GBK", "a progress bar", "a hole of NULs"],
+)
+def test_odd_text_is_still_text(raw: bytes) -> None:
+    assert read(raw).foreign is None
+
+
+@pytest.mark.parametrize("raw", ["", "\n \n"])
+def test_an_empty_log_is_told(raw: str) -> None:
+    said = piped(raw)
+    assert said.startswith("standard input is empty: there is nothing to explain") and "not known" not in said
+    assert json.loads(piped(raw, "--json"))["unknown"] is True
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    done = envbuild("explain", os.fspath(tmp_path / "none.log"))
+    assert done.code == 3 and "none.log cannot be read: No such file or directory" in done.stderr

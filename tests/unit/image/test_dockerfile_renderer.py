@@ -1,0 +1,628 @@
+"""Rendering, the golden folders, and that nothing a profile or lock says becomes an instruction."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envbuild.fetch.locked_artifact_types import LockedWheel, Overridden
+from envbuild.image import dockerfile_renderer
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.profile import model as profile_model
+from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.util import canonical_json, package_data
+from envbuild.util.errors import EnvbuildError, LockError, ProfileError
+from unit import oracle
+from unit.oracle import Instruction
+from unit.support import PROFILE, as_yaml, deb, lock_for, plan_of, wheel
+
+GOLDEN = Path(__file__).parent.parent.parent / "golden"
+CASES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "Dockerfile").is_file())
+IMAGE = f"registry.example:5000/library/debian@sha256:{'a' * 64}"
+# nvcc and forward-compatibility libraries, as archives
+ARCHIVES: dict[str, Any] = {
+    **PROFILE, "torch": "2.7.1", "gpus": ["a100"], "variant": "devel", "toolchain": {"sha256": "a" * 64},
+    "driver": {"minimum": "470.57.02", "compat": {"sha256": "b" * 64}},
+}  # fmt: skip
+# an extension from a commit, and one from an sdist
+COMPILED: dict[str, Any] = {
+    "name": "kernels", "git": "https://git.example/team/kernels", "commit": "c" * 40, "modules": ["kernels_cuda"],
+    "build": {"env": {"KERNELS_CUDA": "1"}, "settings": ["--build-option=--fast"], "requires": ["packaging"]},
+}  # fmt: skip
+FROM_SDIST: dict[str, Any] = {
+    "name": "other", "sdist": {"sha256": "e" * 64, "url": "https://mirror.example/other.tar.gz"}, "modules": ["other"],
+}  # fmt: skip
+DEBIAN: dict[str, Any] = {
+    "base": {"bootstrap": "trixie"}, "python": "3.13", "torch": "2.6.0", "gpus": ["a100"], "toolchain": "debian",
+}  # fmt: skip
+EXTENDED: dict[str, Any] = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [COMPILED, FROM_SDIST]}
+
+# golden folders
+
+
+def test_there_are_golden_folders() -> None:
+    assert {"cpu", "image-base", "apt-layer", "hostile-env", "devel-wheels", "devel-archive"} <= set(CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_golden_lock_renders_to_its_dockerfile(case: str) -> None:
+    folder = GOLDEN / case
+    found = lock_file.read(folder / "lock.yaml")
+    assert found is not None
+    assert dockerfile_renderer.render(found, case) == (folder / "Dockerfile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_golden_lock_is_its_profiles(case: str, tmp_path: Path) -> None:
+    folder = GOLDEN / case
+    plan = plan_resolver.resolve(profile_reader.load(str(folder / "profile.yaml")))
+    found = lock_file.read(folder / "lock.yaml")
+    assert found == lock_for(plan)
+    lock_file.write(found, tmp_path / "lock.yaml", case)
+    assert (tmp_path / "lock.yaml").read_bytes() == (folder / "lock.yaml").read_bytes()
+
+
+def test_the_committed_dockerfiles_are_what_the_locks_give() -> None:
+    files = sorted(package_data.PROFILES.rglob("*.lock.yaml"))
+    assert files
+    for file in files:
+        name = file.name.removesuffix(".lock.yaml")
+        found = lock_file.read(file)
+        assert found is not None
+        assert dockerfile_renderer.render(found, name) == (package_data.DOCKERFILES / f"{name}.Dockerfile").read_text(
+            encoding="utf-8"
+        )
+
+
+# the oracle itself
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FROM scratch\n", [("FROM", ("scratch",))]),
+        ("# syntax=evil\nFROM x\n", [("#syntax", ("evil",)), ("FROM", ("x",))]),
+        ("# note\n# syntax=evil\nFROM x\n", [("FROM", ("x",))]),
+        ("RUN a \\\n  b\nRUN c\n", [("RUN", ("a", "b")), ("RUN", ("c",))]),
+        ("RUN a \\\n# note\n\n  b\n", [("RUN", ("a", "b"))]),
+        ("RUN a \\\\\nRUN b\n", [("RUN", ("a", "\\\\")), ("RUN", ("b",))]),
+        ('RUN ["a", \\\n  "b c"]\n', [("RUN", ("a", "b c"))]),
+        ("RUN <<EOF\nFROM evil\nEOF\nCMD x\n", [("RUN", ("<<EOF",)), ("CMD", ("x",))]),
+        ('RUN ["<<EOF"]\nCMD x\n', [("RUN", ("<<EOF",)), ("CMD", ("x",))]),
+        ('ENV A="b c"\n', [("ENV", ("A", "b c"))]),
+        ('ENV A="b" C=d\n', [("ENV", ("A", "b", "C", "d"))]),
+        (r'ENV A="q\"b\\s\$d\n"' + "\n", [("ENV", ("A", 'q"b\\s$d\\n'))]),
+        ('ENV A="$HOME"\n', [("ENV", ("A", f"{oracle.EXPANDED}HOME"))]),
+        ("ENV A='$HOME'\n", [("ENV", ("A", "$HOME"))]),
+        ('ENV A="b\\\nc"\n', [("ENV", ("A", "bc"))]),
+        ("ENV A=x\nRUN evil\n", [("ENV", ("A", "x")), ("RUN", ("evil",))]),
+    ],
+)
+def test_the_oracle_reads_as_the_builder_does(text: str, expected: list[tuple[str, tuple[str, ...]]]) -> None:
+    assert [(found.keyword, found.arguments) for found in oracle.parse(text)] == expected
+
+
+# rendering
+
+
+@cache
+def instructions(text: str) -> list[Instruction]:
+    return oracle.parse(text)
+
+
+RENDERED: dict[tuple[str, str | None], str] = {}
+
+
+def rendered(found: Lock) -> list[Instruction]:
+    """What the builder would be told; each content is rendered once, for there are thousands of questions."""
+    key = (found.id, found.image)
+    if key not in RENDERED:
+        RENDERED[key] = dockerfile_renderer.render(found, "sample")
+    return instructions(RENDERED[key])
+
+
+@pytest.fixture
+def sample(project: Path) -> Lock:
+    return lock_for(plan_of(project, PROFILE))
+
+
+def test_a_bootstrap_base_is_added_to_nothing(sample: Lock) -> None:
+    first, second, *rest = rendered(sample)
+    assert (first.keyword, first.arguments) == ("FROM", ("scratch",))
+    assert (second.keyword, second.arguments) == ("ADD", ("base.tar", "/"))
+    assert {found.keyword for found in rest} == {"RUN", "ENV", "LABEL", "CMD"}
+
+
+def test_an_image_base_is_taken_by_digest(project: Path) -> None:
+    found = rendered(lock_for(plan_of(project, {**PROFILE, "base": {"image": IMAGE}, "apt": []})))
+    assert (found[0].keyword, found[0].arguments) == ("FROM", (IMAGE,))
+    assert "ADD" not in {instruction.keyword for instruction in found}
+
+
+def test_every_run_is_hermetic_and_no_shell_reads_it(sample: Lock) -> None:
+    runs = [found for found in rendered(sample) if found.keyword == "RUN"]
+    assert len(runs) == 5
+    for run in runs:
+        assert run.form == "json"
+        assert "--network=none" in run.flags
+        assert run.arguments[:2] == ("/bin/sh", "/mnt/bin/install")
+
+
+def test_the_order_is_base_debian_environment_then_layers(sample: Lock) -> None:
+    """Debian packages come first: they remove bytecode, of which the virtual environment's layer has some."""
+    runs = [found for found in rendered(sample) if found.keyword == "RUN"]
+    assert [run.arguments[2] for run in runs] == ["debs", "venv", "wheels", "wheels", "wheels"]
+    sources = [
+        flag.split("=wheels-")[1].partition(",")[0] for run in runs[2:] for flag in run.flags if "=wheels-" in flag
+    ]
+    assert sources == ["python", "torch", "packages"]
+
+
+def test_of_what_profiles_share_the_smallest_comes_first(sample: Lock) -> None:
+    """So there is work while the large ones come to the builder."""
+    large = dataclasses.replace(sample, wheels=tuple(
+        dataclasses.replace(item, bytes=10**9 if item.layer == "python" else item.bytes) for item in sample.wheels
+    ))  # fmt: skip
+    assert [source for source in folders(large) if "wheels" in source] == [
+        "from=wheels-torch", "from=wheels-python", "from=wheels-packages"
+    ]  # fmt: skip
+
+
+def test_what_a_devel_image_has_more_comes_behind_all_that_a_runtime_image_has(sample: Lock) -> None:
+    """However small it is."""
+    nvcc = LockedWheel(wheel("nvidia-cuda-nvcc", "13.0.88"), 1, "nvidia-cuda-nvcc")
+    devel = dataclasses.replace(sample, wheels=(*sample.wheels[:-1], nvcc, sample.wheels[-1]))
+    shared, own = folders(sample)[:-1], folders(sample)[-1:]
+    assert folders(devel) == [*shared, "from=wheels-nvidia-cuda-nvcc", *own]
+
+
+def folders(found: Lock) -> list[str]:
+    """The folder or context that each RUN gets beside the installer, in order."""
+    flags = [flag for run in rendered(found) if run.keyword == "RUN" for flag in run.flags]
+    words = (word for flag in flags for word in flag.split(","))
+    return [word for word in words if word.startswith(("source=", "from=")) and word != "source=bin"]
+
+
+def test_the_beginning_is_all_before_the_first_wheel(sample: Lock) -> None:
+    text = dockerfile_renderer.render(sample, "sample")
+    begun = dockerfile_renderer.beginning(text)
+    assert "wheels-" not in begun and sample.id not in begun
+    found = instructions(begun)
+    assert found == instructions(text)[: len(found)]
+    assert [(one.keyword, *one.arguments[2:3]) for one in found[1:]] == [("ADD",), ("RUN", "debs"), ("RUN", "venv")]
+
+
+def test_what_the_variant_adds_comes_after_torch_and_before_what_is_the_profiles_own(project: Path) -> None:
+    """So the layers before it stay those of a runtime image, and a changed pin of cuBLAS does not touch it."""
+    plain = lock_for(plan_of(project, {**ARCHIVES, "variant": "runtime", "driver": {}}))
+    cublas = Overridden("nvidia-cublas-cu12", "12.6.4.1", "==12.6.3.3")
+    own = LockedWheel(wheel("nvidia-cublas-cu12", "12.6.4.1"), 1, "nvidia-cublas-cu12")
+    pinned = (*plain.wheels[:-1], own, plain.wheels[-1])
+    runtime = dataclasses.replace(plain, wheels=pinned, overrides=(cublas,))
+    devel = lock_for(plan_of(project, ARCHIVES))
+    devel = dataclasses.replace(devel, wheels=pinned, overrides=(cublas,))
+    before, after = folders(runtime), folders(devel)
+    assert before == ["source=debs", *(f"from=wheels-{name}" for name in ("python", "torch", "nvidia-cublas-cu12",
+                                                                           "packages"))]  # fmt: skip
+    assert after == [*before[:3], "source=archives/cuda-toolkit", "source=archives/cuda-compat", *before[3:]]
+    last = [run for run in rendered(devel) if run.keyword == "RUN"][-1]
+    assert last.arguments[2:] == ("nvcc", "1704067200", "/usr/local/cuda", "12.6")
+
+
+def test_an_archive_is_unpacked_by_its_hash(project: Path) -> None:
+    found = [run.arguments[2:] for run in rendered(lock_for(plan_of(project, ARCHIVES))) if "archive" in run.arguments]
+    assert found == [
+        ("archive", "1704067200", "cuda-toolkit", "a" * 64, "/usr/local/cuda"),
+        ("archive", "1704067200", "cuda-compat", "b" * 64, "/usr/local/cuda/compat"),
+    ]
+
+
+def test_every_wheel_is_installed_once_by_its_hash(sample: Lock) -> None:
+    arguments = [argument for run in rendered(sample) if run.keyword == "RUN" for argument in run.arguments]
+    for locked in sample.wheels:
+        wanted = f"{locked.wheel.name}=={locked.wheel.version} --hash=sha256:{locked.wheel.sha256}"
+        assert arguments.count(wanted) == 1
+
+
+def test_without_debian_packages_there_is_no_such_layer(project: Path) -> None:
+    found = rendered(lock_for(plan_of(project, {**PROFILE, "apt": []})))
+    assert not [run for run in found if "debs" in run.arguments]
+
+
+def test_the_environment_and_the_lock_are_recorded(sample: Lock) -> None:
+    found = rendered(sample)
+    environment = dict(item.arguments for item in found if item.keyword == "ENV" and len(item.arguments) == 2)
+    assert environment == {"PYTHONDONTWRITEBYTECODE": "1", **sample.environment}
+    labels = [item.arguments for item in found if item.keyword == "LABEL"]
+    assert labels == [("io.envbuild.lock", sample.id)]
+    assert not {"USER", "ENTRYPOINT"} & {item.keyword for item in found}
+
+
+def test_a_profile_decides_whether_python_writes_compiled_code(project: Path) -> None:
+    found = rendered(lock_for(plan_of(project, {**PROFILE, "env": {"PYTHONDONTWRITEBYTECODE": ""}})))
+    variables = [item.arguments for item in found if item.keyword == "ENV"]
+    assert [value for name, value in variables if name == "PYTHONDONTWRITEBYTECODE"] == [""]
+
+
+def test_no_directive_is_relied_on(sample: Lock) -> None:
+    assert "syntax" not in dockerfile_renderer.render(sample, "sample")
+
+
+def test_what_is_compiled_is_told_to_leave_no_trace_of_its_process(project: Path) -> None:
+    """The names of nvcc's intermediate files get into what it makes; a profile's own flags for it stay."""
+    build = {"env": {"NVCC_APPEND_FLAGS": "--threads 2"}}
+    entries = [{**COMPILED, "build": build}, FROM_SDIST]
+    found = rendered(lock_for(plan_of(project, {**EXTENDED, "extensions": entries})))
+    told = [word for item in found for word in item.arguments if word.startswith("NVCC_APPEND_FLAGS=")]
+    assert told == ["NVCC_APPEND_FLAGS=--threads 2 --objdir-as-tempdir", "NVCC_APPEND_FLAGS=--objdir-as-tempdir"]
+
+
+def test_rendering_is_a_function_of_the_content(sample: Lock) -> None:
+    other = dataclasses.replace(sample, made="20300101T000000Z", inputs={})
+    assert dockerfile_renderer.render(sample, "a") == dockerfile_renderer.render(other, "a")
+
+
+def many(sample: Lock, number: int) -> Lock:
+    wheels = tuple(LockedWheel(wheel(f"library-{i}"), 50_000_000, f"library-{i}") for i in range(number))
+    return dataclasses.replace(sample, wheels=wheels)
+
+
+def test_many_layers_fit(sample: Lock) -> None:
+    assert len(rendered(many(sample, dockerfile_renderer.MAX_LAYERS - 3))) > 90
+
+
+def test_too_many_layers_are_refused_or_shared(sample: Lock) -> None:
+    try:
+        found = rendered(many(sample, 130))
+    except EnvbuildError:
+        return
+    assert len([item for item in found if item.keyword in ("RUN", "ADD")]) <= dockerfile_renderer.MAX_LAYERS
+
+
+# hostile strings in a profile
+
+HOSTILE = [
+    "\n", "\r", "\0", "\N{LINE SEPARATOR}", "\N{PARAGRAPH SEPARATOR}", "\x85", "\x1b[2J", "\x7f", '"', "'", "\\",
+    "$(touch /tmp/x)", "`id`", "--flag", "# syntax=evil", "ends in \\", "<<EOF", "${HOME}", "$HOME", '"\nRUN evil',
+    "\\\nRUN evil", "; rm -rf /",
+    "{{ 7 * 7 }}", "{% raw %}", "%s %n", "a b", "\t", " ", "--hash=sha256:0", '", "evil', "\N{ROCKET}",
+]  # fmt: skip
+
+Change = Callable[[dict[str, Any], str], None]
+
+
+def string_fields() -> Iterator[tuple[str, Change]]:
+    """Every place of a profile where its schema takes text, with what puts a value there."""
+    schema = profile_model.schema()
+
+    def walk(found: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Change]]:
+        if "$ref" in found:
+            yield from walk(schema["$defs"][found["$ref"].rpartition("/")[2]], path)
+        for option in (*found.get("anyOf", ()), *found.get("oneOf", ())):
+            yield from walk(option, path)
+        if found.get("type") == "string":
+            yield ".".join(path), lambda data, value: put(data, path, value)
+        if found.get("type") == "array":
+            yield from walk(found["items"], (*path, "[]"))
+        for name, inner in found.get("properties", {}).items():
+            yield from walk(inner, (*path, name))
+        for inner in found.get("patternProperties", {}).values():
+            yield from walk(inner, (*path, "{}"))
+            yield ".".join((*path, "{key}")), lambda data, value: put(data, (*path, "{key}"), value)
+
+    root = {key: value for key, value in schema.items() if key != "anyOf"}
+    yield from walk(root, ())
+
+
+def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
+    if path == ("base", "image"):
+        data["base"], data["apt"] = {}, []
+    if path == ("selftest", "transport"):
+        data["gpus"], data["torch"] = ["h200"], "2.13.0"
+    if path[0] in ("cuda", "gpus", "pins", "variant", "toolchain", "driver"):
+        data["torch"] = "2.13.0"  # they say nothing of a build without CUDA
+    if path[0] in ("variant", "toolchain", "driver"):
+        data["gpus"], data["variant"] = ["h200"], "devel"
+    if path[0] == "extensions":
+        data["gpus"], data["torch"] = ["h200"], "2.11.0"
+        whole = FROM_SDIST if "sdist" in path else {"name": "kernels", "none": "no"} if "none" in path else COMPILED
+        data["extensions"] = [copy.deepcopy(whole)]
+        inside(data, path, value)
+        return
+    if path[:2] == ("selftest", "shapes"):
+        data["selftest"]["shapes"] = [{"m": 1, "k": 1, "n": 1, "dtype": "bf16", "layout": "nn"}]
+        inside(data, path, value)
+        return
+    if path[0] in COMPANIONS and path[0] not in data and len(path) > 1:
+        data[path[0]] = copy.deepcopy(COMPANIONS[path[0]])
+        inside(data[path[0]], path[1:], value)
+        return
+    *outer, last = path
+    for name in outer:
+        data = data.setdefault(name, [] if last == "[]" else {})
+    if last == "[]":
+        assert isinstance(data, list)
+        data.append(value)
+    elif last == "{key}":
+        data[value] = "harmless"
+    else:
+        data["HOSTILE" if last == "{}" else last] = value
+
+
+# Fields that mean something only together with others: the whole, of which one value is then replaced.
+COMPANIONS: dict[str, Any] = {
+    "accept": [{"advisory": "cublas-hopper-fpe", "reason": "harmless"}],
+    "pins": {"cublas": {"version": "13.1.1.3", "reason": "harmless"}},
+    "startup": [{"file": "mine.pth", "sha256": "0" * 64, "reason": "harmless"}],
+    "driver": {"minimum": "580.65.06", "compat": {"url": "https://mirror.example/compat.tar", "sha256": "0" * 64}},
+    "toolchain": {"url": "https://mirror.example/cuda.tar", "sha256": "0" * 64},
+}
+
+
+def inside(data: Any, path: tuple[str, ...], value: str) -> None:
+    """Replace what `path` names: "[]" the first entry, "{}" the first value, "{key}" the first key."""
+    for position, part in enumerate(path):
+        key: Any = 0 if part == "[]" else next(iter(data)) if part in ("{}", "{key}") else part
+        if part == "{key}":
+            data[value] = data.pop(key)
+        elif position == len(path) - 1:
+            data[key] = value
+        else:
+            data = data[key]
+
+
+FIELDS = dict(string_fields())
+HARMLESS = {
+    "base.image": IMAGE,
+    "base.bootstrap": "bookworm",
+    "python": "3.11",
+    "torch": "2.13.0",
+    "packages.[]": "scipy",
+    "apt.[]": "zip",
+    "env.{key}": "HARMLESS",
+    "platform": "linux/amd64",
+    "selftest.level": "quick",
+    "selftest.require.[]": "env.libs",
+    "selftest.transport": "p2p",
+    "selftest.shapes.[].dtype": "bf16",
+    "selftest.shapes.[].layout": "nn",
+    "selftest.script": "smoke.py",
+    "extends": "parent",
+    "gpus.[]": "h200",
+    "cuda": "13.0",
+    "features.[]": "bf16",
+    "accept.[].advisory": "cublas-hopper-fpe",
+    "startup.[].file": "mine.pth",
+    "startup.[].sha256": "0" * 64,
+    "pins.{key}": "cublas",
+    "pins.{}.version": "13.1.1.3",
+    "driver.minimum": "580.65.06",
+    "driver.compat.url": "https://mirror.example/compat.tar",
+    "driver.compat.sha256": "0" * 64,
+    "variant": "devel",
+    "toolchain": "wheels",
+    "toolchain.url": "https://mirror.example/cuda.tar",
+    "toolchain.sha256": "0" * 64,
+    "extensions.[].name": "kernels",
+    "extensions.[].git": COMPILED["git"],
+    "extensions.[].commit": "c" * 40,
+    "extensions.[].submodules": "omit",
+    "extensions.[].sdist.url": "https://mirror.example/other.tar.gz",
+    "extensions.[].sdist.sha256": "e" * 64,
+    "extensions.[].build.env.{key}": "KERNELS_CUDA",
+    "extensions.[].build.settings.[]": "--build-option=--fast",
+    "extensions.[].build.requires.[]": "packaging",
+    "extensions.[].modules.[]": "kernels_cuda",
+}
+FREE = {"description", "env.{}", "accept.[].reason", "startup.[].reason", "pins.{}.reason", "extensions.[].none"}
+FREE |= {"extensions.[].build.env.{}"}
+# A setting of pip's is NAME=VALUE: that one is as harmless as it looks.
+SETTING = "extensions.[].build.settings.[]", "--hash=sha256:0"
+
+
+def test_the_walk_finds_every_string_field() -> None:
+    assert set(FIELDS) == {*HARMLESS, *FREE}
+
+
+def outcome(folder: Path, field: str, value: str) -> list[Instruction] | ProfileError:
+    data = copy.deepcopy(PROFILE)
+    FIELDS[field](data, value)
+    try:
+        return rendered(lock_for(plan_of(folder, data)))
+    except ProfileError as error:
+        return error
+
+
+def shape(found: list[Instruction]) -> list[tuple[object, ...]]:
+    """All but the values that may differ: the environment's, and the lock's id."""
+    return [
+        (
+            item.keyword,
+            item.flags,
+            item.arguments[::2] if item.keyword in ("ENV", "LABEL") else item.arguments,
+            item.form,
+        )
+        for item in found
+    ]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_hostile_value_is_refused_or_stays_a_value(project: Path, field: str) -> None:
+    (project / "profiles" / "parent.yaml").write_text("description: parent\n", encoding="utf-8")
+    (project / "profiles" / "smoke.py").write_text("step('one')\n", encoding="utf-8")
+    start = HARMLESS.get(field, "harmless")
+    harmless = outcome(project, field, start)
+    assert not isinstance(harmless, ProfileError), harmless.faults
+    values = [text for hostile in HOSTILE for text in (hostile, start + hostile, hostile + start)]
+    for value in values:
+        found = outcome(project, field, value)
+        if isinstance(found, ProfileError):
+            assert {fault.file for fault in found.faults} == {"profiles/sample.yaml"}
+            continue
+        if field == "env.{}":
+            settings = {item.arguments[0]: item.arguments[1] for item in found if item.keyword == "ENV"}
+            assert settings["HOSTILE"] == value
+            assert shape(found) == shape(harmless)
+        elif field == "extensions.[].build.env.{}":
+            (told,) = [word for item in found for word in item.arguments if word.startswith("KERNELS_CUDA=")]
+            assert told == f"KERNELS_CUDA={value}"
+            assert [(i.keyword, i.flags, i.form) for i in found] == [(i.keyword, i.flags, i.form) for i in harmless]
+        elif field in ("description", "extensions.[].none"):
+            assert shape(found) == shape(harmless)
+        else:  # names and versions: what is accepted holds nothing that could be more than one word
+            words = {word for item in found for word in item.arguments} - {w for i in harmless for w in i.arguments}
+            assert [(i.keyword, i.flags, i.form) for i in found] == [(i.keyword, i.flags, i.form) for i in harmless]
+            assert not any(set(word) & set("\n\r\0\"'`$;\\") for word in words)
+
+
+@pytest.mark.parametrize("field", sorted(set(FIELDS) - FREE))
+def test_only_descriptions_and_environment_values_are_free_text(project: Path, field: str) -> None:
+    accepted = [value for value in HOSTILE if not isinstance(outcome(project, field, value), ProfileError)]
+    assert [value for value in accepted if (field, value) != SETTING] == []
+
+
+# hostile strings in a lock
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Paths of all texts in a lock; of a list's entries the first will do."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        yield from leaves(value[0], (*path, 0)) if value else ()
+    elif isinstance(value, str):
+        yield path
+
+
+def on(data: Any, path: tuple[str | int, ...]) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def document_of(found: Lock, folder: Path) -> dict[str, Any]:
+    lock_file.write(found, folder / "lock.yaml", "sample")
+    data: dict[str, Any] = yaml.safe_load((folder / "lock.yaml").read_text(encoding="utf-8"))
+    return data
+
+
+def read_again(data: dict[str, Any], folder: Path) -> Lock | LockError:
+    """As somebody who edits a lock and makes the id fit would have it."""
+    if data["id"].startswith("sha256:"):
+        data["id"] = f"sha256:{canonical_json.canonical_digest(data['content'])}"
+    file = folder / "lock.yaml"
+    file.write_text(as_yaml(data), encoding="utf-8")
+    try:
+        found = lock_file.read(file)
+    except LockError as error:
+        return error
+    assert found is not None
+    return found
+
+
+def locks(folder: Path) -> Iterator[Lock]:
+    plain = lock_for(plan_of(folder, PROFILE))
+    yield dataclasses.replace(plain, apt=(deb("less"),))
+    yield lock_for(plan_of(folder, {**PROFILE, "startup": COMPANIONS["startup"]}))
+    yield lock_for(plan_of(folder, {**PROFILE, "base": {"image": IMAGE}, "apt": []}))
+    yield lock_for(plan_of(folder, ARCHIVES))
+    yield lock_for(plan_of(folder, EXTENDED))
+    yield lock_for(plan_of(folder, {**EXTENDED, "extensions": [FROM_SDIST], "toolchain": {"sha256": "a" * 64}}))
+    yield lock_for(plan_of(folder, {**EXTENDED, **DEBIAN}))
+
+
+def same_but_for(found: list[Instruction], before: list[Instruction], value: str) -> bool:
+    """As many instructions of the same kind, with as many words; a word that differs holds the value, or is the id."""
+    if [(i.keyword, i.form, len(i.flags)) for i in found] != [(i.keyword, i.form, len(i.flags)) for i in before]:
+        return False
+    for now, then in zip(found, before, strict=True):
+        pairs = [*zip(now.flags, then.flags, strict=True), *zip(now.arguments, then.arguments, strict=True)]
+        if now.keyword != "LABEL" and not all(
+            a == b or (value in a and (now.keyword != "ENV" or a == value)) for a, b in pairs
+        ):
+            return False
+    return True
+
+
+FURTHER = ("GREETING", "PYTHONHOME", "PYTHONPATH", "CUDA_HOME", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES",
+           "TORCH_CUDA_ARCH_LIST")  # fmt: skip
+
+
+def lock_fields() -> list[str]:
+    wanted = ["made", "id", "inputs.base", "inputs.apt", "inputs.wheels", "inputs.environment", "content.platform",
+              "content.python", "content.base.bootstrap", "content.base.image", "inputs.archives",
+              "content.archives.0.name", "content.archives.0.version", "content.archives.0.sha256",
+              "content.nvcc.home", "content.nvcc.release", "inputs.extensions", "content.builder.arch",
+              "content.builder.nvcc.home", "content.builder.nvcc.release",
+              "inputs.startup", "content.startup.0.file", "content.startup.0.sha256"]  # fmt: skip
+    wanted += [f"content.extensions.0.{name}" for name in ("name", "git", "tree", "sdist", "env.KERNELS_CUDA",
+                                                           "settings.0", "modules.0")]  # fmt: skip
+    wanted += [f"content.builder.archives.0.{name}" for name in ("name", "version", "sha256")]
+    wanted += [f"content.builder.environment.{name}" for name in ("CC", "CXX")]
+    for part in ("base.packages", "apt", "builder.debs"):
+        wanted += [f"content.{part}.0.{name}" for name in ("name", "version", "sha256", "path")]
+    for part in ("wheels", "builder.wheels"):
+        wanted += [f"content.{part}.0.{name}" for name in ("name", "version", "file", "sha256", "layer")]
+    return [
+        *wanted,
+        *(f"content.environment.{name}" for name in (*plan_resolver.ENVIRONMENT, *FURTHER)),
+    ]
+
+
+def test_the_walk_finds_every_text_of_a_lock(project: Path) -> None:
+    found = {".".join(map(str, path)) for sample in locks(project) for path in leaves(document_of(sample, project))}
+    assert found == set(lock_fields())
+
+
+@pytest.mark.parametrize("field", [f for f in lock_fields() if "environment." not in f or f.endswith("LANG")])
+def test_a_hostile_lock_is_refused_or_renders_to_the_same_instructions(project: Path, field: str) -> None:
+    for sample in locks(project):
+        data = document_of(sample, project)
+        path = next((p for p in leaves(data) if ".".join(map(str, p)) == field), None)
+        if path is None:
+            continue
+        before, old = rendered(sample), on(data, path)
+        for value in (*HOSTILE, *(f"{old}{hostile}" for hostile in HOSTILE if field.startswith("content"))):
+            changed = copy.deepcopy(data)
+            on(changed, path[:-1])[path[-1]] = value
+            found = read_again(changed, project)
+            if not isinstance(found, LockError):
+                assert same_but_for(rendered(found), before, value)
+        return
+    pytest.fail("no lock has this field")
+
+
+@pytest.mark.parametrize("key", ["A B", "A=B", "", "1", "A\nRUN", "$(id)", "--x", "é"])
+def test_a_hostile_name_of_a_variable_is_refused(project: Path, key: str) -> None:
+    data = document_of(lock_for(plan_of(project, PROFILE)), project)
+    data["content"]["environment"][key] = "x"
+    found = read_again(data, project)
+    if not isinstance(found, LockError):
+        rendered(found)
+        pytest.fail("accepted")
+
+
+def test_an_argument_stays_one_argument_whatever_it_holds(project: Path) -> None:
+    """The second line of defence: a lock that was never checked."""
+    sample = lock_for(plan_of(project, PROFILE))
+    for value in HOSTILE:
+        odd = dataclasses.replace(sample.apt[0], path=f"pool/{value.replace('/', '')}.deb")
+        found = rendered(dataclasses.replace(sample, python=value, apt=(odd,)))
+        assert [item.keyword for item in found] == [item.keyword for item in rendered(sample)]
+        arguments = [item.arguments for item in found if item.keyword == "RUN"]
+        assert arguments[1][-1] == value
+        assert arguments[0][-1] == odd.file
+
+
+def test_a_profiles_name_is_all_that_reaches_the_first_comment(project: Path) -> None:
+    first = dockerfile_renderer.render(lock_for(plan_of(project, PROFILE)), "sample").splitlines()[0]
+    assert first.startswith("# Made by `envbuild render sample` from the lock sha256:")

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from envbuild.cli import prune as command
+from envbuild.fetch import sha256_file_store
+from envbuild.fetch.archive_spec import COMPAT, Archive
+from envbuild.image import (
+    build_records,
+    built_lock_paths,
+    extension_compilation,
+    image_and_cache_pruning,
+    root_filesystem_tar,
+)
+from envbuild.image.docker_engine import Engine
+from envbuild.lock import lock_file
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import workflows
+from envbuild.runners import docker_runner
+from envbuild.util import user_folders
+from unit.support import PROFILE, envbuild, lock_for, plan_of, sha
+
+
+class FakeEngine:
+    """Tags, containers and images without a name, as (tag or id, handle, bytes)."""
+
+    def __init__(self) -> None:
+        self.tagged: list[tuple[str, str, int]] = []
+        self.loose: list[tuple[str, str, int]] = []
+        self.running: set[str] = set()
+        self.removed: list[str] = []
+
+    def images(self, prefix: str) -> list[tuple[str, str, int]]:
+        return [item for item in self.tagged if item[0].startswith(prefix)]
+
+    def untagged(self, label: str) -> list[tuple[str, str, int]]:
+        return list(self.loose)
+
+    def used(self) -> set[str]:
+        return set(self.running)
+
+    def remove(self, reference: str) -> None:
+        self.removed.append(reference)
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What killed processes left on this machine is not this test's."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    return lock_for(plan_of(project, PROFILE))
+
+
+def old(engine: FakeEngine, *locks: Lock) -> list[str]:
+    return [item.name for item in image_and_cache_pruning.images(cast(Engine, engine), ["sample", "a"], locks)]
+
+
+def record(handle: str) -> None:
+    made = build_records.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
+    build_records.write(made)
+
+
+def test_only_what_nothing_needs_is_old(engine: FakeEngine, locked: Lock) -> None:
+    engine.tagged = [
+        ("envbuild/sample:0123456789ab", "h1", 10),
+        (f"envbuild/sample:{locked.short}", "h2", 10),
+        ("envbuild/sample:verified", "h3", 10),
+        ("envbuild/sample:ba9876543210", "h3", 10),  # the verified image under another name
+        ("envbuild/sample:111111111111", "h4", 10),  # in use
+        ("other/sample:0123456789ab", "h5", 10),
+        ("envbuild/other:0123456789ab", "h6", 10),  # a profile that is not seen from here
+    ]
+    engine.running = {"h4"}
+    assert old(engine, locked) == ["envbuild/sample:0123456789ab"]
+
+
+def test_an_image_in_use_stays_even_without_a_name(engine: FakeEngine, locked: Lock) -> None:
+    engine.loose = [("sha256:a", "h1", 10), ("sha256:b", "h2", 10), ("sha256:c", "a child image's", 10)]
+    record("h1")
+    record("h2")
+    engine.running = {"h2"}
+    assert old(engine, locked) == ["h1"]
+
+
+def test_without_locks_the_verified_image_still_stays(engine: FakeEngine, locked: Lock) -> None:
+    engine.tagged = [("envbuild/sample:verified", "h1", 10), ("envbuild/sample:0123456789ab", "h1", 10)]
+    assert old(engine) == []
+
+
+def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
+    archive = Archive(COMPAT, "580.95.05", sha("compat"), 5)
+    locked = dataclasses.replace(locked, archives=(archive,))
+    wheel, deb = locked.wheels[0].wheel, locked.base[0]
+    for found, sha256, name in (
+        (sha256_file_store.wheel_store(), wheel.sha256, wheel.file),
+        (sha256_file_store.debs(), deb.sha256, deb.file),
+        (sha256_file_store.archive_store(), archive.sha256, archive.name),
+    ):
+        for digest in (sha256, "0" * 64):
+            found.path(digest, name).parent.mkdir()
+            found.path(digest, name).write_bytes(b"12345")
+        for name in (".incoming-x", ".incoming-now"):
+            (found.folder / name).mkdir()
+        os.utime(found.folder / ".incoming-x", (0, 0))
+    root_filesystem_tar.tar_file(locked).write_bytes(b"1234")
+    root_filesystem_tar.tar_file(locked).with_suffix(".sha256").touch()
+    (user_folders.cache_folder("bases") / "old.tar").write_bytes(b"123")
+    removable = list(image_and_cache_pruning.caches([], [locked]))
+    names = {(item.kind, Path(item.name).name, item.bytes) for item in removable}
+    assert names == {
+        ("wheels", "0" * 64, 5), ("wheels", ".incoming-x", 0), ("debs", "0" * 64, 5), ("debs", ".incoming-x", 0),
+        ("archives", "0" * 64, 5), ("archives", ".incoming-x", 0), ("bases", "old.tar", 3),
+    }  # fmt: skip
+    image_and_cache_pruning.remove_items(None, removable)
+    assert list(image_and_cache_pruning.caches([], [locked])) == []
+    assert sha256_file_store.wheel_store().holds(wheel.sha256, wheel.file)
+    assert sha256_file_store.debs().holds(deb.sha256, deb.file)
+    assert sha256_file_store.archive_store().holds(archive.sha256, archive.name)
+    assert (
+        root_filesystem_tar.tar_file(locked).is_file()
+        and root_filesystem_tar.tar_file(locked).with_suffix(".sha256").is_file()
+    )
+    assert (sha256_file_store.wheel_store().folder / ".incoming-now").is_dir()
+
+
+def test_a_context_goes_only_if_its_name_is_held(locked: Lock) -> None:
+    for name in ("sample", "elsewhere"):
+        (user_folders.cache_folder("contexts") / name).mkdir()
+        (user_folders.cache_folder("contexts") / name / "Dockerfile").write_text("FROM x", encoding="utf-8")
+    found = [
+        (item.kind, Path(item.name).name, item.bytes)
+        for item in image_and_cache_pruning.caches(["sample", "never-built"], [])
+    ]
+    assert found == [("contexts", "sample", 6)]
+
+
+def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
+    engine: FakeEngine, locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the lock of a variant, or of a project's requirements, has none."""
+    lock_file.write(dataclasses.replace(locked, wheels=()), project / "profiles" / "sample.lock.yaml", "sample")
+    lock_file.write(locked, project / "profiles" / "sample-devel.lock.yaml", "sample-devel")
+    wheel = locked.wheels[0].wheel
+    sha256_file_store.wheel_store().path(wheel.sha256, wheel.file).parent.mkdir()
+    engine.tagged = [
+        ("envbuild/sample-devel:0123456789ab", "h1", 1),
+        (f"envbuild/sample-devel:{locked.short}", "h2", 1),
+    ]
+    held: list[str] = []
+
+    @contextlib.contextmanager
+    def alone(name: str, say: object) -> Iterator[None]:
+        held.append(name)
+        yield
+
+    monkeypatch.setattr(command, "Engine", lambda: engine)
+    monkeypatch.setattr(workflows, "one_run_per_profile", alone)
+    done = envbuild("prune", "--dry-run", "--json")
+    assert [row["name"] for row in done.document["would_remove"]] == ["envbuild/sample-devel:0123456789ab"]
+    assert {"sample", "sample-devel"} <= set(held)
+
+
+@pytest.fixture
+def elsewhere(engine: FakeEngine, locked: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lock of a profile that was built by its path, in a folder that is not looked at."""
+    file = tmp_path / "else where" / "mine.lock.yaml"
+    file.parent.mkdir()
+    lock_file.write(locked, file, "mine")
+    built_lock_paths.note_lock(file)
+    monkeypatch.setattr(command, "Engine", lambda: engine)
+    monkeypatch.setattr(docker_runner, "sweep_containers", lambda engine: None)
+    engine.tagged = [(f"envbuild/mine:{tag}", handle, 1) for tag, handle in
+                     ((locked.short, "h1"), ("0123456789ab", "h2"), ("ba9876543210", "another user's"))]  # fmt: skip
+    for handle in ("h1", "h2"):
+        record(handle)
+    wheel = locked.wheels[0].wheel
+    sha256_file_store.wheel_store().path(wheel.sha256, wheel.file).parent.mkdir()
+    return file
+
+
+def pruned(*options: str) -> list[str]:
+    done = envbuild("prune", "--json", *options)
+    assert done.code == 0, done.stdout
+    return [row["name"] for row in done.document["would_remove" if "--dry-run" in options else "removed"]]
+
+
+def test_what_was_built_from_a_path_is_kept_as_long_as_its_lock_names_it(elsewhere: Path, engine: FakeEngine) -> None:
+    assert pruned("--dry-run") == ["envbuild/mine:0123456789ab"]
+    assert pruned() == engine.removed == ["envbuild/mine:0123456789ab"]
+    assert list(built_lock_paths.all_locks()) == [elsewhere]
+
+
+def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, locked: Lock) -> None:
+    elsewhere.unlink()
+    found = pruned("--images-only")
+    assert found == [f"envbuild/mine:{locked.short}", "envbuild/mine:0123456789ab"]
+    assert list(built_lock_paths.all_locks()) == [elsewhere], "an image of that name is still there"
+    engine.tagged = []
+    assert [Path(name).name for name in pruned()] == [locked.wheels[0].wheel.sha256]
+    assert list(built_lock_paths.all_locks()) == []
+
+
+def test_a_note_that_another_prune_forgot_meanwhile_is_none(elsewhere: Path, locked: Lock) -> None:
+    other = elsewhere.with_name("other.lock.yaml")
+    lock_file.write(locked, other, "other")
+    built_lock_paths.note_lock(other)
+    found = built_lock_paths.all_locks()
+    first = next(found)
+    built_lock_paths.forget_lock(other if first == elsewhere else elsewhere)
+    assert list(found) == []
+
+
+def test_a_lock_elsewhere_that_cannot_be_read_stops_it(elsewhere: Path, engine: FakeEngine) -> None:
+    for text in ("format: 1\n", "format: 2\n", "a: [\n"):
+        elsewhere.write_text(text, encoding="utf-8")
+        done = envbuild("prune")
+        assert (done.code, str(elsewhere) in done.stderr, engine.removed) == (3, True, [])
+        assert "; or delete it, if that checkout is no longer used\n" in done.stderr
+
+
+def test_a_lock_seen_from_here_that_cannot_be_read_is_in_use(elsewhere: Path, project: Path) -> None:
+    file = project / "profiles" / "sample.lock.yaml"
+    file.write_text("format: 2\n", encoding="utf-8")
+    built_lock_paths.note_lock(file)
+    done = envbuild("prune")
+    assert (done.code, "use a newer envbuild\n" in done.stderr) == (3, True)
+
+
+def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_too(
+    elsewhere: Path, locked: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock was not there when the turns were begun to be taken; and no turn is taken on top of others."""
+    beginning = elsewhere.with_name("beginning.lock.yaml")
+    elsewhere.unlink()  # it names the same wheel
+    held: list[str] = []
+    taken: list[tuple[str, int]] = []
+
+    @contextlib.contextmanager
+    def alone(name: str, say: object) -> Iterator[None]:
+        if name == "mine" and not beginning.exists():
+            lock_file.write(locked, beginning, "beginning")
+            built_lock_paths.note_lock(beginning)
+        taken.append((name, len(held)))
+        held.append(name)
+        yield
+        held.remove(name)
+
+    monkeypatch.setattr(workflows, "one_run_per_profile", alone)
+    assert locked.wheels[0].wheel.sha256 not in {Path(name).name for name in pruned()}
+    names = [name for name, _ in taken]
+    before = len(names) // 2
+    assert "beginning" not in names[:before] and "beginning" in names[before:]
+    assert [number for _, number in taken] == [*range(before), *range(before + 1)], "two prunes could block each other"
+    assert held == []
+
+
+def test_what_has_a_hash_for_a_name_says_what_it_is(engine: FakeEngine, locked: Lock) -> None:
+    record("h9")
+    engine.loose = [(f"sha256:{'5' * 64}", "h9", 10)]
+    (image,) = image_and_cache_pruning.images(cast(Engine, engine), ["sample"], [])
+    assert (image.name, image.holds) == ("h9", "without a tag, of lock 555555555555")
+    file = sha256_file_store.wheel_store().path("a" * 64, "numpy-1.0-py3-none-any.whl")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x")
+    (wheel,) = image_and_cache_pruning.caches([], [locked])
+    assert (Path(wheel.name).name, wheel.holds) == ("a" * 64, file.name)
+
+
+def test_evidence_and_records_are_no_caches(locked: Lock) -> None:
+    for kind in ("evidence", "builds"):
+        (user_folders.state_folder(kind) / "x").write_text("x", encoding="utf-8")
+    assert list(image_and_cache_pruning.caches([], [])) == []
+
+
+def test_images_are_removed_by_name(engine: FakeEngine, locked: Lock) -> None:
+    engine.tagged = [("envbuild/sample:0123456789ab", "h1", 10)]
+    image_and_cache_pruning.remove_items(
+        cast(Engine, engine), image_and_cache_pruning.images(cast(Engine, engine), ["sample"], [])
+    )
+    assert engine.removed == ["envbuild/sample:0123456789ab"]
+
+
+def test_what_is_gone_already_is_no_fault(tmp_path: Path) -> None:
+    image_and_cache_pruning.remove_items(None, [image_and_cache_pruning.Removable("wheels", str(tmp_path / "gone"), 1)])
+
+
+def test_a_lock_with_another_environment_keeps_its_own_tag(engine: FakeEngine, locked: Lock) -> None:
+    other = dataclasses.replace(locked, environment={})
+    engine.tagged = [(f"envbuild/a:{locked.short}", "h1", 1), (f"envbuild/a:{other.short}", "h2", 1)]
+    assert old(engine, other) == [f"envbuild/a:{locked.short}"]
+
+
+def test_compiled_wheels_and_their_sources_stay_as_long_as_a_lock_names_them(project: Path) -> None:
+    kernels = {"name": "kernels", "git": "https://git.example/kernels", "commit": "c" * 40, "modules": ["kernels"]}
+    other = {"name": "other", "sdist": {"sha256": "e" * 64}, "modules": ["other"]}
+    card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels, other]}
+    made = lock_for(plan_of(project, card))
+    assert made.builder
+    used = [("sources", "c" * 40), ("archives", "e" * 64), ("wheels", made.builder.wheels[0].wheel.sha256)]
+    used += [("extensions", extension_compilation.key(made, one)) for one in made.extensions]
+    unused = [("sources", "d" * 40), ("archives", "f" * 64), ("wheels", "0" * 64), ("extensions", "0" * 64)]
+    for kind, name in (*used, *unused):
+        (user_folders.cache_folder(kind) / name).mkdir()
+    found = {(item.kind, Path(item.name).name) for item in image_and_cache_pruning.caches([], [made])}
+    assert found == set(unused)
+    assert {(item.kind, Path(item.name).name) for item in image_and_cache_pruning.caches([], [])} == {*used, *unused}

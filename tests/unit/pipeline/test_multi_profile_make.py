@@ -1,0 +1,342 @@
+"""Several profiles at once: the worst code, turns, what a failing one does to the others; processes are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envbuild.cli.console import Console
+from envbuild.pipeline import multi_profile_make
+from envbuild.pipeline.model import Step
+from envbuild.util import process_locks
+from envbuild.util.errors import Interrupted
+from envbuild.util.host_processes import Completed
+from unit.support import PROFILE, envbuild, write_profile
+
+GPU = {"extends": "h20"}
+BESIDE = {process_locks.BESIDE: "1"}
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ([0, 0], 0),
+        ([0, 4], 4),
+        ([4, 8, 0], 8),
+        ([3, 7], 7),
+        ([7, 6, 3], 6),
+        ([4, 5, 6], 5),
+        ([5, 130], 130),
+        ([5, 77], 77),
+    ],
+)
+def test_the_exit_code_is_the_worst(codes: list[int], code: int) -> None:
+    assert multi_profile_make.worst_exit_code(codes) == multi_profile_make.worst_exit_code(codes[::-1]) == code
+
+
+def test_no_unit_is_in_two_hands_and_all_are_used() -> None:
+    pool, lock = multi_profile_make.ResourcePool(("0", "1", "2")), threading.Lock()
+    held: set[str] = set()
+    seen: set[str] = set()
+    pairs = threading.Barrier(3)
+
+    def one(count: int) -> None:
+        with pool.taking(count) as units:
+            with lock:
+                assert len(units) == min(count, 3) and not held & set(units)
+                held.update(units)
+                seen.update(units)
+            if count == 1:
+                pairs.wait(20)  # three at once, else nobody comes through
+            with lock:
+                held.difference_update(units)
+
+    with ThreadPoolExecutor(9) as threads:
+        list(threads.map(one, (1, 1, 1, 2, 3, 4, 2, 3, 4)))
+    assert seen == {"0", "1", "2"}
+
+
+class Children:
+    """Stands in for the processes: notes what they are told; each answers as `answers` say, by profile and verb."""
+
+    def __init__(self) -> None:
+        self.told: list[list[str]] = []
+        self.answers: dict[tuple[str, str], Completed] = {}
+        self.environments: dict[str, Mapping[str, str]] = {}
+        self.words: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._testing = 0
+        self.most = 0
+
+    def __call__(self, argv: Sequence[str], *, env: Mapping[str, str], on_line: Any, stop: Any) -> Completed:
+        stop.check()
+        words = [str(word) for word in argv][3:]
+        assert words[0] == "envbuild" and words[-2] == "--" and "--json" in words
+        with self._lock:
+            self.told.append(words[1:])
+            self.environments[words[1]] = env
+            self._testing += words[1] == "make"
+            self.most = max(self.most, self._testing)
+        threading.Event().wait(0.05)
+        with self._lock:
+            self._testing -= words[1] == "make"
+        on_line(f"  {'lock':<13} {'up to date':>10}  x")
+        on_line(f"  {words[1]:<13}     1.00 s  x")
+        for line in self.words:
+            on_line(line)
+        steps = [{"name": name, "seconds": 1.0, "cached": words[1] == "make"} for name in ("lock", words[1])]
+        document: dict[str, Any] = {
+            "profile": words[-1],
+            "status": "built" if words[1] == "build" else "verified",
+            "steps": steps,
+        }
+        document["notes"] = ["another image"] if words[1] == "build" else []  # by the second it is there
+        return self.answers.get((words[-1], words[1]), Completed(0, json.dumps(document), ""))
+
+    def options(self, name: str, verb: str) -> list[str]:
+        (found,) = [words[1:-2] for words in self.told if (words[-1], words[0]) == (name, verb)]
+        return found
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Children]:
+    found = Children()
+    monkeypatch.setattr(multi_profile_make, "run", found)
+    monkeypatch.setattr(multi_profile_make, "Engine", lambda: SimpleNamespace(info={"NCPU": 8, "MemTotal": 1 << 40}))
+    for name in ("a", "b", "c"):
+        write_profile(project, PROFILE, name)
+    for name in ("gpu-a", "gpu-b", "gpu-c"):
+        write_profile(project, GPU, name)
+    yield found
+
+
+def failure(code: int, kind: str, message: str) -> Completed:
+    error = {"code": code, "kind": kind, "message": message, "hint": "do this\ndo that", "faults": []}
+    built = {"image": {"id": "sha256:1", "tags": []}, "selftest": None} if code == 4 else {}
+    return Completed(code, json.dumps({"status": "failed", **built, "error": error}), "")
+
+
+def test_each_is_built_then_proved_and_told_in_a_table(children: Children) -> None:
+    said = envbuild("make", "a", "b", "--locked", "--no-cache", "--builder", "farm", "--allow-unproved")
+    assert said.code == 0, said.stderr
+    assert [line.split()[:2] for line in said.stdout.splitlines()] == [
+        ["PROFILE", "STATUS"], ["a", "verified"], ["b", "verified"],
+    ]  # fmt: skip
+    assert children.options("a", "build") == ["--json", "--no-cache", "--locked", "--builder=farm"]
+    assert children.options("b", "make") == ["--json", "--allow-unproved", "--locked", "--builder=farm"]
+    assert said.stderr.count("lock ") == 2  # the second process' repetition is not shown
+
+
+@pytest.mark.parametrize("step", [Step("load profile", 0.0, False, ""), Step("self-test", 1234.5, False, "14 passed"),
+                                  Step("build", 0.1, True, "")], ids=lambda step: step.name)  # fmt: skip
+def test_a_step_is_known_as_a_process_tells_it(step: Step, capsys: pytest.CaptureFixture[str]) -> None:
+    Console().end(step)
+    found = multi_profile_make._STEP.match(capsys.readouterr().err)
+    assert found and found[1] == step.name
+
+
+def test_what_is_no_step_is_told_whole(children: Children) -> None:
+    """A traceback has lines that begin alike."""
+    frame = '  File "/a/very/long/path/{}.py", line {}, in work'
+    children.words = (
+        "Traceback (most recent call last):",
+        frame.format("a", 1),
+        frame.format("b", 2),
+        "    x()",
+        "    x()",
+    )
+    said = envbuild("make", "a", "b")
+    told = [line for line in said.stderr.splitlines() if "File " in line or "x()" in line]
+    assert len(told) == 4 * 4, said.stderr  # of two profiles with two processes each
+
+
+def test_only_who_signs_gets_the_passphrase(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envbuild.attest.keys_and_signatures.for_children", lambda: {"TYPED": "a secret"})
+    assert envbuild("make", "a", "b").code == 0
+    assert children.environments == {"build": BESIDE, "make": {"TYPED": "a secret", **BESIDE}}
+
+
+def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Children) -> None:
+    said = envbuild("make", "--all", "--json")
+    names = ["a", "b", "c", "gpu-a", "gpu-b", "gpu-c"]
+    assert [(row["profile"], row["code"]) for row in said.document["profiles"]] == [(name, 0) for name in names]
+    assert [step["name"] for step in said.document["profiles"][0]["steps"]] == ["lock", "build", "make"]
+    assert [step["cached"] for step in said.document["profiles"][0]["steps"]] == [False, False, True]
+    assert [row["notes"] for row in said.document["profiles"]] == [["another image"]] * 6
+
+
+def test_one_that_fails_stops_no_other(children: Children, project: Path) -> None:
+    write_profile(project, {"torhc": 1}, "wrong")
+    children.answers[("a", "build")] = failure(7, "network", "no index")
+    children.answers[("b", "make")] = failure(5, "check", "the self-test of b failed: \x1b[2Jgemm")
+    said = envbuild("make", "a", "wrong", "b", "c", "--json")
+    found = {row["profile"]: (row["status"], row["code"]) for row in said.document["profiles"]}
+    assert found == {"a": ("failed", 7), "wrong": ("failed", 3), "b": ("failed", 5), "c": ("verified", 0)}
+    assert (said.code, said.document["error"]["code"]) == (5, 5)
+    assert [words[0] for words in children.told if words[-1] == "a"] == ["build"]
+    plain = envbuild("make", "a", "wrong", "b", "c")
+    assert (plain.code, len(plain.stdout.splitlines())) == (5, 5)
+    assert "of 4 profiles 3 not made: wrong, a, b" in plain.stderr
+    assert "torhc: unknown key" in plain.stderr and "do this" in plain.stderr
+    why = {row.split()[0]: row for row in plain.stdout.splitlines()}
+    assert "no index; do this" in why["a"] and "3 more: envbuild show wrong" in why["wrong"]
+    assert "do that" not in plain.stdout
+    assert "\x1b" not in plain.stdout + plain.stderr
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        (Completed(-9, "", "x\nKilled by something\n"), "signal 9"),
+        (Completed(1, "Traceback", ""), "exit code 1"),
+        (Completed(0, "[]", ""), "exit code 0"),
+        (Completed(6, '{"status": "built"}', ""), "exit code 6"),
+    ],
+)
+def test_a_process_that_says_nothing_is_not_believed(children: Children, done: Completed, words: str) -> None:
+    children.answers[("a", "build")] = done
+    said = envbuild("make", "a", "b", "--json")
+    found = {row["profile"]: row for row in said.document["profiles"]}
+    assert (said.code, found["a"]["code"], found["b"]["code"]) == (6, 6, 0)
+    assert words in found["a"]["error"]["message"]
+
+
+def test_profiles_that_are_only_unproved_end_with_4(children: Children) -> None:
+    children.answers[("gpu-a", "make")] = failure(4, "not-proved", "no card")
+    said = envbuild("make", "gpu-a", "a")
+    assert (said.code, "of 2 profiles 1 built, and not proved: gpu-a" in said.stderr) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("names", "cpus", "memory", "most"),
+    [
+        (("a", "b", "c"), 8, 1 << 40, 3),
+        (("a", "b", "c"), 4, 1 << 40, 3),
+        (("a", "b", "c"), 2, 1 << 40, 1),
+        (("a", "b", "c"), 1, 1 << 40, 1),
+        (("a", "b", "c"), 8, 1 << 30, 1),
+        (("a", "b", "c"), 4, 25276076032, 3),  # what a machine of 24 GiB says it has
+        (("a", "b", "c"), 4, 20 << 30, 2),
+        (("gpu-a", "gpu-b", "gpu-c"), 8, 1 << 40, 1),
+    ],
+)
+def test_self_tests_take_turns(
+    children: Children, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], cpus: int, memory: int, most: int
+) -> None:
+    monkeypatch.setattr(multi_profile_make, "Engine", lambda: SimpleNamespace(info={"NCPU": cpus, "MemTotal": memory}))
+    assert envbuild("make", *names).code == 0
+    assert children.most <= most
+    if most == 1:
+        assert children.most == 1
+
+
+def test_cards_that_are_named_are_handed_out_and_only_to_who_needs_one(children: Children, project: Path) -> None:
+    write_profile(project, {**GPU, "gpu_count": 2}, "gpu-two")
+    assert envbuild("make", "gpu-a", "gpu-b", "gpu-two", "a", "--gpus", "3,5").code == 0
+    taken = [children.options(name, "make")[-1] for name in ("gpu-a", "gpu-b")]
+    assert set(taken) <= {"--gpus=3", "--gpus=5"}
+    assert children.options("gpu-two", "make")[-1] in ("--gpus=3,5", "--gpus=5,3")
+    assert children.options("a", "make") == ["--json"]
+    assert envbuild("make", "a", "b", "--gpus", "0").code == 2
+
+
+def test_fewer_cards_than_work_together_are_told_before_anything_is_built(children: Children, project: Path) -> None:
+    write_profile(project, {**GPU, "gpu_count": 2}, "gpu-two")
+    said = envbuild("make", "gpu-a", "gpu-two", "--gpus", "0")
+    assert said.code == 4 and {words[-1] for words in children.told} == {"gpu-a"}
+    assert "for 2 GPUs that work together, and --gpus names 1" in said.stdout
+    assert "of 2 profiles 1 not made: gpu-two" in said.stderr
+    assert envbuild("make", "gpu-a", "gpu-two", "--gpus", "0", "--allow-unproved").code == 0
+    assert children.options("gpu-two", "make")[-1] == "--gpus=0"
+
+
+def test_of_a_path_the_way_to_all_faults_is_its_path(children: Children, project: Path) -> None:
+    (project / "my dir").mkdir()
+    (project / "my dir" / "odd.yaml").write_text("torhc: 1\npyton: 2\n", encoding="utf-8")
+    assert "more: envbuild show 'my dir/odd.yaml'" in envbuild("make", "a", "my dir/odd.yaml").stdout
+
+
+def test_a_profile_that_is_named_twice_is_made_once(children: Children) -> None:
+    assert envbuild("make", "a", "profiles/a.yaml").code == 0
+    assert [words[0] for words in children.told] == ["build", "make"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "a"], ["a", "b", "--pin", "cublas=1"], ["a", "b", "--write"]])
+def test_what_makes_no_sense_is_refused(children: Children, arguments: list[str]) -> None:
+    assert (envbuild("make", *arguments).code, children.told) == (2, [])
+
+
+def test_an_interruption_ends_all_and_starts_nothing_more(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[bool] = []
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    class Stop:
+        def __call__(self) -> None:
+            stopped.append(True)
+
+        def check(self) -> None:
+            if stopped:
+                raise Interrupted("interrupted")
+
+    monkeypatch.setattr(multi_profile_make, "_batch_run", lambda *_: SimpleNamespace(make=interrupted, stop=Stop()))
+    assert (envbuild("make", "a", "b").code, stopped) == (130, [True])
+
+
+def test_names_and_profiles_that_are_none_are_rows_and_the_others_are_made(children: Children, project: Path) -> None:
+    write_profile(project, {"torhc": 1}, "wrong")
+    names = ("a", "gpu-aa", "wrong", "b", "nothing-like-it", "nothing-like-it", "./none.yaml")
+    said = envbuild("make", *names)
+    assert said.code == 3
+    rows = {line.split()[0]: line for line in said.stdout.splitlines()[1:]}
+    assert {name: row.split()[1] for name, row in rows.items()} == {
+        "a": "verified", "b": "verified", "gpu-aa": "failed", "wrong": "failed", "nothing-like-it": "failed",
+        "./none.yaml": "failed",
+    }  # fmt: skip
+    assert "there is no profile 'gpu-aa'" in rows["gpu-aa"] and "did you mean gpu-a?" in said.stderr
+    document = envbuild("make", *names, "--json").document
+    assert [row["code"] for row in document["profiles"]] == [3, 3, 3, 3, 0, 0]
+    assert document["error"]["code"] == 3
+
+
+def test_where_none_is_a_profile_all_are_rows(children: Children) -> None:
+    said = envbuild("make", "none", "neither", "--gpus", "0", "--json")
+    assert (said.code, children.told, said.document["error"]["kind"]) == (3, [], "profiles")
+    assert [(row["profile"], row["status"]) for row in said.document["profiles"]] == [
+        ("none", "failed"), ("neither", "failed"),
+    ]  # fmt: skip
+
+
+def test_what_is_built_is_not_called_unmade(children: Children) -> None:
+    children.answers[("gpu-a", "make")] = failure(4, "not-proved", "no card")
+    children.answers[("b", "build")] = failure(6, "build", "no space")
+    said = envbuild("make", "a", "gpu-a", "b")
+    assert said.code == 6 and "of 3 profiles 1 not made: b; 1 built, and not proved: gpu-a" in said.stderr
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_who_waits_beside_others_says_whom_it_may_wait_for(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    if beside:
+        monkeypatch.setenv(process_locks.BESIDE, "1")
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as threads:
+        with process_locks.exclusive("_x", "builds on the same base", said.append):
+            waiting = threads.submit(_turn, said)
+            while not said:
+                threading.Event().wait(0.01)
+        waiting.result(20)
+    who = "another profile of this make, or another envbuild," if beside else "another envbuild"
+    assert said == [f"{who} builds on the same base; waiting for it"]
+
+
+def _turn(said: list[str]) -> None:
+    with process_locks.exclusive("_x", "builds on the same base", said.append):
+        pass

@@ -1,0 +1,122 @@
+"""Pushing against a registry in this process, with an engine that only knows how to push."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envbuild.attest import in_toto_statements, keys_and_signatures, registry_attestations
+from envbuild.evidence import evidence_store
+from envbuild.registry import oci_types
+from envbuild.util.errors import CheckFailed, NetworkError, NotProved, UsageError
+from unit.evidence.runs import passed_run, probe
+from unit.site import SECRET, Site, new_key, proved
+from unit.support import envbuild
+
+
+@pytest.fixture
+def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with proved(project, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> keys_and_signatures.PublicKey:
+    return new_key(monkeypatch)
+
+
+def test_the_image_then_its_evidence_then_the_tags(site: Site, key: keys_and_signatures.PublicKey) -> None:
+    done = site.push("--json")
+    assert done.code == 0, done.stderr
+    document = done.document
+    assert (document["statements"], document["signed"]) == (3, key.fingerprint)
+    assert document["tags"] == [f"{site.registry.host}/team/sample:{tag}" for tag in (site.lock.short, "verified")]
+    written = [line.rpartition("/")[2] for line in site.registry.written() if "/manifests/" in line]
+    assert written[-2:] == [site.lock.short, "verified"]
+    assert f"{document['digest'].replace(':', '-')}.att" in written[:-2]
+    found, _ = registry_attestations.fetch_envelopes(site.place, document["digest"])
+    stated = [keys_and_signatures.signed_statement(one, [key]) for one in found]
+    assert sorted(one["predicateType"] for one in stated) == [
+        in_toto_statements.CYCLONEDX, evidence_store.TEST_RESULT, in_toto_statements.PROVENANCE
+    ]  # fmt: skip
+    for one in stated:
+        digests = [item["digest"]["sha256"] for item in one["subject"]]
+        assert digests == [site.engine.image.id[7:], document["digest"][7:]]
+    assert site.engine.tags == []
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_pushed_again_nothing_is_written(site: Site, key: keys_and_signatures.PublicKey) -> None:
+    site.push()
+    site.registry.asked.clear()
+    assert site.push().code == 0
+    assert site.registry.written() == []
+
+
+def test_the_tag_that_a_killed_push_left_in_the_engine_goes(site: Site, key: keys_and_signatures.PublicKey) -> None:
+    site.push()
+    left = f"{site.registry.host}/team/sample:id-{site.engine.image.id[7:]}"
+    site.engine.tags = [left, "mine:1"]
+    assert site.push().code == 0
+    assert site.engine.tags == ["mine:1"]
+
+
+def test_without_a_key_nothing_is_sent(site: Site) -> None:
+    done = site.push("--json")
+    assert (done.code, site.registry.asked) == (UsageError.code, [])
+    assert "signing_key" in done.document["error"]["hint"] and "--unsigned" in done.document["error"]["hint"]
+
+
+def test_unsigned_is_asked_for_and_said(site: Site, key: keys_and_signatures.PublicKey) -> None:
+    done = site.push("--unsigned", "--json")
+    assert (done.code, done.document["signed"]) == (0, None)
+    assert "unsigned" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["manifests/.*att", "uploads/.*", "manifests/sha256:.*", "manifests/sha256-.*"])
+def test_verified_is_never_there_without_evidence(site: Site, key: keys_and_signatures.PublicKey, what: str) -> None:
+    site.registry.refuse = f"PUT .*/{what}"
+    done = site.push()
+    assert done.code == NetworkError.code
+    assert "verified" not in site.registry.manifests
+    assert site.lock.short not in site.registry.manifests
+    site.registry.refuse = ""
+    assert site.push().code == 0
+    assert "verified" in site.registry.manifests
+
+
+def test_a_push_that_fails_says_how_far_it_came(site: Site, key: keys_and_signatures.PublicKey) -> None:
+    site.registry.refuse = f"PUT .*/manifests/{site.lock.short}"
+    done = site.push("--json")
+    assert (done.code, "status" in done.document) == (NetworkError.code, False)
+    assert (done.document["statements"], done.document["signed"], done.document["tags"]) == (3, key.fingerprint, [])
+    assert done.document["digest"] == oci_types.digest_of(site.registry.manifests[f"id-{site.engine.image.id[7:]}"][1])
+
+
+def test_what_is_not_proved_is_not_pushed(site: Site, key: keys_and_signatures.PublicKey) -> None:
+    site.prove(passed_run(probe("env.libs", "failed")), day=1)
+    done = site.push()
+    assert (done.code, site.registry.written()) == (NotProved.code, [])
+    assert "the self-test failed" in done.stderr
+
+
+def test_another_image_in_the_registry_is_not_taken_for_ours(site: Site, key: keys_and_signatures.PublicKey) -> None:
+    site.engine.instead = b'{"rootfs": {}}'
+    done = site.push()
+    assert (done.code, "not the image that was just pushed" in done.stderr) == (CheckFailed.code, True)
+    assert "verified" not in site.registry.manifests
+
+
+def test_a_tag_moved_by_hand_is_moved_back(site: Site, key: keys_and_signatures.PublicKey) -> None:
+    site.push()
+    right = site.registry.manifests["verified"]
+    site.registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "verified")
+    assert site.push().code == 0
+    assert site.registry.manifests["verified"] == right
+
+
+@pytest.mark.parametrize("target", ["r.example/a:tag", f"r.example/a@sha256:{'0' * 64}", "https://r.example/a"])
+def test_only_a_repository_can_be_named(site: Site, target: str) -> None:
+    assert envbuild("push", "sample", target).code == UsageError.code

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock, Timeout
+
+from envbuild.attest.image_verifier import Verdict
+from envbuild.cli.console import Console
+from envbuild.image.docker_engine import Image
+from envbuild.image.image_build import layers_tag
+from envbuild.pipeline import rebuild_comparison
+from envbuild.pipeline.pipeline_steps import Session
+from envbuild.registry import oci_types, registry_image_reader
+from envbuild.registry.oci_types import Manifest
+from envbuild.registry.registry_image_reader import Config
+from envbuild.util import user_folders
+from envbuild.util.errors import CheckFailed, EngineError, UsageError
+from envbuild.util.refusal_errors import Reason
+from unit.saved import Engine, layer, tar
+from unit.site import LAYER, LAYER_TYPE, Site, pushed
+from unit.support import envbuild
+
+
+@pytest.fixture
+def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with pushed(project, monkeypatch) as found:
+        yield found
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, engine: Engine, build: Callable[[], Image]) -> None:
+    """`build` gives what the engine made."""
+    monkeypatch.setattr(rebuild_comparison, "_made", lambda session, _: build())
+    monkeypatch.setattr(Session, "connected", lambda session: engine)
+
+
+def tags(site: Site) -> list[str]:
+    """What a rebuild makes meanwhile."""
+    tag = f"envbuild/sample-rebuild:{site.lock.short}"
+    return [tag, layers_tag(site.lock, "sample-rebuild")]
+
+
+def compared(
+    site: Site, monkeypatch: pytest.MonkeyPatch, there: list[bytes], here: list[bytes], **other: Any
+) -> list[str]:
+    """What is said when the registry has the layers `there`, and the lock gives `here`. `other`: what its configuration
+    says."""
+    found, reordered = rebuilt(site, monkeypatch, there, here, **other)
+    if reordered:
+        return [f"reordered: {reordered}"]
+    assert {reason.id for reason in found} <= {"rebuild"}
+    return [reason.detail for reason in found]
+
+
+def rebuilt(
+    site: Site, monkeypatch: pytest.MonkeyPatch, there: list[bytes], here: list[bytes], **other: Any
+) -> tuple[list[Reason], list[int]]:
+    digests = [site.registry.add_blob(one) for one in there]
+    document = {"mediaType": oci_types.MANIFEST, "config": {"digest": oci_types.digest_of(b"")},
+                "layers": [{"digest": digest, "mediaType": LAYER_TYPE} for digest in digests]}  # fmt: skip
+    manifest = Manifest(json.dumps(document).encode(), oci_types.MANIFEST)
+    engine = Engine(*here)
+    stand_in(monkeypatch, engine, lambda: engine.image)
+    config = Config(other.pop("id", "sha256:0"), tuple(digests), {}, {"PATH": "/bin"})
+    build: Any = dataclasses.make_dataclass("B", ["name", "lock"])("sample", site.lock)
+    verdict = Verdict("ref", build=build, proved=(site.place, manifest, dataclasses.replace(config, **other)))
+    found = rebuild_comparison.rebuild_objections(verdict, Console())
+    assert engine.removed == tags(site)
+    assert not (found and verdict.reordered)
+    assert verdict.document().get("reordered", []) == verdict.reordered
+    return found, verdict.reordered
+
+
+A, B = layer(a="1"), layer(a="1", b="2", c="3")
+
+
+def test_the_same_image_is_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compared(site, monkeypatch, [A, B], [A, B], id=Engine(A, B).image.id) == []
+    assert "the lock gives the same image" in capsys.readouterr().err
+    assert compared(site, monkeypatch, [A, B], [A, B]) == []  # another builder's configuration
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the lock gives the same layers and configuration, under another image id" in said
+
+
+def test_each_layer_is_read_where_it_was_proved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blob may be another than the configuration says: an engine finds that out, not all that run images do."""
+    for known in ({}, {"id": Engine(A, B).image.id}):
+        for wrong, reason in ((layer(a="2"), "digest"), (gzip.compress(A)[:-1], "malformed")):
+            digests = [oci_types.digest_of(A), oci_types.digest_of(B)]
+            found, _ = rebuilt(site, monkeypatch, [wrong, B], [A, B], layers=tuple(digests), **known)
+            assert [one.id for one in found] == [reason]
+        assert compared(site, monkeypatch, [gzip.compress(A), B], [A, B], layers=tuple(digests), **known) == []
+
+
+def test_an_engine_that_goes_away_while_it_saves_is_no_traceback(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "ends", 700)
+    with pytest.raises(EngineError, match=r"the engine's archive of sha256:\w+ cannot be read"):
+        compared(site, monkeypatch, [A], [B])
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        ([A, layer(a="1", b="9", c="3")], "layer 2 of 2 is another: /b has another content"),
+        ([A, layer(a="1", b="run", c="3")], "layer 2 of 2 is another: /b has another mode, size, content"),
+        ([A, layer(a="1", c="3")], "layer 2 of 2 is another: /b is only in the registry's image"),
+        ([A, layer(a="1", b="2")], "layer 2 of 2 is another: /c is only in the registry's image"),
+        ([layer(), B], "layer 1 of 2 is another: /a is only in the registry's image"),
+        ([A], "it has 2 layers, the lock gives 1"),
+        ([A, B, A], "it has 2 layers, the lock gives 3"),
+    ],
+)
+def test_the_first_file_that_differs_is_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch, here: list[bytes], said: str
+) -> None:
+    assert compared(site, monkeypatch, [A, B], here) == [said]
+
+
+FOLDERS = [("torch/a", "1"), ("torch/" + 120 * "b", "2"), ("torch.dist-info/c", "3")]
+BY_FOLDER, BY_PATH = tar(FOLDERS), tar(reversed(FOLDERS))
+
+
+def test_another_order_of_the_same_is_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long name has a head of its own before the file's."""
+    assert BY_FOLDER != BY_PATH
+    assert compared(site, monkeypatch, [A, BY_FOLDER], [A, BY_PATH]) == ["reordered: [2]"]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the lock gives the same files, under another image id: the archive of layer 2 lists them in another" in said
+    assert compared(site, monkeypatch, [BY_FOLDER, A, BY_PATH], [BY_PATH, A, BY_FOLDER]) == ["reordered: [1, 3]"]
+
+
+def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one that differs may differ in its order alone."""
+    said = compared(site, monkeypatch, [BY_FOLDER, B], [BY_PATH, layer(a="1", b="9", c="3")])
+    assert said == ["layer 2 of 2 is another: /b has another content"]
+    for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}):
+        assert "its configuration is another" in compared(site, monkeypatch, [BY_FOLDER], [BY_PATH], **other)[0]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        ([("a", "1"), ("b", "2")], [("b", "9"), ("a", "1")], "/b has another content"),
+        ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1"), ("c", "3")], "/c is only in what the lock gives"),
+        ([("a", "1"), ("a", "2")], [("a", "2"), ("a", "1")], "/a has another content"),
+        ([("a", "1"), ("a", "1")], [("a", "1")], "/a is only in the registry's image"),
+        ([(".a", "1")], [("a", "1")], "/.a is only in the registry's image"),
+        ([("./a", "1"), ("a", "1")], [("a", "1"), ("./a", "1")], "which counts: /a stands in it more than once"),
+        ([("d/x", "1"), ("d", "")], [("d", ""), ("d/x", "1")], "which counts: /d/x stands before its folder"),
+        ([("a/b/c", "1"), ("a", "")], [("a", ""), ("a/b/c", "1")], "which counts: /a/b/c stands before its folder"),
+        ([("a", ""), ("a/b/c", "1")], [("a/b/c", "1"), ("a", "")], "which counts: /a stands behind what is in it"),
+        ([("a", "1"), (".wh.a", "")], [(".wh.a", ""), ("a", "1")], "which counts: /.wh.a says what is removed"),
+        (
+            [("d/.wh..wh..opq", ""), ("a", "")],
+            [("a", ""), ("d/.wh..wh..opq", "")],
+            "which counts: /d/.wh..wh..opq says",
+        ),
+        ([("a", "1"), ("b", "-> a"), ("c", "")], [("c", ""), ("a", "1"), ("b", "-> a")], "counts: /b is a hard link"),
+        ([("a", "1"), ("b", "-> a")], [("b", "1"), ("a", "-> b")], "/a has another kind, link, size, content"),
+        ([("./a", "1"), ("b", "")], [("b", ""), ("a", "1")], "the same files in other archives"),
+    ],
+)
+def test_an_order_that_may_count_is_a_difference(
+    site: Site, monkeypatch: pytest.MonkeyPatch, there: list[tuple[str, str]], here: list[tuple[str, str]], said: str
+) -> None:
+    (found,) = compared(site, monkeypatch, [tar(there)], [tar(here)])
+    assert found.startswith("layer 1 of 1 is another: ") and said in found
+
+
+def heads(raw: bytes, **fields: bytes) -> bytes:
+    """The tar with some fields of its first head written over, and the head's sum made right again."""
+    at = {"prefix": 345, "magic": 257, "group_name": 297, "kind": 156}
+    head = bytearray(raw[:512])
+    for name, value in fields.items():
+        head[at[name] : at[name] + len(value)] = value
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + raw[512:]
+
+
+ORDERED, SWAPPED = tar([("a", "1"), ("b", "2")]), tar([("b", "2"), ("a", "1")])
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        SWAPPED[:-1] + b"x",  # behind the end
+        SWAPPED + bytes(512),
+        heads(SWAPPED, group_name=b"wheel"),
+        heads(SWAPPED, magic=b"ustar  \0"),  # in which others than tarfile read other fields
+        tar([("b", "2"), ("a", "1")], uname="root"),
+    ],
+)
+def test_what_another_reader_might_take_for_another_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch, there: bytes
+) -> None:
+    """Of all that differs tarfile tells nothing: an entry counts as the same if its bytes are."""
+    (found,) = compared(site, monkeypatch, [there], [ORDERED])
+    assert found == "layer 1 of 1 is another: the same files in other archives"
+    assert compared(site, monkeypatch, [SWAPPED], [ORDERED]) == ["reordered: [1]"]
+
+
+def test_what_says_something_of_all_others_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attributes for all that follow: then it matters what follows, in ours too."""
+
+    def said(names: str, headers: dict[str, str]) -> bytes:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as archive:
+            for name in names:
+                archive.addfile(tarfile.TarInfo(name))
+        return buffer.getvalue()
+
+    there = said("ba", {"comment": "x"})
+    for here in (said("ab", {"comment": "x"}), said("ab", {})[:-1024]):  # of one end
+        found = compared(site, monkeypatch, [there], [here])
+        assert found == ["layer 1 of 1 is another: the same files in other archives"]
+
+
+def test_attributes_and_devices_are_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    able = tar([("a", "1")], pax_headers={"SCHILY.xattr.security.capability": "all"})
+    assert "/a has another attributes" in compared(site, monkeypatch, [able], [tar([("a", "1")])])[0]
+    devices = [tar([("a", "")], type=tarfile.CHRTYPE, devminor=minor) for minor in (1, 2)]
+    assert "/a has another device" in compared(site, monkeypatch, *([raw] for raw in devices))[0]
+
+
+def test_what_is_said_of_a_container_is_read_of_a_configuration() -> None:
+    inner: dict[str, object] = {
+        "User": "0",
+        "Entrypoint": ["/x"],
+        "Cmd": None,
+        "Volumes": {},
+        "ArgsEscaped": True,
+        "Env": [],
+        "Labels": None,
+    }
+    raw = json.dumps({"config": inner, "rootfs": {"diff_ids": []}, "history": []}).encode()
+    assert registry_image_reader.parse_config("sha256:0", raw).settings == {"User": "0", "Entrypoint": ["/x"]}
+
+
+def test_what_a_container_gets_of_the_configuration_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}, {"settings": {"Entrypoint": ["/x"]}}):
+        assert "its configuration is another" in compared(site, monkeypatch, [A], [A], **other)[0]
+
+
+def test_verify_refuses_what_the_lock_does_not_give(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(A)
+    stand_in(monkeypatch, engine, lambda: engine.image)
+    wanted = ("verify", f"{site.registry.host}/team/sample:verified", "--key", "team.pub", "--rebuild", "--json")
+    site.registry.add_blob(b"layer")
+    done = envbuild(*wanted)
+    assert (done.code, done.document["verified"]) == (CheckFailed.code, False)
+    both = envbuild(*wanted, "--gpu", "h20").document["reasons"]  # every reason, as without --rebuild
+    assert [reason["id"] for reason in both] == ["gpu", *(reason["id"] for reason in done.document["reasons"])]
+    right = dataclasses.replace(engine.image, id=site.engine.image.id)
+    stand_in(monkeypatch, engine, lambda: right)
+    assert envbuild(*wanted).code == 0
+
+
+def test_a_rebuild_of_a_child_is_one_of_its_base_and_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.registry.add_blob(b"layer")
+    child = json.loads(site.engine.config)
+    child["config"]["Cmd"] = ["serve"]
+    config = {"digest": site.registry.add_blob(json.dumps(child).encode())}
+    document = {"mediaType": oci_types.MANIFEST, "config": config,
+                "layers": [{"digest": LAYER, "mediaType": LAYER_TYPE}]}  # fmt: skip
+    site.registry.put(oci_types.MANIFEST, document, "app")
+    engine = Engine(A)
+    right = dataclasses.replace(engine.image, id=site.engine.image.id, layers=(LAYER,))
+    stand_in(monkeypatch, engine, lambda: right)
+    base = f"{site.registry.host}/team/sample"
+    done = envbuild("verify", f"{base}:app", "--key", "team.pub", "--base", base, "--rebuild")
+    assert done.code == 0, done.stderr
+    assert "nothing above it is built" in " ".join(done.stderr.split())
+
+
+def test_a_rebuild_that_fails_leaves_nothing_and_one_runs_at_a_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the audit of the layers fails: they have a tag by then."""
+    engine = Engine(A)
+
+    def failed() -> Image:
+        with pytest.raises(Timeout):
+            FileLock(user_folders.cache_folder("locks") / "sample-rebuild.lock").acquire(timeout=0)
+        raise CheckFailed("the audit says no")
+
+    stand_in(monkeypatch, engine, failed)
+    build: Any = dataclasses.make_dataclass("B", ["name", "lock"])("sample", site.lock)
+    config = Config("sha256:0", (), {}, {})
+    verdict = Verdict("ref", build=build, proved=(site.place, Manifest(b"{}", oci_types.MANIFEST), config))
+    with pytest.raises(CheckFailed, match="the audit says no"):
+        rebuild_comparison.rebuild_objections(verdict, Console())
+    assert engine.removed == tags(site)
+
+
+def test_only_an_image_can_be_rebuilt(site: Site) -> None:
+    assert envbuild("verify", "--evidence", "team.pub", "--rebuild").code == UsageError.code

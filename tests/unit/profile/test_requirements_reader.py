@@ -1,0 +1,104 @@
+"""Requirement files that lead nowhere, or everywhere: each is a fault with its line, and reading ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.profile import requirements_reader
+from envbuild.util.errors import ProfileError
+
+
+def told(file: Path, text: str) -> list[str]:
+    file.write_text(text, encoding="utf-8")
+    return list(map(str, requirements_reader.read(file).faults))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("a\0b.txt", "embedded null byte"), ("circle.txt", "circle.txt cannot be read"), ("x" * 300, "cannot be read"),
+     ("requirements.txt", "includes itself")],
+)  # fmt: skip
+def test_an_include_that_cannot_be_read_is_a_fault_of_its_line(project: Path, name: str, words: str) -> None:
+    (project / "circle.txt").symlink_to("circle.txt")
+    (fault,) = told(project / "requirements.txt", f"numpy\n-r {name}\n")
+    assert fault.startswith("requirements.txt:2: ")
+    assert words in fault
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_says_how_a_file_is_encoded(project: Path, encoding: str) -> None:
+    """PowerShell's `pip freeze > requirements.txt` writes UTF-16."""
+    file = project / "requirements.txt"
+    file.write_text("# für alle\r\nnumpy==2.4.6\r\n", encoding=encoding)
+    ((line, place),) = requirements_reader.read(file).lines
+    assert (line, place.line) == ("numpy==2.4.6", 2)
+
+
+@pytest.mark.parametrize("raw", [b"caf\xe9\n", b"\xff\xfea"])
+def test_a_file_in_no_known_encoding_is_refused(project: Path, raw: bytes) -> None:
+    (project / "requirements.txt").write_bytes(raw)
+    with pytest.raises(ProfileError, match="cannot be read: invalid UTF-"):
+        requirements_reader.read(project / "requirements.txt")
+
+
+def test_files_that_include_each_other_without_end_are_counted(project: Path) -> None:
+    """Thirty small files, each naming the next one twice, would be read a billion times."""
+    for number in range(30):
+        (project / f"{number}.txt").write_text(f"-r {number + 1}.txt\n" * 2, encoding="utf-8")
+    faults = told(project / "30.txt", "numpy\n") + list(map(str, requirements_reader.read(project / "0.txt").faults))
+    assert faults and all("more than 100 files are included" in fault for fault in faults)
+
+
+@pytest.mark.parametrize("depth", [50, 100_000])
+def test_a_deeply_nested_pyproject_is_refused(project: Path, depth: int) -> None:
+    file = project / "pyproject.toml"
+    file.write_text(f"a = {'[' * depth}", encoding="utf-8")
+    with pytest.raises(ProfileError, match=r"not a usable pyproject\.toml"):
+        requirements_reader.read(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[project]\nname = "x"\ndynamic = ["dependencies"]\n', "pyproject.toml:3: dependencies are dynamic"),
+        ('[tool.poetry.dependencies]\nnumpy = "*"\n', "write them to a requirements file (poetry export)"),
+        ('[build-system]\nrequires = ["setuptools"]\n', "no table [project] with dependencies"),
+        ('[project]\ndependencies = "numpy"\n', "pyproject.toml:2: project.dependencies is not a list of texts"),
+        ("[project]\ndependencies = [1]\n", "project.dependencies is not a list of texts"),
+    ],
+    ids=["dynamic", "Poetry", "no project", "text", "number"],
+)
+def test_dependencies_that_are_named_in_another_way_are_a_fault(project: Path, text: str, words: str) -> None:
+    (fault,) = told(project / "pyproject.toml", text)
+    assert words in fault
+
+
+def test_a_project_without_dependencies_is_no_fault(project: Path) -> None:
+    assert told(project / "pyproject.toml", '[project]\nname = "x"\n') == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("pyproject.toml", "[project]\ndependencies = [" + '"numpy",' * 3000 + "]\n"), ("r.txt", "numpy\n" * 3000)],
+)
+def test_thousands_of_requirements_are_refused(project: Path, name: str, text: str) -> None:
+    with pytest.raises(ProfileError, match="more than 2000 requirements"):
+        told(project / name, text)
+
+
+def test_hashes_that_are_not_compared_are_reported(project: Path) -> None:
+    file = project / "requirements.txt"
+    file.write_text(f"numpy==2.4.6 --hash=sha256:{'0' * 64}\nidna\n", encoding="utf-8")
+    found = requirements_reader.read(file)
+    assert [text for text, _ in found.lines] == ["numpy==2.4.6", "idna"]
+    assert [note.partition(":")[0] for note in found.notes] == ["requirements.txt"]
+
+
+def test_a_file_in_a_folder_includes_one_of_the_project(project: Path) -> None:
+    (project / "reqs").mkdir()
+    (project / "base.txt").write_text("numpy\n", encoding="utf-8")
+    (project / "reqs" / "dev.txt").write_text("-r ../base.txt\n", encoding="utf-8")
+    found = requirements_reader.read(Path("reqs/dev.txt"))
+    assert [text for text, _ in found.lines] == ["numpy"] and found.faults == []

@@ -1,0 +1,440 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from envbuild.attest import keys_and_signatures, registry_attestations
+from envbuild.registry import oci_types, registry_auth
+from envbuild.registry.oci_types import Manifest, Reference
+from envbuild.registry.registry_client import Repository
+from envbuild.util.errors import NetworkError, UsageError
+from envbuild.util.refusal_errors import Refusal
+from unit.registries import Registry, docker_login, serving
+from unit.support import sha
+
+SECRET = "correct horse battery staple"
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serving(Registry()) as found:
+        yield found
+
+
+def repository(registry: Registry) -> Repository:
+    return Repository(Reference.parse(f"{registry.host}/team/h20"))
+
+
+def refused(found: pytest.ExceptionInfo[Refusal]) -> str:
+    return found.value.reason.id
+
+
+# references
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("registry.example/h20", ("registry.example", "h20", None, None)),
+        ("registry.example:5000/a/b:v1", ("registry.example:5000", "a/b", "v1", None)),
+        ("localhost/a", ("localhost", "a", None, None)),
+        ("[::1]:5000/a", ("[::1]:5000", "a", None, None)),
+        ("debian", ("docker.io", "library/debian", None, None)),
+        ("team/h20:verified", ("docker.io", "team/h20", "verified", None)),
+        (f"r.io/a:v@sha256:{'0' * 64}", ("r.io", "a", "v", f"sha256:{'0' * 64}")),
+    ],
+)
+def test_references_are_read_as_docker_reads_them(text: str, parts: tuple[str, ...]) -> None:
+    found = Reference.parse(text)
+    assert (found.host, found.name, found.tag, found.digest) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "http://r.io/a", "https://r.io/a", "r.io/A", "r.io/a:", "r.io/a@sha256:0", "r.io/a/../b", "r.io/a b", "r.io/",
+     "r.io/a@md5:0", "r.io:99999999/a", "user@r.io/a", "r.io/" + "a" * 600, "r.io/a\n"],
+)  # fmt: skip
+def test_what_names_no_image_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        Reference.parse(text)
+
+
+# reading
+
+
+def test_a_manifest_is_what_its_digest_says(registry: Registry) -> None:
+    digest = registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "v1")
+    found = repository(registry).manifest("v1")
+    assert found is not None
+    assert found.digest == digest
+    assert repository(registry).manifest("v2") is None
+
+
+@pytest.mark.parametrize("by_tag", [True, False])
+def test_another_manifest_for_the_digest_is_refused(registry: Registry, by_tag: bool) -> None:
+    digest = registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "v1")
+    headers = {"Content-Type": oci_types.MANIFEST, "Docker-Content-Digest": digest}
+    target = "v1" if by_tag else digest
+    registry.lies[f"/v2/team/h20/manifests/{target}"] = (200, headers, b'{"mediaType": "other"}')
+    with pytest.raises(Refusal, match="serves sha256:") as caught:
+        repository(registry).manifest(target)
+    assert refused(caught) == "digest"
+
+
+def test_another_blob_for_the_digest_is_refused(registry: Registry) -> None:
+    digest = registry.add_blob(b"right")
+    assert repository(registry).blob(digest) == b"right"
+    registry.blobs[digest] = b"wrong"
+    with pytest.raises(Refusal) as caught:
+        repository(registry).blob(digest)
+    assert refused(caught) == "digest"
+
+
+def test_a_manifest_served_as_another_type_is_refused(registry: Registry) -> None:
+    digest = registry.put(oci_types.INDEX, {"mediaType": oci_types.MANIFEST})
+    with pytest.raises(Refusal) as caught:
+        repository(registry).manifest(digest)
+    assert refused(caught) == "digest"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"a": "' + b"x" * oci_types.MAX_MANIFEST + b'"}', "too-large"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "malformed"),
+        (b"[]", "malformed"),
+    ],
+)
+def test_giant_and_deep_manifests_are_refused(registry: Registry, body: bytes, reason: str) -> None:
+    registry.lies["/v2/team/h20/manifests/v1"] = (200, {"Content-Type": oci_types.MANIFEST}, body)
+    with pytest.raises(Refusal) as caught:
+        repository(registry).manifest("v1")
+    assert refused(caught) == reason
+
+
+def test_a_giant_blob_is_not_read_to_its_end(registry: Registry) -> None:
+    digest = registry.add_blob(b"x" * 100_000)
+    with pytest.raises(Refusal) as caught:
+        repository(registry).blob(digest, limit=1000)
+    assert refused(caught) == "too-large"
+
+
+def test_what_the_registry_says_of_a_failure_is_told(registry: Registry) -> None:
+    registry.refuse = ".*"
+    with pytest.raises(NetworkError, match="500") as caught:
+        repository(registry).manifest("v1")
+    assert caught.value.hint == "NO: not now"
+
+
+def test_a_registry_that_is_not_there_is_a_network_error() -> None:
+    with pytest.raises(NetworkError, match="does not answer"):
+        Repository(Reference.parse("127.0.0.1:1/a")).manifest("v1")
+
+
+# credentials
+
+
+def test_docker_s_credentials_open_a_registry(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.user, registry.password = "me", SECRET
+    digest = registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "v1")
+    with pytest.raises(NetworkError, match="401") as caught:
+        repository(registry).manifest("v1")
+    assert caught.value.hint == f"docker login {registry.host}"
+    registry_auth._docker_logins.cache_clear()
+    docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
+    found = repository(registry).manifest("v1")
+    assert found is not None
+    assert found.digest == digest
+
+
+def test_a_credential_helper_is_asked(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.user, registry.password = "me", SECRET
+    registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "v1")
+    (tmp_path / "config.json").write_text(json.dumps({"credHelpers": {registry.host: "mine"}}), encoding="utf-8")
+    helper = tmp_path / "docker-credential-mine"
+    helper.write_text(
+        f'#!/bin/sh\necho \'{{"ServerURL": "x", "Username": "me", "Secret": "{SECRET}"}}\'\n', encoding="utf-8"
+    )
+    helper.chmod(0o755)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert repository(registry).manifest("v1") is not None
+
+
+def test_a_token_is_fetched_with_them(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.bearer = f"http://{registry.host}/token"
+    registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "v1")
+    docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
+    assert repository(registry).manifest("v1") is not None
+    shown = dict(registry.asked)
+    assert shown["GET /token"].startswith("Basic ")
+    assert shown["GET /v2/team/h20/manifests/v1"] == "Bearer t0ken"
+
+
+def test_a_token_service_elsewhere_gets_no_credentials(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(Registry()) as thief:
+        registry.bearer = f"http://localhost:{thief.port}/token"
+        registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "v1")
+        docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
+        repository(registry).manifest("v1")
+        assert thief.asked == [("GET /token", "")]
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_takes_no_credentials_along(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    registry.user, registry.password = "me", SECRET
+    docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
+    with serving(Registry()) as thief:
+        digest = thief.add_blob(b"content")
+        there = f"http://localhost:{thief.port}/v2/team/h20/blobs/{digest}"
+        path = f"/v2/team/h20/blobs/{digest}"
+        assert repository(registry).manifest("v1") is None  # logged in by now
+        registry.lies[path] = (code, {"Location": there}, b"")
+        place = repository(registry)
+        place.manifest("v1")
+        assert place.blob(digest) == b"content"
+        assert thief.asked == [(f"GET {path}", "")]
+        assert dict(registry.asked)[f"GET {path}"].startswith("Basic ")
+
+
+def test_an_upload_elsewhere_takes_no_credentials_along(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.user, registry.password = "me", SECRET
+    docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
+    with serving(Registry()) as thief:
+        there = f"http://localhost:{thief.port}/v2/team/h20/blobs/uploads/one"
+        registry.lies["/v2/team/h20/blobs/uploads/"] = (202, {"Location": there}, b"")
+        repository(registry).put_blob(b"content")
+        assert thief.asked == [("PUT /v2/team/h20/blobs/uploads/one", "")]
+
+
+def test_redirects_end(registry: Registry) -> None:
+    path = "/v2/team/h20/manifests/v1"
+    registry.lies[path] = (302, {"Location": path}, b"")
+    with pytest.raises(Refusal, match="redirects more than") as caught:
+        repository(registry).manifest("v1")
+    assert refused(caught) == "redirect"
+
+
+@pytest.mark.parametrize("where", ["http://r.example/x", "ftp://r.example/x", "file:///etc/passwd", ""])
+def test_from_https_there_is_no_way_down(where: str) -> None:
+    place = registry_auth.Access("r.example", "https://r.example", registry_auth.registry_session(None))
+    with pytest.raises(Refusal) as caught:
+        place.inside(where)
+    assert refused(caught) == "insecure"
+    assert place.inside("https://cdn.example/x")
+
+
+@pytest.mark.parametrize("where", ["http://169.254.169.254/latest", "http://127.r.example/", "ftp://127.0.0.1/"])
+def test_a_registry_of_this_machine_leads_to_no_other_over_http(where: str) -> None:
+    place = registry_auth.Access("127.0.0.1:5000", "http://127.0.0.1:5000", registry_auth.registry_session(None))
+    with pytest.raises(Refusal) as caught:
+        place.inside(where)
+    assert refused(caught) == "insecure"
+    assert place.inside("http://localhost:5000/x") and place.inside("https://cdn.example/x")
+
+
+@pytest.mark.parametrize("where", ["https://[", "//x:y/", "https://x:99999/", "//["])
+def test_a_redirect_to_what_is_no_address_is_refused(registry: Registry, where: str) -> None:
+    registry.lies["/v2/team/h20/manifests/v1"] = (302, {"Location": where}, b"")
+    with pytest.raises(Refusal, match="invalid URL") as caught:
+        repository(registry).manifest("v1")
+    assert refused(caught) == "redirect"
+
+
+@pytest.mark.parametrize("realm", ["https://[", "http://127.0.0.1:x/token"])
+def test_a_token_service_at_no_address_is_refused(realm: str) -> None:
+    with (
+        serving(Registry(user="u", password="p", bearer=realm)) as registry,
+        pytest.raises(Refusal, match="invalid URL"),
+    ):
+        repository(registry).manifest("v1")
+
+
+def test_an_upload_to_what_is_no_address_is_refused(registry: Registry) -> None:
+    registry.lies["/v2/team/h20/blobs/uploads/"] = (202, {"Location": "https://["}, b"")
+    with pytest.raises(Refusal, match="invalid URL"):
+        repository(registry).put_blob(b"x")
+
+
+def test_only_this_very_machine_is_spoken_to_without_tls() -> None:
+    assert Repository(Reference.parse("r.example/a"))._url == "https://r.example/v2/a"
+
+
+def test_netrc_is_not_looked_at(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n", encoding="utf-8")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    repository(registry).manifest("v1")
+    assert {shown for _, shown in registry.asked} == {""}
+
+
+@pytest.mark.parametrize(
+    ("registry", "service", "related"),
+    [
+        ("registry-1.docker.io", "auth.docker.io", True),
+        ("registry.gitlab.com", "gitlab.com", True),
+        ("ghcr.io", "ghcr.io", True),
+        ("gitlab.r.example:5050", "gitlab.r.example", True),
+        ("registry.team.example", "auth.team.example", True),
+        ("a.co.uk", "login.a.co.uk", True),
+        ("a.co.uk", "b.co.uk", False),
+        ("a.github.io", "b.github.io", False),
+        ("ghcr.io", "evil.io", False),
+        ("r.example", "r.example:8443", False),
+        ("r.example", "example", False),
+        ("registry:5000", "registry", False),
+        ("10.0.0.1:5000", "10.0.0.2", False),
+        ("10.0.0.1:5000", "10.0.0.1", False),
+        ("registry.gitlab.com", "gitlab.com.evil.io", False),
+        ("127.0.0.1:5000", "localhost", False),
+    ],
+)
+def test_who_may_have_a_registrys_credentials(registry: str, service: str, related: bool) -> None:
+    assert registry_auth.related(f"https://{registry}", f"https://{service}/token") is related
+
+
+def test_plain_http_is_never_related_to_tls() -> None:
+    assert not registry_auth.related("https://r.example", "http://r.example:443/token")
+
+
+@pytest.mark.parametrize("url", ["https://evil.example\\@r.example/t", "https://evil.example#@r.example/t"])
+def test_a_url_is_judged_as_it_is_sent(url: str) -> None:
+    """urlsplit says r.example of the first, urllib3 connects to evil.example."""
+    place = registry_auth.Access("r.example", "https://r.example", registry_auth.registry_session(None))
+    assert urlsplit(place.inside(url)).hostname == "evil.example"
+
+
+# statements beside an image
+
+
+@pytest.fixture
+def signer(monkeypatch: pytest.MonkeyPatch) -> keys_and_signatures.Signer:
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
+    return keys_and_signatures.private(keys_and_signatures.generate(SECRET)[0], "key")
+
+
+SUBJECT = Manifest(b'{"mediaType": "x"}', oci_types.MANIFEST)
+WANTED = [("https://kind.example/a", b'{"a":1}'), ("https://kind.example/b", b'{"b":1}')]
+
+
+@pytest.mark.parametrize("referrers", [True, False])
+def test_both_forms_are_there_and_found_again(
+    registry: Registry, signer: keys_and_signatures.Signer, referrers: bool
+) -> None:
+    registry.referrers = referrers
+    assert registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer) == 2
+    found, bad = registry_attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
+    assert bad == []
+    assert sorted(json.dumps(keys_and_signatures.signed_statement(one, [signer.public])) for one in found) == [
+        '{"a": 1}',
+        '{"b": 1}',
+    ]
+    assert ("sha256-" + SUBJECT.digest[7:] in registry.manifests) is not referrers
+    for form in (".att", None):  # either alone is enough
+        with serving(Registry(referrers=referrers, blobs=registry.blobs)) as half:
+            keep = registry.manifests.items()
+            half.manifests = {k: v for k, v in keep if k.endswith(".att") == (form is not None)}
+            assert len(registry_attestations.fetch_envelopes(repository(half), SUBJECT.digest)[0]) == 2
+
+
+def test_a_second_push_writes_nothing(registry: Registry, signer: keys_and_signatures.Signer) -> None:
+    registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer)
+    registry.asked.clear()
+    assert registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer) == 0
+    assert registry.written() == []
+
+
+@pytest.mark.parametrize("refuse", ["PUT .*att", "PUT /v2/team/h20/manifests/sha256:.*", "PUT .*uploads/.*"])
+def test_an_interrupted_push_is_finished_by_the_next(
+    registry: Registry, signer: keys_and_signatures.Signer, refuse: str
+) -> None:
+    registry.refuse = refuse
+    with pytest.raises(NetworkError):
+        registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer)
+    registry.refuse = ""
+    assert registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer) > 0
+    assert len(registry_attestations.fetch_envelopes(repository(registry), SUBJECT.digest)[0]) == 2
+    registry.asked.clear()
+    registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer)
+    assert registry.written() == []
+
+
+def test_what_others_put_there_stays(registry: Registry, signer: keys_and_signatures.Signer) -> None:
+    other = keys_and_signatures.private(keys_and_signatures.generate(SECRET)[0], "key")
+    registry_attestations.publish(repository(registry), SUBJECT, WANTED[:1], other)
+    registry_attestations.publish(repository(registry), SUBJECT, [("https://kind.example/c", b"{}")], None)
+    registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer)
+    found, _ = registry_attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
+    assert [len(keys_and_signatures.envelope_signatures(one)) for one in found] == [1, 0, 1, 1]
+
+
+def test_a_signed_push_replaces_unsigned_statements_of_its_kinds(
+    registry: Registry, signer: keys_and_signatures.Signer
+) -> None:
+    earlier = [(WANTED[0][0], b'{"a":0}'), WANTED[1]]
+    registry_attestations.publish(repository(registry), SUBJECT, earlier, None)
+    registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer)
+    found, _ = registry_attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
+    assert [keys_and_signatures.envelope_payload(one) for one in found] == [payload for _, payload in WANTED]
+    assert all(keys_and_signatures.envelope_signatures(one) for one in found)
+
+
+def test_without_a_key_it_is_the_older_form_without_signatures(registry: Registry) -> None:
+    assert registry_attestations.publish(repository(registry), SUBJECT, WANTED, None) == 2
+    found, _ = registry_attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
+    assert [keys_and_signatures.envelope_signatures(one) for one in found] == [[], []]
+    assert registry_attestations.publish(repository(registry), SUBJECT, WANTED, None) == 0
+
+
+def test_a_bundle_is_sigstores(signer: keys_and_signatures.Signer) -> None:
+    sealed = keys_and_signatures.seal(b"{}", signer)
+    made = registry_attestations.bundle(registry_attestations.Attestation(sealed, "kind"), signer.public)
+    assert made["mediaType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
+    assert made["verificationMaterial"] == {
+        "publicKey": {"hint": signer.public.fingerprint}, "tlogEntries": []
+    }  # fmt: skip
+    assert [item["keyid"] for item in made["dsseEnvelope"]["signatures"]] == [""]
+
+
+def test_bad_pieces_do_not_hide_the_others(registry: Registry, signer: keys_and_signatures.Signer) -> None:
+    registry.referrers = True
+    registry_attestations.publish(repository(registry), SUBJECT, WANTED[:1], signer)
+    media, raw = registry.manifests[registry_attestations.att_tag(SUBJECT.digest)]
+    document = json.loads(raw)
+    bad = [registry.add_blob(b) for b in (b"[", b"{}", b'{"a": ' + b"[" * 9999 + b"]" * 9999 + b"}")]
+    document["layers"] = [
+        *({"mediaType": registry_attestations.ENVELOPE, "digest": d} for d in bad),
+        *document["layers"],
+    ]
+    registry.put(media, document, registry_attestations.att_tag(SUBJECT.digest))
+    found, refusals = registry_attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
+    assert len(found) == 1
+    assert [refusal.reason.id for refusal in refusals] == ["malformed"] * 3
+
+
+def test_a_bundle_about_another_image_is_refused(registry: Registry, signer: keys_and_signatures.Signer) -> None:
+    registry_attestations.publish(repository(registry), SUBJECT, WANTED[:1], signer)
+    other = f"sha256:{sha('other')}"
+    registry.manifests[other.replace(":", "-")] = registry.manifests[SUBJECT.digest.replace(":", "-")]
+    found, refusals = registry_attestations.fetch_envelopes(repository(registry), other)
+    assert (found, [refusal.reason.id for refusal in refusals]) == ([], ["subject"])
+
+
+def test_only_so_many_pieces_are_read(
+    registry: Registry, signer: keys_and_signatures.Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer)
+    monkeypatch.setattr(registry_attestations, "_MOST", 1)
+    found, refusals = registry_attestations.fetch_envelopes(repository(registry), SUBJECT.digest)
+    assert (len(found), {refusal.reason.id for refusal in refusals}) == (1, {"too-large"})

@@ -1,0 +1,189 @@
+"""What changes between two profiles, locks or images."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envbuild.cli import diff as command
+from envbuild.lock import lock_file
+from envbuild.report import profile_and_image_diff
+from envbuild.report.profile_and_image_diff import ChangedValue, DiffLayer, DiffSide
+from envbuild.resolve import profile_reader
+from envbuild.util.errors import EngineError
+from unit.saved import Engine, tar
+from unit.support import PROFILE, envbuild, lock_for, plan_of
+
+SIDE = DiffSide(
+    "a", "image", {}, {}, {}, {}, (DiffLayer("one", "1", 10), DiffLayer("two", "2", 20)), 30, "in the engine"
+)
+
+
+def test_a_thing_is_the_same_as_itself(project: Path) -> None:
+    done = envbuild("diff", "h20", "h20")
+    assert (done.code, done.stdout.splitlines()[0]) == (0, "h20 and h20 are the same")
+    assert "new in" not in done.stdout
+    assert envbuild("diff", "h20", "h20", "--json").document["same"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "last"),
+    [
+        ({"environment": {"X": "1"}}, "the layers are the same: they differ only in configuration"),
+        ({"id": "sha256:1"}, "the layers are the same: they differ only in configuration"),  # labels, say
+        ({"layers": SIDE.layers[:1], "bytes": 10}, "new in b: 0 MB in the engine"),
+        ({"layers": (*SIDE.layers, DiffLayer("three", "3", 5_000_000))}, "new in b: 5 MB in the engine"),
+    ],
+)
+def test_what_differs_only_in_configuration_is_said_to(change: dict[str, Any], last: str) -> None:
+    a = replace(SIDE, id="sha256:0")
+    found = profile_and_image_diff.compare_sides(a, replace(a, **{"name": "b", **change}))
+    assert list(command._lines(found))[-1] == last
+    assert found.document()["same"] is False
+    assert found.document()["only_configuration"] is last.endswith("configuration")
+
+
+def test_each_kind_of_change_is_told() -> None:
+    b = replace(
+        SIDE,
+        name="b",
+        basics={"cuda": "13.0"},
+        versions={"torch": "2.11.0"},
+        environment={"X": "1"},
+        advisories={"cublas-k0-fpe": "noted"},
+        layers=(SIDE.layers[0], DiffLayer("three", "3", 5)),
+    )
+    a = replace(SIDE, basics={"cuda": None}, versions={"torch": "2.7.1", "numpy": "2"}, environment={"X": "1"})
+    found = profile_and_image_diff.compare_sides(a, b)
+    assert found.basics == (ChangedValue("cuda", None, "13.0"),)
+    assert found.versions == (ChangedValue("numpy", "2", None), ChangedValue("torch", "2.7.1", "2.11.0"))
+    assert found.environment == ()
+    assert found.advisories == (ChangedValue("cublas-k0-fpe", None, "noted"),)
+    assert (found.layers, found.new_bytes, found.same) == ((DiffLayer("three", "3", 5),), 5, False)
+
+
+def test_layers_of_a_lock_are_not_held_against_those_of_an_image() -> None:
+    found = profile_and_image_diff.compare_sides(SIDE, replace(SIDE, unit="to fetch"))
+    assert (found.layers, found.new_bytes) == (None, None)
+    unknown = replace(SIDE, layers=(DiffLayer("one", "9", None),))
+    assert profile_and_image_diff.compare_sides(SIDE, unknown).new_bytes is None
+
+
+def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
+    before = lock_for(plan_of(project, PROFILE))
+    lock_file.write(before, project / "old.lock.yaml", "sample")
+    now = lock_for(plan_of(project, {**PROFILE, "packages": ["numpy", "einops"]}))
+    lock_file.write(now, project / "profiles" / "sample.lock.yaml", "sample")
+    told = envbuild("diff", "old.lock.yaml", "sample", "--json").document
+    assert told["pins"] == [{"name": "einops", "a": None, "b": "1.0"}]
+    assert [layer["title"] for layer in told["layers"]] == ["packages"]
+    assert told["new_bytes"] == 2_000_000  # numpy and einops share a layer
+    assert told["advisories"] is None  # a lock alone knows no cards
+
+
+def test_a_profile_is_the_same_as_its_own_lock(project: Path) -> None:
+    """A lock says nothing of cards, CUDA and driver: that is no change of them."""
+    done = envbuild("diff", "h20", str(profile_reader.load("h20").known_lock))
+    assert done.code == 0 and " are the same" in done.stdout
+    assert not any(word in done.stdout for word in ("gpus", "cuda ", "driver"))
+
+
+def test_the_bytes_of_a_lock_are_those_of_its_files(project: Path) -> None:
+    made = lock_for(plan_of(project, PROFILE))
+    debs = sum(deb.bytes for deb in (*made.base, *made.apt))
+    assert profile_and_image_diff.of_lock("sample", made).bytes == debs + sum(locked.bytes for locked in made.wheels)
+
+
+def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project: Path) -> None:
+    told = envbuild("diff", "h20", "step-video", "--json").document
+    assert {"name": "nccl-abort-hang", "a": None, "b": "accepted"} in told["advisories"]
+    assert any(change["name"] == "nvidia-cublas-cu12" for change in told["pins"])
+
+
+def test_what_a_base_image_takes_is_not_called_nothing(project: Path) -> None:
+    made = lock_for(plan_of(project, PROFILE))
+    on_image = replace(made, suite=None, image=f"registry.example/cuda@sha256:{'1' * 64}", base=())
+    found = profile_and_image_diff.compare_sides(
+        profile_and_image_diff.of_lock("a", made), profile_and_image_diff.of_lock("b", on_image)
+    )
+    assert (found.new_bytes, found.b.bytes) == (None, None)
+    assert profile_and_image_diff.compare_sides(found.b, replace(found.b, name="c")).new_bytes == 0, (
+        "the base is there already"
+    )
+    lock_file.write(on_image, project / "b.lock.yaml", "b")
+    assert (
+        f"b.lock.yaml: {len(found.b.layers)} layers, unknown size to fetch"
+        in envbuild("diff", "h20", "b.lock.yaml").stdout
+    )
+
+
+def test_nothing_in_an_image_reaches_the_terminal_but_text(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = replace(SIDE, environment={"A": "\x1b[2J\x1b]0;title\x07", "B\x9b": "1"})
+    monkeypatch.setattr(command, "_image", lambda name: SIDE if name == "a:1" else hostile)
+    done = envbuild("diff", "a:1", "b:1")
+    assert "title" in done.stdout and done.stdout.replace("\n", "").isprintable()
+
+
+def test_what_is_not_there_is_said(project: Path) -> None:
+    assert envbuild("diff", "h20", "nosuch").code == 3
+    assert envbuild("diff", "h20", "nosuch.lock.yaml").code == 3
+
+
+def test_another_commit_of_an_extension_is_a_change_and_a_layer(project: Path) -> None:
+    def side(commit: str) -> DiffSide:
+        kernels = {"name": "kernels", "git": "https://git.example/kernels", "commit": commit, "modules": ["kernels"]}
+        card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels]}
+        return profile_and_image_diff.of_lock("sample", lock_for(plan_of(project, card)))
+
+    found = profile_and_image_diff.compare_sides(side("a" * 40), side("b" * 40))
+    assert found.versions == (ChangedValue("kernels", "a" * 40, "b" * 40),)
+    assert found.layers and [layer.title for layer in found.layers] == ["kernels, compiled from bbbbbbbbbbbb"]
+
+
+def image_of(*layers: bytes) -> tuple[Any, DiffSide]:
+    """An engine that has it, and what diff knows of it."""
+    engine = Engine(*layers)
+    parts = tuple(DiffLayer(digest[:19], digest, 1) for digest in engine.image.layers)
+    return engine, replace(SIDE, layers=parts, id=engine.image.id)
+
+
+def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer that is another, also behind one in which only the order is."""
+    files = [("torch/a", "1"), ("torch.dist-info/b", "2")]
+    images = {
+        "a:1": image_of(tar([("etc", "1")]), tar(files), tar([("c", "1")])),
+        "b:1": image_of(tar([("etc", "1")]), tar(files[::-1]), tar([("c", "2")])),
+        "c:1": image_of(tar([("etc", "1")])),
+    }
+    known = {engine.image.id: engine for engine, _ in images.values()}
+    both = SimpleNamespace(get=lambda name: images[name][0].image, saved=lambda image: known[image.id].saved(image))
+    monkeypatch.setattr("envbuild.image.docker_engine.Engine", lambda: both)
+    monkeypatch.setattr(command, "_image", lambda name: images[name][1])
+    done = envbuild("diff", "a:1", "b:1", "--files", "--json")
+    assert (done.code, done.document["same"]) == (0, False)
+    assert done.document["files"] == [
+        {"layer": 2, "difference": None},
+        {"layer": 3, "difference": "/c has another content"},
+    ]
+    said = envbuild("diff", "a:1", "b:1", "--files")
+    assert "layer 2: the same files in another order" in said.stdout.splitlines()
+    assert "layer 3: /c has another content" in said.stdout and "layer 2 of 3 is read" in said.stderr
+    assert envbuild("diff", "a:1", "a:1", "--files", "--json").document["files"] == []
+    assert envbuild("diff", "a:1", "b:1", "--json").document["files"] is None
+    assert "one image has 3, the other 1" in envbuild("diff", "a:1", "c:1", "--files").stderr
+    with monkeypatch.context() as packed:  # as containerd's store has what it pulled
+        packed.setattr(Engine, "saves", staticmethod(gzip.compress))
+        assert envbuild("diff", "a:1", "b:1", "--files", "--json").document["files"] == done.document["files"]
+    monkeypatch.setattr(Engine, "ends", 700)
+    said = envbuild("diff", "a:1", "b:1", "--files")
+    assert said.code == EngineError.code and "cannot be read" in said.stderr
+
+
+def test_only_images_have_files(project: Path) -> None:
+    done = envbuild("diff", "h20", "a:1", "--files")
+    assert done.code == 2 and "--files compares two images of the engine" in done.stderr
