@@ -115,7 +115,7 @@ def right_references() -> Iterator[None]:
         element_comparison,
         tensor_digests,
     )
-    sources = {module.__name__ for module in kept}
+    sources = {module.__name__ for module in never_wrong}
     places: list[tuple[Any, str]] = [(operation_case.Case, "expected"), (case_sampling, "cases")]
     for module in modules:
         places += [
