@@ -15,7 +15,7 @@ from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.evidence import profile_proofs, proof_rules, run_record_schema
 from envbuild.evidence.proof_rules import Proof, RequiredProof
 from envbuild.facts import database
-from envbuild.facts.gpu_and_advisory_types import Situation
+from envbuild.facts.advisory_matching import Situation
 from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.profile.model import Profile
 from envbuild.resolve.torch_stack_choice import stated

@@ -20,7 +20,8 @@ from envbuild.audit import extension_findings, file_findings, library_findings
 from envbuild.audit.environment_contents import LD_CACHE, LD_PATH, Copy, Holdings
 from envbuild.audit.library_findings import SEVERITIES, Finding
 from envbuild.facts import database, torch_arch_lists
-from envbuild.facts.gpu_and_advisory_types import Advisory, Gpu, Situation
+from envbuild.facts.advisory_matching import Advisory, Situation
+from envbuild.facts.gpu_models import Gpu
 from envbuild.fetch.locked_artifact_types import StartupFile
 from envbuild.image.image_naming import LABEL
 from envbuild.lock.lock_file import Lock

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from envbuild.audit.environment_contents import HeldExtension, Holdings
 from envbuild.audit.library_findings import Finding
 from envbuild.facts import torch_arch_lists
-from envbuild.facts.gpu_and_advisory_types import Gpu
+from envbuild.facts.gpu_models import Gpu
 
 _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
 _MOST = 8  # files of one distribution that are named

@@ -228,7 +228,7 @@ def _ranks(found: Explanation) -> Iterator[str]:
 
 def _heard(log: Log, found: Explanation) -> Iterator[str]:
     """What was read, in a line: so that a wrong guess about the machine is seen."""
-    from envbuild.facts.gpu_and_advisory_types import UNLISTED
+    from envbuild.facts.gpu_models import UNLISTED
 
     said = found.read.situation
     named = [name for name in ("cublas", "cudnn", "nccl") if name in said.libraries]

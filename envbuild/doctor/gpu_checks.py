@@ -9,7 +9,7 @@ from envbuild.doctor.model import GpuReading, Host, Xid
 from envbuild.doctor.profile_requirements import Need
 from envbuild.facts import database, mixed_gpu_settings
 from envbuild.facts.fact_field_types import is_version
-from envbuild.facts.gpu_and_advisory_types import Gpu
+from envbuild.facts.gpu_models import Gpu
 
 FREE = 0.9
 """Of a card's memory: the self-test's init.alloc and memory fill as much, and a proof needs it free."""

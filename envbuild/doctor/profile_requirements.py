@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.facts.gpu_and_advisory_types import Gpu
+from envbuild.facts.gpu_models import Gpu
 from envbuild.image import image_build
 from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup

@@ -15,7 +15,8 @@ from envbuild.explain import log_facts
 from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_lines import Line, Log
 from envbuild.facts import database, log_signatures
-from envbuild.facts.gpu_and_advisory_types import Advisory, Change, Gpu, Situation
+from envbuild.facts.advisory_matching import Advisory, Change, Situation
+from envbuild.facts.gpu_models import Gpu
 from envbuild.facts.log_signatures import ANY, Signature
 from envbuild.resolve import advisory_remedy
 

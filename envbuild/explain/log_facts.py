@@ -15,7 +15,8 @@ from envbuild.explain.log_lines import TRIED, Line, Log, compiled
 from envbuild.explain.log_versions import LogVersions
 from envbuild.explain.rank_failures import Failure, Works
 from envbuild.facts import database, log_signatures
-from envbuild.facts.gpu_and_advisory_types import UNLISTED, Gpu, Situation
+from envbuild.facts.advisory_matching import Situation
+from envbuild.facts.gpu_models import UNLISTED, Gpu
 
 _CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"
 _ARCHES = r"install supports cuda capabilities sm_"

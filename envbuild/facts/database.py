@@ -18,8 +18,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from envbuild.facts import fact_file_reader, torch_arch_lists
+from envbuild.facts.advisory_matching import Advisory, Situation, holding
 from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Release, Sources, Specifier, Status, Text
-from envbuild.facts.gpu_and_advisory_types import Advisory, Gpu, Situation, holding
+from envbuild.facts.gpu_models import Gpu
 
 
 @plain(frozen=True)

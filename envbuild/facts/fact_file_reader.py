@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from envbuild.facts.advisory_matching import Advisory
 from envbuild.facts.fact_field_types import FactRow
-from envbuild.facts.gpu_and_advisory_types import Advisory, Gpu
+from envbuild.facts.gpu_models import Gpu
 from envbuild.util import user_folders, yaml_document
 from envbuild.util.errors import FactsError, Fault, near
 from envbuild.util.yaml_document import Document

@@ -9,7 +9,7 @@ import re
 from functools import cache
 
 from envbuild.facts import database
-from envbuild.facts.gpu_and_advisory_types import Gpu
+from envbuild.facts.gpu_models import Gpu
 
 _LONGEST = 120  # characters of a name
 # lspci prints "NVIDIA Corporation GH100 [H100 PCIe] (rev a1)".

@@ -11,8 +11,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from envbuild.facts import database, fact_file_reader
+from envbuild.facts.advisory_matching import Change
 from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Pattern, Text
-from envbuild.facts.gpu_and_advisory_types import Change
 from envbuild.util.errors import FactsError, near
 
 Patterns = tuple[Pattern, ...]

@@ -9,8 +9,9 @@ from envbuild.attest import community_evidence
 from envbuild.evidence import profile_proofs
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
+from envbuild.facts.advisory_matching import Match, Situation
 from envbuild.facts.fact_field_types import VersionRange
-from envbuild.facts.gpu_and_advisory_types import Gpu, Match, Situation
+from envbuild.facts.gpu_models import Gpu
 from envbuild.lock.lock_file import Lock
 from envbuild.report import markdown_blocks
 from envbuild.resolve.torch_stack_choice import Choice

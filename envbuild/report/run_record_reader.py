@@ -12,7 +12,7 @@ from typing import Any
 
 from envbuild.evidence.proof_rules import CPU, model_of
 from envbuild.facts import database
-from envbuild.facts.gpu_and_advisory_types import Advisory
+from envbuild.facts.advisory_matching import Advisory
 from envbuild.report.run_measurements import (
     Blame,
     Coverage,

@@ -9,8 +9,8 @@ import yaml
 from packaging.version import Version
 
 from envbuild.facts import database
+from envbuild.facts.advisory_matching import Change, Situation
 from envbuild.facts.fact_field_types import VersionRange, is_version
-from envbuild.facts.gpu_and_advisory_types import Change, Situation
 
 
 def written(change: Change, known: Situation, there: Situation | None = None) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.facts import database, misleading_packages, mixed_gpu_settings
+from envbuild.facts.advisory_matching import Advisory, Situation
 from envbuild.facts.database import TorchRelease
-from envbuild.facts.gpu_and_advisory_types import Advisory, Gpu, Situation
+from envbuild.facts.gpu_models import Gpu
 from envbuild.profile.model import Profile
 from envbuild.profile.profile_source import Source
 from envbuild.resolve import minimum_driver

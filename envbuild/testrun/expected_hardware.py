@@ -8,7 +8,7 @@ from typing import Any
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.facts.gpu_and_advisory_types import Datasheet, Gpu
+from envbuild.facts.gpu_models import Datasheet, Gpu
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver
 

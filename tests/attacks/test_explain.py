@@ -14,7 +14,7 @@ import pytest
 
 from envbuild.explain import cause_ranking, log_lines
 from envbuild.facts import database, log_signatures
-from envbuild.facts.gpu_and_advisory_types import Advisory
+from envbuild.facts.advisory_matching import Advisory
 
 LIMIT = 512 << 20
 """Bytes of memory that `explain` stays within, whatever the log."""

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from envbuild.explain import cause_ranking, log_lines
 from envbuild.facts import database, log_signatures
-from envbuild.facts.gpu_and_advisory_types import Change, Situation
+from envbuild.facts.advisory_matching import Change, Situation
 from envbuild.resolve import advisory_remedy, profile_reader
 from unit.explain.corpus import piped
 

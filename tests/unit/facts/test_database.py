@@ -11,8 +11,8 @@ from packaging.version import Version
 from selftest.named import RECORDED
 
 from envbuild.facts import database, fact_file_reader, mixed_gpu_settings
+from envbuild.facts.advisory_matching import Advisory, Change, Shows, Situation
 from envbuild.facts.fact_field_types import VersionRange
-from envbuild.facts.gpu_and_advisory_types import Advisory, Change, Shows, Situation
 from envbuild.util import yaml_document
 from envbuild.util.errors import FactsError
 from unit.support import envbuild, write_profile

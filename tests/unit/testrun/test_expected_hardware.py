@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from envbuild.facts import database
-from envbuild.facts.gpu_and_advisory_types import Datasheet
+from envbuild.facts.gpu_models import Datasheet
 from envbuild.profile import profile_name_lookup
 from envbuild.resolve import profile_reader
 from envbuild.testrun import expected_hardware

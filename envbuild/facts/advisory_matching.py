@@ -1,4 +1,4 @@
-"""GPUs and advisories as data, and whether an advisory holds in a situation. fact_file_reader.py reads the rows.
+"""Advisories as data, and whether one applies to a profile, an image or a machine. fact_file_reader.py reads the rows.
 
 Nothing here knows a version: every number stands in facts/data/advisories.yaml, whose head says what each key means.
 """
@@ -17,64 +17,15 @@ from pydantic.dataclasses import dataclass
 from envbuild.facts.fact_field_types import (
     STRICT,
     AnyPattern,
-    Capability,
     FactRow,
     Name,
     Pattern,
-    Release,
     Sources,
     Spec,
     Text,
     VersionRange,
 )
-
-UNLISTED = "unlisted"
-"""The id of a card that the facts do not have: of it only the compute capability is known."""
-
-
-@dataclass(frozen=True, config=STRICT)
-class Datasheet:
-    """The maker's figures: dense TFLOP/s (no sparsity) by dtype, GB/s of memory. None: no source is recorded."""
-
-    tflops_fp32: float | None = None
-    tflops_tf32: float | None = None
-    tflops_fp16: float | None = None
-    tflops_bf16: float | None = None
-    gb_per_s: float | None = None
-    source: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Gpu(FactRow):
-    """A GPU model. `names` as the driver prints them, whole; `aliases`: further names that people type. `family`: the
-    models that share a proof.
-
-    `first_cuda`, `last_cuda`: the toolkits whose compiler knows the card. What a torch wheel has code for is its arch
-    list's matter. `min_driver`: the card's own floor. `datacentre`: forward-compatibility libraries work. `host`: the
-    architecture of the machine's CPU, as in a platform. `unsupported`: why envbuild builds no image for it.
-    """
-
-    id: Name
-    names: Annotated[tuple[Text, ...], Field(min_length=1)]
-    family: Name
-    compute_capability: Capability
-    features: frozenset[Literal["tf32", "bf16", "fp8"]]
-    datacentre: bool
-    memory_gb: tuple[int, ...] = ()
-    first_cuda: Release | None = None
-    host: Literal["amd64", "arm64"] = "amd64"
-    unconfirmed_names: tuple[Text, ...] = ()
-    aliases: tuple[Text, ...] = ()
-    unsupported: Text | None = None
-    sms: int | None = None
-    last_cuda: Release | None = None
-    min_driver: Release | None = None
-    datasheet: Datasheet = Field(default_factory=Datasheet)
-    note: Text | None = None
-
-    @property
-    def all_names(self) -> tuple[str, ...]:
-        return (*self.names, *self.unconfirmed_names)
+from envbuild.facts.gpu_models import UNLISTED, Gpu
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""GPU models as data: names, compute capability, features, and what the maker's datasheet says."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Release, Text
+
+UNLISTED = "unlisted"
+"""The id of a card that the facts do not have: of it only the compute capability is known."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Datasheet:
+    """The maker's figures: dense TFLOP/s (no sparsity) by dtype, GB/s of memory. None: no source is recorded."""
+
+    tflops_fp32: float | None = None
+    tflops_tf32: float | None = None
+    tflops_fp16: float | None = None
+    tflops_bf16: float | None = None
+    gb_per_s: float | None = None
+    source: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Gpu(FactRow):
+    """A GPU model. `names` as the driver prints them, whole; `aliases`: further names that people type. `family`: the
+    models that share a proof.
+
+    `first_cuda`, `last_cuda`: the toolkits whose compiler knows the card. What a torch wheel has code for is its arch
+    list's matter. `min_driver`: the card's own floor. `datacentre`: forward-compatibility libraries work. `host`: the
+    architecture of the machine's CPU, as in a platform. `unsupported`: why envbuild builds no image for it.
+    """
+
+    id: Name
+    names: Annotated[tuple[Text, ...], Field(min_length=1)]
+    family: Name
+    compute_capability: Capability
+    features: frozenset[Literal["tf32", "bf16", "fp8"]]
+    datacentre: bool
+    memory_gb: tuple[int, ...] = ()
+    first_cuda: Release | None = None
+    host: Literal["amd64", "arm64"] = "amd64"
+    unconfirmed_names: tuple[Text, ...] = ()
+    aliases: tuple[Text, ...] = ()
+    unsupported: Text | None = None
+    sms: int | None = None
+    last_cuda: Release | None = None
+    min_driver: Release | None = None
+    datasheet: Datasheet = Field(default_factory=Datasheet)
+    note: Text | None = None
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        return (*self.names, *self.unconfirmed_names)
